@@ -1,0 +1,1 @@
+"""Predicts the timeline of a training run: models, workloads, costs, schedules and the engines."""

@@ -1,0 +1,25 @@
+"""Errors a user can cause with a simulation.
+
+SimulationError
+├── ModelError     an unknown model, or a config that does not describe one
+├── JobError       a layout, batch or schedule that cannot run on these GPUs
+└── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
+
+Each message says what is wrong, the value, and what would work. Only the root command catches them.
+"""
+
+
+class SimulationError(ValueError):
+    """Base of what a user can get wrong with a simulation; shown as one line, exit status 2."""
+
+
+class ModelError(SimulationError):
+    """A model is unknown, or its description is not complete."""
+
+
+class JobError(SimulationError):
+    """A layout, batch or option cannot run on these GPUs."""
+
+
+class ScheduleError(SimulationError):
+    """A pipeline schedule does not allow these stages or micro-batches."""

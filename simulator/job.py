@@ -1,0 +1,98 @@
+"""One training job: everything that a prediction depends on, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.errors import JobError
+from simulator.model import Model
+from topologies.cluster import Cluster
+from traces.layout import Layout
+
+SHARDINGS: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+"""What data-parallel ranks share out: nothing; optimizer states; and gradients; and parameters (two ways)."""
+
+RECOMPUTES: Final = ("none", "selective", "full")
+PRECISIONS: Final = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A model, a machine, and how the one is spread over the other.
+
+    Attributes:
+        model: the network to train.
+        cluster: the machine; has at least ``layout.world_size`` GPUs.
+        layout: parallel degrees.
+        global_batch: sequences per optimizer step, over all ranks.
+        micro_batch: sequences per micro-batch and data-parallel rank.
+        seq_len: tokens per sequence.
+        schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES``.
+        sharding: one of ``SHARDINGS``.
+        sequence_parallel: shard activations between tensor-parallel regions along the sequence.
+        recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
+        precision: dtype of parameters in compute, activations and their communication.
+        n_steps: optimizer steps to simulate.
+    """
+
+    model: Model
+    cluster: Cluster
+    layout: Layout
+    global_batch: int
+    micro_batch: int = 1
+    seq_len: int = 2048
+    schedule: str = "1f1b"
+    sharding: str = "zero1"
+    sequence_parallel: bool = True
+    recompute: str = "none"
+    precision: str = "bf16"
+    n_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("sharding", SHARDINGS), ("recompute", RECOMPUTES), ("precision", PRECISIONS)):
+            if (value := getattr(self, name)) not in allowed:
+                raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}")
+        for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
+            if (value := getattr(self, name)) < 1:
+                raise JobError(f"{name}={value}: at least 1")
+        self._check_batch()
+        self._check_layout()
+
+    @property
+    def n_microbatches(self) -> int:
+        """Micro-batches per optimizer step and data-parallel rank."""
+        return self.global_batch // (self.layout.dp * self.micro_batch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens per optimizer step, over all ranks."""
+        return self.global_batch * self.seq_len
+
+    def _check_batch(self) -> None:
+        chunk = self.layout.dp * self.micro_batch
+        if self.global_batch % chunk:
+            below = max(self.global_batch // chunk, 1) * chunk
+            raise JobError(
+                f"global_batch={self.global_batch} is not a multiple of dp*micro_batch = "
+                f"{self.layout.dp}*{self.micro_batch} = {chunk}; {below} or {below + chunk} would work"
+            )
+
+    def _check_layout(self) -> None:
+        layout, model = self.layout, self.model
+        if layout.world_size != self.cluster.n_gpus:
+            per_replica = layout.world_size // layout.dp
+            fits = self.cluster.n_gpus // per_replica
+            advice = f"dp={fits} fills {fits * per_replica}" if fits else f"one replica needs {per_replica}"
+            raise JobError(
+                f"pp*dp*cp*tp = {layout.pp}*{layout.dp}*{layout.cp}*{layout.tp} = {layout.world_size} ranks, "
+                f"but the cluster has {self.cluster.n_gpus} GPUs; with this pp, cp and tp {advice}"
+            )
+        if model.n_heads % layout.tp:
+            raise JobError(f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}")
+        if layout.pp > model.n_layers:
+            raise JobError(f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each")
+        if layout.ep > 1 and (not model.n_experts or model.n_experts % layout.ep):
+            raise JobError(f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}")
+        if self.seq_len % (layout.cp * (layout.tp if self.sequence_parallel else 1)):
+            raise JobError(f"seq_len={self.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks")

@@ -1,0 +1,102 @@
+"""A training step as data: tasks on in-order streams, with dependencies and collective instances.
+
+A ``Program`` is a struct of NumPy arrays, so that an engine, folded or not, never looks at a Python object
+per task. Streams are CUDA's: the tasks of one ``(rank, stream)`` run in the order of their index, one at a
+time. A task starts when its stream is free and its dependencies have ended. A task that takes part in a
+communication (``instance >= 0``) *arrives* at that moment; the transfer starts when every participant has
+arrived and ends for all of them together. Its span runs from arrival to end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+
+
+class Label(NamedTuple):
+    """What many tasks have in common; stored once and referred to by number."""
+
+    category: str
+    kind: str
+    name: str
+    axis: str = ""
+    dtype: str = ""
+
+
+class Transfer(NamedTuple):
+    """What a communication costs, as the network answers it.
+
+    Attributes:
+        latency_ns: time that does not depend on other traffic.
+        wire_ns: time of the busiest link when nothing else uses it.
+        algorithm: how it is done, e.g. ``"ring/simple"``; shown in reports.
+    """
+
+    latency_ns: int
+    wire_ns: int
+    algorithm: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Tasks, dependencies and communications of the simulated ranks.
+
+    Arrays over tasks have shape ``(n_tasks,)``, arrays over instances ``(n_instances,)``.
+
+    Attributes:
+        rank: global rank of each task.
+        stream: index into ``streams``.
+        label: index into ``labels``.
+        duration_ns: compute time; 0 for communications.
+        instance: index of the communication it takes part in, or -1.
+        microbatch, layer, stage, virtual_stage, step: as in the timeline; -1 if none.
+        peer: the other rank of a p2p transfer, or -1.
+        flops, bytes_moved: work of a compute task, 0 if none.
+        dep_start, deps: dependencies as CSR: task *i* waits for ``deps[dep_start[i]:dep_start[i + 1]]``.
+        streams: stream names.
+        labels: the distinct labels.
+        instance_size_bytes, instance_group, instance_sequence: as in the timeline.
+        instance_participants: number of tasks in the program that take part.
+        transfers: cost of each distinct communication.
+        instance_transfer: index into ``transfers``.
+    """
+
+    rank: Int32Array
+    stream: Int32Array
+    label: Int32Array
+    duration_ns: Int64Array
+    instance: Int64Array
+    microbatch: Int32Array
+    layer: Int32Array
+    stage: Int32Array
+    virtual_stage: Int32Array
+    step: Int32Array
+    peer: Int32Array
+    flops: Int64Array
+    bytes_moved: Int64Array
+    dep_start: Int64Array
+    deps: Int64Array
+    streams: tuple[str, ...]
+    labels: tuple[Label, ...]
+    instance_size_bytes: Int64Array
+    instance_group: Int32Array
+    instance_sequence: Int64Array
+    instance_participants: Int32Array
+    transfers: tuple[Transfer, ...]
+    instance_transfer: Int32Array
+
+    @property
+    def n_tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.rank)
+
+    @property
+    def n_instances(self) -> int:
+        """Number of communications."""
+        return len(self.instance_size_bytes)

@@ -1,0 +1,15 @@
+"""Errors a user can cause while recording.
+
+RecordError
+└── LaunchError   the command to record cannot be started
+
+Each message says what is wrong, the value, and what would work. Only the root command catches them.
+"""
+
+
+class RecordError(ValueError):
+    """Base of what a user can get wrong with recording; shown as one line, exit status 2."""
+
+
+class LaunchError(RecordError):
+    """The command to record cannot be started."""

@@ -1,0 +1,1 @@
+"""The timeline that the simulator predicts and the tracer records, and everything one can ask of it."""

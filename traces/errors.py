@@ -1,0 +1,25 @@
+"""Errors a user can cause with a timeline, a run directory or a layout.
+
+TraceError
+├── LayoutError      the parallel degrees do not make a grid of ranks
+├── TimelineError    a table is not a timeline
+└── RunError         a run directory or file cannot be read or written
+
+Each message says what is wrong, the value, and what would work. Only the root command catches them.
+"""
+
+
+class TraceError(ValueError):
+    """Base of what a user can get wrong with timelines; shown as one line, exit status 2."""
+
+
+class LayoutError(TraceError):
+    """The parallel degrees do not make a grid of ranks."""
+
+
+class TimelineError(TraceError):
+    """A table is not a timeline."""
+
+
+class RunError(TraceError):
+    """A run directory or file cannot be read or written."""

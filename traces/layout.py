@@ -1,0 +1,126 @@
+"""How ranks are arranged: parallel degrees, coordinates and process groups.
+
+All index arithmetic between a rank and its coordinates lives here and nowhere else. Ranks form one grid
+with ``tp`` varying fastest and ``pp`` slowest, Megatron's order ``tp-cp-ep-dp-pp``. Expert parallelism does
+not multiply the number of ranks: ``ep`` divides ``dp * cp``, and an expert group is made of neighbours in
+the ``(dp, cp)`` plane that share ``tp`` and ``pp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from traces.errors import LayoutError
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+"""Axes along which ranks communicate, innermost first."""
+
+
+class Coord(NamedTuple):
+    """Position of one rank in the grid."""
+
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group: ranks that differ along one axis only.
+
+    Attributes:
+        id: number of the group, unique within a run; the ``group`` column of the timeline.
+        axis: one of ``AXES``, or ``"world"``.
+        ranks: global ranks in group order.
+    """
+
+    id: int
+    axis: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Parallel degrees of a run; ``tp`` varies fastest with rank, ``pp`` slowest.
+
+    >>> Layout(pp=4, dp=16, tp=8).world_size
+    512
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in fields(self):
+            degree = getattr(self, axis.name)
+            if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+                raise LayoutError(f"{axis.name}={degree!r}: a parallel degree is a whole number of at least 1")
+        if (self.dp * self.cp) % self.ep:
+            raise LayoutError(
+                f"ep={self.ep} does not divide dp*cp = {self.dp}*{self.cp} = {self.dp * self.cp}; "
+                f"expert groups are cut out of the dp*cp ranks, try ep={_nearest_divisor(self.dp * self.cp, self.ep)}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, ``pp * dp * cp * tp``."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Every degree by name, as stored in ``run.json``."""
+        return asdict(self)
+
+    def rank(self, coord: Coord) -> int:
+        """Return the rank at *coord*."""
+        return ((coord.pp * self.dp + coord.dp) * self.cp + coord.cp) * self.tp + coord.tp
+
+    def coord(self, rank: int) -> Coord:
+        """Return the coordinates of *rank*. Raises LayoutError if *rank* is outside the world."""
+        if not 0 <= rank < self.world_size:
+            raise LayoutError(f"rank {rank} is outside a world of {self.world_size} (0 to {self.world_size - 1})")
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        pp, dp = divmod(rest, self.dp)
+        return Coord(pp=pp, dp=dp, cp=cp, tp=tp)
+
+    def groups(self, axis: str) -> list[tuple[int, ...]]:
+        """Return the groups of *axis*: ranks whose other coordinates agree, in rank order.
+
+        >>> Layout(dp=2, tp=2).groups("dp")
+        [(0, 2), (1, 3)]
+        """
+        grid = np.arange(self.world_size).reshape(self.pp, self.dp, self.cp, self.tp)
+        if axis == "world":
+            members = grid.reshape(1, -1)
+        elif axis == "ep":
+            plane = np.moveaxis(grid, 3, 1).reshape(self.pp, self.tp, -1, self.ep)
+            members = plane.reshape(-1, self.ep)
+        elif axis in Coord._fields:
+            position = Coord._fields.index(axis)
+            members = np.moveaxis(grid, position, -1).reshape(-1, getattr(self, axis))
+        else:
+            raise LayoutError(f"unknown axis {axis!r}: one of {', '.join((*AXES, 'world'))}")
+        return sorted(tuple(int(rank) for rank in row) for row in members)
+
+    def process_groups(self, axes: Sequence[str] = ("tp", "cp", "ep", "dp", "pp", "world")) -> list[Group]:
+        """Return every group of more than one rank, numbered in the order of *axes*."""
+        found: list[Group] = []
+        for axis in axes:
+            for ranks in self.groups(axis):
+                if len(ranks) > 1:
+                    found.append(Group(id=len(found), axis=axis, ranks=ranks))
+        return found
+
+
+def _nearest_divisor(n: int, wanted: int) -> int:
+    """Return the divisor of *n* closest to *wanted*."""
+    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: (abs(d - wanted), d))

@@ -1,0 +1,145 @@
+"""The timeline: one row per span, the language that the simulator and the tracer share.
+
+Times are whole nanoseconds from the start of the run on one common clock. A span of a collective or of a
+point-to-point transfer runs from the moment its rank arrives to the moment it completes, as a CUDA kernel
+of NCCL does: the time until the last participant arrives is waiting, the rest is transfer. Spans of one
+``(rank, stream)`` do not overlap.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from traces.errors import TimelineError
+
+FORMAT_VERSION: Final = 1
+"""Version of the columns below and of ``run.json``; readers refuse a newer one."""
+
+CATEGORIES: Final = ("compute", "collective", "p2p", "copy", "host", "wait", "step")
+"""What a span is. ``step`` rows mark the window of one optimizer step on one rank."""
+
+_LABEL: Final = pa.dictionary(pa.int32(), pa.string())
+
+TIMELINE: Final = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("stream", _LABEL, nullable=False),
+        pa.field("category", _LABEL, nullable=False),
+        pa.field("kind", _LABEL, nullable=False),
+        pa.field("name", _LABEL, nullable=False),
+        pa.field("start_ns", pa.int64(), nullable=False),
+        pa.field("duration_ns", pa.int64(), nullable=False),
+        pa.field("step", pa.int32(), nullable=False),  # -1: unknown, as for all below
+        pa.field("microbatch", pa.int32(), nullable=False),
+        pa.field("layer", pa.int32(), nullable=False),
+        pa.field("stage", pa.int16(), nullable=False),
+        pa.field("virtual_stage", pa.int16(), nullable=False),
+        pa.field("axis", _LABEL, nullable=False),  # "": not communication
+        pa.field("group", pa.int32(), nullable=False),  # process group; its members are in run.json
+        pa.field("sequence", pa.int64(), nullable=False),  # n-th collective of its group; p2p: n-th of its pair
+        pa.field("peer", pa.int32(), nullable=False),  # the other rank of a p2p transfer
+        pa.field("size_bytes", pa.int64(), nullable=False),  # whole array as in nccl-tests; p2p: the message
+        pa.field("flops", pa.int64(), nullable=False),  # 0: none or unknown
+        pa.field("bytes_moved", pa.int64(), nullable=False),
+        pa.field("dtype", _LABEL, nullable=False),
+    ],
+    metadata={"foretrace.format": str(FORMAT_VERSION)},
+)
+"""Columns of a timeline, in order."""
+
+DEFAULTS: Final[dict[str, object]] = {
+    "stream": "compute",
+    "name": "",
+    "step": -1,
+    "microbatch": -1,
+    "layer": -1,
+    "stage": -1,
+    "virtual_stage": -1,
+    "axis": "",
+    "group": -1,
+    "sequence": -1,
+    "peer": -1,
+    "size_bytes": 0,
+    "flops": 0,
+    "bytes_moved": 0,
+    "dtype": "",
+}
+"""Value of each column that a writer may leave out."""
+
+MEMORY: Final = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("t_ns", pa.int64(), nullable=False),
+        pa.field("category", _LABEL, nullable=False),  # parameters, activations, ..., total, reserved
+        pa.field("bytes", pa.int64(), nullable=False),  # held from t_ns until the next row of the same category
+    ],
+    metadata={"foretrace.format": str(FORMAT_VERSION)},
+)
+"""Columns of ``memory.arrow``: a step function per rank and category."""
+
+
+def timeline(columns: dict[str, object]) -> pa.Table:
+    """Return a checked timeline from *columns*; those in ``DEFAULTS`` may be left out.
+
+    Args:
+        columns: name to a sequence, NumPy array or Arrow array; all of one length.
+
+    Raises:
+        TimelineError: a column is missing, unknown, of the wrong type or of the wrong length.
+    """
+    if unknown := set(columns) - set(TIMELINE.names):
+        raise TimelineError(f"unknown column {', '.join(sorted(unknown))}; a timeline has {', '.join(TIMELINE.names)}")
+    try:
+        given = pa.table(columns)
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise TimelineError(f"not a timeline: {error}") from error
+    for name in TIMELINE.names:
+        if name not in given.column_names and name in DEFAULTS:
+            value = pa.scalar(DEFAULTS[name], _plain(TIMELINE.field(name).type))
+            given = given.append_column(name, pa.repeat(value, given.num_rows))
+    return checked(given)
+
+
+def checked(table: pa.Table) -> pa.Table:
+    """Return *table* in the timeline's columns and types.
+
+    Raises:
+        TimelineError: a column is missing, holds a null, or cannot be cast; a duration is negative.
+    """
+    if missing := set(TIMELINE.names) - set(table.column_names):
+        raise TimelineError(f"not a timeline: no column {', '.join(sorted(missing))}")
+    columns = []
+    for field in TIMELINE:
+        column = table[field.name]
+        if column.null_count:
+            raise TimelineError(f"not a timeline: {column.null_count} nulls in column {field.name}")
+        try:
+            columns.append(_cast(column, field.type))
+        except (ValueError, pa.ArrowException) as error:
+            raise TimelineError(f"not a timeline: column {field.name}: {error}") from error
+    result = pa.table(columns, schema=TIMELINE)
+    if result.num_rows and (shortest := pa.compute.min(result["duration_ns"]).as_py()) < 0:
+        raise TimelineError(f"not a timeline: a span lasts {shortest} ns; durations are 0 or more")
+    return result
+
+
+def empty() -> pa.Table:
+    """Return a timeline without rows."""
+    return TIMELINE.empty_table()
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the value type of a dictionary type, or *kind* itself."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Cast *column* to *kind*; dictionary columns are encoded or re-indexed."""
+    if column.type == kind:
+        return column
+    if pa.types.is_dictionary(kind):
+        plain = column.cast(kind.value_type) if pa.types.is_dictionary(column.type) else column
+        return plain.cast(kind.value_type).dictionary_encode().cast(kind)
+    return column.cast(kind)
