@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine with Python 3.11+ and make:
+#   make demo   runs the main job and writes its reports to demo/
+#   make test   lint, types, layering, and the test suite
+# Both build their own virtual environment in $(VENV) first.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+VENV ?= .venv
+DEMO ?= demo
+
+# Without an NVIDIA driver, pin the torch release whose default build is CPU-only here; with one, take the newest.
+CONSTRAINTS ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo -c constraints-cpu.txt)
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test lint types suite clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(VENV)/.ready: pyproject.toml constraints-cpu.txt
+	@test -n "$(PYTHON)" || { echo "foretrace needs Python 3.11 or newer on the PATH; or say make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable ".[trace,dev]"
+	@touch $@
+
+demo: $(VENV)/.ready
+	$(RUN) examples/demo.py --output $(DEMO)
+
+test: lint types suite
+
+lint: $(VENV)/.ready
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(VENV)/.ready
+	$(RUN) -m mypy
+
+suite: $(VENV)/.ready
+	$(RUN) -m pytest
+
+clean:
+	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,147 @@
+"""Foretrace: rehearse a distributed training run, record the real one, and see where the two differ.
+
+The front door. ``foretrace`` on the command line, ``import foretrace`` in Python; both load what they need
+when it is asked for, so that ``--help`` is instant and simulating never imports torch.
+
+    import foretrace
+
+    with foretrace.record("runs/real"):      # around a training loop, on every rank
+        train()
+
+    run = foretrace.open_run("runs/real")
+    for row in foretrace.breakdown(run):
+        print(row.rank, row.shares)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any, Final
+
+import click
+
+from simulator.errors import SimulationError
+from topologies.errors import TopologyError
+from tracer.errors import RecordError
+from traces.errors import TraceError
+
+API: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Job": "simulator.job",
+        "Layout": "traces.layout",
+        "breakdown": "traces.metrics",
+        "compare": "traces.compare",
+        "figures": "traces.figures",
+        "load_cluster": "topologies.catalog",
+        "load_model": "simulator.models",
+        "open_run": "traces.store",
+        "record": "tracer.record",
+        "report_html": "traces.report",
+        "simulate": "simulator.simulate",
+        "summarize": "traces.metrics",
+    }
+)
+"""Public names and the module each one comes from."""
+
+VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "simulate": ("simulator.cli", "Predict one training step of a layout: time, memory, timeline."),
+        "record": ("tracer.cli", "Record a real torch.distributed run, without editing its script."),
+        "analyze": ("traces.cli", "Where the time of a run goes, rank by rank; adds up to 100 %."),
+        "compare": ("traces.cli", "Two runs side by side: what differs, by cause."),
+        "report": (
+            "traces.report_cli",
+            "One self-contained HTML page for a run, or two on one axis.",
+        ),
+        "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
+        "topology": ("topologies.cli", "Machines: list, show, check, and measure this one."),
+    }
+)
+"""Verbs, the module of each, and the line that ``--help`` shows without importing it."""
+
+USER_ERRORS: Final = (TopologyError, TraceError, SimulationError, RecordError)
+
+__all__ = sorted(API)  # noqa: PLE0605 - sorted() of str keys is a list of str
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, importing its module on first use."""
+    if name == "__version__":
+        return _version()
+    if name not in API:
+        raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
+    module = import_module(API[name])
+    return module if name == "figures" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return [*__all__, "__version__"]
+
+
+def _version() -> str:
+    try:
+        return version("foretrace")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+unknown"
+
+
+class Verbs(click.Group):
+    """A command group that imports a verb when it is called, and shows a user's mistake as one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of a project: predict, record, understand."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the verb *cmd_name*, or None if there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name)
+        if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
+            command.add_command(import_module("tracer.cli").detect, "detect")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs with one line each, importing none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a verb; an unknown one is answered with the verbs there are."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise click.UsageError(f"no verb {args[0]!r}: one of {', '.join(VERBS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a mistake a user can make becomes one line on stderr and exit status 2."""
+        try:
+            return super().invoke(ctx)
+        except USER_ERRORS as error:
+            _fail(str(error))
+        except OSError as error:
+            if error.filename is None:
+                raise
+            _fail(f"{error.filename}: {error.strerror}")
+
+
+def _fail(message: str) -> None:
+    """Print *message* as one line on stderr and exit with status 2."""
+    click.echo("Error: " + " ".join(message.split()), err=True)
+    sys.exit(2)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(_version(), prog_name="foretrace")
+def main() -> None:
+    """Rehearse a distributed training run, record the real one, and see where the two differ."""
+
+
+if __name__ == "__main__":
+    main(prog_name="foretrace")
