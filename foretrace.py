@@ -16,11 +16,11 @@ when it is asked for, so that ``--help`` is instant and simulating never imports
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -119,19 +119,39 @@ class Verbs(click.Group):
             raise click.UsageError(f"no verb {args[0]!r}: one of {', '.join(VERBS)}", ctx)
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; a mistake a user can make becomes one line on stderr and exit status 2."""
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002 - click's signature
+        **extra: Any,
+    ) -> Any:
+        """Run the command line; a mistake a user can make becomes one line on stderr and exit status 2."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
-            return super().invoke(ctx)
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else "foretrace"
+            _fail(f"{error.format_message().rstrip('.')} (see {command} --help)")
+        except click.ClickException as error:
+            _fail(error.format_message())
+        except click.Abort:
+            sys.exit(130)
         except USER_ERRORS as error:
             _fail(str(error))
+        except BrokenPipeError:  # the reader of our output has seen enough
+            sys.stderr.close()
+            sys.exit(141)
         except OSError as error:
             if error.filename is None:
                 raise
             _fail(f"{error.filename}: {error.strerror}")
+        sys.exit(status if isinstance(status, int) else 0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     """Print *message* as one line on stderr and exit with status 2."""
     click.echo("Error: " + " ".join(message.split()), err=True)
     sys.exit(2)
