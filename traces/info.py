@@ -1,0 +1,261 @@
+"""What is known about a run besides its spans: the contents of ``run.json``.
+
+A simulated run is described by one ``RunInfo``. While a run is recorded, every rank writes the part that
+it knows as a *sidecar*, ``ranks/rank-00000.json``, in the very same format: its groups, its clock, its
+warnings. ``merged`` makes one description out of them, so that a run which never came to its end can be
+read like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from traces.errors import LayoutError, RunError
+from traces.layout import Group, Layout
+from traces.timeline import FORMAT_VERSION
+
+ORIGINS: Final = ("simulated", "recorded", "ingested")
+"""Where a timeline comes from; ``"ingested"`` was recorded by another tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """How the clock of one rank maps to the common clock of the run.
+
+    Attributes:
+        offset_ns: what must be added to the rank's own time.
+        uncertainty_ns: half width of the interval that holds the true offset.
+        drift_ppb: nanoseconds that the rank's clock loses per second, from ``reference_ns`` on.
+        reference_ns: own time of the rank at which ``offset_ns`` was measured.
+        applied: whether the stored spans are on the common clock already; if not, the reader maps them.
+    """
+
+    offset_ns: int = 0
+    uncertainty_ns: int = 0
+    drift_ppb: float = 0.0
+    reference_ns: int = 0
+    applied: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """Description of a run, as stored in ``run.json`` and in the sidecar of a rank.
+
+    Attributes:
+        origin: one of ``ORIGINS``.
+        name: what a person calls the run.
+        world_size: number of ranks of the job; not all of them need to be stored.
+        layout: parallel degrees, None if unknown.
+        model, cluster, job: descriptions for people and reports, as JSON objects; None if unknown.
+        groups: the process groups that the ``group`` column refers to.
+        representatives: index rank, value the rank whose spans it shares; None if every rank has its own.
+        clock: by rank, how its clock maps to the common one.
+        summary: headline figures that the writer knew, e.g. ``step_time_s``.
+        warnings: what a reader should know before trusting the run.
+        dropped: how many spans (or other things) the writer lost, by reason.
+        versions: of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
+        started: ISO 8601 time of the start, None for a simulated run.
+        finished: whether the writer came to its end.
+        format_version: version of the format; readers refuse a newer one.
+    """
+
+    origin: str
+    world_size: int
+    name: str = ""
+    layout: Layout | None = None
+    model: Mapping[str, Any] | None = None
+    cluster: Mapping[str, Any] | None = None
+    job: Mapping[str, Any] | None = None
+    groups: tuple[Group, ...] = ()
+    representatives: tuple[int, ...] | None = None
+    clock: Mapping[int, Clock] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    started: str | None = None
+    finished: bool = True
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if self.origin not in ORIGINS:
+            raise RunError(f"origin {self.origin!r}: one of {', '.join(ORIGINS)}")
+        if self.world_size < 1:
+            raise RunError(f"world_size={self.world_size}: a run has at least 1 rank")
+        if self.layout is not None and self.layout.world_size != self.world_size:
+            raise RunError(f"the layout has {self.layout.world_size} ranks, but world_size={self.world_size}")
+        if self.representatives is not None:
+            _check_representatives(self.representatives, self.world_size)
+
+    def to_json(self) -> str:
+        """Return the text of ``run.json``. Raises RunError if a description holds what JSON cannot say."""
+        document = {name: getattr(self, name) for name in self.__slots__}
+        document["layout"] = None if self.layout is None else self.layout.degrees
+        document["groups"] = [asdict(group) for group in self.groups]
+        document["clock"] = {str(rank): asdict(clock) for rank, clock in sorted(self.clock.items())}
+        try:
+            return json.dumps(document, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise RunError(f"this description of a run cannot be written as JSON: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "run.json") -> RunInfo:
+        """Return the description in *text*; keys that this version does not know are left out.
+
+        Args:
+            text: contents of a ``run.json`` or of a sidecar.
+            source: what to call it in an error.
+
+        Raises:
+            RunError: *text* is not JSON, does not describe a run, or has a newer format version.
+        """
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise RunError(f"{source} is not complete JSON: {error}") from error
+        if not isinstance(document, dict) or "format_version" not in document:
+            raise RunError(f"{source} does not describe a run: no format_version in it")
+        version = document["format_version"]
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise RunError(
+                f"{source} has format version {version!r}, this foretrace reads up to {FORMAT_VERSION}; "
+                "install a newer foretrace"
+            )
+        try:
+            return cls(**_values(document))
+        except (LayoutError, RunError, TypeError, ValueError, AttributeError, KeyError) as error:
+            raise RunError(f"{source} does not describe a run: {_reason(error)}") from error
+
+    def groups_of(self, rank: int) -> list[Group]:
+        """Return the process groups that *rank* belongs to, in the order of ``groups``."""
+        return [group for group in self.groups if rank in group.ranks]
+
+    def representative(self, rank: int) -> int:
+        """Return the rank whose stored spans *rank* shares: itself unless the run is folded."""
+        return rank if self.representatives is None else self.representatives[rank]
+
+
+def stable_group_id(name: str, ranks: Sequence[int]) -> int:
+    """Return a number for a process group that every rank finds by itself, without asking another.
+
+    Args:
+        name: what distinguishes groups of the same ranks, e.g. the axis or torch's group name.
+        ranks: global ranks of the group.
+
+    >>> stable_group_id("dp", [0, 2]) == stable_group_id("dp", (0, 2))
+    True
+    """
+    members = ",".join(map(str, ranks))
+    return zlib.crc32(f"{name}:{members}".encode()) & 0x7FFF_FFFF  # group is int32, -1 means unknown
+
+
+def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
+    """Return one description out of ``run.json`` and the sidecars of the ranks.
+
+    What ``run.json`` says goes first; what it leaves open comes from the lowest rank that knows. Groups and
+    clocks are joined, numbers of dropped spans added, equal warnings of several ranks said once. The run is
+    finished if ``run.json`` says so or if every rank of the world says so.
+
+    Args:
+        base: contents of ``run.json``, None if there is none yet.
+        parts: sidecar by rank; at least one if *base* is None.
+    """
+    ordered = [parts[rank] for rank in sorted(parts)]
+    first = base if base is not None else ordered[0]
+    known = [first, *ordered]
+    groups, clashes = _joined_groups(known)
+    dropped: Counter[str] = Counter()
+    for info in {id(info): info for info in known}.values():
+        dropped.update(info.dropped)
+    everyone = len(parts) == first.world_size and all(info.finished for info in ordered)
+    own = base.warnings if base is not None else ()
+    return replace(
+        first,
+        **{
+            name: _first_known(known, name)
+            for name in ("layout", "model", "cluster", "job", "started", "representatives")
+        },
+        name=next((info.name for info in known if info.name), ""),
+        groups=groups,
+        clock={rank: clock for info in reversed(known) for rank, clock in info.clock.items()},
+        summary={key: value for info in reversed(known) for key, value in info.summary.items()},
+        versions={key: value for info in reversed(known) for key, value in info.versions.items()},
+        warnings=(*own, *(said for said in _collected(parts) if said not in own), *clashes),
+        dropped=dict(dropped),
+        finished=(base is not None and base.finished) or everyone,
+    )
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return ranks as a person writes them.
+
+    >>> rank_list([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[1]}" for run in runs)
+
+
+def _first_known(infos: Sequence[RunInfo], name: str) -> Any:
+    """Return the first value of attribute *name* that is not None."""
+    return next((value for info in infos if (value := getattr(info, name)) is not None), None)
+
+
+def _joined_groups(infos: Sequence[RunInfo]) -> tuple[tuple[Group, ...], list[str]]:
+    """Return every group once, and a warning for each number that two different groups claim."""
+    found: dict[int, Group] = {}
+    clashes: list[str] = []
+    for group in (group for info in infos for group in info.groups):
+        if found.setdefault(group.id, group) != group:
+            one, other = rank_list(found[group.id].ranks), rank_list(group.ranks)
+            clashes.append(f"group {group.id} means ranks {one} to one rank and {other} to another")
+    return tuple(found[number] for number in sorted(found)), sorted(set(clashes))
+
+
+def _collected(parts: Mapping[int, RunInfo]) -> list[str]:
+    """Return the warnings of all ranks; one that several ranks give is said once, with their numbers."""
+    said: dict[str, list[int]] = {}
+    for rank in sorted(parts):
+        for warning in parts[rank].warnings:
+            said.setdefault(warning, []).append(rank)
+    return [f"rank {rank_list(ranks)}: {warning}" for warning, ranks in said.items()]
+
+
+def _values(document: dict[str, Any]) -> dict[str, Any]:
+    """Turn a JSON object into the arguments of RunInfo; raises what a wrong shape raises."""
+    values = {name: value for name, value in document.items() if name in RunInfo.__slots__}
+    if values.get("layout") is not None:
+        values["layout"] = Layout(**values["layout"])
+    values["groups"] = tuple(
+        Group(id=int(group["id"]), axis=str(group["axis"]), ranks=tuple(map(int, group["ranks"])))
+        for group in values.get("groups", ())
+    )
+    values["clock"] = {int(rank): Clock(**clock) for rank, clock in values.get("clock", {}).items()}
+    values["warnings"] = tuple(map(str, values.get("warnings", ())))
+    if values.get("representatives") is not None:
+        values["representatives"] = tuple(map(int, values["representatives"]))
+    return values
+
+
+def _check_representatives(representatives: Sequence[int], world_size: int) -> None:
+    """Raise RunError unless every rank has a representative that represents itself."""
+    if len(representatives) != world_size:
+        raise RunError(f"{len(representatives)} representatives for a world of {world_size} ranks")
+    for rank, representative in enumerate(representatives):
+        if not 0 <= representative < world_size or representatives[representative] != representative:
+            raise RunError(f"rank {rank} is represented by {representative}, which does not stand for itself")
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of *error* in words: a KeyError holds only the name of what is missing."""
+    return f"no {error} in it" if isinstance(error, KeyError) else str(error)

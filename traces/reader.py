@@ -1,0 +1,259 @@
+"""Opens runs: a directory, one file, a run that is still being written, or any of these behind a URL.
+
+What is missing is said, not guessed: the tail of a stream whose writer was killed, ranks without a file. What
+is not ours, or damaged, is refused in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs, ipc
+from pyarrow import parquet as pq
+
+from traces.errors import RunError, TimelineError
+from traces.info import RunInfo, merged
+from traces.run import Part, Run
+from traces.timeline import FORMAT_VERSION, MEMORY, checked
+from traces.writer import SPANS
+
+INFO_KEY: Final = b"foretrace.run"
+"""Schema metadata under which a single file carries the text of ``run.json``."""
+
+_RANK_FILE: Final = re.compile(r"rank-(\d+)\.(arrow|arrows|json)$")
+
+
+def open_run(path: str | PathLike[str]) -> Run:
+    """Open a run: a directory, one ``.arrow``, ``.arrows`` or ``.parquet`` file, or a URL of either.
+
+    Args:
+        path: local path, or a URL that ``pyarrow.fs`` knows, e.g. ``s3://bucket/run``.
+
+    Raises:
+        RunError: there is nothing there, it is not a run, it is damaged, or it needs a newer foretrace.
+    """
+    name = fspath(path)
+    try:
+        if "://" in name:
+            filesystem, root = fs.FileSystem.from_uri(name)
+        else:
+            filesystem, root = fs.LocalFileSystem(), str(Path(name).absolute())
+        found = filesystem.get_file_info(root)
+        if found.type == fs.FileType.NotFound:
+            raise RunError(f"{name} does not exist")
+        reader = _Reader(filesystem, name)
+        return reader.directory(root) if found.type == fs.FileType.Directory else reader.file(root)
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"cannot read {name}: {_first_line(error)}") from error
+
+
+class _Reader:
+    """Reads the files of one run through one file system."""
+
+    def __init__(self, filesystem: fs.FileSystem, name: str) -> None:
+        self._fs = filesystem
+        self._name = name
+        self._notes: list[str] = []
+
+    def directory(self, root: str) -> Run:
+        """Open a run directory, complete or still being written."""
+        selector = fs.FileSelector(root, recursive=True)
+        files = {
+            info.path[len(root) :].strip("/"): info
+            for info in self._fs.get_file_info(selector)
+            if info.is_file
+        }
+        base = self._info(files["run.json"].path) if "run.json" in files else None
+        sidecars = {rank: self._info(at.path) for rank, _, at in _rank_files(files, "ranks")}
+        spans = self._span_files(files)
+        if base is None and not sidecars and not spans:
+            raise RunError(f"{self._name} is not a run: neither run.json nor spans/rank-*.arrow in it")
+        parts = [part for rank, at in spans.items() if (part := self._part(rank, at)) is not None]
+        if not parts:
+            raise RunError(f"{self._name} holds no spans: nothing was recorded, or every file is missing")
+        if base is None and not sidecars:
+            self._notes.append("no run.json: layout, groups and clocks are unknown")
+            info = _guessed(max(part.rank or 0 for part in parts) + 1)
+        else:
+            info = merged(base, sidecars)
+        if (last := max(part.rank or 0 for part in parts)) >= info.world_size:
+            raise RunError(
+                f"{self._name} has spans of rank {last}, but its world has {info.world_size} ranks"
+            )
+        if not info.finished:
+            self._notes.append("the run has not finished, or was stopped: what it had written is shown")
+        memory = self._memory(files["memory.arrow"].path) if "memory.arrow" in files else MEMORY.empty_table()
+        return Run(self._name, info, parts, memory, self._notes)
+
+    def file(self, path: str) -> Run:
+        """Open one file, which may hold several ranks."""
+        table = self._table(path)
+        carried = (table.schema.metadata or {}).get(INFO_KEY)
+        table = _timeline(table, self._name)
+        if not table.num_rows:
+            raise RunError(f"{self._name} holds no spans")
+        if carried is not None:
+            info = RunInfo.from_json(carried.decode(), self._name)
+        else:
+            self._notes.append("one file without run.json: layout, groups and clocks are unknown")
+            info = _guessed(int(max(np.max(table["rank"].to_numpy()), np.max(table["peer"].to_numpy()))) + 1)
+        return Run(self._name, info, [Part(None, lambda: table)], MEMORY.empty_table(), self._notes)
+
+    def _span_files(self, files: dict[str, fs.FileInfo]) -> dict[int, fs.FileInfo]:
+        """Return the file of each rank; the finished one where a stream is still beside it."""
+        found: dict[int, fs.FileInfo] = {}
+        for folder in ("", SPANS):
+            for rank, kind, at in _rank_files(files, folder):
+                if kind == "arrow" or rank not in found:
+                    found[rank] = at
+        return dict(sorted(found.items()))
+
+    def _part(self, rank: int, at: fs.FileInfo) -> Part | None:
+        """Open the spans of one rank at the door, so that a foreign file is refused before any work."""
+        if at.path.endswith(".arrows"):
+            table = self._stream(at.path, f"rank {rank}")
+            if table is None:
+                return None
+            timeline = _timeline(table, at.path)
+            return Part(rank, lambda: timeline)
+        reader = self._arrow_file(at.path)
+        _refuse_newer(reader.schema, at.path)
+
+        def load() -> pa.Table:
+            try:
+                return _timeline(reader.read_all(), at.path)
+            except (OSError, pa.ArrowException) as error:
+                raise RunError(f"{at.path} is damaged: {_first_line(error)}") from error
+
+        return Part(rank, load)
+
+    def _table(self, path: str) -> pa.Table:
+        """Return the contents of one file by its ending."""
+        if path.endswith(".arrows"):
+            table = self._stream(path, Path(path).name)
+            if table is None:
+                raise RunError(f"{self._name} holds no complete batch of spans")
+            return table
+        try:
+            if path.endswith(".parquet"):
+                return pq.read_table(self._fs.open_input_file(path))
+            if path.endswith(".arrow"):
+                return self._arrow_file(path).read_all()
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(f"{self._name} is damaged or not a timeline: {_first_line(error)}") from error
+        raise RunError(
+            f"{self._name} is not a run: give its directory, or an .arrow, .arrows or .parquet file"
+        )
+
+    def _arrow_file(self, path: str) -> ipc.RecordBatchFileReader:
+        try:
+            return ipc.open_file(self._source(path))
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(f"{path} is not an Arrow file, or is damaged: {_first_line(error)}") from error
+
+    def _stream(self, path: str, who: str) -> pa.Table | None:
+        """Return the readable prefix of a stream; None and a note if not even one batch is complete."""
+        with self._fs.open_input_file(path) as file:
+            source = pa.BufferReader(file.read_buffer())
+        if not source.size():
+            self._notes.append(f"{who} has written nothing yet")
+            return None
+        batches: list[pa.RecordBatch] = []
+        end = 0
+        try:
+            reader = ipc.open_stream(source)
+            _refuse_newer(reader.schema, path)
+            while True:
+                batch = reader.read_next_batch()
+                batch.validate(full=True)
+                batches.append(batch)
+                end = source.tell()
+        except StopIteration:
+            if batches:
+                return pa.Table.from_batches(batches)
+            self._notes.append(f"{who} has written no span")
+            return None
+        except (OSError, pa.ArrowException) as error:
+            if not batches and not _starts_like_a_stream(source):
+                raise RunError(f"{path} is not an Arrow stream: {_first_line(error)}") from error
+            self._notes.append(
+                f"{who}: {len(batches)} batches read, the last {source.size() - end} bytes are an "
+                "incomplete batch and were left out"
+            )
+            return pa.Table.from_batches(batches) if batches else None
+
+    def _source(self, path: str) -> pa.NativeFile:
+        """Open *path* for random access; local files are mapped into memory."""
+        return (
+            pa.memory_map(path)
+            if isinstance(self._fs, fs.LocalFileSystem)
+            else self._fs.open_input_file(path)
+        )
+
+    def _info(self, path: str) -> RunInfo:
+        with self._fs.open_input_stream(path) as stream:
+            contents = stream.read()
+        try:
+            return RunInfo.from_json(contents.decode(), path)
+        except UnicodeDecodeError as error:
+            raise RunError(f"{path} is not text: {error}") from error
+
+    def _memory(self, path: str) -> pa.Table:
+        table = self._arrow_file(path).read_all()
+        try:
+            return table.select(MEMORY.names).cast(MEMORY).combine_chunks()
+        except (KeyError, ValueError, pa.ArrowException) as error:
+            raise RunError(f"{path} is not memory over time: {_first_line(error)}") from error
+
+
+def _rank_files(files: dict[str, fs.FileInfo], folder: str) -> list[tuple[int, str, fs.FileInfo]]:
+    """Return rank, ending and file of each ``rank-*`` file directly in *folder*."""
+    wanted = {"arrow", "arrows"} if folder != "ranks" else {"json"}
+    found = []
+    for name, at in files.items():
+        parent, _, base = name.rpartition("/")
+        matched = _RANK_FILE.fullmatch(base)
+        if parent == folder and matched and matched[2] in wanted:
+            found.append((int(matched[1]), matched[2], at))
+    return sorted(found, key=lambda item: item[:2])
+
+
+def _timeline(table: pa.Table, name: str) -> pa.Table:
+    """Return *table* checked and in one piece per column; raises RunError naming the file."""
+    _refuse_newer(table.schema, name)
+    try:
+        return checked(table).unify_dictionaries().combine_chunks()
+    except TimelineError as error:
+        raise RunError(f"{name}: {error}") from error
+
+
+def _refuse_newer(schema: pa.Schema, name: str) -> None:
+    """Raise RunError if *schema* says that it was written by a newer version of the format."""
+    version = (schema.metadata or {}).get(b"foretrace.format", b"0")
+    if not version.isdigit() or int(version) > FORMAT_VERSION:
+        raise RunError(
+            f"{name} has format version {version.decode(errors='replace')}, this foretrace reads up to "
+            f"{FORMAT_VERSION}; install a newer foretrace"
+        )
+
+
+def _starts_like_a_stream(source: pa.BufferReader) -> bool:
+    """Whether *source* begins with the marker of an Arrow stream, and could be a stream cut short."""
+    source.seek(0)
+    start = source.read(4)
+    return b"\xff\xff\xff\xff".startswith(start)
+
+
+def _guessed(world_size: int) -> RunInfo:
+    """Return the description of spans that came without one."""
+    return RunInfo(origin="ingested", world_size=world_size)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of a library's message: ours are one line."""
+    return str(error).strip().partition("\n")[0]

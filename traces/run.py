@@ -1,0 +1,141 @@
+"""A run that has been opened: its description, and the spans of each rank when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+
+from traces.errors import RunError
+from traces.folding import Expander
+from traces.info import Clock, RunInfo, rank_list
+from traces.timeline import empty
+
+_Derived = TypeVar("_Derived")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The spans of one file: decoded when first asked for.
+
+    Attributes:
+        rank: whose spans these are; None for a file of several ranks.
+        load: returns the checked timeline; raises RunError if the file is damaged.
+    """
+
+    rank: int | None
+    load: Callable[[], pa.Table]
+
+
+class Run:
+    """A run that has been opened; spans are decoded when they are first asked for, and kept.
+
+    Attributes:
+        path: where it was opened.
+        info: what ``run.json`` and the sidecars of the ranks say.
+        stored_ranks: ranks whose spans are stored, in order.
+        warnings: what to know before trusting the run: from the writer, and from reading it.
+    """
+
+    def __init__(
+        self, path: str, info: RunInfo, parts: Sequence[Part], memory: pa.Table, notes: Sequence[str]
+    ) -> None:
+        self.path = path
+        self.info = info
+        self._parts = {part.rank: part for part in parts if part.rank is not None}
+        self._tables: dict[int, pa.Table] = {}
+        for part in parts:
+            if part.rank is None:
+                self._tables.update(_by_rank(part.load()))
+        self._memory = memory
+        self._expander = Expander(info.groups)
+        self._derived: dict[Callable[[Run], Any], Any] = {}
+        self.stored_ranks = tuple(sorted({*self._parts, *self._tables}))
+        self.warnings = (*info.warnings, *notes, *self._missing())
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that ``spans`` can return: those stored, and those that a stored one stands for."""
+        if self.info.representatives is None:
+            return self.stored_ranks
+        stored = set(self.stored_ranks)
+        return tuple(rank for rank, stands in enumerate(self.info.representatives) if {rank, stands} & stored)
+
+    def spans(self, ranks: Iterable[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the timeline of *ranks*, rank after rank, in the order in which each was written.
+
+        Args:
+            ranks: global ranks; folded ones are expanded. None: every stored rank, nothing expanded.
+            columns: names of columns; None: all.
+
+        Raises:
+            RunError: a rank is not in the run, or its file is damaged.
+        """
+        wanted = self.stored_ranks if ranks is None else tuple(ranks)
+        tables = [self._rank_spans(rank) for rank in wanted]
+        if columns is not None:
+            tables = [table.select(list(columns)) for table in tables]
+        if not tables:
+            return empty() if columns is None else empty().select(list(columns))
+        return pa.concat_tables(tables).unify_dictionaries() if len(tables) > 1 else tables[0]
+
+    def memory(self) -> pa.Table:
+        """Return memory over time of the stored ranks, without rows if it was not kept."""
+        return self._memory
+
+    def derived(self, build: Callable[[Run], _Derived]) -> _Derived:
+        """Return ``build(self)``, computed once and kept with the run."""
+        if build not in self._derived:
+            self._derived[build] = build(self)
+        return cast("_Derived", self._derived[build])
+
+    def _rank_spans(self, rank: int) -> pa.Table:
+        if rank in self._parts or rank in self._tables:
+            if rank not in self._tables:
+                self._tables[rank] = self._loaded(rank)
+            return self._tables[rank]
+        if rank not in self.ranks:
+            raise RunError(f"no spans of rank {rank} in {self.path}; it has ranks {rank_list(self.ranks)}")
+        source = self.info.representative(rank)
+        return self._expander.expand(self._rank_spans(source), source, rank)
+
+    def _loaded(self, rank: int) -> pa.Table:
+        table = self._parts[rank].load()
+        if table.num_rows and (other := set(table["rank"].unique().to_pylist()) - {rank}):
+            raise RunError(f"{self.path}: the file of rank {rank} holds spans of rank {min(other)}")
+        clock = self.info.clock.get(rank)
+        return table if clock is None or clock.applied else _on_common_clock(table, clock)
+
+    def _missing(self) -> list[str]:
+        """Say which ranks should have spans but have none."""
+        expected = set(self.info.representatives or range(self.info.world_size))
+        missing = expected - set(self.stored_ranks)
+        if not missing:
+            return []
+        return [f"no spans of rank {rank_list(missing)} of {self.info.world_size}; figures are of the others"]
+
+
+def _by_rank(table: pa.Table) -> dict[int, pa.Table]:
+    """Split *table* into one table per rank, rows in their order."""
+    rank = table["rank"].to_numpy()
+    order = np.argsort(rank, kind="stable")
+    ranks, starts = np.unique(rank[order], return_index=True)
+    ends = np.append(starts[1:], len(rank))
+    if (np.diff(rank) < 0).any():
+        table = table.take(order).combine_chunks()
+    return {int(r): table.slice(a, b - a) for r, a, b in zip(ranks, starts, ends, strict=True)}
+
+
+def _on_common_clock(table: pa.Table, clock: Clock) -> pa.Table:
+    """Return *table* with its times moved from the rank's own clock to the common one."""
+    start = table["start_ns"].to_numpy()
+    ends = start + table["duration_ns"].to_numpy()
+    moved, moved_ends = (
+        t + clock.offset_ns + np.rint((t - clock.reference_ns) * (clock.drift_ppb * 1e-9)).astype(np.int64)
+        for t in (start, ends)
+    )
+    columns = {"start_ns": pa.array(moved), "duration_ns": pa.array(moved_ends - moved)}
+    return pa.table([columns.get(name, table[name]) for name in table.column_names], schema=table.schema)

@@ -1,0 +1,136 @@
+"""The run store: where timelines are kept, and the one place to read and write them.
+
+``write_run`` stores a run that is complete, as a simulation is. ``SpanWriter`` and ``write_info`` store one
+that is still happening. ``open_run`` reads both. The files are described in docs/timeline-format.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import ipc
+
+from traces.errors import RunError, TimelineError
+from traces.info import RunInfo
+from traces.reader import INFO_KEY, open_run
+from traces.run import Run
+from traces.timeline import MEMORY, checked
+from traces.writer import COMPACT_ROWS, SPANS, SpanWriter, file_options, write_atomically
+
+__all__ = ["INFO_KEY", "Run", "SpanWriter", "open_run", "write_info", "write_run"]
+
+RUN_ENTRIES: Final = frozenset({"run.json", SPANS, "ranks", "memory.arrow", "links.arrow"})
+"""What a run directory is made of; anything else in it belongs to the user."""
+
+
+def write_run(
+    path: str | os.PathLike[str], info: RunInfo, spans: pa.Table, memory: pa.Table | None = None
+) -> Path:
+    """Write a complete run to the directory *path*, all of it or nothing; return the directory.
+
+    A run that is there already is replaced, other files beside it are kept.
+
+    Args:
+        path: the run directory.
+        info: its description.
+        spans: timeline of the stored ranks.
+        memory: memory over time in the columns of ``traces.timeline.MEMORY``.
+
+    Raises:
+        RunError: *path* is something else than a run, or cannot be written.
+        TimelineError: *spans* is not a timeline, *memory* not memory over time.
+    """
+    target = Path(path).absolute()
+    _check_replaceable(target)
+    spans = checked(spans)
+    stored = set(spans["rank"].unique().to_pylist())
+    if outside := [rank for rank in stored if not 0 <= rank < info.world_size]:
+        raise RunError(f"spans of rank {max(outside)} in a run of {info.world_size} ranks")
+    if memory is not None:
+        memory = _checked_memory(memory)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+            fresh = Path(scratch) / "run"
+            (fresh / SPANS).mkdir(parents=True)
+            (fresh / "run.json").write_text(info.to_json(), encoding="utf-8")
+            _write_spans(fresh / SPANS, spans)
+            if memory is not None:
+                _write_table(fresh / "memory.arrow", memory)
+            _swap(fresh, target, Path(scratch) / "old")
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"cannot write {path}: {error}") from error
+    return target
+
+
+def write_info(path: str | os.PathLike[str], info: RunInfo, rank: int | None = None) -> None:
+    """Write the description of a run that is being recorded, or the sidecar of one *rank*.
+
+    The file is replaced in one step: a reader sees the old text or the new one.
+
+    Args:
+        path: the run directory; made if it is not there.
+        info: what is known so far.
+        rank: whose sidecar to write; None writes ``run.json``.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    name = Path("run.json") if rank is None else Path("ranks") / f"rank-{rank:05d}.json"
+    write_atomically(Path(path) / name, info.to_json())
+
+
+def _check_replaceable(target: Path) -> None:
+    """Raise RunError if something other than a run, or an empty directory, is at *target*."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise RunError(f"{target} is a file or a link; give a directory that is new, empty or a run")
+    if target.is_dir() and any(target.iterdir()) and not (target / "run.json").is_file():
+        raise RunError(f"{target} has files in it and is not a run: nothing written; give a new directory")
+
+
+def _checked_memory(memory: pa.Table) -> pa.Table:
+    """Return *memory* in the columns of MEMORY, or raise TimelineError."""
+    try:
+        return memory.select(MEMORY.names).cast(MEMORY)
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise TimelineError(f"not memory over time: {error}") from error
+
+
+def _write_spans(folder: Path, spans: pa.Table) -> None:
+    """Write one file per rank."""
+    rank = spans["rank"].to_numpy()
+    if (np.diff(rank) < 0).any():
+        spans = spans.take(np.argsort(rank, kind="stable"))
+        rank = spans["rank"].to_numpy()
+    spans = spans.unify_dictionaries().combine_chunks()
+    ranks, starts = np.unique(rank, return_index=True)
+    ends = np.append(starts[1:], len(rank))
+    for r, start, end in zip(ranks, starts, ends, strict=True):
+        _write_table(folder / f"rank-{r:05d}.arrow", spans.slice(start, end - start))
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with ipc.new_file(str(path), table.schema, options=file_options()) as writer:
+        writer.write_table(table, max_chunksize=COMPACT_ROWS)
+
+
+def _swap(fresh: Path, target: Path, old: Path) -> None:
+    """Put *fresh* where *target* is; what the user had beside the run in *target* moves along."""
+    if not target.exists():
+        fresh.rename(target)
+        return
+    target.rename(old)
+    try:
+        fresh.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    for entry in old.iterdir():
+        if entry.name not in RUN_ENTRIES:
+            shutil.move(entry, target / entry.name)
