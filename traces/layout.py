@@ -62,11 +62,13 @@ class Layout:
         for axis in fields(self):
             degree = getattr(self, axis.name)
             if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-                raise LayoutError(f"{axis.name}={degree!r}: a parallel degree is a whole number of at least 1")
+                raise LayoutError(
+                    f"{axis.name}={degree!r}: a parallel degree is a whole number of at least 1"
+                )
         if (self.dp * self.cp) % self.ep:
             raise LayoutError(
-                f"ep={self.ep} does not divide dp*cp = {self.dp}*{self.cp} = {self.dp * self.cp}; "
-                f"expert groups are cut out of the dp*cp ranks, try ep={_nearest_divisor(self.dp * self.cp, self.ep)}"
+                f"ep={self.ep} does not divide dp*cp = {self.dp}*{self.cp} = {self.dp * self.cp}; expert groups "
+                f"are cut out of the dp*cp ranks, try ep={_nearest_divisor(self.dp * self.cp, self.ep)}"
             )
 
     @property
@@ -86,7 +88,9 @@ class Layout:
     def coord(self, rank: int) -> Coord:
         """Return the coordinates of *rank*. Raises LayoutError if *rank* is outside the world."""
         if not 0 <= rank < self.world_size:
-            raise LayoutError(f"rank {rank} is outside a world of {self.world_size} (0 to {self.world_size - 1})")
+            raise LayoutError(
+                f"rank {rank} is outside a world of {self.world_size} (0 to {self.world_size - 1})"
+            )
         rest, tp = divmod(rank, self.tp)
         rest, cp = divmod(rest, self.cp)
         pp, dp = divmod(rest, self.dp)

@@ -37,8 +37,8 @@ TIMELINE: Final = pa.schema(
         pa.field("stage", pa.int16(), nullable=False),
         pa.field("virtual_stage", pa.int16(), nullable=False),
         pa.field("axis", _LABEL, nullable=False),  # "": not communication
-        pa.field("group", pa.int32(), nullable=False),  # process group; its members are in run.json
-        pa.field("sequence", pa.int64(), nullable=False),  # n-th collective of its group; p2p: n-th of its pair
+        pa.field("group", pa.int32(), nullable=False),  # process group; members are in run.json
+        pa.field("sequence", pa.int64(), nullable=False),  # n-th collective of its group, or p2p of its pair
         pa.field("peer", pa.int32(), nullable=False),  # the other rank of a p2p transfer
         pa.field("size_bytes", pa.int64(), nullable=False),  # whole array as in nccl-tests; p2p: the message
         pa.field("flops", pa.int64(), nullable=False),  # 0: none or unknown
@@ -73,7 +73,9 @@ MEMORY: Final = pa.schema(
         pa.field("rank", pa.int32(), nullable=False),
         pa.field("t_ns", pa.int64(), nullable=False),
         pa.field("category", _LABEL, nullable=False),  # parameters, activations, ..., total, reserved
-        pa.field("bytes", pa.int64(), nullable=False),  # held from t_ns until the next row of the same category
+        pa.field(
+            "bytes", pa.int64(), nullable=False
+        ),  # held from t_ns until the next row of the same category
     ],
     metadata={"foretrace.format": str(FORMAT_VERSION)},
 )
@@ -90,7 +92,9 @@ def timeline(columns: dict[str, object]) -> pa.Table:
         TimelineError: a column is missing, unknown, of the wrong type or of the wrong length.
     """
     if unknown := set(columns) - set(TIMELINE.names):
-        raise TimelineError(f"unknown column {', '.join(sorted(unknown))}; a timeline has {', '.join(TIMELINE.names)}")
+        raise TimelineError(
+            f"unknown column {', '.join(sorted(unknown))}; a timeline has {', '.join(TIMELINE.names)}"
+        )
     try:
         given = pa.table(columns)
     except (ValueError, TypeError, pa.ArrowException) as error:
