@@ -73,9 +73,7 @@ MEMORY: Final = pa.schema(
         pa.field("rank", pa.int32(), nullable=False),
         pa.field("t_ns", pa.int64(), nullable=False),
         pa.field("category", _LABEL, nullable=False),  # parameters, activations, ..., total, reserved
-        pa.field(
-            "bytes", pa.int64(), nullable=False
-        ),  # held from t_ns until the next row of the same category
+        pa.field("bytes", pa.int64(), nullable=False),  # held from t_ns to the next row of its category
     ],
     metadata={"foretrace.format": str(FORMAT_VERSION)},
 )
