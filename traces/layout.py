@@ -68,7 +68,7 @@ class Layout:
         if (self.dp * self.cp) % self.ep:
             raise LayoutError(
                 f"ep={self.ep} does not divide dp*cp = {self.dp}*{self.cp} = {self.dp * self.cp}; "
-                f"groups are cut out of the dp*cp ranks, try ep={_nearest_divisor(self.dp * self.cp, self.ep)}"
+                f"groups are cut out of dp*cp ranks, try ep={_nearest_divisor(self.dp * self.cp, self.ep)}"
             )
 
     @property
