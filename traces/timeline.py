@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from traces.errors import TimelineError
 
@@ -122,7 +123,7 @@ def checked(table: pa.Table) -> pa.Table:
         except (ValueError, pa.ArrowException) as error:
             raise TimelineError(f"not a timeline: column {field.name}: {error}") from error
     result = pa.table(columns, schema=TIMELINE)
-    if result.num_rows and (shortest := pa.compute.min(result["duration_ns"]).as_py()) < 0:
+    if result.num_rows and (shortest := pc.min(result["duration_ns"]).as_py()) < 0:
         raise TimelineError(f"not a timeline: a span lasts {shortest} ns; durations are 0 or more")
     return result
 
