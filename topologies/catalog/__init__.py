@@ -1,0 +1,76 @@
+"""The machines, devices and links that come with the product, and the one way to load any of them.
+
+Clusters are ``catalog/*.toml``, devices ``catalog/devices/*.toml``, links ``catalog/links/*.toml``. A user's own
+file has the same keys as a cluster of the catalogue and may name its devices and links.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Final
+
+from topologies.cluster import Cluster
+from topologies.device import Device
+from topologies.errors import CatalogError
+from topologies.link import LinkSpec
+from topologies.parse import cluster_from, device_from, link_from
+from topologies.reader import Section, read_toml
+
+_HOME: Final = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Return the names of the clusters in the catalogue."""
+    return _names(_HOME)
+
+
+def device_names() -> list[str]:
+    """Return the names of the devices in the catalogue."""
+    return _names(_HOME / "devices")
+
+
+def link_names() -> list[str]:
+    """Return the names of the links in the catalogue."""
+    return _names(_HOME / "links")
+
+
+def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster:
+    """Return a cluster of the catalogue by name, or of a TOML file by path, with *n_gpus* devices.
+
+    Anything that ends in ``.toml`` or contains a slash is a path.
+
+    Raises:
+        CatalogError: the name is unknown, the file does not describe a machine, or it cannot have *n_gpus*.
+        UnitError: a quantity in the file has no unit that fits.
+    """
+    wanted = str(name_or_path)
+    path = Path(wanted) if wanted.endswith(".toml") or "/" in wanted else _find(_HOME, wanted, "cluster")
+    cluster = cluster_from(Section(read_toml(path), str(path)), path.stem, load_device, load_link)
+    return cluster if n_gpus is None else cluster.sized(n_gpus)
+
+
+def load_device(name: str) -> Device:
+    """Return a device of the catalogue. Raises CatalogError if there is none of that name."""
+    path = _find(_HOME / "devices", name, "device")
+    return device_from(Section(read_toml(path), str(path)))
+
+
+def load_link(name: str) -> LinkSpec:
+    """Return a link of the catalogue. Raises CatalogError if there is none of that name."""
+    path = _find(_HOME / "links", name, "link")
+    return link_from(Section(read_toml(path), str(path)), name)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def _find(folder: Path, name: str, what: str) -> Path:
+    known = _names(folder)
+    if name in known:
+        return folder / f"{name}.toml"
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    own = "; your own machine is a path that ends in .toml" if what == "cluster" else ""
+    raise CatalogError(f"no {what} {name!r} in the catalogue: {hint}{own}")

@@ -1,0 +1,125 @@
+"""A machine: devices, the links inside a node, the NICs between nodes, and the fabric they form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+
+from topologies.device import Device
+from topologies.errors import CatalogError
+from topologies.fabric import FabricSpec, build
+from topologies.link import LinkSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Equal nodes of equal devices, joined by one fabric.
+
+    A *node* is an NVLink domain: the GPUs that reach each other without a NIC. For a rack of GB200 NVL72 it is
+    the rack. On a machine without GPUs a device is a process, and ``device`` is what one process gets of the
+    processor when ``n_gpus`` of them run.
+
+    Attributes:
+        name: as in the catalogue, or of the file.
+        device: one GPU (or process).
+        n_gpus: devices in the machine; the last node may be partly filled.
+        gpus_per_node: devices in one node.
+        intra: the link of one device into its node.
+        nic: one NIC, or None for a machine of one node.
+        nics_per_node: NICs of one node.
+        fabric_spec: how NICs are wired.
+        cores: processor cores that the processes of one node share; 0 where devices are GPUs.
+        price_usd_per_gpu_hour: what one device costs, if known.
+        description: one line for people.
+    """
+
+    name: str
+    device: Device
+    n_gpus: int
+    gpus_per_node: int
+    intra: LinkSpec
+    nic: LinkSpec | None = None
+    nics_per_node: int = 0
+    fabric_spec: FabricSpec = field(default_factory=FabricSpec)
+    cores: int = 0
+    price_usd_per_gpu_hour: float | None = None
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("n_gpus", "gpus_per_node"):
+            if (value := getattr(self, name)) < 1:
+                raise CatalogError(f"cluster {self.name}: {name} = {value}, at least 1")
+        if min(self.nics_per_node, self.cores) < 0:
+            raise CatalogError(f"cluster {self.name}: nics_per_node and cores are at least 0")
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes (NVLink domains), the last one perhaps partly filled."""
+        return -(-self.n_gpus // self.gpus_per_node)
+
+    def node_of(self, gpu: int) -> int:
+        """Return the node that *gpu* is in."""
+        return gpu // self.gpus_per_node
+
+    def sized(self, n_gpus: int) -> Cluster:
+        """Return the same machine with *n_gpus* devices. Raises CatalogError if it cannot have that many."""
+        if n_gpus < 1:
+            raise CatalogError(f"{n_gpus} GPUs: a machine has at least 1")
+        if self.fabric_spec.links and n_gpus != self.n_gpus:
+            raise CatalogError(
+                f"cluster {self.name} has its {self.n_gpus} GPUs wired link by link and cannot be resized to "
+                f"{n_gpus}; use --gpus {self.n_gpus} or describe the fabric by kind"
+            )
+        if self.nic is None and n_gpus > self.gpus_per_node and not self.cores:
+            raise CatalogError(
+                f"cluster {self.name} is one node of {self.gpus_per_node} GPUs without NICs; {n_gpus} do not fit"
+            )
+        if not self.cores:
+            return replace(self, n_gpus=n_gpus)
+        share = processor_share(self.cores, n_gpus) / processor_share(self.cores, self.n_gpus)
+        device = self.device if share == 1 else self.device.shared(share)
+        return replace(self, n_gpus=n_gpus, gpus_per_node=n_gpus, device=device)
+
+    def fabric(self) -> nx.DiGraph[str]:
+        """Return the fabric as a graph, built once; do not change it.
+
+        Nodes are ``gpu:<i>``, ``nvswitch:<node>``, ``nic:<node>.<j>``, ``leaf:<k>``, ``spine:0``; edges have
+        ``bandwidth_bytes_per_s`` in their direction, ``latency_s`` and ``kind``. Raises FabricError if a GPU
+        cannot be reached.
+        """
+        return self._fabric
+
+    @cached_property
+    def _fabric(self) -> nx.DiGraph[str]:
+        return build(self)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the machine, with every figure and source, as plain JSON types."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "n_gpus": self.n_gpus,
+            "n_nodes": self.n_nodes,
+            "gpus_per_node": self.gpus_per_node,
+            "nics_per_node": self.nics_per_node,
+            "cores": self.cores,
+            "device": self.device.describe(),
+            "intra": self.intra.describe(),
+            "nic": self.nic.describe() if self.nic else None,
+            "fabric": self.fabric_spec.describe(),
+            "price_usd_per_gpu_hour": self.price_usd_per_gpu_hour,
+        }
+
+
+def processor_share(cores: int, n_processes: int) -> float:
+    """Return how much of a core each of *n_processes* single-threaded processes gets.
+
+    Measured with two cores: two processes each run as fast as one alone, four run exactly twice as slow.
+
+    >>> processor_share(2, 2), processor_share(2, 4)
+    (1.0, 0.5)
+    """
+    return min(1.0, cores / n_processes)

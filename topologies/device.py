@@ -1,0 +1,113 @@
+"""One accelerator, or one processor that stands in for it: what it can do and what it costs to use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from topologies.errors import CatalogError
+
+KINDS: Final = ("gpu", "cpu")
+DTYPES: Final = ("fp8", "bf16", "fp16", "tf32", "fp32")
+
+_FRACTIONS: Final = (
+    "gemm_efficiency",
+    "gemm_memory_fraction",
+    "memory_bound_fraction",
+    "attention_efficiency_forward",
+    "attention_efficiency_backward",
+    "sustained_clock_fraction",
+)
+_LATENCIES: Final = ("gemm_latency_s", "memory_bound_latency_s", "launch_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What one GPU, or one CPU process, can do; every figure with its source in ``sources``.
+
+    A matrix product takes ``max(2mnk / (e P), bytes / (b BW)) + t0`` with ``e`` the ``gemm_efficiency``, ``P`` the
+    peak of its dtype, ``b`` the ``gemm_memory_fraction``, ``BW`` the memory bandwidth and ``t0`` the
+    ``gemm_latency_s``; an operation bound by memory ``bytes / (memory_bound_fraction BW) +
+    memory_bound_latency_s``.
+
+    Attributes:
+        name: as in the catalogue.
+        kind: ``"gpu"`` or ``"cpu"``.
+        memory_bytes: size of its memory.
+        memory_bytes_per_s: bandwidth of that memory.
+        peak_flops_per_s: dense peak by dtype.
+        gemm_efficiency: share of the peak that a large matrix product reaches in a short burst.
+        gemm_latency_s: fixed part of a matrix product.
+        gemm_memory_fraction: share of memory bandwidth that a matrix product reaches.
+        memory_bound_fraction: share of memory bandwidth that an element-wise operation reaches.
+        memory_bound_latency_s: fixed part of an element-wise operation.
+        attention_efficiency_forward: share of the bf16 peak, causal half of the FLOPs counted.
+        attention_efficiency_backward: the same for the backward pass.
+        launch_s: time of the host to launch one kernel or operation.
+        sustained_clock_fraction: clock under hours of load over clock in a short burst; multiplies every peak.
+        reserved_bytes: memory that the framework's context and libraries take before the first tensor.
+        sources: where each figure comes from, by the name of the field or ``peak.<dtype>``.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    gemm_efficiency: float
+    gemm_latency_s: float
+    gemm_memory_fraction: float
+    memory_bound_fraction: float
+    memory_bound_latency_s: float
+    attention_efficiency_forward: float
+    attention_efficiency_backward: float
+    launch_s: float
+    sustained_clock_fraction: float = 1.0
+    reserved_bytes: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise CatalogError(f"device {self.name}: kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        if not self.peak_flops_per_s:
+            raise CatalogError(f"device {self.name} has no peak; give at least one of {', '.join(DTYPES)}")
+        positive = {"memory": self.memory_bytes, "memory_bandwidth": self.memory_bytes_per_s}
+        positive |= {f"peak.{dtype}": peak for dtype, peak in self.peak_flops_per_s.items()}
+        for name, value in positive.items():
+            if value <= 0:
+                raise CatalogError(f"device {self.name}: {name} = {value} must be above zero")
+        for name in _FRACTIONS:
+            if not 0 < (value := getattr(self, name)) <= 1:
+                raise CatalogError(f"device {self.name}: {name} = {value} is a share, above 0 and at most 1")
+        if not 0 <= self.reserved_bytes < self.memory_bytes:
+            raise CatalogError(
+                f"device {self.name}: reserved = {self.reserved_bytes} bytes of {self.memory_bytes}; "
+                "give less than the memory"
+            )
+
+    def peak(self, dtype: str) -> float:
+        """Return the dense peak of *dtype* in FLOP/s. Raises CatalogError if the device has none."""
+        if dtype not in self.peak_flops_per_s:
+            known = ", ".join(self.peak_flops_per_s)
+            raise CatalogError(f"device {self.name} has no peak for {dtype!r}; it has {known}")
+        return self.peak_flops_per_s[dtype]
+
+    def shared(self, share: float) -> Device:
+        """Return the device as one of several users of it sees it, who each get *share* of its time.
+
+        Rates shrink and fixed times grow by the same factor: a process that is on the processor half of the
+        time does everything half as fast. Memory size is not touched.
+        """
+        rates = {dtype: peak * share for dtype, peak in self.peak_flops_per_s.items()}
+        times = {name: getattr(self, name) / share for name in _LATENCIES}
+        return replace(
+            self, peak_flops_per_s=rates, memory_bytes_per_s=self.memory_bytes_per_s * share, **times
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return every figure, and its source, as plain JSON types."""
+        described = {f.name: getattr(self, f.name) for f in fields(self)}
+        described["peak_flops_per_s"] = dict(self.peak_flops_per_s)
+        described["sources"] = dict(self.sources)
+        return described

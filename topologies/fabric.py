@@ -1,0 +1,225 @@
+"""Fabrics as directed graphs: who is wired to whom, how fast, how far.
+
+Nodes are named ``<tier>:<id>`` and carry the attribute ``tier``; an edge carries ``bandwidth_bytes_per_s`` in its
+own direction, ``latency_s`` and ``kind``. GPUs of one node hang on one switch (``nvswitch``, or ``host`` where a
+device is a process). NICs lead to leaf switches, and leaves to ``spine:0``, which stands for the whole layer
+of spine switches with traffic spread evenly over them (ECMP without collisions). PCIe between a GPU and its NIC
+is taken to be no slower than the NIC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import networkx as nx
+
+from topologies.errors import CatalogError, FabricError
+
+if TYPE_CHECKING:
+    from topologies.cluster import Cluster
+
+TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine")
+"""What the part of a node's name before the colon may be, from the device outward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One cable of a fabric that is described link by link; it carries traffic both ways.
+
+    Attributes:
+        ends: names of the two nodes, e.g. ``("gpu:0", "nvswitch:0")``.
+        bandwidth_bytes_per_s: per direction; None takes that of the machine's ``intra`` or ``nic``.
+        latency_s: None takes that of the machine's ``intra`` or ``nic``.
+    """
+
+    ends: tuple[str, str]
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricSpec:
+    """How the nodes of a machine are wired together.
+
+    Attributes:
+        kind: a key of ``BUILDERS``, or ``"links"``.
+        oversubscription: bandwidth into a leaf from below over bandwidth out of it upward; 1 is non-blocking.
+        nodes_per_leaf: nodes that share a leaf switch (fat tree) or a set of them, one per rail (rail).
+        hop_latency_s: of one link between leaf and spine.
+        links: every cable, where ``kind`` is ``"links"``.
+    """
+
+    kind: str = "node"
+    oversubscription: float = 1.0
+    nodes_per_leaf: int = 32
+    hop_latency_s: float = 0.0
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*BUILDERS, "links"):
+            raise CatalogError(f"fabric kind {self.kind!r}: one of {', '.join((*BUILDERS, 'links'))}")
+        if self.oversubscription < 1:
+            raise CatalogError(
+                f"oversubscription = {self.oversubscription}: 1 is non-blocking, 2 is half the bandwidth upward"
+            )
+        if self.nodes_per_leaf < 1:
+            raise CatalogError(f"nodes_per_leaf = {self.nodes_per_leaf}: at least 1")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the wiring as plain JSON types."""
+        return {
+            "kind": self.kind,
+            "oversubscription": self.oversubscription,
+            "nodes_per_leaf": self.nodes_per_leaf,
+            "hop_latency_s": self.hop_latency_s,
+            "links": [list(link.ends) for link in self.links],
+        }
+
+
+def build(cluster: Cluster) -> nx.DiGraph[str]:
+    """Return the fabric of *cluster*.
+
+    Raises:
+        FabricError: a GPU cannot reach the others.
+    """
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    if cluster.fabric_spec.links:
+        _explicit(graph, cluster)
+    else:
+        _nodes(graph, cluster)
+        if cluster.n_nodes > 1:
+            BUILDERS[cluster.fabric_spec.kind](graph, cluster)
+    _check_connected(graph, cluster)
+    return graph
+
+
+def _wire(graph: nx.DiGraph[str], a: str, b: str, bandwidth: float, latency_s: float, kind: str) -> None:
+    """Join *a* and *b* both ways."""
+    for source, target in ((a, b), (b, a)):
+        graph.add_edge(source, target, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s, kind=kind)
+
+
+def _add(graph: nx.DiGraph[str], name: str) -> str:
+    graph.add_node(name, tier=name.partition(":")[0])
+    return name
+
+
+def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """Hang every GPU on the switch of its node."""
+    hub = "host" if cluster.device.kind == "cpu" else "nvswitch"
+    intra = cluster.intra
+    for gpu in range(cluster.n_gpus):
+        switch = _add(graph, f"{hub}:{cluster.node_of(gpu)}")
+        _wire(
+            graph,
+            _add(graph, f"gpu:{gpu}"),
+            switch,
+            intra.bandwidth_bytes_per_s,
+            intra.latency_s / 2,
+            intra.kind,
+        )
+
+
+def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
+    """Give every node its NICs, each wired to the GPUs nearest to it; return NIC names by node."""
+    if cluster.nic is None or not cluster.nics_per_node:
+        raise FabricError(
+            f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} nodes "
+            f"of {cluster.gpus_per_node} GPUs and no NICs; give [nic] and nics_per_node"
+        )
+    n_nics, n_gpus = cluster.nics_per_node, cluster.gpus_per_node
+    pairs = {(j * n_gpus // n_nics, j) for j in range(n_nics)} | {
+        (i, i * n_nics // n_gpus) for i in range(n_gpus)
+    }
+    found = []
+    for node in range(cluster.n_nodes):
+        names = [_add(graph, f"nic:{node}.{j}") for j in range(n_nics)]
+        for local, j in sorted(pairs):
+            gpu = node * n_gpus + local
+            if gpu < cluster.n_gpus:
+                _wire(graph, f"gpu:{gpu}", names[j], cluster.nic.bandwidth_bytes_per_s, 0.0, "pcie")
+        found.append(names)
+    return found
+
+
+def _rail(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """NIC *j* of every node goes to leaf *j* of its group of nodes; leaves meet in the spine."""
+    _leaves(graph, cluster, lambda pod, nic: pod * cluster.nics_per_node + nic, nics_per_leaf=1)
+
+
+def _fat_tree(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """All NICs of a node go to the one leaf of its group of nodes; leaves meet in the spine."""
+    _leaves(graph, cluster, lambda pod, _nic: pod, nics_per_leaf=cluster.nics_per_node)
+
+
+def _leaves(
+    graph: nx.DiGraph[str], cluster: Cluster, leaf_of: Callable[[int, int], int], *, nics_per_leaf: int
+) -> None:
+    """Wire NICs to leaves as *leaf_of* says, and leaves to the spine where there is more than one."""
+    spec, nic = cluster.fabric_spec, cluster.nic
+    nics = _nics(graph, cluster)
+    if nic is None:
+        return
+    leaves: dict[str, None] = {}
+    for node, names in enumerate(nics):
+        for j, name in enumerate(names):
+            leaf = _add(graph, f"leaf:{leaf_of(node // spec.nodes_per_leaf, j)}")
+            leaves[leaf] = None
+            _wire(graph, name, leaf, nic.bandwidth_bytes_per_s, nic.latency_s / 2, nic.kind)
+    if len(leaves) > 1:
+        below = spec.nodes_per_leaf * nics_per_leaf * nic.bandwidth_bytes_per_s
+        spine = _add(graph, "spine:0")
+        for leaf in leaves:
+            _wire(graph, leaf, spine, below / spec.oversubscription, spec.hop_latency_s, nic.kind)
+
+
+def _single(_graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    raise FabricError(
+        f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} nodes and "
+        f"a fabric of kind 'node'; choose {' or '.join(kind for kind in BUILDERS if kind != 'node')}"
+    )
+
+
+BUILDERS: Final[Mapping[str, Callable[[nx.DiGraph[str], Cluster], None]]] = MappingProxyType(
+    {
+        "node": _single,  # one node, nothing outside it
+        "rail": _rail,  # rail-optimised leaf and spine, as in NVIDIA's DGX SuperPOD
+        "fat-tree": _fat_tree,  # Leiserson 1985, doi:10.1109/TC.1985.6312192
+    }
+)
+"""How nodes are joined, by the ``kind`` in ``[fabric]``."""
+
+
+def _explicit(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """Wire exactly the links that the file lists."""
+    for gpu in range(cluster.n_gpus):
+        _add(graph, f"gpu:{gpu}")
+    for link in cluster.fabric_spec.links:
+        tiers = {end.partition(":")[0] for end in link.ends}
+        if not tiers <= set(TIERS):
+            raise FabricError(
+                f"link {' - '.join(link.ends)}: a name begins with one of {', '.join(TIERS)}, as gpu:0"
+            )
+        if extra := next((end for end in link.ends if end.startswith("gpu:") and end not in graph), None):
+            raise FabricError(
+                f"link {' - '.join(link.ends)}: {extra} is not one of gpu:0 to gpu:{cluster.n_gpus - 1}"
+            )
+        spec = cluster.intra if tiers <= {"gpu", "nvswitch", "host"} or cluster.nic is None else cluster.nic
+        a, b = (_add(graph, end) for end in link.ends)
+        bandwidth = link.bandwidth_bytes_per_s or spec.bandwidth_bytes_per_s
+        latency_s = spec.latency_s / 2 if link.latency_s is None else link.latency_s
+        _wire(graph, a, b, bandwidth, latency_s, spec.kind)
+
+
+def _check_connected(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """Raise FabricError naming the GPUs that gpu:0 cannot reach."""
+    reached = nx.descendants(graph, "gpu:0") | {"gpu:0"}
+    lost = [f"gpu:{gpu}" for gpu in range(cluster.n_gpus) if f"gpu:{gpu}" not in reached]
+    if lost:
+        named = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        raise FabricError(
+            f"{named} cannot reach gpu:0 in cluster {cluster.name}: no link leads there; add [[links]]"
+        )

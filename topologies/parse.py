@@ -1,0 +1,168 @@
+"""Turns the tables of a TOML file into devices, links and clusters. The keys are explained in docs/topologies.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from topologies.cluster import Cluster, processor_share
+from topologies.device import DTYPES, Device
+from topologies.errors import CatalogError
+from topologies.fabric import FabricSpec, Link
+from topologies.link import COLLECTIVES, Curve, LinkSpec
+from topologies.reader import Section, number, text, whole
+from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
+
+_DEVICE_FIELDS = {
+    "gemm": {
+        "efficiency": ("gemm_efficiency", number),
+        "latency": ("gemm_latency_s", parse_time),
+        "memory_fraction": ("gemm_memory_fraction", number),
+    },
+    "memory_bound": {
+        "fraction": ("memory_bound_fraction", number),
+        "latency": ("memory_bound_latency_s", parse_time),
+    },
+    "attention": {
+        "efficiency_forward": ("attention_efficiency_forward", number),
+        "efficiency_backward": ("attention_efficiency_backward", number),
+    },
+}
+"""Tables of a device file: key in the file, field of ``Device``, and how its value is read."""
+
+
+def device_from(section: Section) -> Device:
+    """Return the device that *section* describes. Raises CatalogError or UnitError."""
+    sources: dict[str, str] = {}
+    found: dict[str, Any] = {
+        "name": section.get("name", text),
+        "kind": section.get("kind", text, "gpu"),
+        "memory_bytes": section.get("memory", parse_bytes),
+        "memory_bytes_per_s": section.get("memory_bandwidth", parse_bandwidth),
+        "launch_s": section.get("launch", parse_time),
+        "sustained_clock_fraction": section.get("sustained_clock_fraction", number, 1.0),
+        "reserved_bytes": section.get("reserved", parse_bytes, 0),
+    }
+    peaks = section.section("peak")
+    found["peak_flops_per_s"] = {dtype: peaks.get(dtype, parse_flops) for dtype in DTYPES if dtype in peaks}
+    sources |= _finish(peaks, "peak.")
+    for table, keys in _DEVICE_FIELDS.items():
+        inner = section.section(table)
+        found |= {name: inner.get(key, convert) for key, (name, convert) in keys.items()}
+        sources |= _finish(inner, f"{table}.")
+    return Device(**found, sources=sources | _finish(section, ""))
+
+
+def link_from(section: Section, name: str) -> LinkSpec:
+    """Return the kind of link that *section* describes. Raises CatalogError or UnitError."""
+    sources: dict[str, str] = {}
+    curves: dict[str, Curve] = {}
+    table = section.section("collectives")
+    for op, inner in table.sections().items():
+        if op not in COLLECTIVES:
+            raise CatalogError(f"{inner.where}: unknown operation {op!r}; one of {', '.join(COLLECTIVES)}")
+        curves[op] = Curve(
+            efficiency=inner.get("efficiency", number),
+            latency_s=inner.get("latency", parse_time),
+            latency_per_rank_s=inner.get("latency_per_rank", parse_time, 0.0),
+            half_size_bytes=inner.get("half_size", parse_bytes, 0),
+            exponent=inner.get("exponent", number, 1.0),
+        )
+        source = inner.get("source", text, "")
+        sources |= _finish(inner, f"{op}.") | ({op: source} if source else {})
+    _finish(table, "")
+    link = LinkSpec(
+        name=section.get("name", text, name),
+        kind=section.get("kind", text, name),
+        bandwidth_bytes_per_s=section.get("bandwidth", parse_bandwidth),
+        latency_s=section.get("latency", parse_time),
+        efficiency=section.get("efficiency", number, 1.0),
+        curves=curves,
+        sources=sources | section.sources,
+    )
+    section.done()
+    return link
+
+
+def cluster_from(
+    section: Section,
+    default_name: str,
+    load_device: Callable[[str], Device],
+    load_link: Callable[[str], LinkSpec],
+) -> Cluster:
+    """Return the cluster that *section* describes; names of devices and links go to the two loaders.
+
+    Raises:
+        CatalogError: a key is missing, unknown, or its value cannot be used.
+        UnitError: a quantity has no unit that fits.
+    """
+
+    def link(key: str) -> LinkSpec:
+        if section.is_table(key):
+            return link_from(section.section(key), key)
+        return load_link(section.get(key, text))
+
+    device = device_from(section.section("device")) if section.is_table("device") else None
+    device = device or load_device(section.get("device", text))
+    gpus_per_node = section.get("gpus_per_node", whole)
+    n_gpus, cores = section.get("n_gpus", whole, gpus_per_node), section.get("cores", whole, 0)
+    if cores and (share := processor_share(cores, n_gpus)) < 1:
+        device = device.shared(share)
+    cluster = Cluster(
+        name=section.get("name", text, default_name),
+        description=section.get("description", text, ""),
+        device=device,
+        n_gpus=n_gpus,
+        gpus_per_node=gpus_per_node,
+        intra=link("intra"),
+        nic=link("nic") if "nic" in section else None,
+        nics_per_node=section.get("nics_per_node", whole, 0),
+        fabric_spec=_fabric_from(section),
+        cores=cores,
+        price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),
+    )
+    section.done()
+    return cluster
+
+
+def _fabric_from(section: Section) -> FabricSpec:
+    table = section.section("fabric")
+    links = section.get("links", _links, ())
+    spec = FabricSpec(
+        kind="links" if links else table.get("kind", text, "node"),
+        oversubscription=table.get("oversubscription", number, 1.0),
+        nodes_per_leaf=table.get("nodes_per_leaf", whole, 32),
+        hop_latency_s=table.get("hop_latency", parse_time, 0.0),
+        links=links,
+    )
+    table.done()
+    return spec
+
+
+def _links(value: object) -> tuple[Link, ...]:
+    if not isinstance(value, list):
+        raise TypeError("must be a list of tables, [[links]]")
+    found = []
+    for number_, table in enumerate(value):
+        entry = Section(table, f"[[links]] number {number_ + 1}", {})
+        found.append(
+            Link(
+                ends=entry.get("between", _pair),
+                bandwidth_bytes_per_s=entry.get("bandwidth", parse_bandwidth, None),
+                latency_s=entry.get("latency", parse_time, None),
+            )
+        )
+        entry.done()
+    return tuple(found)
+
+
+def _pair(value: object) -> tuple[str, str]:
+    if not isinstance(value, list) or [type(end) for end in value] != [str, str]:
+        raise TypeError('must name two ends, ["gpu:0", "nvswitch:0"]')
+    return value[0], value[1]
+
+
+def _finish(section: Section, prefix: str) -> dict[str, str]:
+    """Refuse what nobody read in *section*, and return its sources under *prefix*."""
+    section.done()
+    return {f"{prefix}{key}": source for key, source in section.sources.items()}

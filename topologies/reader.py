@@ -1,0 +1,123 @@
+"""Reads a machine or a device from TOML, and says what is wrong in the words of the file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from topologies.errors import CatalogError, UnitError
+
+T = TypeVar("T")
+_REQUIRED: Final = object()
+
+
+class Section:
+    """One table of a TOML file: typed values out, sources collected, unknown keys refused.
+
+    A figure is written ``key = "450 GB/s"`` or ``key = { value = "450 GB/s", source = "..." }``; a source may be
+    the name of an entry of the file's ``[sources]``.
+    """
+
+    def __init__(
+        self, table: Mapping[str, Any], where: str, known_sources: Mapping[str, str] | None = None
+    ) -> None:
+        self.where = where
+        self.sources: dict[str, str] = {}
+        self._table = table
+        self._known = known_sources if known_sources is not None else _named_sources(table, where)
+        self._read: set[str] = {"sources"}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._table
+
+    def is_table(self, key: str) -> bool:
+        """Return whether *key* holds a table rather than a value."""
+        return isinstance(self._table.get(key), dict)
+
+    def get(self, key: str, convert: Callable[[Any], T], default: Any = _REQUIRED) -> T:
+        """Return the value of *key* through *convert*, or *default*.
+
+        Raises:
+            CatalogError: the key is missing and has no default, or *convert* refuses its value.
+        """
+        self._read.add(key)
+        if key not in self._table:
+            if default is _REQUIRED:
+                raise CatalogError(f"{self.where}: {key} is missing")
+            return default  # type: ignore[no-any-return]  # the caller's own default
+        raw = self._table[key]
+        if isinstance(raw, dict) and "value" in raw:
+            if unknown := set(raw) - {"value", "source"}:
+                raise CatalogError(
+                    f"{self.where}: {key} has {sorted(unknown)[0]!r}; it takes value and source"
+                )
+            if source := raw.get("source"):
+                self.sources[key] = self._known.get(source, source)
+            raw = raw["value"]
+        try:
+            return convert(raw)
+        except UnitError as error:
+            raise UnitError(f"{self.where}: {key} = {error}") from None
+        except (TypeError, ValueError) as error:
+            raise CatalogError(f"{self.where}: {key} = {raw!r}: {error}") from None
+
+    def section(self, key: str) -> Section:
+        """Return the table *key*, empty if the file has none."""
+        self._read.add(key)
+        table = self._table.get(key, {})
+        if not isinstance(table, dict):
+            raise CatalogError(f"{self.where}: {key} = {table!r} must be a table, [{key}]")
+        return Section(table, f"{self.where} [{key}]", self._known)
+
+    def sections(self) -> dict[str, Section]:
+        """Return every table in this one by name."""
+        return {key: self.section(key) for key, value in self._table.items() if isinstance(value, dict)}
+
+    def done(self) -> None:
+        """Raise CatalogError if the table has a key that nobody asked for."""
+        for key in self._table:
+            if key not in self._read:
+                near = difflib.get_close_matches(key, self._read - {"sources"}, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(self._read))}"
+                raise CatalogError(f"{self.where}: unknown key {key!r}; {hint}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file. Raises CatalogError if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CatalogError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CatalogError(f"{path} is not TOML: {error}") from None
+
+
+def text(value: object) -> str:
+    """Return *value* if it is text. Raises TypeError if it is not."""
+    if not isinstance(value, str):
+        raise TypeError('must be text, in "quotes"')
+    return value
+
+
+def whole(value: object) -> int:
+    """Return *value* if it is a whole number. Raises TypeError if it is not."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("must be a whole number")
+    return value
+
+
+def number(value: object) -> float:
+    """Return *value* if it is a number without a unit. Raises TypeError if it is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("must be a number")
+    return float(value)
+
+
+def _named_sources(table: Mapping[str, Any], where: str) -> Mapping[str, str]:
+    named = table.get("sources", {})
+    if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
+        raise CatalogError(f"{where}: [sources] maps short names to text")
+    return named

@@ -1,0 +1,132 @@
+"""Quantities as people write them, and the one door through which they enter.
+
+Inside, every number is in bytes, seconds, bytes per second or FLOP per second, and its name says so. A bare
+number is refused: ``450`` could be gigabytes, gibibytes or gigabits, and a factor of eight goes unnoticed.
+GB is 10^9 bytes, GiB is 2^30 bytes, Gb is 10^9 bits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from topologies.errors import UnitError
+
+_SI: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_IEC: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+BYTES: Final[Mapping[str, float]] = MappingProxyType({f"{p}B": f for p, f in {**_SI, **_IEC}.items()})
+BYTES_PER_S: Final[Mapping[str, float]] = MappingProxyType(
+    {f"{unit}/s": factor for unit, factor in BYTES.items()} | {f"{p}b/s": f / 8 for p, f in _SI.items()}
+)
+SECONDS: Final[Mapping[str, float]] = MappingProxyType(
+    {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+)
+FLOP_PER_S: Final[Mapping[str, float]] = MappingProxyType({f"{p}FLOP/s": f for p, f in _SI.items()})
+USD_PER_HOUR: Final[Mapping[str, float]] = MappingProxyType({"USD/h": 1.0})
+
+_QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(\S*)\s*")
+
+
+def parse_bytes(text: object) -> int:
+    """Return ``"80 GB"`` as whole bytes. Raises UnitError without a unit of bytes.
+
+    >>> parse_bytes("80 GB"), parse_bytes("1 KiB")
+    (80000000000, 1024)
+    """
+    return round(_parse(text, BYTES, "a size", "80 GB"))
+
+
+def parse_bandwidth(text: object) -> float:
+    """Return ``"400 Gb/s"`` as bytes per second. Raises UnitError without a unit of bandwidth.
+
+    >>> parse_bandwidth("400 Gb/s") == parse_bandwidth("50 GB/s") == 50e9
+    True
+    """
+    return _parse(text, BYTES_PER_S, "a bandwidth", "450 GB/s")
+
+
+def parse_time(text: object) -> float:
+    """Return ``"2 us"`` as seconds. Raises UnitError without a unit of time.
+
+    >>> parse_time("2 us")
+    2e-06
+    """
+    return _parse(text, SECONDS, "a time", "2 us")
+
+
+def parse_flops(text: object) -> float:
+    """Return ``"989 TFLOP/s"`` as FLOP per second. Raises UnitError without that unit.
+
+    >>> parse_flops("989 TFLOP/s")
+    989000000000000.0
+    """
+    return _parse(text, FLOP_PER_S, "a compute rate", "989 TFLOP/s")
+
+
+def parse_price(text: object) -> float:
+    """Return ``"2.5 USD/h"`` as US dollars per hour. Raises UnitError without that unit.
+
+    >>> parse_price("2.5 USD/h")
+    2.5
+    """
+    return _parse(text, USD_PER_HOUR, "a price", "2.5 USD/h")
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size in SI units, three significant digits.
+
+    >>> format_bytes(80e9), format_bytes(1536)
+    ('80 GB', '1.54 kB')
+    """
+    return _format(size_bytes, {unit: BYTES[unit] for unit in ("B", "kB", "MB", "GB", "TB", "PB")})
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """Return a bandwidth in SI bytes per second, three significant digits.
+
+    >>> format_bandwidth(450e9)
+    '450 GB/s'
+    """
+    return f"{format_bytes(bytes_per_s)}/s"
+
+
+def format_time(seconds: float) -> str:
+    """Return a time in the unit that suits it, three significant digits.
+
+    >>> format_time(0.0123), format_time(4e-6)
+    ('12.3 ms', '4 us')
+    """
+    return _format(seconds, {unit: SECONDS[unit] for unit in ("ns", "us", "ms", "s")})
+
+
+def format_flops(flops_per_s: float) -> str:
+    """Return a compute rate, three significant digits.
+
+    >>> format_flops(989.4e12)
+    '989 TFLOP/s'
+    """
+    return _format(flops_per_s, dict(FLOP_PER_S))
+
+
+def _parse(text: object, units: Mapping[str, float], what: str, example: str) -> float:
+    """Return *text* in the base of *units*; the only place where a unit is read."""
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    if match is None or match[2] not in units:
+        raise UnitError(
+            f"{text!r} is not {what}: write a number and one of {', '.join(units)}, e.g. '{example}'"
+        )
+    value = float(match[1]) * units[match[2]]
+    if not math.isfinite(value):
+        raise UnitError(f"{text!r} is not {what}: the number is too large, e.g. '{example}'")
+    return value
+
+
+def _format(value: float, units: Mapping[str, float]) -> str:
+    """Return *value* with the largest of *units* (ascending) that leaves at least one before the point."""
+    unit = next((unit for unit in reversed(units) if abs(value) >= units[unit] * 0.9995), next(iter(units)))
+    scaled = value / units[unit]
+    return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g} {unit}"
