@@ -33,6 +33,10 @@ class Job:
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
         precision: dtype of parameters in compute, activations and their communication.
+        fp32_gradients: accumulate and reduce gradients in fp32, as Megatron-LM does by default and FSDP2 with
+            ``reduce_dtype=torch.float32``; otherwise in ``precision``.
+        flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
+            are written to memory and kept for backward.
         n_steps: optimizer steps to simulate.
     """
 
@@ -47,6 +51,8 @@ class Job:
     sequence_parallel: bool = True
     recompute: str = "none"
     precision: str = "bf16"
+    fp32_gradients: bool = True
+    flash_attention: bool = True
     n_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -63,6 +69,11 @@ class Job:
     def n_microbatches(self) -> int:
         """Micro-batches per optimizer step and data-parallel rank."""
         return self.global_batch // (self.layout.dp * self.micro_batch)
+
+    @property
+    def gradient_dtype(self) -> str:
+        """Dtype in which gradients are accumulated and reduced over data-parallel ranks."""
+        return "fp32" if self.fp32_gradients else self.precision
 
     @property
     def tokens_per_step(self) -> int:
@@ -89,10 +100,16 @@ class Job:
                 f"but the cluster has {self.cluster.n_gpus} GPUs; with this pp, cp and tp {advice}"
             )
         if model.n_heads % layout.tp:
-            raise JobError(f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}")
+            raise JobError(
+                f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}"
+            )
         if layout.pp > model.n_layers:
-            raise JobError(f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each")
+            raise JobError(
+                f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each"
+            )
         if layout.ep > 1 and (not model.n_experts or model.n_experts % layout.ep):
             raise JobError(f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}")
         if self.seq_len % (layout.cp * (layout.tp if self.sequence_parallel else 1)):
-            raise JobError(f"seq_len={self.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks")
+            raise JobError(
+                f"seq_len={self.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks"
+            )

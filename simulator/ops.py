@@ -1,0 +1,149 @@
+"""What a rank executes: operations, communications, and the blocks of a model that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from simulator.model import Linear
+
+DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+    {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
+)
+"""Bytes per element."""
+
+PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
+"""What a block can be asked for. ``backward`` is ``backward_input`` and ``backward_weight`` interleaved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation on the device, or ``count`` equal ones launched one after another.
+
+    Attributes:
+        name: block and role, e.g. ``"mlp.up"``, ``"mlp.up.wgrad"``.
+        kind: ``"gemm"``, ``"attention"`` (fused core) or ``"memory"`` (its time is the bytes it moves).
+        flops: floating-point operations that are executed, over all ``count``; element-wise arithmetic is 0.
+        bytes_moved: device memory read and written, over all ``count``, each operand once.
+        m, n, k: shape of one matrix product, ``(m, k) @ (k, n)``; of attention queries, keys and head width.
+        dtype: of the operands.
+        count: kernels launched; ``flops / count`` is the work of one.
+    """
+
+    name: str
+    kind: str
+    flops: int
+    bytes_moved: int
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    dtype: str = "bf16"
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comm:
+    """One collective that every rank of an axis takes part in.
+
+    Attributes:
+        kind: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"all_to_all"``.
+        axis: ``"tp"``, ``"cp"`` or ``"ep"``.
+        size_bytes: size of the whole array, as in nccl-tests.
+        overlap_ops: how many of the operations that follow do not need its result, so that it may run beside
+            them; 0 means that all of them wait.
+        dtype: of the elements.
+    """
+
+    kind: str
+    axis: str
+    size_bytes: int
+    overlap_ops: int = 0
+    dtype: str = "bf16"
+
+
+Phase = tuple[Op | Comm, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of the model on one rank: what it holds, and what a micro-batch does in it.
+
+    Attributes:
+        name: ``"attention"``, ``"mlp"``, ``"moe"``, ``"embedding"`` or ``"head"``.
+        layer: transformer layer from 0; -1 for embedding and head.
+        params: parameters on this rank, after tensor and expert and before data parallelism.
+        expert_params: those of ``params`` that are routed experts; their replicas are ``dp * cp / ep`` ranks.
+        phases: operations in issue order, for each of ``PHASES``.
+    """
+
+    name: str
+    layer: int
+    params: int
+    expert_params: int
+    phases: Mapping[str, Phase]
+
+
+def gemm(name: str, m: int, n: int, k: int, dtype: str, *, count: int = 1, batch: int = 1) -> Op:
+    """Return *count* kernels of *batch* matrix products ``(m, k) @ (k, n)`` each.
+
+    Each operand is read once, the result written once.
+
+    >>> gemm("up", 2, 3, 4, "bf16").flops
+    48
+    """
+    products = count * batch
+    moved = (m * k + k * n + m * n) * DTYPE_BYTES[dtype] * products
+    return Op(name, "gemm", 2 * m * n * k * products, moved, m, n, k, dtype, count)
+
+
+def weight_gradient(name: str, tokens: int, linear: Linear, dtype: str, sum_dtype: str) -> Op:
+    """Return the GEMM of a weight gradient, which adds to a sum kept in *sum_dtype*.
+
+    ``dW (n_out, n_in) += dY^T (n_out, tokens) @ X (tokens, n_in)``. The sum is read and written, as
+    Megatron-LM's fused weight-gradient accumulation does.
+    """
+    n_in, n_out = linear.n_in, linear.n_out
+    moved = tokens * (n_in + n_out) * DTYPE_BYTES[dtype] + 2 * n_in * n_out * DTYPE_BYTES[sum_dtype]
+    return Op(name, "gemm", 2 * tokens * n_in * n_out, moved, n_out, n_in, tokens, dtype)
+
+
+def memory(name: str, bytes_moved: int, dtype: str, *, count: int = 1) -> Op:
+    """Return an operation whose time is the bytes it moves, in *count* kernels."""
+    return Op(name, "memory", 0, bytes_moved, dtype=dtype, count=count)
+
+
+class Piece(NamedTuple):
+    """A part of a block that has a forward and the backward of it, in its two halves.
+
+    Attributes:
+        forward: forward.
+        backward: full backward, in the order in which a framework issues it.
+        inputs: the half of ``backward`` that the previous layer waits for.
+        weights: the other half, which may run at any later time.
+    """
+
+    forward: Phase = ()
+    backward: Phase = ()
+    inputs: Phase = ()
+    weights: Phase = ()
+
+
+def elementwise(forward: tuple[Op, ...], backward: tuple[Op, ...]) -> Piece:
+    """Return a piece without weights worth a GEMM: all of its backward is on the way to the input."""
+    return Piece(forward, backward, backward)
+
+
+def phases(pieces: list[Piece], recompute: Phase) -> Mapping[str, Phase]:
+    """Return the phases of a block made of *pieces*, which run in order forward and in reverse backward."""
+    back = pieces[::-1]
+    return MappingProxyType(
+        {
+            "forward": tuple(op for piece in pieces for op in piece.forward),
+            "backward": tuple(op for piece in back for op in piece.backward),
+            "backward_input": tuple(op for piece in back for op in piece.inputs),
+            "backward_weight": tuple(op for piece in back for op in piece.weights),
+            "recompute": recompute,
+        }
+    )

@@ -1,0 +1,123 @@
+"""The attention block on one rank: projections, rotary embedding, fused core, context parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.job import Job
+from simulator.ops import DTYPE_BYTES, Block, Comm, Op, Phase, Piece, elementwise, gemm, memory, phases
+from simulator.workload_linear import (
+    column_linear,
+    norm,
+    replicated_linear,
+    residual_in,
+    residual_out,
+    row_linear,
+    tokens_per_rank,
+    tokens_per_shard,
+)
+
+
+def attention_block(job: Job, layer: int) -> Block:
+    """Return the attention block of *layer* for one micro-batch on one rank."""
+    *inputs, proj = job.model.attention_linears(job.layout.tp)
+    pieces = [residual_in(job, "attention"), norm(job, "attention")]
+    for linear in inputs:
+        if linear.name.endswith("_down"):
+            pieces.append(replicated_linear(job, "attention", linear))
+            pieces.append(norm(job, "attention", linear.n_out, tokens_per_shard(job), f"{linear.name}_norm"))
+        else:
+            pieces.append(column_linear(job, "attention", linear))
+    pieces += [*_position(job), *_core(job), row_linear(job, "attention", proj)]
+    if job.model.norms_per_layer > 2:
+        pieces.append(norm(job, "attention", name="post_norm"))
+    pieces.append(residual_out(job, "attention"))
+    full = tuple(op for piece in pieces for op in piece.forward)
+    core = tuple(op for piece in _core(job) for op in piece.forward)
+    params = job.model.attention_params(job.layout.tp)
+    return Block(
+        name="attention",
+        layer=layer,
+        params=params,
+        expert_params=0,
+        phases=phases(pieces, {"none": (), "selective": core, "full": full}[job.recompute]),
+    )
+
+
+def _heads(job: Job) -> tuple[int, int]:
+    """Query heads and key/value heads on one rank."""
+    return job.model.n_heads // job.layout.tp, job.model.kv_heads_per_rank(job.layout.tp)
+
+
+def _position(job: Job) -> list[Piece]:
+    """Norm and rotation of queries and keys, read and written once each."""
+    model, (heads, kv_heads) = job.model, _heads(job)
+    width = (heads + kv_heads) * model.head_dim
+    found = [norm(job, "attention", width, tokens_per_rank(job), "qk_norm")] if model.qk_norm else []
+    if not model.max_positions:
+        size = 2 * tokens_per_rank(job) * width * DTYPE_BYTES[job.precision]
+        if model.kv_lora_rank:
+            size = size * model.rope_head_dim // model.head_dim
+        rotate = memory("attention.rotary", size, job.precision, count=2)
+        found.append(elementwise((rotate,), (replace(rotate, name="attention.rotary.backward"),)))
+    return found
+
+
+def _core(job: Job) -> list[Piece]:
+    """Attention between all tokens of a sequence; under context parallelism keys and values are gathered.
+
+    Every context-parallel rank holds an equal share of the causal triangle (the sequence is cut into ``2 cp``
+    parts and dealt from both ends). Keys and values are gathered again in backward and their gradients
+    reduce-scattered. Reference: Llama 3, arXiv:2407.21783, section 3.3.2.
+    """
+    forward, backward = _fused_core(job) if job.flash_attention else _unfused_core(job)
+    if job.layout.cp == 1:
+        return [elementwise(forward, backward)]
+    kv_heads = _heads(job)[1]
+    width = kv_heads * (job.model.head_dim + job.model.value_head_dim)
+    size_bytes = job.micro_batch * job.seq_len * width * DTYPE_BYTES[job.precision]
+    gather = Comm("all_gather", "cp", size_bytes, 0, job.precision)
+    scatter = Comm("reduce_scatter", "cp", size_bytes, 0, job.precision)
+    back: Phase = (gather, *backward, scatter)
+    return [Piece((gather, *forward), back, back)]
+
+
+def _fused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """Forward and backward of a fused causal kernel, which skips the masked half.
+
+    Forward is two matrix products, backward five: the scores are computed again, so 2.5 times the forward.
+    Reference: FlashAttention-2, arXiv:2307.08691, section 4.1 (its FLOP count).
+    """
+    model, (heads, kv_heads) = job.model, _heads(job)
+    queries, keys = job.seq_len // job.layout.cp, job.seq_len
+    width = model.head_dim + model.value_head_dim
+    flops = job.micro_batch * heads * queries * keys * width
+    operands = job.micro_batch * (queries * heads + keys * kv_heads) * width * DTYPE_BYTES[job.precision]
+    forward = Op("attention.core", "attention", flops, operands, queries, keys, model.head_dim, job.precision)
+    backward = replace(
+        forward, name="attention.core.backward", flops=flops * 5 // 2, bytes_moved=2 * operands
+    )
+    return (forward,), (backward,)
+
+
+def _unfused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """Forward and backward of scores, softmax and weighted sum as batched GEMMs over the whole matrix.
+
+    The fused masked softmax reads and writes the scores; dropout reads and writes them once more, with a byte
+    of mask each. Backward reads scores and gradient and writes a gradient.
+    """
+    model, dtype = job.model, job.precision
+    batch = job.micro_batch * _heads(job)[0]
+    queries, keys = job.seq_len // job.layout.cp, job.seq_len
+    width, n_scores = DTYPE_BYTES[dtype], batch * queries * keys
+    products = [
+        gemm(f"attention.{name}", queries, keys, dim, dtype, batch=batch)
+        for name, dim in (("scores", model.head_dim), ("context", model.value_head_dim))
+    ]
+    masks = 2 * width + 1 if model.dropout else 0
+    forward = memory("attention.softmax", n_scores * (2 * width + masks), dtype, count=2 if masks else 1)
+    backward = memory("attention.softmax.backward", n_scores * (3 * width + masks), dtype)
+    scores, context = (
+        (replace(op, name=f"{op.name}.dgrad"), replace(op, name=f"{op.name}.wgrad")) for op in products
+    )
+    return (products[0], forward, products[1]), (*context, backward, *scores)

@@ -1,0 +1,128 @@
+"""What layers have in common on one rank: token counts, linear layers under tensor parallelism, norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.job import Job
+from simulator.model import Linear
+from simulator.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
+
+
+def tokens_per_rank(job: Job) -> int:
+    """Return the tokens of one micro-batch that a rank works on between tensor-parallel communications."""
+    return job.micro_batch * job.seq_len // job.layout.cp
+
+
+def tokens_per_shard(job: Job) -> int:
+    """Return the tokens that a rank holds outside the tensor-parallel regions."""
+    return tokens_per_rank(job) // (job.layout.tp if job.sequence_parallel else 1)
+
+
+def hidden_bytes(job: Job, n_tokens: int) -> int:
+    """Return the size of the residual stream for *n_tokens*."""
+    return n_tokens * job.model.hidden * DTYPE_BYTES[job.precision]
+
+
+def tp_comm(job: Job, kind: str, width: int, overlap_ops: int = 0) -> Comm:
+    """Return a tensor-parallel collective over all tokens of the micro-batch, *width* features each."""
+    size_bytes = tokens_per_rank(job) * width * DTYPE_BYTES[job.precision]
+    return Comm(kind, "tp", size_bytes, overlap_ops, job.precision)
+
+
+def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> tuple[Op, Op, tuple[Op, ...]]:
+    """Return forward, input gradient and weight gradient (with that of the bias) of a matrix on this rank."""
+    dtype = job.precision
+    weights = [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, job.gradient_dtype)]
+    if linear.bias:
+        weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * DTYPE_BYTES[dtype], dtype))
+    return (
+        gemm(name, n_tokens, linear.n_out, linear.n_in, dtype),
+        gemm(f"{name}.dgrad", n_tokens, linear.n_in, linear.n_out, dtype),
+        tuple(weights),
+    )
+
+
+def replicated_linear(job: Job, block: str, linear: Linear) -> Piece:
+    """Return a matrix that every tensor-parallel rank holds whole and applies to its own tokens."""
+    forward, dgrad, weights = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_shard(job))
+    return Piece((forward,), (dgrad, *weights), (dgrad,), weights)
+
+
+def column_linear(job: Job, block: str, linear: Linear) -> Piece:
+    """Return a matrix cut by output features: every rank needs all tokens of the input.
+
+    With sequence parallelism the input is gathered before forward, gathered again for the weight gradient
+    (only a shard of it is kept) and its gradient is reduce-scattered; without, the gradient is all-reduced.
+    Both run beside a GEMM. Reference: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2; Megatron-LM
+    ``LinearWithGradAccumulationAndAsyncCommunication``.
+    """
+    forward, dgrad, weights = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    if job.layout.tp == 1:
+        return Piece((forward,), (dgrad, *weights), (dgrad,), weights)
+    if not job.sequence_parallel:
+        beside = tp_comm(job, "all_reduce", linear.n_in, len(weights))
+        return Piece(
+            (forward,), (dgrad, beside, *weights), (dgrad, tp_comm(job, "all_reduce", linear.n_in)), weights
+        )
+    gather = tp_comm(job, "all_gather", linear.n_in)
+    scatter = tp_comm(job, "reduce_scatter", linear.n_in)
+    return Piece(
+        (gather, forward),
+        (replace(gather, overlap_ops=1), dgrad, replace(scatter, overlap_ops=len(weights)), *weights),
+        (dgrad, scatter),
+        (gather, *weights),
+    )
+
+
+def row_linear(job: Job, block: str, linear: Linear) -> Piece:
+    """Return a matrix cut by input features: the outputs of all ranks are summed.
+
+    Forward ends in a reduce-scatter with sequence parallelism, whose backward is an all-gather, and in an
+    all-reduce without, whose backward is nothing.
+    """
+    forward, dgrad, weights = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    if job.layout.tp == 1:
+        return Piece((forward,), (dgrad, *weights), (dgrad,), weights)
+    if not job.sequence_parallel:
+        return Piece(
+            (forward, tp_comm(job, "all_reduce", linear.n_out)), (dgrad, *weights), (dgrad,), weights
+        )
+    gather = tp_comm(job, "all_gather", linear.n_out)
+    scatter = tp_comm(job, "reduce_scatter", linear.n_out)
+    return Piece((forward, scatter), (gather, dgrad, *weights), (gather, dgrad), weights)
+
+
+def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "norm") -> Piece:
+    """Return a fused norm: one read and one write forward, two reads and one write backward.
+
+    Args:
+        job: the job.
+        block: name of the block.
+        width: features that are normalised; by default the residual stream.
+        n_tokens: tokens; by default those outside the tensor-parallel regions.
+        name: role within the block.
+    """
+    size = (n_tokens or tokens_per_shard(job)) * (width or job.model.hidden) * DTYPE_BYTES[job.precision]
+    return elementwise(
+        (memory(f"{block}.{name}", 2 * size, job.precision),),
+        (memory(f"{block}.{name}.backward", 3 * size, job.precision, count=2),),
+    )
+
+
+def residual_in(job: Job, block: str) -> Piece:
+    """Return the branch point before a block: in backward the two gradients are added."""
+    size = hidden_bytes(job, tokens_per_shard(job))
+    return elementwise((), (memory(f"{block}.residual.backward", 3 * size, job.precision),))
+
+
+def residual_out(job: Job, block: str) -> Piece:
+    """Return the sum after a block, fused with bias and dropout; a dropout mask is a byte per element."""
+    size = hidden_bytes(job, tokens_per_shard(job))
+    if not job.model.dropout:
+        return elementwise((memory(f"{block}.residual", 3 * size, job.precision),), ())
+    mask = tokens_per_shard(job) * job.model.hidden
+    return elementwise(
+        (memory(f"{block}.residual", 3 * size + mask, job.precision),),
+        (memory(f"{block}.dropout.backward", 2 * size + mask, job.precision),),
+    )
