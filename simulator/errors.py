@@ -3,7 +3,8 @@
 SimulationError
 ├── ModelError     an unknown model, or a config that does not describe one
 ├── JobError       a layout, batch or schedule that cannot run on these GPUs
-└── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
+├── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
+└── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
 
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
 """
@@ -23,3 +24,7 @@ class JobError(SimulationError):
 
 class ScheduleError(SimulationError):
     """A pipeline schedule does not allow these stages or micro-batches."""
+
+
+class ProgramError(SimulationError):
+    """A program cannot run to its end."""

@@ -1,0 +1,124 @@
+"""The event engine, on SimPy: the readable specification of what a program means.
+
+Every stream of every rank is a process that goes through its tasks in order, as a CUDA stream does. A
+communication is a rendezvous: whoever arrives last starts the transfer, and all leave together when it is
+done. Nothing but the program decides the order, so that the same program always gives the same timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from simpy import Environment, Event
+
+from simulator.engine.deadlock import explain
+from simulator.engine.spans import spans
+from simulator.errors import ProgramError
+from simulator.program import Int64Array, Program
+
+NAME: Final = "event"
+"""Name of this engine in summaries."""
+
+NEVER: Final = -1
+"""Start or end of a task that has not started or ended."""
+
+
+def run(program: Program) -> pa.Table:
+    """Return the timeline of *program*: one row per task, and one per rank and step.
+
+    Raises:
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+    """
+    start_ns, end_ns = times(program)
+    return spans(program, start_ns, end_ns)
+
+
+def times(program: Program) -> tuple[Int64Array, Int64Array]:
+    """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
+
+    Raises:
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+    """
+    env = Environment()
+    clock = _Clock(env, program)
+    for tasks in _streams(program):
+        env.process(clock.stream(tasks))
+    env.run()
+    start_ns, end_ns = np.array(clock.start_ns, np.int64), np.array(clock.end_ns, np.int64)
+    if program.n_tasks and end_ns.min() == NEVER:
+        raise ProgramError(explain(program, start_ns, end_ns))
+    return start_ns, end_ns
+
+
+class _Clock:
+    """What the streams share: who has ended, who waits for whom, who has arrived."""
+
+    def __init__(self, env: Environment, program: Program) -> None:
+        self.env = env
+        self.start_ns = [NEVER] * program.n_tasks
+        self.end_ns = [NEVER] * program.n_tasks
+        self._duration_ns: list[int] = program.duration_ns.tolist()
+        self._instance: list[int] = program.instance.tolist()
+        self._waits_for = _cross_stream(program)
+        self._waiters: dict[int, Event] = {}
+        self._missing: list[int] = program.instance_participants.tolist()
+        self._transfer_ns = _transfer_ns(program)
+        self._met: dict[int, Event] = {}
+
+    def stream(self, tasks: list[int]) -> Generator[Event, None, None]:
+        """Go through *tasks* in order: wait for inputs, occupy the stream, let others go on."""
+        env, start_ns, end_ns = self.env, self.start_ns, self.end_ns
+        duration_ns, instance, waits_for, waiters = (
+            *(self._duration_ns, self._instance, self._waits_for, self._waiters),
+        )
+        for task in tasks:
+            for other in waits_for.get(task, ()):
+                if end_ns[other] == NEVER:
+                    yield waiters.setdefault(other, env.event())
+            start_ns[task] = int(env.now)
+            if instance[task] >= 0:
+                yield self._arrive(instance[task])
+            elif duration_ns[task]:
+                yield env.timeout(duration_ns[task])
+            end_ns[task] = int(env.now)
+            if task in waiters:
+                waiters.pop(task).succeed()
+
+    def _arrive(self, instance: int) -> Event:
+        """Return the event that ends communication *instance*; the last to arrive sets it off."""
+        self._missing[instance] -= 1
+        if self._missing[instance]:
+            return self._met.setdefault(instance, self.env.event())
+        done = self.env.timeout(self._transfer_ns[instance])
+        if instance in self._met:
+            done.callbacks.append(self._met.pop(instance).trigger)
+        return done
+
+
+def _streams(program: Program) -> list[list[int]]:
+    """Return the tasks of every ``(rank, stream)`` in order of index."""
+    lane = program.rank.astype(np.int64) * len(program.streams) + program.stream
+    order = np.argsort(lane, kind="stable")
+    cuts = np.flatnonzero(np.diff(lane[order])) + 1
+    return [tasks.tolist() for tasks in np.split(order, cuts) if len(tasks)]
+
+
+def _cross_stream(program: Program) -> dict[int, list[int]]:
+    """Return the dependencies of each task, less those that the order of its stream implies."""
+    task = np.repeat(np.arange(program.n_tasks), np.diff(program.dep_start))
+    lane = program.rank.astype(np.int64) * len(program.streams) + program.stream
+    implied = (lane[task] == lane[program.deps]) & (program.deps < task)
+    found: dict[int, list[int]] = {}
+    for waiter, other in zip(task[~implied].tolist(), program.deps[~implied].tolist(), strict=True):
+        found.setdefault(waiter, []).append(other)
+    return found
+
+
+def _transfer_ns(program: Program) -> list[int]:
+    """Return how long each communication takes once everybody has arrived."""
+    cost = np.array([transfer.latency_ns + transfer.wire_ns for transfer in program.transfers], np.int64)
+    found: list[int] = cost[program.instance_transfer].tolist() if program.n_instances else []
+    return found

@@ -1,0 +1,273 @@
+"""Laws of the event engine on random programs, and what it says when a program cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.engine import event
+from simulator.errors import ProgramError
+from simulator.program import Label, Program, Transfer
+from simulator.schedules import SCHEDULES, Action, plan
+
+STREAMS = ("compute", "tp", "dp")
+
+
+@dataclass
+class Task:
+    rank: int
+    stream: int
+    duration_ns: int = 0
+    deps: list[int] = field(default_factory=list)
+    instance: int = -1
+    step: int = 0
+
+
+def make(tasks: list[Task], costs: list[int], participants: list[int] | None = None) -> Program:
+    """Return the program of *tasks*; communication *i* takes ``costs[i]`` ns."""
+    n = len(tasks)
+    instance = np.array([task.instance for task in tasks], np.int64)
+    counted = [int((instance == i).sum()) for i in range(len(costs))]
+    minus, zeros = np.full(n, -1, np.int32), np.zeros(n, np.int64)
+    return Program(
+        rank=np.array([task.rank for task in tasks], np.int32),
+        stream=np.array([task.stream for task in tasks], np.int32),
+        label=(instance >= 0).astype(np.int32),
+        duration_ns=np.array([task.duration_ns for task in tasks], np.int64),
+        instance=instance,
+        microbatch=minus,
+        layer=minus,
+        stage=minus,
+        virtual_stage=minus,
+        step=np.array([task.step for task in tasks], np.int32),
+        peer=minus,
+        flops=zeros,
+        bytes_moved=zeros,
+        dep_start=np.cumsum([0, *(len(task.deps) for task in tasks)]).astype(np.int64),
+        deps=np.array([dep for task in tasks for dep in task.deps], np.int64),
+        streams=STREAMS,
+        labels=(Label("compute", "forward", "mlp"), Label("collective", "all_reduce", "mlp", "tp", "bf16")),
+        instance_size_bytes=np.full(len(costs), 1024, np.int64),
+        instance_group=np.full(len(costs), 7, np.int32),
+        instance_sequence=np.arange(len(costs), dtype=np.int64),
+        instance_participants=np.array(participants or counted, np.int32),
+        transfers=tuple(Transfer(cost // 2, cost - cost // 2) for cost in costs),
+        instance_transfer=np.arange(len(costs), dtype=np.int32),
+    )
+
+
+@st.composite
+def runnable(draw: st.DrawFn, *, communicate: bool = True) -> tuple[list[Task], list[int]]:
+    """Return tasks that can run: everything waits only for what was drawn before it."""
+    n_ranks = draw(st.integers(1, 3))
+    tasks: list[Task] = []
+    costs: list[int] = []
+    for _ in range(draw(st.integers(1, 25))):
+        stream = draw(st.integers(0, len(STREAMS) - 1))
+        members = [draw(st.integers(0, n_ranks - 1))]
+        meeting = communicate and draw(st.booleans())
+        if meeting:
+            members = sorted(draw(st.sets(st.integers(0, n_ranks - 1), min_size=1)))
+            costs.append(draw(st.integers(0, 50)))
+        before = list(range(len(tasks)))
+        for rank in members:
+            deps = draw(st.lists(st.sampled_from(before), max_size=3, unique=True)) if before else []
+            duration = 0 if meeting else draw(st.integers(0, 50))
+            tasks.append(Task(rank, stream, duration, deps, len(costs) - 1 if meeting else -1))
+    return tasks, costs
+
+
+def longest_path(tasks: list[Task], costs: list[int]) -> tuple[list[int], list[int]]:
+    """Return start and end of every task as longest paths in a graph: no events, no streams."""
+    graph: nx.DiGraph[Any] = nx.DiGraph()
+    lanes: dict[tuple[int, int], int] = {}
+    for at, task in enumerate(tasks):
+        end = ("met", task.instance) if task.instance >= 0 else ("end", at)
+        cost = costs[task.instance] if task.instance >= 0 else task.duration_ns
+        graph.add_edge(("start", at), end, ns=cost)
+        lane = (task.rank, task.stream)
+        for other in [*task.deps, *([lanes[lane]] if lane in lanes else [])]:
+            ended = ("met", tasks[other].instance) if tasks[other].instance >= 0 else ("end", other)
+            graph.add_edge(ended, ("start", at), ns=0)
+        lanes[lane] = at
+    when: dict[Any, int] = {}
+    for node in nx.topological_sort(graph):
+        when[node] = max((when[a] + edge["ns"] for a, _, edge in graph.in_edges(node, data=True)), default=0)
+    ends = [when["met", t.instance] if t.instance >= 0 else when["end", at] for at, t in enumerate(tasks)]
+    return [when["start", at] for at in range(len(tasks))], ends
+
+
+@given(runnable())
+def test_every_task_is_where_the_longest_path_puts_it(drawn: tuple[list[Task], list[int]]) -> None:
+    start_ns, end_ns = event.times(make(*drawn))
+    assert (start_ns.tolist(), end_ns.tolist()) == longest_path(*drawn)
+
+
+@given(runnable(communicate=False))
+def test_makespan_without_communication_is_the_longest_path(drawn: tuple[list[Task], list[int]]) -> None:
+    tasks, costs = drawn
+    graph: nx.DiGraph[Any] = nx.DiGraph()
+    graph.add_weighted_edges_from((("s", i), ("e", i), t.duration_ns) for i, t in enumerate(tasks))
+    graph.add_weighted_edges_from((("e", d), ("s", i), 0) for i, t in enumerate(tasks) for d in t.deps)
+    lanes: dict[tuple[int, int], list[int]] = {}
+    for at, task in enumerate(tasks):
+        lanes.setdefault((task.rank, task.stream), []).append(at)
+    graph.add_weighted_edges_from(
+        (("e", a), ("s", b), 0) for lane in lanes.values() for a, b in pairwise(lane)
+    )
+    _, end_ns = event.times(make(tasks, costs))
+    assert end_ns.max() == nx.dag_longest_path_length(graph)
+
+
+@given(runnable())
+def test_nothing_overlaps_on_one_stream_and_inputs_come_first(drawn: tuple[list[Task], list[int]]) -> None:
+    tasks, _ = drawn
+    start_ns, end_ns = event.times(make(*drawn))
+    last: dict[tuple[int, int], int] = {}
+    for at, task in enumerate(tasks):
+        lane = (task.rank, task.stream)
+        assert start_ns[at] >= last.get(lane, 0)
+        assert all(start_ns[at] >= end_ns[dep] for dep in task.deps)
+        last[lane] = end_ns[at]
+
+
+@given(runnable())
+def test_a_communication_ends_for_all_together_after_the_last_arrival(
+    drawn: tuple[list[Task], list[int]],
+) -> None:
+    tasks, costs = drawn
+    start_ns, end_ns = event.times(make(*drawn))
+    for instance, cost in enumerate(costs):
+        members = [at for at, task in enumerate(tasks) if task.instance == instance]
+        assert {int(end_ns[at]) for at in members} == {max(int(start_ns[at]) for at in members) + cost}
+
+
+@given(runnable(), st.data())
+def test_a_shorter_task_or_a_faster_link_never_makes_the_step_longer(
+    drawn: tuple[list[Task], list[int]], data: st.DataObject
+) -> None:
+    """A theorem for in-order streams: a path can only become shorter. Holds for every single task."""
+    tasks, costs = drawn
+    shorter = [replace(t, duration_ns=data.draw(st.integers(0, t.duration_ns))) for t in tasks]
+    faster = [data.draw(st.integers(0, cost)) for cost in costs]
+    slow_start, slow_end = event.times(make(tasks, costs))
+    fast_start, fast_end = event.times(make(shorter, faster))
+    assert (fast_start <= slow_start).all()
+    assert (fast_end <= slow_end).all()
+
+
+@given(runnable())
+def test_the_same_program_gives_the_same_table(drawn: tuple[list[Task], list[int]]) -> None:
+    program = make(*drawn)
+    assert event.run(program).equals(event.run(program))
+
+
+def pipeline(name: str, p: int, m: int, f_ns: int, b_ns: int) -> list[Task]:
+    """Return the tasks of a schedule with free communication: one stream per stage."""
+    actions = [action for rank in plan(name, p, m) for action in rank]
+    position = {action: at for at, action in enumerate(actions)}
+    tasks = []
+    for action in actions:
+        forward = action.kind == "F"
+        beside = Action(action.kind, action.stage + (-1 if forward else 1), action.microbatch)
+        deps = [position[beside]] if beside in position else []
+        if not forward:
+            deps.append(position[action._replace(kind="F")])
+        tasks.append(Task(action.stage, 0, f_ns if forward else b_ns, deps))
+    return tasks
+
+
+@given(
+    p=st.integers(1, 6),
+    m=st.integers(1, 16),
+    f_ns=st.integers(1, 9),
+    b_ns=st.integers(1, 9),
+    name=st.sampled_from(["gpipe", "1f1b"]),
+)
+def test_makespan_of_gpipe_and_1f1b_is_the_closed_form(
+    p: int, m: int, f_ns: int, b_ns: int, name: str
+) -> None:
+    """(m + p - 1)(f + b), with free communication: Narayanan et al. 2021, section 2.2."""
+    _, end_ns = event.times(make(pipeline(name, p, m, f_ns, b_ns), []))
+    assert end_ns.max() == (m + p - 1) * (f_ns + b_ns)
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 8), f_ns=st.integers(1, 9), b_ns=st.integers(1, 9))
+def test_makespan_of_naive_is_the_closed_form(p: int, m: int, f_ns: int, b_ns: int) -> None:
+    _, end_ns = event.times(make(pipeline("naive", p, m, f_ns, b_ns), []))
+    assert end_ns.max() == m * p * (f_ns + b_ns)
+
+
+def test_every_schedule_runs_with_communication_that_blocks() -> None:
+    """Each schedule in the registry has at least a plan that ends, whatever its closed form is."""
+    for name in SCHEDULES:
+        start_ns, _ = event.times(make(pipeline(name, 3, 5, 2, 3), []))
+        assert (start_ns >= 0).all()
+
+
+def test_the_timeline_carries_communications_and_steps() -> None:
+    tasks = [
+        Task(0, 0, 10),
+        Task(0, 1, 0, [0], instance=0),
+        Task(1, 1, 0, instance=0),
+        Task(1, 0, 5, [2], step=1),
+    ]
+    rows = event.run(make(tasks, [30])).to_pylist()
+    assert [(r["category"], r["start_ns"], r["duration_ns"]) for r in rows[:4]] == [
+        ("compute", 0, 10),
+        ("collective", 10, 30),
+        ("collective", 0, 40),
+        ("compute", 40, 5),
+    ]
+    assert [(r["group"], r["sequence"], r["size_bytes"], r["axis"]) for r in rows[:3]] == [
+        (-1, -1, 0, ""),
+        (7, 0, 1024, "tp"),
+        (7, 0, 1024, "tp"),
+    ]
+    windows = [(r["rank"], r["step"], r["start_ns"], r["duration_ns"]) for r in rows if r["stream"] == "step"]
+    assert windows == [(0, 0, 0, 40), (1, 0, 0, 40), (1, 1, 40, 5)]
+
+
+def test_an_empty_program_has_an_empty_timeline() -> None:
+    assert event.run(make([], [])).num_rows == 0
+
+
+def test_a_participant_without_a_task_is_named() -> None:
+    program = make([Task(3, 1, instance=0)], [10], participants=[2])
+    with pytest.raises(
+        ProgramError,
+        match=r"all_reduce 0 of group 7 \(tp\) waits for ever: rank 3 arrived first at 0 ns, "
+        r"but 1 of 2 participants came; the others have no task in the program",
+    ):
+        event.run(program)
+
+
+def test_collectives_in_opposite_order_are_a_deadlock_that_names_both_ranks() -> None:
+    tasks = [
+        Task(0, 1, instance=0),
+        Task(0, 1, instance=1),
+        Task(1, 1, instance=1),
+        Task(1, 1, instance=0),
+    ]
+    with pytest.raises(
+        ProgramError, match=r"all_reduce 0 of group 7 \(tp\).* rank 0 .*; rank 1 stands at task 2"
+    ):
+        event.run(make(tasks, [10, 10]))
+
+
+def test_a_cycle_of_dependencies_is_named() -> None:
+    tasks = [Task(0, 0, 5, [1]), Task(1, 0, 5, [0]), Task(1, 1, 5)]
+    with pytest.raises(ProgramError, match=r"task 0 .*rank 0.* waits for task 1 .*rank 1.* waits for task 0"):
+        event.run(make(tasks, []))
+
+
+def test_waiting_for_a_later_task_of_the_same_stream_is_a_cycle() -> None:
+    with pytest.raises(ProgramError, match=r"task 0 .* waits for task 1 .* waits for task 0"):
+        event.run(make([Task(0, 0, 5, [1]), Task(0, 0, 5)], []))
