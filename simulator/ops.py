@@ -24,7 +24,8 @@ class Op:
 
     Attributes:
         name: block and role, e.g. ``"mlp.up"``, ``"mlp.up.wgrad"``.
-        kind: ``"gemm"``, ``"attention"`` (fused core) or ``"memory"`` (its time is the bytes it moves).
+        kind: ``"gemm"``, ``"attention"`` or ``"attention_backward"`` (fused core), or ``"memory"`` (its time
+            is that of the bytes it moves).
         flops: floating-point operations that are executed, over all ``count``; element-wise arithmetic is 0.
         bytes_moved: device memory read and written, over all ``count``, each operand once.
         m, n, k: shape of one matrix product, ``(m, k) @ (k, n)``; of attention queries, keys and head width.

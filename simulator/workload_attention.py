@@ -95,7 +95,11 @@ def _fused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     operands = job.micro_batch * (queries * heads + keys * kv_heads) * width * DTYPE_BYTES[job.precision]
     forward = Op("attention.core", "attention", flops, operands, queries, keys, model.head_dim, job.precision)
     backward = replace(
-        forward, name="attention.core.backward", flops=flops * 5 // 2, bytes_moved=2 * operands
+        forward,
+        name="attention.core.backward",
+        kind="attention_backward",
+        flops=flops * 5 // 2,
+        bytes_moved=2 * operands,
     )
     return (forward,), (backward,)
 

@@ -1,0 +1,117 @@
+"""How long operations take on a device: three physical bounds and the constants of ``topologies.device``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from simulator.clock import to_ns
+from simulator.ops import Comm, Op
+from topologies.device import Device
+from topologies.units import format_bandwidth, format_flops, format_time
+
+FITTED_SIDE: Final = 256
+"""Shortest side of the matrix products that the GEMM constants of the catalogue were fitted on."""
+
+
+def gemm_s(op: Op, device: Device) -> float:
+    """Return the time of a matrix product: a roofline with three constants and the sustained clock.
+
+    ``t = max(flops / (e P c), bytes / (b BW)) + n t0``: e ``gemm_efficiency``, P the peak of the dtype,
+    c ``sustained_clock_fraction``, b ``gemm_memory_fraction``, t0 ``gemm_latency_s``, n kernels.
+    How close this comes to measured products is in docs/compute.md.
+    """
+    peak = device.gemm_efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
+    bandwidth = device.gemm_memory_fraction * device.memory_bytes_per_s
+    return max(op.flops / peak, op.bytes_moved / bandwidth) + op.count * device.gemm_latency_s
+
+
+def attention_s(op: Op, device: Device) -> float:
+    """Return the time of a fused attention kernel; as a matrix product, with an efficiency of its own."""
+    forward = op.kind == "attention"
+    efficiency = device.attention_efficiency_forward if forward else device.attention_efficiency_backward
+    peak = efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
+    bandwidth = device.memory_bound_fraction * device.memory_bytes_per_s
+    return max(op.flops / peak, op.bytes_moved / bandwidth) + op.count * device.gemm_latency_s
+
+
+def memory_s(op: Op, device: Device) -> float:
+    """Return the time of an operation bound by memory: ``bytes / (fraction BW) + n t0``."""
+    bandwidth = device.memory_bound_fraction * device.memory_bytes_per_s
+    return op.bytes_moved / bandwidth + op.count * device.memory_bound_latency_s
+
+
+COSTS: Final[Mapping[str, Callable[[Op, Device], float]]] = MappingProxyType(
+    {"gemm": gemm_s, "attention": attention_s, "attention_backward": attention_s, "memory": memory_s}
+)
+"""Cost of each kind of operation."""
+
+
+class ComputeModel:
+    """Answers how long operations take on *device*, and remembers what the answers rest on.
+
+    The formulas are the same for a GPU and for a processor that stands in for one; the constants differ.
+
+    Args:
+        device: what computes.
+        precision: dtype of the job; the device must have a peak for it.
+
+    Raises:
+        CatalogError: the device has no peak for *precision*.
+    """
+
+    def __init__(self, device: Device, precision: str) -> None:
+        device.peak(precision)
+        self.device = device
+        self.precision = precision
+        self._seconds: dict[Op, float] = {}
+
+    def op_s(self, op: Op) -> float:
+        """Return the time of *op* on the device, in seconds, without that of launching it."""
+        if op not in self._seconds:
+            self._seconds[op] = COSTS[op.kind](op, self.device)
+        return self._seconds[op]
+
+    def duration_ns(self, ops: Iterable[Op | Comm]) -> int:
+        """Return how long the operations among *ops* take when issued one after another.
+
+        The host launches kernels while the device runs earlier ones, so the slower of the two decides:
+        ``max(sum of op_s, number of kernels * launch_s)``. Communications count as nothing here.
+        """
+        alone = [op for op in ops if isinstance(op, Op)]
+        busy_s = sum(self.op_s(op) for op in alone)
+        return to_ns(max(busy_s, sum(op.count for op in alone) * self.device.launch_s))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the answers so far rest on, as sentences for a report."""
+        found = [*_constants(self.device, self.precision)]
+        small = sorted({(op.m, op.n, op.k) for op in self._seconds if _is_small(op)}, key=min)
+        if small:
+            found.append(
+                f"{len(small)} GEMM shapes have a side below {FITTED_SIDE}, outside what the constants were "
+                f"fitted on (e.g. {'x'.join(map(str, small[0]))}): roofline used"
+            )
+        return found
+
+
+def _constants(device: Device, precision: str) -> list[str]:
+    """The constants behind each kind of operation, with their sources."""
+    peak, bandwidth = format_flops(device.peak(precision)), format_bandwidth(device.memory_bytes_per_s)
+    lines = {
+        "gemm_efficiency": f"GEMM on {device.name}: {device.gemm_efficiency:.2f} of {peak} ({precision}), "
+        f"{device.gemm_memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}",
+        "attention_efficiency_forward": f"attention: {device.attention_efficiency_forward:.2f} forward and "
+        f"{device.attention_efficiency_backward:.2f} backward of that peak",
+        "memory_bound_fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
+        f"+ {format_time(device.memory_bound_latency_s)} per kernel",
+        "launch_s": f"host: {format_time(device.launch_s)} to launch a kernel",
+        "sustained_clock_fraction": f"sustained clock: {device.sustained_clock_fraction:.2f} of every peak",
+    }
+    sources = device.sources
+    return [f"{line} ({sources[name]})" if sources.get(name) else line for name, line in lines.items()]
+
+
+def _is_small(op: Op) -> bool:
+    return op.kind == "gemm" and min(op.m, op.n, op.k) < FITTED_SIDE
