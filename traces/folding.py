@@ -33,8 +33,8 @@ class Expander:
         """Return *spans* of rank *source* as those of *rank*.
 
         A group becomes the group of the same axis that *rank* belongs to (the n-th of that axis, where there
-        are several); a peer becomes the rank at the same place in that group. Where the groups are unknown,
-        a group becomes -1 and a peer keeps its distance.
+        are several); a peer becomes the rank as many places further in that group, which is a ring. Where
+        the groups are unknown, a group becomes -1 and a peer keeps its distance.
         """
         n_spans = spans.num_rows
         group = spans["group"].to_numpy()
@@ -45,7 +45,8 @@ class Expander:
             rows = group == ours.id
             new_group[rows] = theirs.id
             moved = rows & np.isin(peer, ours.ranks)
-            new_peer[moved] = _places(ours.ranks, theirs.ranks)[peer[moved]]
+            turn = theirs.ranks.index(rank) - ours.ranks.index(source)
+            new_peer[moved] = _turned(ours.ranks, theirs.ranks, turn)[peer[moved]]
         changed = {
             "rank": pa.array(np.full(n_spans, rank, np.int32)),
             "group": pa.array(new_group),
@@ -64,8 +65,8 @@ class Expander:
         ]
 
 
-def _places(ours: Sequence[int], theirs: Sequence[int]) -> NDArray[np.int32]:
-    """Return an array that leads from a rank of *ours* to the rank at the same place in *theirs*."""
+def _turned(ours: Sequence[int], theirs: Sequence[int], turn: int) -> NDArray[np.int32]:
+    """Return an array that leads from a rank of *ours* to the one *turn* places further in *theirs*."""
     table = np.full(max(ours) + 1, -1, np.int32)
-    table[list(ours)] = theirs
+    table[list(ours)] = np.roll(theirs, -turn)
     return table

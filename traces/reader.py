@@ -170,7 +170,6 @@ class _Reader:
             _refuse_newer(reader.schema, path)
             while True:
                 batch = reader.read_next_batch()
-                batch.validate(full=True)
                 batches.append(batch)
                 end = source.tell()
         except StopIteration:
@@ -206,6 +205,7 @@ class _Reader:
     def _memory(self, path: str) -> pa.Table:
         table = self._arrow_file(path).read_all()
         try:
+            table.validate(full=True)
             return table.select(MEMORY.names).cast(MEMORY).combine_chunks()
         except (KeyError, ValueError, pa.ArrowException) as error:
             raise RunError(f"{path} is not memory over time: {_first_line(error)}") from error
@@ -227,9 +227,12 @@ def _timeline(table: pa.Table, name: str) -> pa.Table:
     """Return *table* checked and in one piece per column; raises RunError naming the file."""
     _refuse_newer(table.schema, name)
     try:
+        table.validate(full=True)  # an index outside its dictionary would otherwise be read from anywhere
         return checked(table).unify_dictionaries().combine_chunks()
     except TimelineError as error:
         raise RunError(f"{name}: {error}") from error
+    except (ValueError, pa.ArrowException) as error:
+        raise RunError(f"{name} is damaged: {_first_line(error)}") from error
 
 
 def _refuse_newer(schema: pa.Schema, name: str) -> None:

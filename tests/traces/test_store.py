@@ -1,0 +1,364 @@
+"""Writing and reading a run returns the same table; what is damaged or missing is said, never guessed."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import ipc
+from pyarrow import parquet as pq
+
+from traces.errors import RunError, TimelineError
+from traces.info import Clock, RunInfo
+from traces.layout import Layout
+from traces.store import SpanWriter, open_run, write_info, write_run
+from traces.timeline import FORMAT_VERSION, MEMORY, TIMELINE, timeline
+
+LABELS = st.sampled_from(["", "a", "layer.1", "µ/β", "x" * 40])
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), LABELS, st.integers(0, 2**62), st.integers(0, 2**40), st.integers(-1, 9)),
+    max_size=30,
+)
+
+
+def table(rows: list[tuple[int, str, int, int, int]]) -> pa.Table:
+    rank, label, start, duration, step = zip(*rows, strict=True) if rows else [()] * 5
+    return timeline(
+        {
+            "rank": pa.array(rank, pa.int32()),
+            "category": ["compute"] * len(rows),
+            "kind": pa.array(label, pa.string()),
+            "start_ns": pa.array(start, pa.int64()),
+            "duration_ns": pa.array(duration, pa.int64()),
+            "step": pa.array(step, pa.int32()),
+        }
+    )
+
+
+def some(n: int, *, rank: int = 0, first: int = 0) -> dict[str, object]:
+    return {
+        "rank": [rank] * n,
+        "category": ["compute"] * n,
+        "kind": [f"kind{(first + i) % 3}" for i in range(n)],
+        "start_ns": list(range(first, first + n)),
+        "duration_ns": [1] * n,
+    }
+
+
+def info(world_size: int = 1, **values: object) -> RunInfo:
+    return RunInfo(origin="recorded", world_size=world_size, **values)  # type: ignore[arg-type]
+
+
+@given(rows=ROWS.filter(len))
+@settings(max_examples=40)
+def test_what_is_written_is_read(rows: list[tuple[int, str, int, int, int]]) -> None:
+    spans = table(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(write_run(Path(folder) / "run", info(4), spans))
+        order = np.argsort(spans["rank"].to_numpy(), kind="stable")
+        assert run.spans().to_pylist() == spans.take(order).to_pylist()
+        assert run.spans().schema.equals(TIMELINE, check_metadata=True)
+
+
+@given(rows=st.lists(ROWS, min_size=1, max_size=5))
+@settings(max_examples=40)
+def test_a_recording_reads_the_same_before_and_after_it_is_closed(
+    rows: list[list[tuple[int, str, int, int, int]]],
+) -> None:
+    batches = [table([(0, *row[1:]) for row in batch]) for batch in rows if batch]
+    if not batches:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        with SpanWriter(folder, 0) as writer:
+            for batch in batches:
+                writer.append_table(batch)
+            during = open_run(folder).spans().to_pylist()
+        after = open_run(folder).spans().to_pylist()
+        assert sorted(path.name for path in Path(folder, "spans").iterdir()) == ["rank-00000.arrow"]
+    assert during == after == pa.concat_tables(batches).to_pylist()
+
+
+def test_info_and_memory_come_back(tmp_path: Path) -> None:
+    layout = Layout(pp=2, tp=2)
+    given = RunInfo(
+        origin="simulated",
+        world_size=4,
+        name="small",
+        layout=layout,
+        model={"name": "tiny", "hidden": 64},
+        groups=tuple(layout.process_groups()),
+        representatives=(0, 0, 2, 2),
+        clock={1: Clock(offset_ns=-5, uncertainty_ns=2, drift_ppb=1.5)},
+        summary={"step_time_s": 1.5},
+        warnings=("GEMM not measured",),
+        dropped={"host": 3},
+        versions={"foretrace": "0.1.0"},
+        started="2026-01-01T00:00:00Z",
+    )
+    memory = pa.table({"rank": [0], "t_ns": [5], "category": ["parameters"], "bytes": [100]})
+    spans = pa.concat_tables([timeline(some(2)), timeline(some(3, rank=2))])
+    run = open_run(write_run(tmp_path / "run", given, spans, memory))
+    assert run.info == given
+    assert run.memory().schema.equals(MEMORY)
+    assert run.memory().to_pylist() == memory.to_pylist()
+    assert run.warnings == given.warnings
+    assert (run.ranks, run.stored_ranks) == ((0, 1, 2, 3), (0, 2))
+
+
+def test_cutting_a_stream_anywhere_keeps_every_complete_batch(tmp_path: Path) -> None:
+    writer = SpanWriter(tmp_path, 0)
+    path = tmp_path / "spans" / "rank-00000.arrows"
+    ends = []
+    for i in range(4):
+        writer.append(some(3, first=3 * i))
+        ends.append(path.stat().st_size)
+    contents = path.read_bytes()
+    for cut in [*range(0, len(contents), 37), *ends]:
+        path.write_bytes(contents[:cut])
+        complete = sum(end <= cut for end in ends)
+        if not complete:
+            with pytest.raises(RunError, match="holds no spans"):
+                open_run(tmp_path)
+            continue
+        run = open_run(tmp_path)
+        assert run.spans()["start_ns"].to_pylist() == list(range(3 * complete))
+        said = f"rank 0: {complete} batches read, the last {cut - ends[complete - 1]} bytes"
+        assert any(said in warning for warning in run.warnings) == (cut not in ends)
+
+
+def test_an_unfinished_stream_of_another_rank_is_a_warning(tmp_path: Path) -> None:
+    with SpanWriter(tmp_path, 1) as writer:
+        writer.append(some(2, rank=1))
+    (tmp_path / "spans" / "rank-00000.arrows").touch()
+    write_info(tmp_path, info(4, finished=False))
+    run = open_run(tmp_path)
+    assert run.stored_ranks == (1,)
+    assert any("no spans of rank 0, 2-3 of 4" in warning for warning in run.warnings)
+    assert any("has not finished" in warning for warning in run.warnings)
+
+
+def test_sidecars_become_one_description(tmp_path: Path) -> None:
+    layout = Layout(dp=2)
+    groups = layout.process_groups()
+    for rank in range(2):
+        with SpanWriter(tmp_path, rank) as writer:
+            writer.append(some(2, rank=rank))
+        part = info(
+            2,
+            layout=layout,
+            groups=(groups[rank],),
+            clock={rank: Clock(offset_ns=100 * rank, applied=False)},
+            warnings=("no profiler", *(["slow disk"] if rank else [])),
+            dropped={"host": 1 + rank},
+        )
+        write_info(tmp_path, part, rank)
+    run = open_run(tmp_path)
+    assert run.info.finished
+    assert run.info.layout == layout
+    assert run.info.groups == tuple(groups)
+    assert run.info.warnings == ("rank 0-1: no profiler", "rank 1: slow disk")
+    assert run.info.dropped == {"host": 3}
+    assert run.spans()["start_ns"].to_pylist() == [0, 1, 100, 101]  # rank 1 moved on to the common clock
+
+
+def test_a_drifting_clock_is_mapped(tmp_path: Path) -> None:
+    columns = some(2) | {"start_ns": [10**9, 2 * 10**9], "duration_ns": [10**9, 0]}
+    with SpanWriter(tmp_path, 0) as writer:
+        writer.append(columns)
+    clock = Clock(offset_ns=7, drift_ppb=1000.0, reference_ns=10**9, applied=False)
+    write_info(tmp_path, info(clock={0: clock}))
+    spans = open_run(tmp_path).spans()
+    assert spans["start_ns"].to_pylist() == [10**9 + 7, 2 * 10**9 + 7 + 1000]
+    assert spans["duration_ns"].to_pylist() == [10**9 + 1000, 0]
+
+
+def test_one_file_a_url_and_parquet_read_alike(tmp_path: Path) -> None:
+    spans = timeline(some(4))
+    run_dir = write_run(tmp_path / "run", info(), spans)
+    pq.write_table(spans, tmp_path / "all.parquet")
+    expected = spans.to_pylist()
+    for path in (run_dir, run_dir / "spans" / "rank-00000.arrow", tmp_path / "all.parquet"):
+        assert open_run(path).spans().to_pylist() == expected
+        assert open_run(f"file://{path}").spans().to_pylist() == expected
+
+
+def test_one_file_of_several_ranks_is_split(tmp_path: Path) -> None:
+    spans = timeline(some(2, rank=1)), timeline(some(2, rank=0)), timeline(some(1, rank=1, first=2))
+    pq.write_table(pa.concat_tables(spans), tmp_path / "all.parquet")
+    run = open_run(tmp_path / "all.parquet")
+    assert run.ranks == (0, 1)
+    assert run.spans([1])["start_ns"].to_pylist() == [0, 1, 2]
+
+
+def test_the_readme_of_a_user_survives_writing_again(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", info(), timeline(some(1)))
+    (run_dir / "notes.txt").write_text("mine")
+    write_run(run_dir, info(), timeline(some(2)))
+    assert (run_dir / "notes.txt").read_text() == "mine"
+    assert open_run(run_dir).spans().num_rows == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_nothing_is_written_over_what_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years")
+    with pytest.raises(RunError, match="is not a run: nothing written"):
+        write_run(tmp_path, info(), timeline(some(1)))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(RunError, match="is a file or a link"):
+        write_run(tmp_path / "thesis.tex", info(), timeline(some(1)))
+
+
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(TimelineError):
+        write_run(tmp_path / "a", info(), pa.table({"x": [1]}))
+    with pytest.raises(RunError, match="spans of rank 3 in a run of 1 ranks"):
+        write_run(tmp_path / "b", info(), timeline(some(1, rank=3)))
+    with pytest.raises(RunError, match="cannot be written as JSON"):
+        write_run(tmp_path / "c", info(summary={"x": object()}), timeline(some(1)))
+    with pytest.raises(TimelineError, match="not memory"):
+        write_run(tmp_path / "d", info(), timeline(some(1)), pa.table({"x": [1]}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_refuses_what_would_be_lost_or_mixed(tmp_path: Path) -> None:
+    writer = SpanWriter(tmp_path, 0)
+    with pytest.raises(RunError, match="spans of rank 1 given to the writer of rank 0"):
+        writer.append(some(1, rank=1))
+    with pytest.raises(RunError, match="holds a run already"):
+        SpanWriter(tmp_path, 0)
+    writer.append(some(1))
+    writer.close()
+    writer.close()
+    with pytest.raises(RunError, match="closed"):
+        writer.append(some(1))
+    with pytest.raises(RunError, match="holds a run already"):
+        SpanWriter(tmp_path, 0)
+    with pytest.raises(RunError, match="cannot record into"):
+        SpanWriter(tmp_path / "spans" / "rank-00000.arrow", 0)
+
+
+def test_fsync_writes_the_same(tmp_path: Path) -> None:
+    with SpanWriter(tmp_path, 0, fsync=True) as writer:
+        writer.append(some(2))
+        writer.append({name: value for name, value in some(1, first=2).items() if name != "rank"})
+    assert open_run(tmp_path).spans()["start_ns"].to_pylist() == [0, 1, 2]
+
+
+def _newer(path: Path) -> None:
+    document = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(document | {"format_version": FORMAT_VERSION + 1}))
+
+
+def _newer_spans(path: Path) -> None:
+    spans = timeline(some(1)).replace_schema_metadata({"foretrace.format": str(FORMAT_VERSION + 1)})
+    with ipc.new_file(str(path / "spans" / "rank-00000.arrow"), spans.schema) as writer:
+        writer.write_table(spans)
+
+
+def _foreign_columns(path: Path) -> None:
+    with ipc.new_file(str(path / "spans" / "rank-00000.arrow"), pa.schema([("x", pa.int8())])):
+        pass
+
+
+def _stream_of_text(path: Path) -> None:
+    (path / "spans" / "rank-00000.arrow").unlink()
+    (path / "spans" / "rank-00000.arrows").write_text("time,rank\n" * 99)
+
+
+def _text(name: str, contents: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_text(contents)
+
+
+def _truncated_file(path: Path) -> None:
+    file = path / "spans" / "rank-00000.arrow"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated json": (_text("run.json", '{"format_version": 1, "ori'), "not complete JSON"),
+    "foreign json": (_text("run.json", '{"a": 1}'), "does not describe a run"),
+    "a list": (_text("run.json", "[]"), "does not describe a run"),
+    "no world size": (_text("run.json", '{"format_version": 1, "origin": "recorded"}'), "world_size"),
+    "bad origin": (_text("run.json", '{"format_version": 1, "origin": "x", "world_size": 1}'), "origin 'x'"),
+    "bad layout": (
+        _text("run.json", '{"format_version":1,"origin":"recorded","world_size":1,"layout":{"tp":0}}'),
+        "tp=0",
+    ),
+    "bad group": (
+        _text("run.json", '{"format_version":1,"origin":"recorded","world_size":1,"groups":[{"id":0}]}'),
+        "no 'axis' in it",
+    ),
+    "binary json": (lambda path: (path / "run.json").write_bytes(b"\xff\xfe\x00"), "not text"),
+    "newer": (_newer, "install a newer foretrace"),
+    "newer spans": (_newer_spans, "install a newer foretrace"),
+    "foreign columns": (_foreign_columns, "no column"),
+    "text for a file": (_text("spans/rank-00000.arrow", "rank,time\n" * 99), "not an Arrow file"),
+    "empty file": (_text("spans/rank-00000.arrow", ""), "not an Arrow file"),
+    "text for a stream": (_stream_of_text, "not an Arrow stream"),
+    "truncated file": (_truncated_file, "not an Arrow file, or is damaged"),
+    "no spans": (lambda path: (path / "spans" / "rank-00000.arrow").unlink(), "holds no spans"),
+    "a rank too many": (_text("run.json", info().to_json()), "has spans of rank 1, but its world has 1"),
+    "foreign memory": (_text("memory.arrow", "x"), "not an Arrow file"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_one_line(name: str, tmp_path: Path) -> None:
+    spans = timeline(some(2)) if name != "a rank too many" else timeline(some(2, rank=1))
+    run_dir = write_run(tmp_path / "run", info(2), spans)
+    damage, message = DAMAGE[name]
+    damage(run_dir)
+    with pytest.raises(RunError, match=message) as caught:
+        open_run(run_dir).spans()
+    assert "\n" not in str(caught.value)
+
+
+def test_every_flipped_byte_is_an_error_or_a_timeline(tmp_path: Path) -> None:
+    """Damage inside a file never becomes a crash or an error of another kind."""
+    file = write_run(tmp_path / "run", info(), timeline(some(50))) / "spans" / "rank-00000.arrow"
+    contents = file.read_bytes()
+    rng = np.random.default_rng(0)
+    for at in rng.integers(0, len(contents), 300):
+        file.write_bytes(contents[:at] + bytes([contents[at] ^ 0xFF]) + contents[at + 1 :])
+        with contextlib.suppress(RunError):  # any other exception fails the test
+            open_run(tmp_path / "run").spans().validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "does not exist"),
+        ("notes.txt", "is not a run: give its directory"),
+        ("empty", "is not a run: neither run.json"),
+        ("empty.arrow", "damaged or not a timeline|not an Arrow file"),
+        ("nothing.arrows", "holds no complete batch"),
+        ("gopher://x/y", "cannot read gopher"),
+    ],
+)
+def test_what_is_not_a_run_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.arrow").touch()
+    (tmp_path / "nothing.arrows").touch()
+    with pytest.raises(RunError, match=message) as caught:
+        open_run(name if "://" in name else tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rank_that_is_not_there_is_named(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run", info(2), timeline(some(1))))
+    with pytest.raises(RunError, match=r"no spans of rank 1 in .*; it has ranks 0"):
+        run.spans([1])
+
+
+def test_spans_in_the_file_of_another_rank_are_refused(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", info(2), timeline(some(1)))
+    (run_dir / "spans" / "rank-00000.arrow").rename(run_dir / "spans" / "rank-00001.arrow")
+    with pytest.raises(RunError, match="file of rank 1 holds spans of rank 0"):
+        open_run(run_dir).spans()
