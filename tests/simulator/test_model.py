@@ -1,0 +1,153 @@
+"""Parameter counts against published ones, FLOPs against published formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, sampled_from
+
+from simulator.errors import ModelError
+from simulator.model import Model
+from simulator.models import load_model, names
+
+PUBLISHED = {
+    # parameters of the published checkpoints, as their safetensors metadata counts them
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    # 671,026,419,200 with the router's 58 x 256 correction biases, which are not trained by gradient
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    assert load_model(name).n_params == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("mixtral-8x7b", 12.88), ("deepseek-v3", 37.55), ("qwen3-30b-a3b", 3.35)]
+)
+def test_active_parameters(name: str, billions: float) -> None:
+    assert load_model(name).n_active_params / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+@pytest.mark.parametrize("vocab", [50257, 51200])
+def test_gpt3_has_174_6_billion_parameters(vocab: int) -> None:
+    """Table 1 of arXiv:2104.04473 gives 174.6 billion; the padding of the vocabulary does not show."""
+    gpt3 = replace(load_model("gpt3-175b"), vocab=vocab)
+    assert round(gpt3.n_params / 1e9, 1) == 174.6
+
+
+def gpt(n_layers: int, hidden: int, vocab: int, max_positions: int) -> Model:
+    return replace(
+        load_model("gpt3-175b"),
+        n_layers=n_layers,
+        hidden=hidden,
+        n_heads=8,
+        n_kv_heads=8,
+        head_dim=hidden // 8,
+        ffn_hidden=4 * hidden,
+        vocab=vocab,
+        max_positions=max_positions,
+    )
+
+
+@given(layers=integers(1, 100), width=integers(1, 500), vocab=integers(1, 99_999), seq_len=integers(1, 4096))
+def test_gpt_parameters_are_megatrons_equation_2(layers: int, width: int, vocab: int, seq_len: int) -> None:
+    """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh), arXiv:2104.04473 eq. 2, which leaves out the final norm."""
+    h = 8 * width
+    model = gpt(layers, h, vocab, seq_len)
+    assert model.n_params == 12 * layers * h**2 + 13 * layers * h + (vocab + seq_len) * h + 2 * h
+
+
+@given(layers=integers(1, 100), width=integers(1, 500), vocab=integers(1, 99_999), seq_len=integers(1, 9999))
+def test_gpt_flops_are_megatrons_equation_3(layers: int, width: int, vocab: int, seq_len: int) -> None:
+    """96 B s L h^2 (1 + s/6h + V/16Lh) with every layer's forward done twice, arXiv:2104.04473 eq. 3.
+
+    Without recomputation the layers cost three quarters of that and the output matrix the same.
+    """
+    h = 8 * width
+    output = 6 * vocab * h
+    layer_flops = gpt(layers, h, vocab, 0).flops_per_token(seq_len) - output
+    assert 4 * layer_flops == 3 * (96 * layers * h**2 + 16 * layers * h * seq_len)
+    assert layer_flops * 4 // 3 + output == 96 * layers * h**2 + 16 * layers * h * seq_len + 6 * vocab * h
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "gpt3-175b"])
+def test_flops_are_palms_appendix_b(name: str) -> None:
+    """6 N + 12 L H Q T, where N leaves out what is looked up or only scaled; 0.1 % of norms and biases."""
+    model = load_model(name)
+    looked_up = model.max_positions * model.hidden + (0 if model.tied_embeddings else model.head_params())
+    attention = 12 * model.n_layers * model.n_heads * model.head_dim * 4096
+    assert model.flops_per_token(4096) == pytest.approx(
+        6 * (model.n_params - looked_up) + attention, rel=1e-3
+    )
+
+
+@given(name=sampled_from(names()), seq_len=integers(1, 65536))
+def test_a_causal_mask_halves_attention_and_nothing_else(name: str, seq_len: int) -> None:
+    model = load_model(name)
+    weights = model.flops_per_token(0)
+    full = model.flops_per_token(seq_len) - weights
+    assert model.flops_per_token(seq_len, causal=True) - weights == full // 2
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_tensor_parallel_shards_hold_the_layer_once(name: str, tp: int) -> None:
+    """Column and row shards of all ranks add up to the matrices; only norms and the like are copied."""
+    model = load_model(name)
+    for layer in (0, model.n_layers - 1):
+        whole = model.layer_params(layer)
+        together = tp * model.layer_params(layer, tp)
+        assert whole <= together <= whole * 1.1
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3"])
+def test_expert_shards_hold_the_experts_once(name: str) -> None:
+    model = load_model(name)
+    layer = model.n_layers - 1
+    assert 8 * model.expert_params(layer, ep=8) == model.expert_params(layer)
+    assert model.expert_params(0) == (0 if model.n_dense_layers else model.expert_params(layer))
+
+
+def test_deepseek_has_three_dense_layers() -> None:
+    model = load_model("deepseek-v3")
+    assert [layer for layer in range(model.n_layers) if not model.is_moe(layer)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"n_layers": 0}, "n_layers=0"),
+        ({"hidden": -1}, "hidden=-1"),
+        ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=64"),
+        ({"ffn_hidden": 0}, "ffn_hidden=0"),
+        ({"norm": "batch"}, "rmsnorm, layernorm"),
+        ({"n_experts": 8}, "moe_ffn_hidden"),
+        ({"n_experts": 8, "moe_ffn_hidden": 64, "top_k": 9}, "top_k (is 9)"),
+        ({"kv_lora_rank": 512}, "v_head_dim"),
+        ({"vocab": True}, "vocab=True"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        replace(load_model("llama3-70b"), **change)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_describe_is_plain() -> None:
+    described = load_model("llama3-8b").describe()
+    assert described["n_params"] == PUBLISHED["llama3-8b"]
+    assert all(isinstance(value, int | str | bool) for value in described.values())

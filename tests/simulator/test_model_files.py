@@ -1,0 +1,211 @@
+"""Models out of files: Hugging Face configs and TOML, and what is said about those that are wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import ModelError
+from simulator.hf import READERS, model_from_config
+from simulator.models import load_model, names
+
+LLAMA3_8B: dict[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+CONFIGS: dict[str, dict[str, object]] = {
+    "llama": LLAMA3_8B,
+    "mistral": LLAMA3_8B | {"vocab_size": 32000, "sliding_window": 4096},
+    "mixtral": LLAMA3_8B | {"vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    },
+    "qwen3": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
+    "qwen3_moe": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
+    "gpt2": {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257},
+    "gemma": {
+        "hidden_size": 2048,
+        "intermediate_size": 16384,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 18,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 256000,
+    },
+    "gemma2": {
+        "hidden_size": 3584,
+        "intermediate_size": 14336,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 42,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "vocab_size": 256000,
+    },
+    "deepseek_v3": {
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "num_hidden_layers": 61,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+    },
+}
+PARAMS = {
+    "llama": 8_030_261_248,
+    "mistral": 7_241_732_096,
+    "mixtral": 46_702_792_704,
+    "qwen2": 7_615_616_512,
+    "qwen3": 8_190_735_360,
+    "qwen3_moe": 30_532_122_624,
+    "gpt2": 124_439_808,
+    "gemma": 2_506_172_416,
+    "gemma2": 9_241_705_984,
+    "deepseek_v3": 671_026_404_352,
+}
+SAME_AS = {
+    "llama": "llama3-8b",
+    "mistral": "mistral-7b",
+    "mixtral": "mixtral-8x7b",
+    "qwen2": "qwen2.5-7b",
+    "qwen3": "qwen3-8b",
+    "qwen3_moe": "qwen3-30b-a3b",
+    "deepseek_v3": "deepseek-v3",
+}
+DEFAULTED = {"num_key_value_heads", "tie_word_embeddings", "head_dim", "sliding_window", "q_lora_rank"}
+
+
+def config(kind: str) -> dict[str, object]:
+    return {**CONFIGS[kind], "model_type": kind}
+
+
+def test_every_reader_has_a_known_count() -> None:
+    assert set(READERS) == set(PARAMS) == set(CONFIGS)
+
+
+@pytest.mark.parametrize("kind", sorted(PARAMS))
+def test_counts_of_configs_are_those_of_the_checkpoints(kind: str) -> None:
+    assert model_from_config(config(kind)).n_params == PARAMS[kind]
+
+
+@pytest.mark.parametrize("kind", sorted(SAME_AS))
+def test_a_config_reads_as_the_preset(kind: str) -> None:
+    preset = load_model(SAME_AS[kind])
+    assert replace(model_from_config(config(kind)), name=preset.name, source=preset.source) == preset
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(kind, key) for kind in sorted(CONFIGS) for key in CONFIGS[kind] if key not in DEFAULTED],
+)
+def test_a_missing_key_is_named(kind: str, key: str) -> None:
+    incomplete = {name: value for name, value in config(kind).items() if name != key}
+    with pytest.raises(ModelError, match=f"missing key '{key}'"):
+        model_from_config(incomplete, where="mine.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model_type": "mamba"}, "model_type='mamba' is not supported; supported: deepseek_v3, gemma"),
+        ({}, "missing key 'model_type'"),
+        (LLAMA3_8B | {"hidden_size": "4096"}, "hidden_size='4096': a whole number"),
+        (LLAMA3_8B | {"tie_word_embeddings": 1}, "tie_word_embeddings=1: true or false"),
+        (LLAMA3_8B | {"attention_dropout": "no"}, "attention_dropout='no': a number"),
+        (LLAMA3_8B | {"num_attention_heads": 0}, "n_heads=0"),
+    ],
+)
+def test_a_config_that_is_wrong_is_one_clear_error(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        model_from_config(given)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_is_found_in_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA3_8B))
+    assert load_model(tmp_path) == load_model(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("text", ["{", "\x80", "[1, 2]"])
+def test_a_file_that_is_no_config_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"config\.json: .*JSON"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(("name", "near"), [("llama-3-70b", "llama3-70b"), ("gpt4", ", ".join(names()))])
+def test_an_unknown_name_lists_near_ones(name: str, near: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(name)
+    assert near in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_toml_file_changes_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text('base = "llama3-8b"\nn_layers = 4\n')
+    preset = load_model("llama3-8b")
+    assert load_model(path) == replace(preset, name="small", n_layers=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("n_layers = ", "not a TOML file"),
+        ("n_layers = 4", "missing key 'hidden'"),
+        ('base = "llama9"', "base='llama9': one of"),
+        ('base = "llama3-8b"\nn_layer = 4', "unknown key 'n_layer'; did you mean n_layers?"),
+        ('base = "llama3-8b"\nn_layers = "4"', "n_layers='4': a whole number"),
+        ('base = "llama3-8b"\ngated = 1', "gated=1: true or false"),
+    ],
+)
+def test_a_toml_file_that_is_wrong_is_one_clear_error(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ModelError) as caught:
+        load_model(path)
+    assert words in str(caught.value)
