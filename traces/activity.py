@@ -1,0 +1,253 @@
+"""What a rank is doing at every moment of a step: intervals that cover the step's window exactly.
+
+Every nanosecond is in one state, by the table in docs/architecture.md, section 3:
+
+========================  ==========================================================================
+``compute``               a compute or copy span is running
+``exposed:<axis>``        else, a communication span of that axis is past the last arrival
+``bubble``                else, a pp span waits for its peer; or, with pp > 1, nothing runs and the
+                          rank has not begun, or has finished, its forward and backward work
+``wait:<axis>``           else, a communication span of that axis waits for other ranks
+``other``                 else
+========================  ==========================================================================
+
+Where several axes compete for one state, the inner one of ``traces.layout.AXES`` has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from traces.arrivals import COMMUNICATION, arrivals
+from traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
+from traces.errors import RunError
+from traces.info import rank_list
+from traces.layout import AXES
+from traces.run import Run
+from traces.windows import Window, windows
+
+PASSES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
+"""Kinds of spans that are a rank's forward and backward work."""
+
+UNNAMED_AXIS: Final = "unknown"
+"""Axis of a communication span that does not say one."""
+
+StateArray = NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What one rank does during one step, as consecutive intervals.
+
+    Interval *i* runs from ``start_ns[i]`` to ``end_ns[i]``, where *i + 1* starts; the first starts and the
+    last ends with the window. Neighbours differ in state. Arrays have shape ``(n_intervals,)``.
+
+    Attributes:
+        rank: global rank.
+        step: optimizer step.
+        start_ns, end_ns: bounds of the intervals.
+        state: index into ``states``.
+        states: names of the states, the same for all ranks and steps of a run.
+    """
+
+    rank: int
+    step: int
+    start_ns: Int64Array
+    end_ns: Int64Array
+    state: StateArray
+    states: tuple[str, ...]
+
+    def total_ns(self) -> dict[str, int]:
+        """Return the time spent in each state; the values add up to the window."""
+        total = np.zeros(len(self.states), np.int64)
+        np.add.at(total, self.state, self.end_ns - self.start_ns)
+        return dict(zip(self.states, total.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The state of one rank between any two neighbouring events of its whole timeline.
+
+    Interval *i* lies between ``point_ns[i]`` and ``point_ns[i + 1]``; masks have shape ``(n_points - 1,)``.
+
+    Attributes:
+        point_ns: times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``.
+        state: index into the states of the run, before what depends on the window.
+        computing: a compute or copy span is running.
+        idle: no span is running.
+        moving: by axis, a communication span is past the last arrival.
+        communicating: by axis, a communication span is running, waiting included.
+        pass_start_ns, pass_end_ns: of the forward and backward spans.
+    """
+
+    point_ns: Int64Array
+    state: StateArray
+    computing: BoolArray
+    idle: BoolArray
+    moving: dict[str, BoolArray]
+    communicating: dict[str, BoolArray]
+    pass_start_ns: Int64Array
+    pass_end_ns: Int64Array
+
+    def inside(self, window: Window) -> slice:
+        """Return the intervals that make up *window*, whose edges are points."""
+        first, last = np.searchsorted(self.point_ns, (window.start_ns, window.end_ns))
+        return slice(int(first), int(last))
+
+    def lengths_ns(self, part: slice) -> Int64Array:
+        """Return the lengths of the intervals in *part*."""
+        return np.diff(self.point_ns[part.start : part.stop + 1])
+
+
+def activity(run: Run, rank: int, step: int) -> Activity:
+    """Return what *rank* does during *step*.
+
+    Args:
+        run: an open run.
+        rank: global rank; a folded one does what its representative does.
+        step: optimizer step.
+
+    Raises:
+        RunError: the run has no such rank or step.
+    """
+    if rank not in run.ranks:
+        raise RunError(f"no spans of rank {rank} in {run.path}; it has ranks {rank_list(run.ranks)}")
+    stored = rank if rank in run.stored_ranks else run.info.representative(rank)
+    window = next((w for w in windows(run) if (w.rank, w.step) == (stored, step)), None)
+    if window is None:
+        steps = sorted({w.step for w in windows(run) if w.rank == stored})
+        raise RunError(f"no step {step} on rank {rank} in {run.path}; it has steps {rank_list(steps)}")
+    recent = run.derived(_recent)
+    if stored not in recent:
+        recent.clear()
+        recent[stored] = sweep(run, stored)
+    return in_window(run, recent[stored], window, rank)
+
+
+def in_window(run: Run, swept: Sweep, window: Window, rank: int) -> Activity:
+    """Return the part of *swept* inside *window*, as the activity of *rank*."""
+    part = swept.inside(window)
+    state = window_state(run, swept, window)
+    point = swept.point_ns[part.start : part.stop + 1]
+    first = np.flatnonzero(np.diff(state, prepend=-1))
+    ends = np.append(point[first[1:]], point[-1:])
+    return Activity(rank, window.step, point[first], ends, state[first], states(run))
+
+
+def window_state(run: Run, swept: Sweep, window: Window) -> StateArray:
+    """Return the state of each interval of *window*, with the bubbles at its two ends."""
+    part = swept.inside(window)
+    state = swept.state[part].copy()
+    within = (swept.pass_end_ns > window.start_ns) & (swept.pass_start_ns < window.end_ns)
+    if is_pipelined(run) and within.any():
+        start = swept.point_ns[part]
+        begun = swept.pass_start_ns[within].min()
+        finished = swept.pass_end_ns[within].max()
+        state[swept.idle[part] & ((start < begun) | (start >= finished))] = states(run).index("bubble")
+    return state
+
+
+def states(run: Run) -> tuple[str, ...]:
+    """Return the names of the states that the ranks of *run* can be in, in order of precedence."""
+    named = axes(run)
+    return (
+        "compute",
+        *(f"exposed:{axis}" for axis in named),
+        "bubble",
+        *(f"wait:{axis}" for axis in named if axis != "pp"),
+        "other",
+    )
+
+
+def axes(run: Run) -> tuple[str, ...]:
+    """Return the axes along which the stored ranks communicate, innermost first; kept with the run."""
+    return run.derived(_axes)
+
+
+def is_pipelined(run: Run) -> bool:
+    """Whether the run has more than one pipeline stage, so that a rank can be idle in a bubble."""
+    return run.info.layout.pp > 1 if run.info.layout is not None else "pp" in axes(run)
+
+
+def sweep(run: Run, rank: int) -> Sweep:
+    """Go once through the timeline of the stored *rank*."""
+    table = run.spans([rank])
+    start = int64(table, "start_ns")
+    end = start + int64(table, "duration_ns")
+    last = arrivals(run).last_ns[rank]
+    edges = [edge for w in windows(run) if w.rank == rank for edge in (w.start_ns, w.end_ns)]
+    point = np.unique(np.concatenate([start, end, last, np.array(edges, np.int64)]))
+
+    def covered(rows: BoolArray, begin: Int64Array, until: Int64Array) -> BoolArray:
+        return _covered(point, begin[rows], until[rows])
+
+    computing = covered(is_one_of(table, "category", ("compute", "copy")), start, end)
+    communication = is_one_of(table, "category", COMMUNICATION)
+    blocked = is_one_of(table, "category", ("wait",)) & ~is_one_of(table, "axis", ("",))
+    of_axis = {axis: _on_axis(table, axis) for axis in axes(run)}
+    moving = {axis: covered(communication & rows, last, end) for axis, rows in of_axis.items()}
+    waiting = {
+        axis: covered(communication & rows, start, last) | covered(blocked & rows, start, end)
+        for axis, rows in of_axis.items()
+    }
+    passes = is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",))
+    return Sweep(
+        point_ns=point,
+        state=_ranked(states(run), computing, moving, waiting),
+        computing=computing,
+        idle=~covered(~is_one_of(table, "category", ("step",)), start, end),
+        moving=moving,
+        communicating={axis: moving[axis] | waiting[axis] for axis in of_axis},
+        pass_start_ns=start[passes],
+        pass_end_ns=end[passes],
+    )
+
+
+def _ranked(
+    names: tuple[str, ...], computing: BoolArray, moving: dict[str, BoolArray], waiting: dict[str, BoolArray]
+) -> StateArray:
+    """Return the first state of *names* that applies to each interval; the last one always does."""
+    applies = {f"exposed:{axis}": mask for axis, mask in moving.items()}
+    applies |= {f"wait:{axis}": mask for axis, mask in waiting.items()}
+    applies["compute"] = computing
+    if "pp" in waiting:
+        applies["bubble"] = waiting["pp"]
+    state = np.full(len(computing), len(names) - 1, np.int16)
+    for code in reversed(range(len(names) - 1)):
+        if (mask := applies.get(names[code])) is not None:
+            state[mask] = code
+    return state
+
+
+def _covered(point: Int64Array, start: Int64Array, end: Int64Array) -> BoolArray:
+    """Return which intervals between neighbours of *point* lie in any of the given spans."""
+    opened = np.bincount(np.searchsorted(point, start), minlength=len(point))
+    closed = np.bincount(np.searchsorted(point, end), minlength=len(point))
+    return np.cumsum(opened - closed)[:-1] > 0
+
+
+def _on_axis(table: pa.Table, axis: str) -> BoolArray:
+    """Return which rows say *axis*."""
+    return is_one_of(table, "axis", ("", UNNAMED_AXIS) if axis == UNNAMED_AXIS else (axis,))
+
+
+def _axes(run: Run) -> tuple[str, ...]:
+    found: set[str] = set()
+    for rank in run.stored_ranks:
+        table = run.spans([rank], ["category", "axis"])
+        codes, names = labels(table, "axis")
+        communication = is_one_of(table, "category", COMMUNICATION)
+        found |= {names[code] or UNNAMED_AXIS for code in np.unique(codes[communication])}
+        blocked = is_one_of(table, "category", ("wait",))
+        found |= {names[code] for code in np.unique(codes[blocked]) if names[code]}
+    return tuple(sorted(found, key=lambda axis: (AXES.index(axis) if axis in AXES else len(AXES), axis)))
+
+
+def _recent(_run: Run) -> dict[int, Sweep]:
+    """Return where the sweep of the rank asked for last is kept."""
+    return {}

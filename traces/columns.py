@@ -1,0 +1,49 @@
+"""NumPy views of timeline columns, without copying strings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+def labels(table: pa.Table, name: str) -> tuple[NDArray[np.int32], list[str]]:
+    """Return a label column as codes, shape ``(n_spans,)``, and the labels that the codes number."""
+    column = table[name]
+    whole = column.chunk(0) if column.num_chunks == 1 else column.unify_dictionaries().combine_chunks()
+    return whole.indices.to_numpy(zero_copy_only=False), whole.dictionary.to_pylist()
+
+
+def is_one_of(table: pa.Table, name: str, wanted: Collection[str]) -> BoolArray:
+    """Return which rows of a label column are in *wanted*, shape ``(n_spans,)``."""
+    codes, names = labels(table, name)
+    hit = np.fromiter((label in wanted for label in names), np.bool_, len(names))
+    return hit[codes] if len(names) else np.zeros(len(codes), np.bool_)
+
+
+def int64(table: pa.Table, name: str) -> Int64Array:
+    """Return an integer column as int64, shape ``(n_spans,)``."""
+    values: Int64Array = table[name].to_numpy().astype(np.int64, copy=False)
+    return values
+
+
+def factorized(*keys: NDArray[np.integer]) -> Int64Array:
+    """Return a number per row that is equal exactly where all *keys* are equal, shape ``(n_rows,)``.
+
+    >>> factorized(np.array([5, 5, 7]), np.array([1, 1, 1])).tolist()
+    [0, 0, 1]
+    """
+    number = np.zeros(len(keys[0]), np.int64)
+    for key in keys:
+        low = int(key.min(initial=0))
+        width = int(key.max(initial=0)) - low + 1
+        if width > 1 << 20:  # packing a wide key could overflow 63 bits: number its values first
+            values, key = np.unique(key, return_inverse=True)  # noqa: PLW2901
+            low, width = 0, len(values)
+        number = np.unique(number * width + (key - low), return_inverse=True)[1].astype(np.int64)
+    return number

@@ -1,0 +1,77 @@
+"""The window of each optimizer step on each rank: what the shares of a step add up over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from traces.columns import int64, is_one_of
+from traces.run import Run
+
+
+class Window(NamedTuple):
+    """One optimizer step on one rank, from ``start_ns`` to ``end_ns``; ``step`` -1 if it has no number."""
+
+    rank: int
+    step: int
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        """Length of the window."""
+        return self.end_ns - self.start_ns
+
+
+def windows(run: Run) -> list[Window]:
+    """Return the windows of the stored ranks, by rank and step; kept with the run.
+
+    The rows of category ``step`` say them. A rank without such rows gets the windows of the others, from the
+    first start to the last end. If no rank has any, a step is as long as its spans, over all ranks, and
+    spans without a step number make one step if there is no other. Windows without length are left out.
+    """
+    return run.derived(_windows)
+
+
+def _windows(run: Run) -> list[Window]:
+    marked = {rank: _extents(run, rank, marked=True) for rank in run.stored_ranks}
+    if not any(marked.values()):
+        numbered = {rank: _extents(run, rank, marked=False) for rank in run.stored_ranks}
+        steps = {step for extents in numbered.values() for step in extents}
+        shared = _hull(
+            [{s: e for s, e in extents.items() if s >= 0 or steps == {-1}} for extents in numbered.values()]
+        )
+    else:
+        shared = _hull(list(marked.values()))
+    return [
+        Window(rank, step, start, end)
+        for rank in run.stored_ranks
+        for step, (start, end) in sorted((marked[rank] or shared).items())
+        if end > start
+    ]
+
+
+def _extents(run: Run, rank: int, *, marked: bool) -> dict[int, tuple[int, int]]:
+    """Return first start and last end by step, of the step rows if *marked*, else of all other spans."""
+    table = run.spans([rank])
+    chosen = is_one_of(table, "category", ("step",)) == marked
+    step = int64(table, "step")[chosen]
+    start = int64(table, "start_ns")[chosen]
+    end = start + int64(table, "duration_ns")[chosen]
+    found, group = np.unique(step, return_inverse=True)
+    first = np.full(len(found), np.iinfo(np.int64).max)
+    last = np.full(len(found), np.iinfo(np.int64).min)
+    np.minimum.at(first, group, start)
+    np.maximum.at(last, group, end)
+    return {int(s): (int(a), int(b)) for s, a, b in zip(found, first, last, strict=True)}
+
+
+def _hull(extents: list[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
+    """Return by step the first start and the last end over all ranks."""
+    hull: dict[int, tuple[int, int]] = {}
+    for rank_extents in extents:
+        for step, (start, end) in rank_extents.items():
+            low, high = hull.get(step, (start, end))
+            hull[step] = (min(low, start), max(high, end))
+    return hull
