@@ -1,0 +1,78 @@
+"""Which layers a pipeline stage holds, and in which units a rank goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.errors import JobError
+from simulator.job import Job
+from simulator.ops import Block
+from simulator.workload import embedding_block, head_block, layer_blocks
+
+
+def split_layers(n_layers: int, n_stages: int) -> list[range]:
+    """Return the layers of each stage: contiguous, and as equal as they can be.
+
+    Layers that do not divide evenly go to the inner stages, from the last of them backwards: the ends
+    already hold the embedding and the head, and a later stage keeps fewer micro-batches in flight. Llama 3
+    405B does the same: 126 layers on a pipeline of equal parts, one layer less at both ends
+    (arXiv:2407.21783, section 3.3.2).
+
+    >>> [len(layers) for layers in split_layers(126, 8)]
+    [15, 16, 16, 16, 16, 16, 16, 15]
+
+    Raises:
+        JobError: there are more stages than layers.
+    """
+    if n_stages > n_layers:
+        raise JobError(f"{n_stages} pipeline stages for {n_layers} layers: at most one stage per layer")
+    each, left = divmod(n_layers, n_stages)
+    order = [*range(n_stages - 2, 0, -1), 0, n_stages - 1]
+    larger = set(order[:left])
+    found, first = [], 0
+    for stage in range(n_stages):
+        size = each + (stage in larger)
+        found.append(range(first, first + size))
+        first += size
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a rank goes through, gathers and frees at once: the embedding, a layer, or the head.
+
+    Attributes:
+        layer: transformer layer, -1 for embedding and head.
+        blocks: its blocks in forward order.
+    """
+
+    layer: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def params(self) -> int:
+        """Parameters on this rank whose replicas are all ``dp * cp`` ranks."""
+        return sum(block.params - block.expert_params for block in self.blocks)
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters on this rank whose replicas are ``dp * cp / ep`` ranks."""
+        return sum(block.expert_params for block in self.blocks)
+
+
+def stage_units(job: Job, layers: Sequence[int], *, first: bool, last: bool) -> tuple[Unit, ...]:
+    """Return the units of a stage in forward order.
+
+    Args:
+        job: the job.
+        layers: transformer layers of the stage.
+        first: the stage holds the embedding.
+        last: the stage holds the head.
+    """
+    found = [Unit(layer, layer_blocks(job, layer)) for layer in layers]
+    if first:
+        found.insert(0, Unit(-1, (embedding_block(job),)))
+    if last:
+        found.append(Unit(-1, (head_block(job),)))
+    return tuple(found)
