@@ -32,6 +32,7 @@ class Cluster:
         nics_per_node: NICs of one node.
         fabric_spec: how NICs are wired.
         cores: processor cores that the processes of one node share; 0 where devices are GPUs.
+        time_slice_s: how long a process holds a core that others wait for; counts with more processes than cores.
         price_usd_per_gpu_hour: what one device costs, if known.
         description: one line for people.
     """
@@ -45,6 +46,7 @@ class Cluster:
     nics_per_node: int = 0
     fabric_spec: FabricSpec = field(default_factory=FabricSpec)
     cores: int = 0
+    time_slice_s: float = 0.0
     price_usd_per_gpu_hour: float | None = None
     description: str = ""
 
@@ -59,6 +61,11 @@ class Cluster:
     def n_nodes(self) -> int:
         """Number of nodes (NVLink domains), the last one perhaps partly filled."""
         return -(-self.n_gpus // self.gpus_per_node)
+
+    @property
+    def turn_s(self) -> float:
+        """Wait of a message until its receiver has a core again; 0 unless processes outnumber cores."""
+        return (1 / processor_share(self.cores, self.n_gpus) - 1) * self.time_slice_s if self.cores else 0.0
 
     def node_of(self, gpu: int) -> int:
         """Return the node that *gpu* is in."""
@@ -106,6 +113,7 @@ class Cluster:
             "gpus_per_node": self.gpus_per_node,
             "nics_per_node": self.nics_per_node,
             "cores": self.cores,
+            "time_slice_s": self.time_slice_s,
             "device": self.device.describe(),
             "intra": self.intra.describe(),
             "nic": self.nic.describe() if self.nic else None,

@@ -1,29 +1,30 @@
-"""One kind of link, and how well collective communication uses it."""
+"""One kind of link, and how well communication uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from topologies.errors import CatalogError
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
-"""Operations that a link may have a measured curve for."""
+"""Operations whose use of a link may have been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """How one operation uses a link: ``t = latency + W / (efficiency B) (1 + (half_size / S)^exponent)``.
 
-    ``W`` is the traffic of the busiest rank (whole size times the bus factor of nccl-tests), ``B`` the bandwidth
-    of the link per direction, and ``S`` the size of the whole array.
+    ``W`` is the traffic of the busiest rank (the whole size times the bus factor of nccl-tests), ``B`` the
+    bandwidth of the link per direction, and ``S`` the size of the whole array.
 
     Attributes:
-        efficiency: bus bandwidth at large sizes over link bandwidth. It may exceed 1 where switches reduce.
+        efficiency: bus bandwidth at large sizes over link bandwidth; above 1 where switches reduce.
         latency_s: time of an empty operation between two ranks.
         latency_per_rank_s: what each further rank adds to it.
-        half_size_bytes: whole size, per rank, at which half of the large-size bandwidth is reached.
+        half_size_bytes: size of the whole array at which half of the large-size bandwidth is reached.
         exponent: how sharply the bandwidth rises around that size.
     """
 
@@ -34,10 +35,37 @@ class Curve:
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.efficiency <= 0 or self.exponent <= 0:
+        if self.efficiency <= 0 or not 0 < self.exponent <= 1:
             raise CatalogError(
-                f"efficiency = {self.efficiency}, exponent = {self.exponent}: both must be above zero"
+                f"efficiency = {self.efficiency} must be above 0, exponent = {self.exponent} above 0 and at most 1"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Measured times of one operation inside one node, by number of ranks and size.
+
+    Attributes:
+        sizes_bytes: sizes of the whole array, rising, shape ``(n_sizes,)``.
+        times_s: for each number of ranks the time at each size; it never falls as the size rises.
+    """
+
+    sizes_bytes: tuple[int, ...]
+    times_s: Mapping[int, tuple[float, ...]] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        if len(self.sizes_bytes) < 2 or any(a >= b for a, b in pairwise(self.sizes_bytes)):
+            raise CatalogError("sizes of a measured table must rise, and there must be at least two")
+        if not self.times_s:
+            raise CatalogError("a measured table needs times for at least one number of ranks")
+        for n_ranks, times in self.times_s.items():
+            if n_ranks < 2 or len(times) != len(self.sizes_bytes):
+                raise CatalogError(
+                    f"{len(times)} times for {n_ranks} ranks: give {len(self.sizes_bytes)}, one per size, "
+                    "and at least 2 ranks"
+                )
+            if times[0] <= 0 or any(a > b for a, b in pairwise(times)):
+                raise CatalogError(f"times for {n_ranks} ranks must be above zero and never fall")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +76,11 @@ class LinkSpec:
         name: as in the catalogue, or of the table that describes it.
         kind: what it is, e.g. ``"nvlink"``, ``"infiniband"``, ``"loopback"``.
         bandwidth_bytes_per_s: of one link (all NVLinks of one GPU together; one NIC), per direction.
-        latency_s: of one traversal.
-        efficiency: share of the bandwidth that a large transfer reaches where no curve says otherwise.
-        curves: measured use by operation, a key of ``COLLECTIVES``.
+        latency_s: of one message from end to end of an uncongested link, software included.
+        efficiency: share of the bandwidth that a large transfer reaches where nothing measured says otherwise.
+        reduces: the switches add numbers themselves (NVLink SHARP).
+        curves: fitted use by operation, a key of ``COLLECTIVES``.
+        tables: measured use by operation, at ``bandwidth_bytes_per_s``; goes before a curve.
         sources: where each figure comes from.
     """
 
@@ -59,7 +89,9 @@ class LinkSpec:
     bandwidth_bytes_per_s: float
     latency_s: float
     efficiency: float = 1.0
+    reduces: bool = False
     curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
+    tables: Mapping[str, Table] = field(default_factory=dict, hash=False, repr=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,13 +105,18 @@ class LinkSpec:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return every figure, and its source, as plain JSON types."""
+        """Return every figure, and its source, as plain JSON types; of measured tables only their extent."""
         return {
             "name": self.name,
             "kind": self.kind,
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "latency_s": self.latency_s,
             "efficiency": self.efficiency,
+            "reduces": self.reduces,
             "curves": {op: asdict(curve) for op, curve in self.curves.items()},
+            "tables": {
+                op: {"ranks": sorted(table.times_s), "up_to_bytes": table.sizes_bytes[-1]}
+                for op, table in self.tables.items()
+            },
             "sources": dict(self.sources),
         }

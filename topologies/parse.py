@@ -1,19 +1,19 @@
-"""Turns the tables of a TOML file into devices, links and clusters. The keys are explained in docs/topologies.md."""
+"""Turns the tables of a TOML file into devices, links and clusters; docs/topologies.md explains the keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from topologies.cluster import Cluster, processor_share
 from topologies.device import DTYPES, Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, Link
-from topologies.link import COLLECTIVES, Curve, LinkSpec
-from topologies.reader import Section, number, text, whole
+from topologies.link import COLLECTIVES, Curve, LinkSpec, Table
+from topologies.reader import Section, number, text, truth, whole
 from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
 
-_DEVICE_FIELDS = {
+_DEVICE_FIELDS: Final[Mapping[str, Mapping[str, tuple[str, Callable[[Any], float]]]]] = {
     "gemm": {
         "efficiency": ("gemm_efficiency", number),
         "latency": ("gemm_latency_s", parse_time),
@@ -55,33 +55,69 @@ def device_from(section: Section) -> Device:
 
 def link_from(section: Section, name: str) -> LinkSpec:
     """Return the kind of link that *section* describes. Raises CatalogError or UnitError."""
-    sources: dict[str, str] = {}
     curves: dict[str, Curve] = {}
-    table = section.section("collectives")
-    for op, inner in table.sections().items():
+    tables: dict[str, Table] = {}
+    collectives = section.section("collectives")
+    sizes_bytes = collectives.get("sizes", _sizes, ())
+    sources: dict[str, str] = {}
+    for op, inner in collectives.sections().items():
         if op not in COLLECTIVES:
             raise CatalogError(f"{inner.where}: unknown operation {op!r}; one of {', '.join(COLLECTIVES)}")
-        curves[op] = Curve(
-            efficiency=inner.get("efficiency", number),
-            latency_s=inner.get("latency", parse_time),
-            latency_per_rank_s=inner.get("latency_per_rank", parse_time, 0.0),
-            half_size_bytes=inner.get("half_size", parse_bytes, 0),
-            exponent=inner.get("exponent", number, 1.0),
-        )
-        source = inner.get("source", text, "")
-        sources |= _finish(inner, f"{op}.") | ({op: source} if source else {})
-    _finish(table, "")
+        if inner.is_table("times_us"):
+            tables[op] = _table_from(inner, sizes_bytes)
+        else:
+            curves[op] = _curve_from(inner)
+        sources |= _finish(inner, f"{op}.")
+    sources |= _finish(collectives, "collectives.")
     link = LinkSpec(
         name=section.get("name", text, name),
         kind=section.get("kind", text, name),
         bandwidth_bytes_per_s=section.get("bandwidth", parse_bandwidth),
         latency_s=section.get("latency", parse_time),
         efficiency=section.get("efficiency", number, 1.0),
+        reduces=section.get("reduces", truth, False),
         curves=curves,
+        tables=tables,
         sources=sources | section.sources,
     )
     section.done()
     return link
+
+
+def _curve_from(section: Section) -> Curve:
+    return Curve(
+        efficiency=section.get("efficiency", number),
+        latency_s=section.get("latency", parse_time),
+        latency_per_rank_s=section.get("latency_per_rank", parse_time, 0.0),
+        half_size_bytes=section.get("half_size", parse_bytes, 0),
+        exponent=section.get("exponent", number, 1.0),
+    )
+
+
+def _table_from(section: Section, sizes_bytes: tuple[int, ...]) -> Table:
+    section.note_source("times_us")
+    rows = section.section("times_us")
+    times_s: dict[int, tuple[float, ...]] = {}
+    for key in rows:
+        if not key.isdecimal():
+            raise CatalogError(f"{rows.where}: {key!r} must be a number of ranks")
+        times_s[int(key)] = tuple(t * 1e-6 for t in rows.get(key, _numbers))
+    try:
+        return Table(sizes_bytes=sizes_bytes, times_s=times_s)
+    except CatalogError as error:
+        raise CatalogError(f"{rows.where}: {error}") from None
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError('must be a list of sizes, ["512 B", "1 KiB"]')
+    return tuple(parse_bytes(size) for size in value)
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise TypeError("must be a list of numbers")
+    return tuple(number(entry) for entry in value)
 
 
 def cluster_from(
@@ -119,6 +155,7 @@ def cluster_from(
         nics_per_node=section.get("nics_per_node", whole, 0),
         fabric_spec=_fabric_from(section),
         cores=cores,
+        time_slice_s=section.get("time_slice", parse_time, 0.0),
         price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),
     )
     section.done()

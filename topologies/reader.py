@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -32,6 +32,9 @@ class Section:
 
     def __contains__(self, key: str) -> bool:
         return key in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
 
     def is_table(self, key: str) -> bool:
         """Return whether *key* holds a table rather than a value."""
@@ -76,6 +79,12 @@ class Section:
         """Return every table in this one by name."""
         return {key: self.section(key) for key, value in self._table.items() if isinstance(value, dict)}
 
+    def note_source(self, key: str) -> None:
+        """Take the table's own ``source`` as that of *key*, for a figure that is a table itself."""
+        source = self.get("source", text, "")
+        if source:
+            self.sources[key] = self._known.get(source, source)
+
     def done(self) -> None:
         """Raise CatalogError if the table has a key that nobody asked for."""
         for key in self._table:
@@ -114,6 +123,13 @@ def number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("must be a number")
     return float(value)
+
+
+def truth(value: object) -> bool:
+    """Return *value* if it is true or false. Raises TypeError if it is not."""
+    if not isinstance(value, bool):
+        raise TypeError("must be true or false")
+    return value
 
 
 def _named_sources(table: Mapping[str, Any], where: str) -> Mapping[str, str]:

@@ -127,6 +127,7 @@ def _parse(text: object, units: Mapping[str, float], what: str, example: str) ->
 
 def _format(value: float, units: Mapping[str, float]) -> str:
     """Return *value* with the largest of *units* (ascending) that leaves at least one before the point."""
-    unit = next((unit for unit in reversed(units) if abs(value) >= units[unit] * 0.9995), next(iter(units)))
+    fitting = [unit for unit, factor in units.items() if abs(value) >= factor * 0.9995]
+    unit = fitting[-1] if fitting else next(iter(units))
     scaled = value / units[unit]
     return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g} {unit}"

@@ -1,0 +1,164 @@
+"""What a group of GPUs gets out of a fabric when every group of its kind communicates at once.
+
+A training job is symmetric: while one data-parallel group reduces its gradients, so do all its siblings. So
+every GPU that runs a rank is taken to send upward at the same rate, split evenly over its way up, and a link
+gives each of the GPUs behind it the same share. A group with one GPU per node then gets one rail, a group
+that fills its nodes gets them all, and both share an oversubscribed spine fairly. Nothing here knows what kind
+of fabric it is: domains, shares and hops come from the graph alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+import networkx as nx
+
+from topologies.errors import FabricError
+
+LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3}
+"""Height of the tiers that traffic between domains climbs; ``nvswitch`` and ``host`` lie inside a domain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShape:
+    """All that the cost of a collective depends on, besides its kind and size.
+
+    Attributes:
+        n_ranks: members of the group.
+        n_domains: NVLink domains (nodes) they lie in.
+        n_local: members in the fullest domain.
+        intra_bytes_per_s: what the slowest member can send inside its domain; ``inf`` if none has a neighbour.
+        inter_bytes_per_s: what the members in one domain can send out of it together, in the domain that can
+            send least; ``inf`` if there is one domain.
+        inter_latency_s: from one domain to the next.
+    """
+
+    n_ranks: int
+    n_domains: int
+    n_local: int
+    intra_bytes_per_s: float
+    inter_bytes_per_s: float
+    inter_latency_s: float
+
+
+class Reach:
+    """Answers what groups of GPUs get out of *graph* when the GPUs *placed* all communicate alike."""
+
+    def __init__(self, graph: nx.DiGraph[str], placed: Iterable[int]) -> None:
+        self._graph = graph
+        inside = nx.DiGraph(
+            graph.subgraph(name for name in graph if _tier(name) in {"gpu", "nvswitch", "host"})
+        )
+        self._domain = {
+            int(name[4:]): number
+            for number, names in enumerate(nx.weakly_connected_components(inside))
+            for name in names
+            if _tier(name) == "gpu"
+        }
+        self._intra = {
+            gpu: sum(
+                data["bandwidth_bytes_per_s"] for _, _, data in inside.out_edges(f"gpu:{gpu}", data=True)
+            )
+            for gpu in self._domain
+        }
+        self._placed = tuple(placed)
+        self._flow: dict[tuple[str, str], float] | None = None
+        self._ways_up: dict[tuple[str, int], _WayUp] = {}
+
+    def domain(self, gpu: int) -> int:
+        """Return the number of the NVLink domain that *gpu* is in."""
+        return self._domain[gpu]
+
+    def shape(self, gpus: Sequence[int]) -> GroupShape:
+        """Return the shape of the group of *gpus*, in the order of their ranks.
+
+        Raises:
+            FabricError: two of them meet in no switch.
+        """
+        members: dict[int, list[int]] = defaultdict(list)
+        for gpu in gpus:
+            members[self._domain[gpu]].append(gpu)
+        domains = list(members.values())
+        n_local = max(len(found) for found in domains)
+        neighbours = [gpu for found in domains if len(found) > 1 for gpu in found]
+        inter_bytes_per_s, latency_s = self._between(domains) if len(domains) > 1 else (inf, 0.0)
+        return GroupShape(
+            n_ranks=len(gpus),
+            n_domains=len(domains),
+            n_local=n_local,
+            intra_bytes_per_s=min((self._intra[gpu] for gpu in neighbours), default=inf),
+            inter_bytes_per_s=inter_bytes_per_s,
+            inter_latency_s=latency_s,
+        )
+
+    def _between(self, domains: list[list[int]]) -> tuple[float, float]:
+        """Return what the weakest domain can send out, and the latency, on a ring through *domains*."""
+        pairs = zip(domains, [*domains[1:], domains[0]], strict=True)
+        level = max(self._meeting_level(a, b) for a, b in pairs)
+        ways = [[self._way_up(f"gpu:{gpu}", level) for gpu in found] for found in domains]
+        weakest = min(sum(way.bytes_per_s for way in found) for found in ways)
+        return weakest, 2 * max(way.latency_s for found in ways for way in found)
+
+    def _meeting_level(self, a: list[int], b: list[int]) -> int:
+        """Return the lowest level at which every GPU of *a* shares a switch with some GPU of *b*."""
+        for level in sorted(set(LEVEL.values()))[1:]:
+            theirs = frozenset[str]().union(*(self._way_up(f"gpu:{gpu}", level).nodes for gpu in b))
+            if all(self._way_up(f"gpu:{gpu}", level).nodes & theirs for gpu in a):
+                return level
+        raise FabricError(
+            f"gpu:{a[0]} and gpu:{b[0]} meet in no switch above them: traffic between nodes climbs "
+            f"{' - '.join(LEVEL)} and down again; wire both to a common leaf or spine"
+        )
+
+    def _way_up(self, node: str, level: int) -> _WayUp:
+        """Return the way of one GPU's traffic from *node* up to *level*."""
+        key = (node, level)
+        if key not in self._ways_up:
+            share, latency_s, nodes = inf, 0.0, frozenset({node} if LEVEL[_tier(node)] else set())
+            for above in self._above(node):
+                if LEVEL[_tier(above)] <= level:
+                    edge = self._graph.edges[node, above]
+                    rest = self._way_up(above, level)
+                    share = min(
+                        share, edge["bandwidth_bytes_per_s"] / self._flows()[node, above], rest.bytes_per_s
+                    )
+                    latency_s = max(latency_s, edge["latency_s"] + rest.latency_s)
+                    nodes |= rest.nodes
+            self._ways_up[key] = _WayUp(share, latency_s, nodes)
+        return self._ways_up[key]
+
+    def _above(self, node: str) -> list[str]:
+        level = LEVEL[_tier(node)]
+        return [above for above in self._graph.successors(node) if LEVEL.get(_tier(above), -1) > level]
+
+    def _flows(self) -> dict[tuple[str, str], float]:
+        """Return how many GPUs' worth of traffic climbs each link when all placed GPUs send."""
+        if self._flow is None:
+            self._flow = defaultdict(float)
+            through: dict[str, float] = defaultdict(float, {f"gpu:{gpu}": 1.0 for gpu in self._placed})
+            climbing = (name for name in self._graph if _tier(name) in LEVEL)
+            for node in sorted(climbing, key=lambda name: LEVEL[_tier(name)]):
+                above = self._above(node)
+                widths = [self._graph.edges[node, up]["bandwidth_bytes_per_s"] for up in above]
+                for up, width in zip(above, widths, strict=True):
+                    part = through[node] * width / sum(widths)
+                    self._flow[node, up] = part
+                    through[up] += part
+        return self._flow
+
+
+@dataclass(frozen=True, slots=True)
+class _WayUp:
+    """Rate at which one GPU can climb, the latency of the climb, and the switches on the way."""
+
+    bytes_per_s: float
+    latency_s: float
+    nodes: frozenset[str]
+
+
+def _tier(name: str) -> str:
+    return name.partition(":")[0]
