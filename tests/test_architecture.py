@@ -1,0 +1,148 @@
+"""Who may import whom: the table of docs/architecture.md, section 1, held against every module.
+
+Read from the syntax tree, so that an import inside a function counts too, and nothing is executed.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("simulator", "tracer", "topologies", "traces")
+OURS = {*PACKAGES, "foretrace"}
+
+TRACES = {"numpy", "pyarrow"}
+SIMULATOR = {"topologies", "traces", "numpy", "pyarrow"}
+TRACER = {"traces", "numpy", "torch"}
+COMMAND = {"click", "rich"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "foretrace": {*PACKAGES, *COMMAND},
+    "topologies": {"networkx"},
+    "topologies.cli": {"networkx"} | COMMAND,
+    "traces": TRACES,
+    "traces.figures": TRACES | {"plotly"},
+    "traces.cli": TRACES | COMMAND,
+    "traces.report_cli": TRACES | COMMAND,
+    "simulator": SIMULATOR,
+    "simulator.engine": SIMULATOR | {"simpy"},
+    "simulator.cli": SIMULATOR | COMMAND,
+    "tracer": TRACER,
+    "tracer.cli": TRACER | COMMAND,
+}
+"""Longest prefix wins; the standard library and a module's own package are always allowed."""
+
+ONLY_INSIDE_FUNCTIONS = {"torch"}
+"""Loaded when it is used, never by importing a module of ours."""
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Yield the name and path of every module of ours."""
+    yield "foretrace", ROOT / "foretrace.py"
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(source: str) -> Iterator[tuple[str, bool]]:
+    """Yield the full name of everything *source* imports, and whether importing the module imports it."""
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), True)]
+    while waiting:
+        node, at_import = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_import) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((f"{node.module or '.'}.{alias.name}", at_import) for alias in node.names)
+            if node.level:
+                yield "relative", at_import
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_typing_only(
+            node
+        )
+        waiting += [(child, at_import and not inside) for child in ast.iter_child_nodes(node)]
+
+
+def _is_typing_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def violations(module: str, source: str) -> list[str]:
+    """Return what *source*, as the module of that name, may not import, in words."""
+    prefixes = [name for name in MAY_IMPORT if f"{module}.".startswith(f"{name}.")]
+    allowed = MAY_IMPORT[max(prefixes, key=len)]
+    own = module.partition(".")[0]
+    found = []
+    for name, at_import in imports(source):
+        package = name.partition(".")[0]
+        if package not in allowed | {own} and package not in sys.stdlib_module_names:
+            found.append(f"{module} imports {name}")
+        elif package in ONLY_INSIDE_FUNCTIONS and at_import:
+            found.append(f"{module} imports {name} when it is imported itself")
+        elif package in PACKAGES and any(part == "cli" or part.endswith("_cli") for part in name.split(".")):
+            found.append(f"{module} imports {name}: nothing imports a cli")
+        elif own != "foretrace" and package == "foretrace":
+            found.append(f"{module} imports {name}: the front door is for users")
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), [pytest.param(*found, id=found[0]) for found in modules()])
+def test_a_module_imports_only_what_its_package_may(module: str, path: Path) -> None:
+    assert violations(module, path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("simulator.build", "import torch"),
+        ("simulator.build", "def build():\n    import torch"),
+        ("simulator.build", "import tracer.record"),
+        ("simulator.build", "from tracer import record"),
+        ("simulator.build", "from . import errors"),
+        ("simulator.build", "import simpy"),
+        ("simulator.build", "from simulator.cli import simulate"),
+        ("simulator.build", "import foretrace"),
+        ("simulator.enginer", "import simpy"),
+        ("tracer.record", "from simulator.job import Job"),
+        ("tracer.record", "import topologies"),
+        ("tracer.record", "import torch"),
+        ("tracer.record", "class Hook:\n    import torch.distributed"),
+        ("tracer.record", "try:\n    from torch import nn\nexcept ImportError:\n    pass"),
+        ("topologies.cluster", "from traces.layout import Layout"),
+        ("traces.metrics", "import plotly.graph_objects as go"),
+        ("traces.metrics", "from simulator import job"),
+        ("traces.metrics", "import click"),
+        ("traces.report", "from traces.report_cli import report"),
+    ],
+)
+def test_the_table_forbids(module: str, source: str) -> None:
+    assert violations(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("simulator.engine.event", "import simpy"),
+        ("simulator.cli", "import click, rich.table\nfrom simulator.build import build"),
+        ("tracer.record", "def record():\n    import torch"),
+        ("tracer.record", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("traces.figures", "import plotly.graph_objects as go"),
+        ("traces", "import numpy, pyarrow.fs, json"),
+        ("foretrace", "import click\nfrom tracer.errors import RecordError"),
+    ],
+)
+def test_the_table_allows(module: str, source: str) -> None:
+    assert violations(module, source) == []
+
+
+def test_importing_everything_loads_no_torch() -> None:
+    names = [name for name, _ in modules() if not name.endswith("__main__")]
+    script = (
+        "import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]; print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
