@@ -102,6 +102,40 @@ class TestKorthikanti:
         assert self.kept(tp, micro_batch, recompute="full") == wanted // tp
 
 
+def test_a_llama_layer_keeps_what_its_matrices_and_kernels_need() -> None:
+    """Per token: two norm inputs, two matrix inputs, q k v and output, gate and up, their product; bf16.
+
+    The fused kernel adds one fp32 statistic per query head, which selective recomputation brings back.
+    """
+    model = cut("llama3-8b", 2)
+    per_token = 2 * (4 * 4096 + (32 + 2 * 8 + 32) * 128 + 3 * 14336)
+    assert kept_bytes(job(model), 0) == 2048 * (per_token + 4 * 32)
+    assert kept_bytes(job(model, recompute="selective"), 0) == 2048 * per_token
+
+
+def test_an_expert_layer_keeps_every_copy_of_a_token() -> None:
+    """Per token and expert: input, gate, up and product, answer; beside the router's fp32 scores."""
+    some = job(cut("mixtral-8x7b", 2), recompute="selective")
+    attention = 2 * (2 * 4096 + (32 + 2 * 8 + 32) * 128)
+    moe = 2 * (2 * 4096 + 2 * (2 * 4096 + 3 * 14336)) + 8 * 4
+    assert kept_bytes(some, 0) == 2048 * (attention + moe)
+
+
+@pytest.mark.parametrize(("precision", "cast"), [("bf16", 2), ("fp32", 0)])
+def test_logits_are_kept_in_fp32_for_every_micro_batch_in_flight(precision: str, cast: int) -> None:
+    """One copy per micro-batch in flight; one gradient, and the logits as computed, at a time."""
+    some = job(cut("llama3-8b", 2), Layout(tp=2), precision=precision)
+    n_logits = 2048 * 128256 // 2
+    for in_flight in (1, 3):
+        assert memory_of(some, in_flight).items["logits"] == n_logits * (4 * in_flight + 4 + cast)
+
+
+def test_backward_works_on_the_gradients_of_one_block() -> None:
+    """MLP of Llama 3 8B: gradients of gate, up and product, a hidden state, and the residual's gradient."""
+    some = job(cut("llama3-8b", 2))
+    assert memory_of(some).items["buffers"] == 2048 * 2 * (3 * 14336 + 2 * 4096)
+
+
 def test_adam_in_mixed_precision_keeps_14_14_84_gigabytes_of_7_billion() -> None:
     """2 + 2 + 12 bytes per parameter, arXiv:1910.02054 section 3.1."""
     some = job(load_model("llama2-7b"), sharding="ddp", fp32_gradients=False)

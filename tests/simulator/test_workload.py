@@ -163,6 +163,45 @@ def test_double_width_moves_double_bytes(some: Job) -> None:
                 assert y.bytes_moved == 2 * x.bytes_moved
 
 
+def test_bytes_of_a_llama_layer() -> None:
+    """Element-wise operations of Llama 3 8B in bf16, per token, by hand."""
+    some = job("llama3-8b", micro_batch=2)
+    moved = {
+        op.name: op.bytes_moved / (2 * 4096) / 2
+        for block in layer_blocks(some, 0)
+        for phase in ("forward", "backward")
+        for op in block.phases[phase]
+        if isinstance(op, Op) and op.kind != "gemm"
+    }
+    rotated, heads = (32 + 8) * 128, (2 * 32 + 2 * 8) * 128
+    assert moved == {
+        "attention.norm": 2 * 4096,  # read, write
+        "attention.rotary": 2 * rotated,
+        "attention.core": heads,  # q, k, v, output
+        "attention.residual": 3 * 4096,
+        "attention.core.backward": 2 * heads,
+        "attention.rotary.backward": 2 * rotated,
+        "attention.norm.backward": 3 * 4096,
+        "attention.residual.backward": 3 * 4096,
+        "mlp.norm": 2 * 4096,
+        "mlp.activation": 3 * 14336,  # gate, up; product
+        "mlp.residual": 3 * 4096,
+        "mlp.activation.backward": 5 * 14336,  # gate, up, gradient; two gradients
+        "mlp.norm.backward": 3 * 4096,
+        "mlp.residual.backward": 3 * 4096,
+    }
+
+
+def test_bytes_of_matrix_products() -> None:
+    """Operands once; the sum of weight gradients is read and written in fp32."""
+    up, down = 2 * 14336, 4096
+    some = job("llama3-8b", micro_batch=2)
+    mlp = layer_blocks(some, 0)[1]
+    moved = {op.name: op.bytes_moved for op in mlp.phases["backward"] if isinstance(op, Op)}
+    assert moved["mlp.up.dgrad"] == 2 * (8192 * up + up * down + 8192 * down)
+    assert moved["mlp.up.wgrad"] == 2 * 8192 * (up + down) + 8 * up * down
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_hold_every_parameter_once(name: str) -> None:
     some = job(two_layers(name))
