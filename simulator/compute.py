@@ -90,8 +90,8 @@ class ComputeModel:
         small = sorted({(op.m, op.n, op.k) for op in self._seconds if _is_small(op)}, key=min)
         if small:
             found.append(
-                f"{len(small)} GEMM shapes have a side below {FITTED_SIDE}, outside what the constants were "
-                f"fitted on (e.g. {'x'.join(map(str, small[0]))}): roofline used"
+                f"GEMM shapes with a side below {FITTED_SIDE}, outside what the constants were fitted on: "
+                f"{len(small)} (e.g. {'x'.join(map(str, small[0]))}): roofline used"
             )
         return found
 
@@ -100,13 +100,13 @@ def _constants(device: Device, precision: str) -> list[str]:
     """The constants behind each kind of operation, with their sources."""
     peak, bandwidth = format_flops(device.peak(precision)), format_bandwidth(device.memory_bytes_per_s)
     lines = {
-        "gemm_efficiency": f"GEMM on {device.name}: {device.gemm_efficiency:.2f} of {peak} ({precision}), "
+        "gemm.efficiency": f"GEMM on {device.name}: {device.gemm_efficiency:.2f} of {peak} ({precision}), "
         f"{device.gemm_memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}",
-        "attention_efficiency_forward": f"attention: {device.attention_efficiency_forward:.2f} forward and "
+        "attention.efficiency_forward": f"attention: {device.attention_efficiency_forward:.2f} forward and "
         f"{device.attention_efficiency_backward:.2f} backward of that peak",
-        "memory_bound_fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
+        "memory_bound.fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
         f"+ {format_time(device.memory_bound_latency_s)} per kernel",
-        "launch_s": f"host: {format_time(device.launch_s)} to launch a kernel",
+        "launch": f"host: {format_time(device.launch_s)} to launch a kernel",
         "sustained_clock_fraction": f"sustained clock: {device.sustained_clock_fraction:.2f} of every peak",
     }
     sources = device.sources

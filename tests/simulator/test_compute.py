@@ -28,7 +28,7 @@ DEVICE = Device(
     attention_efficiency_backward=0.4,
     launch_s=5e-6,
     sustained_clock_fraction=0.9,
-    sources={"launch_s": "made up"},
+    sources={"launch": "made up"},
 )
 
 ops = builds(
