@@ -184,7 +184,7 @@ def sweep(run: Run, rank: int) -> Sweep:
     point = np.unique(np.concatenate([start, end, last, np.array(edges, np.int64)]))
 
     def covered(rows: BoolArray, begin: Int64Array, until: Int64Array) -> BoolArray:
-        return _covered(point, begin[rows], until[rows])
+        return covered_by(point, begin[rows], until[rows])
 
     computing = covered(is_one_of(table, "category", ("compute", "copy")), start, end)
     communication = is_one_of(table, "category", COMMUNICATION)
@@ -224,8 +224,17 @@ def _ranked(
     return state
 
 
-def _covered(point: Int64Array, start: Int64Array, end: Int64Array) -> BoolArray:
-    """Return which intervals between neighbours of *point* lie in any of the given spans."""
+def covered_by(point: Int64Array, start: Int64Array, end: Int64Array) -> BoolArray:
+    """Return which intervals between neighbours of *point* lie in any of the spans from *start* to *end*.
+
+    Args:
+        point: ascending times, shape ``(n_points,)``; every start and end is one of them.
+        start: when each span starts, shape ``(n_spans,)``.
+        end: when each span ends.
+
+    Returns:
+        Mask of shape ``(n_points - 1,)``.
+    """
     opened = np.bincount(np.searchsorted(point, start), minlength=len(point))
     closed = np.bincount(np.searchsorted(point, end), minlength=len(point))
     return np.cumsum(opened - closed)[:-1] > 0

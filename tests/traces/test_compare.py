@@ -1,0 +1,208 @@
+"""The causes add up to the difference, and equal work is found in both runs."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traces.compare import RANK_SPREAD, causes, compare, typical_step
+from traces.errors import RunError
+from traces.info import RunInfo
+from traces.join import JOINED
+from traces.layout import Layout
+from traces.run import Run
+from traces.store import open_run, write_run
+from traces.timeline import timeline
+
+Row = dict[str, Any]
+
+
+def opened(rows: Sequence[Row], **values: Any) -> Run:
+    given: dict[str, Any] = {"origin": "simulated", "world_size": 4, "name": "run"} | values
+    names = {name for row in rows for name in row}
+    empty = {"axis": "", "name": ""}
+    columns: dict[str, object] = {
+        name: [row.get(name, empty.get(name, -1)) for row in rows] for name in names
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(write_run(Path(folder) / "run", RunInfo(**given), timeline(columns)))
+        run.spans()
+        return run
+
+
+def span(rank: int, kind: str, start: int, duration: int, **more: Any) -> Row:
+    category = {"step": "step", "all_reduce": "collective", "send": "p2p"}.get(kind, "compute")
+    return {
+        "rank": rank,
+        "category": category,
+        "kind": kind,
+        "start_ns": start,
+        "duration_ns": duration,
+        "step": 0,
+    } | more
+
+
+SPANS = st.lists(
+    st.builds(
+        lambda rank, kind, start, duration, axis, n: span(
+            rank,
+            kind,
+            start,
+            duration,
+            **({"axis": axis, "group": 0, "sequence": n} if kind == "all_reduce" else {}),
+        ),
+        st.integers(0, 3),
+        st.sampled_from(["forward", "backward", "optimizer", "all_reduce"]),
+        st.integers(0, 50),
+        st.integers(0, 20),
+        st.sampled_from(["tp", "dp"]),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=15,
+)
+WINDOWS = st.lists(st.integers(1, 70), min_size=4, max_size=4)
+
+
+@given(a=SPANS, b=SPANS, a_ns=WINDOWS, b_ns=WINDOWS)
+@settings(max_examples=100, deadline=None)
+def test_causes_add_up_to_the_difference(
+    a: list[Row], b: list[Row], a_ns: list[int], b_ns: list[int]
+) -> None:
+    runs = [
+        opened([*rows, *(span(rank, "step", 0, ns) for rank, ns in enumerate(windows))])
+        for rows, windows in ((a, a_ns), (b, b_ns))
+    ]
+    found = compare(*runs)
+    assert sum(cause.a_ns for cause in found.causes) == found.a_step_ns == max(a_ns)
+    assert sum(cause.b_ns for cause in found.causes) == found.b_step_ns == max(b_ns)
+    assert sum(cause.difference_ns for cause in found.causes) == found.b_step_ns - found.a_step_ns
+    inside = [
+        sum(row["start_ns"] < windows[row["rank"]] for row in rows)
+        for rows, windows in ((a, a_ns), (b, b_ns))
+    ]
+    assert found.joined.num_rows + found.spans.a_unjoined == inside[0]
+    assert found.joined.num_rows + found.spans.b_unjoined == inside[1]
+
+
+@given(rows=SPANS)
+@settings(max_examples=50, deadline=None)
+def test_a_run_equals_itself(rows: list[Row]) -> None:
+    run = opened([*rows, span(0, "step", 0, 71), span(1, "step", 0, 71)])
+    found = compare(run, run)
+    assert found.ratio == 1
+    assert all(cause.difference_ns == 0 for cause in found.causes)
+    assert (found.spans.a_unjoined, found.spans.b_unjoined) == (0, 0)
+    for name in ("start_ns", "duration_ns", "waiting_ns"):
+        assert found.joined[f"a_{name}"].equals(found.joined[f"b_{name}"])
+
+
+def test_a_slower_kernel_is_the_cause() -> None:
+    def run(backward_ns: int) -> Run:
+        end = 10 + backward_ns
+        return opened(
+            [
+                span(0, "forward", 0, 10),
+                span(0, "backward", 10, backward_ns),
+                span(0, "all_reduce", end, 5, axis="dp", group=0, sequence=0),
+                span(0, "step", 0, end + 8),
+            ],
+            world_size=1,
+        )
+
+    found = compare(run(20), run(26))
+    assert {c.name: (c.a_ns, c.b_ns) for c in found.causes if c.b_ns} == {
+        "compute:forward": (10, 10),
+        "compute:backward": (20, 26),
+        "exposed:dp": (5, 5),
+        "other": (3, 3),
+    }
+    assert found.ratio == 38 / 44
+    kinds = {kind["kind"]: kind for kind in found.spans.to_dict()["kinds"]}
+    assert kinds["backward"]["median_ratio"] == pytest.approx(20 / 26)
+
+
+def test_the_mean_rank_and_the_slowest_one() -> None:
+    run = opened(
+        [span(0, "step", 0, 10), span(1, "step", 0, 20), span(0, "forward", 0, 10), span(1, "forward", 0, 20)]
+    )
+    assert causes(run, 0) == {"compute:forward": 15, RANK_SPREAD: 5, "bubble": 0, "other": 0}
+
+
+def test_a_third_of_a_nanosecond_is_not_lost() -> None:
+    rows = [span(0, "forward", 0, 1), span(1, "backward", 0, 1), span(2, "optimizer", 0, 1)]
+    run = opened([*rows, *(span(rank, "step", 0, 1) for rank in range(3))])
+    assert sum(causes(run, 0).values()) == 1
+
+
+def test_the_typical_step_is_the_median_of_the_warm_ones() -> None:
+    lengths = [900, 10, 30, 20]
+    steps = [span(0, "step", 1000 * n, length, step=n) for n, length in enumerate(lengths)]
+    assert typical_step(opened(steps, origin="recorded")) == (3, 20)
+    assert typical_step(opened(steps)) == (3, 20)
+    assert typical_step(opened(steps[:2], origin="recorded")) == (1, 10)
+
+
+def test_spans_join_on_what_both_runs_know() -> None:
+    known = [span(0, "forward", t, 1, microbatch=m, layer=t % 2) for t, m in enumerate((1, 1, 0, 0))]
+    blind = [span(0, "forward", t, 2, layer=t % 2) for t in range(4)]
+    with_order = compare(opened(known), opened(blind)).joined
+    assert with_order["a_start_ns"].to_pylist() == with_order["b_start_ns"].to_pylist() == [0, 1, 2, 3]
+    swapped = [span(0, "forward", t, 2, microbatch=m, layer=t % 2) for t, m in enumerate((0, 0, 1, 1))]
+    with_number = compare(opened(known), opened(swapped)).joined
+    assert with_number["b_start_ns"].to_pylist() == [2, 3, 0, 1]
+    assert with_number.schema.equals(JOINED)
+
+
+def test_what_only_one_run_has_is_counted() -> None:
+    a = [span(0, "forward", 0, 1), span(0, "forward", 1, 1), span(0, "optimizer", 2, 1)]
+    found = compare(opened(a), opened(a[:1])).spans
+    assert (found.table.num_rows, found.a_unjoined, found.b_unjoined) == (1, 2, 0)
+
+
+def test_runs_of_different_size_are_joined_stage_by_stage() -> None:
+    small = opened(
+        [span(rank, "forward", 0, 1 + rank, stage=rank) for rank in range(2)],
+        world_size=2,
+        layout=Layout(pp=2),
+    )
+    large = opened(
+        [span(rank, "forward", 0, 1, stage=rank // 4) for rank in range(8)],
+        world_size=8,
+        layout=Layout(pp=2, dp=4),
+    )
+    found = compare(small, large).spans
+    assert found.rank_pairs == ((0, 0), (1, 4))
+    assert found.table["a_duration_ns"].to_pylist() == [1, 2]
+
+
+def test_folded_against_recorded() -> None:
+    layout = Layout(pp=2, dp=2)
+    folded = opened(
+        [span(rank, "forward", 0, 5) for rank in (0, 2)],
+        layout=layout,
+        groups=tuple(layout.process_groups()),
+        representatives=(0, 0, 2, 2),
+    )
+    recorded = opened([span(rank, "forward", 0, 6) for rank in range(4)], layout=layout, origin="recorded")
+    found = compare(folded, recorded)
+    assert found.spans.rank_pairs == ((0, 0), (2, 2))
+    assert found.ratio == 5 / 6
+
+
+def test_a_comparison_is_one_json_object() -> None:
+    run = opened([span(0, "forward", 0, 5)], world_size=2)
+    document = json.loads(json.dumps(compare(run, run).to_dict()))
+    assert document["ratio"] == 1
+    assert document["difference_s"] == sum(cause["difference_s"] for cause in document["causes"])
+    assert any("no spans of rank 1" in warning for warning in document["warnings"])
+
+
+def test_nothing_to_compare_is_said() -> None:
+    with pytest.raises(RunError, match="nothing to compare"):
+        compare(opened([span(0, "forward", 0, 0)]), opened([span(0, "forward", 0, 1)]))

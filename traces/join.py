@@ -1,0 +1,203 @@
+"""Joins the spans of a step in one run, one to one, with those of a step in another.
+
+Two spans are the same piece of work if they lie on the same rank and agree in category, kind and axis, in
+micro-batch, layer and stage as far as *both* runs know them for such spans, and in their order in time among
+the spans that agree in all of that. Runs of different size are joined stage by stage, on one rank each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from traces.arrivals import arrivals
+from traces.columns import Int64Array, factorized, int64, is_one_of, labels
+from traces.run import Run
+from traces.windows import windows
+
+_LABEL: Final = pa.dictionary(pa.int32(), pa.string())
+
+JOINED: Final = pa.schema(
+    [
+        pa.field("a_rank", pa.int32()),
+        pa.field("b_rank", pa.int32()),
+        pa.field("category", _LABEL),
+        pa.field("kind", _LABEL),
+        pa.field("axis", _LABEL),
+        pa.field("stage", pa.int16()),
+        pa.field("microbatch", pa.int32()),
+        pa.field("layer", pa.int32()),
+        pa.field("a_name", _LABEL),
+        pa.field("b_name", _LABEL),
+        pa.field("a_start_ns", pa.int64()),  # from the start of the step, as b_start_ns
+        pa.field("b_start_ns", pa.int64()),
+        pa.field("a_duration_ns", pa.int64()),
+        pa.field("b_duration_ns", pa.int64()),
+        pa.field("a_waiting_ns", pa.int64()),  # part of the duration before the last arrival
+        pa.field("b_waiting_ns", pa.int64()),
+    ]
+)
+"""Columns of joined spans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSpans:
+    """The spans of two steps, joined, and how many were not.
+
+    Attributes:
+        table: one row per pair, columns ``JOINED``.
+        rank_pairs: the ranks that were joined, ``(rank in a, rank in b)``.
+        a_unjoined, b_unjoined: spans of these ranks without a partner.
+    """
+
+    table: pa.Table
+    rank_pairs: tuple[tuple[int, int], ...]
+    a_unjoined: int
+    b_unjoined: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return counts, and by category, kind and axis the total times and the median ratio a / b."""
+        return {
+            "n_joined": self.table.num_rows,
+            "a_unjoined": self.a_unjoined,
+            "b_unjoined": self.b_unjoined,
+            "rank_pairs": [list(pair) for pair in self.rank_pairs],
+            "kinds": list(_by_kind(self.table)),
+        }
+
+
+def join_spans(a: Run, a_step: int, b: Run, b_step: int) -> JoinedSpans:
+    """Join the spans of *a_step* in *a* with those of *b_step* in *b*.
+
+    Only the ranks that can be paired are looked at: those stored in both runs if the worlds are of one size,
+    else the first rank of each pipeline stage.
+    """
+    pairs = rank_pairs(a, b)
+    tables, a_left, b_left = [JOINED.empty_table()], 0, 0
+    for a_rank, b_rank in pairs:
+        ours, theirs = _step_spans(a, a_rank, a_step), _step_spans(b, b_rank, b_step)
+        rows_a, rows_b = _matches(ours, theirs)
+        tables.append(_paired(ours.take(rows_a), theirs.take(rows_b)))
+        a_left += ours.num_rows - len(rows_a)
+        b_left += theirs.num_rows - len(rows_b)
+    table = pa.concat_tables(tables).unify_dictionaries()
+    return JoinedSpans(table=table, rank_pairs=tuple(pairs), a_unjoined=a_left, b_unjoined=b_left)
+
+
+def rank_pairs(a: Run, b: Run) -> list[tuple[int, int]]:
+    """Return which rank of *a* to lay beside which of *b*; stored ranks only."""
+    if a.info.world_size == b.info.world_size and (both := set(a.stored_ranks) & set(b.stored_ranks)):
+        return [(rank, rank) for rank in sorted(both)]
+    ours, theirs = _stage_ranks(a), _stage_ranks(b)
+    return [(ours[stage], theirs[stage]) for stage in sorted(ours.keys() & theirs.keys())]
+
+
+def _stage_ranks(run: Run) -> dict[int, int]:
+    """Return the first stored rank of each pipeline stage, by the layout or else by what its spans say."""
+    found: dict[int, int] = {}
+    for rank in run.stored_ranks:
+        if run.info.layout is not None:
+            stage = run.info.layout.coord(rank).pp
+        else:
+            stage = int(max(int64(run.spans([rank]), "stage").max(initial=0), 0))
+        found.setdefault(stage, rank)
+    return found
+
+
+def _step_spans(run: Run, rank: int, step: int) -> pa.Table:
+    """Return the spans that start in *step* on *rank*, by start, with the time each waited and its place."""
+    window = next((w for w in windows(run) if (w.rank, w.step) == (rank, step)), None)
+    table = run.spans([rank])
+    start = int64(table, "start_ns")
+    low, high = (window.start_ns, window.end_ns) if window is not None else (0, 0)
+    inside = (start >= low) & (start < high) & ~is_one_of(table, "category", ("step",))
+    rows = np.flatnonzero(inside)
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    waiting = arrivals(run).last_ns[rank][rows] - start[rows]
+    spans = table.take(rows).append_column("waiting_ns", pa.array(waiting))
+    return spans.set_column(spans.column_names.index("start_ns"), "start_ns", pa.array(start[rows] - low))
+
+
+def _matches(ours: pa.Table, theirs: pa.Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the rows of *ours* and *theirs* that are the same piece of work, in the order of *ours*."""
+    names = ["category", "kind", "axis", "microbatch", "layer", "stage", "virtual_stage"]
+    both = pa.concat_tables([ours.select(names), theirs.select(names)]).unify_dictionaries()
+    n_ours = ours.num_rows
+    sort_of_span = factorized(*(labels(both, name)[0] for name in names[:3]))
+    places = [_known_to_both(int64(both, name), sort_of_span, n_ours) for name in names[3:]]
+    key = factorized(sort_of_span, *places)
+    nth = np.concatenate([_occurrence(key[:n_ours]), _occurrence(key[n_ours:])])
+    identity = factorized(key, nth)
+    _, rows_a, rows_b = np.intersect1d(
+        identity[:n_ours], identity[n_ours:], assume_unique=True, return_indices=True
+    )
+    order = np.argsort(rows_a)
+    return rows_a[order], rows_b[order]
+
+
+def _known_to_both(value: Int64Array, sort_of_span: Int64Array, n_ours: int) -> Int64Array:
+    """Return *value* where both runs know it for spans of that sort, else -1: unknown cannot tell apart."""
+    if not len(value):
+        return value
+    n_sorts = int(sort_of_span.max()) + 1
+    is_known = value >= 0
+    ours = np.bincount(sort_of_span[:n_ours], is_known[:n_ours], n_sorts)
+    theirs = np.bincount(sort_of_span[n_ours:], is_known[n_ours:], n_sorts)
+    return np.where(((ours > 0) & (theirs > 0))[sort_of_span], value, -1)
+
+
+def _occurrence(key: Int64Array) -> Int64Array:
+    """Return for each row how many rows before it have the same key.
+
+    >>> _occurrence(np.array([7, 7, 3, 7])).tolist()
+    [0, 1, 0, 2]
+    """
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    is_first = np.ones(len(key), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    first = np.maximum.accumulate(np.where(is_first, np.arange(len(key)), 0))
+    nth = np.empty(len(key), np.int64)
+    nth[order] = np.arange(len(key)) - first
+    return nth
+
+
+def _paired(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+    """Return the columns ``JOINED`` of two tables whose rows belong together."""
+    columns = {
+        "a_rank": ours["rank"],
+        "b_rank": theirs["rank"],
+        "stage": pa.array(np.maximum(ours["stage"].to_numpy(), theirs["stage"].to_numpy())),
+        "microbatch": pa.array(np.maximum(ours["microbatch"].to_numpy(), theirs["microbatch"].to_numpy())),
+        "layer": pa.array(np.maximum(ours["layer"].to_numpy(), theirs["layer"].to_numpy())),
+    }
+    columns |= {name: ours[name] for name in ("category", "kind", "axis")}
+    for name in ("name", "start_ns", "duration_ns", "waiting_ns"):
+        columns |= {f"a_{name}": ours[name], f"b_{name}": theirs[name]}
+    return pa.table([columns[name] for name in JOINED.names], schema=JOINED)
+
+
+def _by_kind(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield count, total times and the median of a / b for each category, kind and axis of joined spans."""
+    columns = [labels(table, name) for name in ("category", "kind", "axis")]
+    key = factorized(*(codes for codes, _ in columns))
+    order = np.argsort(key, kind="stable")
+    a_ns, b_ns = int64(table, "a_duration_ns"), int64(table, "b_duration_ns")
+    for chosen in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
+        category, kind, axis = (names[codes[chosen[0]]] for codes, names in columns)
+        positive = chosen[b_ns[chosen] > 0]
+        ratio = float(np.median(a_ns[positive] / b_ns[positive])) if len(positive) else None
+        yield {
+            "category": category,
+            "kind": kind,
+            "axis": axis,
+            "n_joined": len(chosen),
+            "a_total_s": int(a_ns[chosen].sum()) / 1e9,
+            "b_total_s": int(b_ns[chosen].sum()) / 1e9,
+            "median_ratio": ratio,
+        }
