@@ -4,6 +4,7 @@ SimulationError
 ├── ModelError     an unknown model, or a config that does not describe one
 ├── JobError       a layout, batch or schedule that cannot run on these GPUs
 ├── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
+├── ConfigError    a run.toml or a setting that cannot be understood
 └── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
 
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
@@ -24,6 +25,10 @@ class JobError(SimulationError):
 
 class ScheduleError(SimulationError):
     """A pipeline schedule does not allow these stages or micro-batches."""
+
+
+class ConfigError(SimulationError):
+    """A file of settings, or a setting, cannot be understood."""
 
 
 class ProgramError(SimulationError):

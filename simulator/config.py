@@ -1,0 +1,190 @@
+"""Settings of a job: read from a TOML file, overridden by flags, turned into a ``Job``, written back.
+
+A setting has one name everywhere: in a flat file, as a flag (``--global-batch``) and in ``run.json``. A file
+may also sort settings into the tables of ``TABLES``. docs/simulation.md lists them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from simulator.errors import ConfigError, JobError
+from simulator.job import Job
+from simulator.models import load_model
+from topologies.catalog import load_cluster
+from traces.layout import Layout
+
+TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        "model": {"name": "model"},
+        "cluster": {"name": "cluster", "gpus": "gpus"},
+        "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep")},
+        "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "steps")},
+        "schedule": {"name": "schedule"},
+        "training": {
+            name: name
+            for name in (
+                *("sharding", "sequence_parallel", "recompute", "precision"),
+                *("fp32_gradients", "flash_attention"),
+            )
+        },
+    }
+)
+"""Tables of a file; in each, what a key is called there and the setting it gives."""
+
+KINDS: Final[Mapping[str, type]] = MappingProxyType(
+    {
+        **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
+        **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep"), int),
+        **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps"), int),
+        **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
+    }
+)
+"""Every setting and its type."""
+
+_TOML_NAMES: Final = {str: 'text, in "quotes"', int: "a whole number", bool: "true or false"}
+_OF_JOB: Final = (
+    *("global_batch", "micro_batch", "seq_len", "schedule", "sharding", "sequence_parallel", "recompute"),
+    *("precision", "fp32_gradients", "flash_attention"),
+)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the settings in the TOML file *path*; those it does not give are left out.
+
+    Paths of a model or a cluster are taken from the directory of the file.
+
+    Raises:
+        ConfigError: the file cannot be read or is not TOML, a key is unknown or given twice, a value has the
+            wrong type.
+    """
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    settings: dict[str, Any] = {}
+    for place, name, value in _flattened(document, path):
+        if name in settings:
+            raise ConfigError(f"{path}: {name} is given twice, the second time as {place}")
+        settings[name] = _checked(f"{path}: {place}", name, value)
+    for name in ("model", "cluster"):
+        if name in settings and (beside := path.parent / settings[name]).exists():
+            settings[name] = str(beside)
+    return settings
+
+
+def write_config(settings: Mapping[str, Any]) -> str:
+    """Return *settings* as the text of a TOML file, sorted into tables; ``read_config`` reads it back."""
+    lines: list[str] = []
+    for table, keys in TABLES.items():
+        given = [(key, settings[name]) for key, name in keys.items() if settings.get(name) is not None]
+        if given:
+            lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in given), ""]
+    return "\n".join(lines)
+
+
+def job_from(settings: Mapping[str, Any]) -> Job:
+    """Return the job that *settings* describe.
+
+    Without ``dp`` the data-parallel degree is what fills ``gpus``; without ``gpus`` the machine has as many
+    as the layout needs.
+
+    Raises:
+        ConfigError: a setting is unknown, has the wrong type, or one that is needed is missing.
+        SimulationError, TopologyError, TraceError: the job, its model, machine or layout is not possible.
+    """
+    given = {name: _checked(name, name, value) for name, value in settings.items() if value is not None}
+    for name, advice in (
+        ("model", "a preset such as llama3-8b, or a config.json"),
+        ("cluster", "a machine such as dgx-h100, or a .toml file"),
+        ("global_batch", "sequences per optimizer step"),
+    ):
+        if name not in given:
+            raise ConfigError(f"{name} is missing: {advice}")
+    degrees: dict[str, int] = {name: given[name] for name in TABLES["layout"] if name in given}
+    if "gpus" in given and "dp" not in given:
+        degrees["dp"] = _inferred_dp(given["gpus"], degrees)
+    layout = Layout(**degrees)
+    return Job(
+        model=load_model(given["model"]),
+        cluster=load_cluster(given["cluster"], given.get("gpus", layout.world_size)),
+        layout=layout,
+        n_steps=given.get("steps", 1),
+        **{name: given[name] for name in _OF_JOB if name in given},
+    )
+
+
+def job_settings(job: Job) -> dict[str, Any]:
+    """Return every setting of *job* by name, defaults included; ``job_from`` makes the same job of them.
+
+    A model or machine that came from a file is given by its name, not by its path.
+    """
+    settings = {"model": job.model.name, "cluster": job.cluster.name, "gpus": job.cluster.n_gpus}
+    return {
+        **settings,
+        **job.layout.degrees,
+        **{name: getattr(job, name) for name in _OF_JOB},
+        "steps": job.n_steps,
+    }
+
+
+def _inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
+    """Return the data-parallel degree that fills *gpus*. Raises JobError if none does."""
+    layout = Layout(**{**degrees, "ep": 1})
+    replica = layout.world_size
+    if gpus % replica or gpus < replica:
+        lower = max(gpus // replica, 1) * replica
+        raise JobError(
+            f"{gpus} GPUs cannot be filled with replicas of pp*cp*tp = {layout.pp}*{layout.cp}*{layout.tp} = "
+            f"{replica} ranks; {lower} or {lower + replica} would work"
+        )
+    return gpus // replica
+
+
+def _flattened(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, object]]:
+    """Yield where a value stands, its setting and the value, for every key of a file."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            keys = TABLES.get(key)
+            if keys is None:
+                raise ConfigError(f"{path}: unknown table [{key}]; {_nearest(key, TABLES)}")
+            for inner, one in value.items():
+                if inner not in keys:
+                    raise ConfigError(f"{path}: unknown key {inner!r} in [{key}]; {_nearest(inner, keys)}")
+                yield f"{key}.{inner}", keys[inner], one
+        elif key in KINDS:
+            yield key, key, value
+        else:
+            raise ConfigError(f"{path}: unknown key {key!r}; {_nearest(key, KINDS)}")
+
+
+def _checked(place: str, name: str, value: object) -> Any:
+    """Return *value* if it has the type of setting *name*. Raises ConfigError if not."""
+    if name not in KINDS:
+        raise ConfigError(f"unknown setting {name!r}; {_nearest(name, KINDS)}")
+    if not isinstance(value, KINDS[name]) or (isinstance(value, bool) and KINDS[name] is int):
+        raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[KINDS[name]]}")
+    return value
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+
+
+def _toml(value: object) -> str:
+    """Return a setting as TOML writes it; backslashes and quotes only occur in paths."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,120 @@
+"""The figures of a simulated run: time, efficiency, memory, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from simulator.build_stages import split_layers
+from simulator.errors import SimulationError
+from simulator.job import RECOMPUTES, SHARDINGS, Job
+from simulator.memory import StageMemory, stage_memory
+from simulator.schedules import in_flight, plan
+from topologies.units import format_bytes
+from traces.metrics import summarize
+from traces.run import Run
+
+
+def job_name(job: Job) -> str:
+    """Return what a person calls the job, e.g. ``"llama3-70b on 512 dgx-h100, tp8 pp4 dp16"``."""
+    degrees = {axis: degree for axis, degree in job.layout.degrees.items() if degree > 1}
+    order = [f"{axis}{degrees[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if axis in degrees]
+    layout = " ".join(order) or "one rank"
+    return f"{job.model.name} on {job.layout.world_size} {job.cluster.name}, {layout}"
+
+
+def stage_memories(job: Job) -> list[StageMemory]:
+    """Return the memory of each pipeline stage, in order."""
+    orders = plan(job.schedule, job.layout.pp, job.n_microbatches)
+    layers = split_layers(job.model.n_layers, job.layout.pp)
+    last = job.layout.pp - 1
+    return [
+        stage_memory(job, layers[pp], pp, in_flight(orders[pp]), first=pp == 0, last=pp == last)
+        for pp in range(job.layout.pp)
+    ]
+
+
+def figures(job: Job, run: Run, stages: Sequence[StageMemory], *, rests_on: Sequence[str]) -> dict[str, Any]:
+    """Return the summary of a simulated run; docs/simulation.md says what each key means.
+
+    Args:
+        job: what was run.
+        run: the simulated run.
+        stages: memory of each pipeline stage.
+        rests_on: what the prediction rests on, as sentences.
+    """
+    found = summarize(run)
+    step_s, n_ranks, limit = found["step_time_s"], job.layout.world_size, job.cluster.device.memory_bytes
+    tokens_per_s = job.tokens_per_step / step_s
+    peak_flops = n_ranks * job.cluster.device.peak(job.precision)
+    layers = split_layers(job.model.n_layers, len(stages))
+    return {
+        "step_time_s": step_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_gpu": tokens_per_s / n_ranks,
+        "mfu": job.model.flops_per_token(job.seq_len) * tokens_per_s / peak_flops,
+        "peak_memory_bytes": max(stage.peak_bytes for stage in stages),
+        "memory_limit_bytes": limit,
+        "fits": fits(job, stages),
+        **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
+        **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
+        **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
+        "stages": [
+            {
+                "stage": stage.stage,
+                "layers": len(layers[at]),
+                "in_flight": stage.in_flight,
+                "peak_bytes": stage.peak_bytes,
+                "bytes": dict(stage.items),
+            }
+            for at, stage in enumerate(stages)
+        ],
+        "rests_on": list(rests_on),
+    }
+
+
+def fits(job: Job, stages: Sequence[StageMemory]) -> bool:
+    """Return whether every stage fits into the memory of a device."""
+    return max(stage.peak_bytes for stage in stages) <= job.cluster.device.memory_bytes
+
+
+def memory_warnings(job: Job, stages: Sequence[StageMemory]) -> list[str]:
+    """Return a sentence per stage that does not fit, with its largest items, and one on what would fit."""
+    limit = job.cluster.device.memory_bytes
+    found = []
+    for stage in stages:
+        if (excess := stage.peak_bytes - limit) > 0:
+            ranks = [
+                rank for rank in range(job.layout.world_size) if job.layout.coord(rank).pp == stage.stage
+            ]
+            largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in stage.largest())
+            found.append(
+                f"stage {stage.stage} (rank {ranks[0]} to {ranks[-1]}) does not fit: "
+                f"{format_bytes(stage.peak_bytes)} of {format_bytes(limit)}, {format_bytes(excess)} too much; "
+                f"largest: {largest}"
+            )
+    if found:
+        remedies = list(_remedies(job))
+        found.append("would fit: " + "; ".join(remedies) if remedies else "no single setting makes it fit")
+    return found
+
+
+def _remedies(job: Job) -> Iterator[str]:
+    """Yield single changes of the job with which every stage would fit."""
+    changes: list[dict[str, Any]] = [
+        *({"sharding": sharding} for sharding in SHARDINGS),
+        *({"recompute": recompute} for recompute in RECOMPUTES),
+        {"sequence_parallel": True},
+        {"micro_batch": 1},
+    ]
+    for change in changes:
+        ((name, value),) = change.items()
+        if getattr(job, name) == value:
+            continue
+        try:
+            other = replace(job, **change)
+            if fits(other, stage_memories(other)):
+                yield f"{name}={value}"
+        except SimulationError:  # not possible with this layout
+            continue
