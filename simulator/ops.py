@@ -20,7 +20,7 @@ PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "re
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation on the device, or ``count`` equal ones launched one after another.
+    """One operation on the device, or ``count`` of them that the host launches one after another.
 
     Attributes:
         name: block and role, e.g. ``"mlp.up"``, ``"mlp.up.wgrad"``.
@@ -28,9 +28,10 @@ class Op:
             is that of the bytes it moves).
         flops: floating-point operations that are executed, over all ``count``; element-wise arithmetic is 0.
         bytes_moved: device memory read and written, over all ``count``, each operand once.
-        m, n, k: shape of one matrix product, ``(m, k) @ (k, n)``; of attention queries, keys and head width.
+        m, n, k: shape of a matrix product, ``(m, k) @ (k, n)``, of one member if it is batched or grouped; of
+            attention queries, keys and head width.
         dtype: of the operands.
-        count: kernels launched; ``flops / count`` is the work of one.
+        count: operations that the host launches; each has the fixed time of its kind.
     """
 
     name: str
@@ -86,28 +87,27 @@ class Block:
     phases: Mapping[str, Phase]
 
 
-def gemm(name: str, m: int, n: int, k: int, dtype: str, *, count: int = 1, batch: int = 1) -> Op:
-    """Return *count* kernels of *batch* matrix products ``(m, k) @ (k, n)`` each.
-
-    Each operand is read once, the result written once.
+def gemm(name: str, m: int, n: int, k: int, dtype: str, *, batch: int = 1) -> Op:
+    """Return *batch* matrix products ``(m, k) @ (k, n)`` in one kernel; each operand is moved once.
 
     >>> gemm("up", 2, 3, 4, "bf16").flops
     48
     """
-    products = count * batch
-    moved = (m * k + k * n + m * n) * DTYPE_BYTES[dtype] * products
-    return Op(name, "gemm", 2 * m * n * k * products, moved, m, n, k, dtype, count)
+    moved = (m * k + k * n + m * n) * DTYPE_BYTES[dtype] * batch
+    return Op(name, "gemm", 2 * m * n * k * batch, moved, m, n, k, dtype)
 
 
-def weight_gradient(name: str, tokens: int, linear: Linear, dtype: str, sum_dtype: str) -> Op:
-    """Return the GEMM of a weight gradient, which adds to a sum kept in *sum_dtype*.
+def weight_gradient(
+    name: str, tokens: int, linear: Linear, dtype: str, *, sum_dtype: str, batch: int = 1
+) -> Op:
+    """Return the GEMM of *batch* weight gradients, which add to sums kept in *sum_dtype*.
 
     ``dW (n_out, n_in) += dY^T (n_out, tokens) @ X (tokens, n_in)``. The sum is read and written, as
     Megatron-LM's fused weight-gradient accumulation does.
     """
     n_in, n_out = linear.n_in, linear.n_out
     moved = tokens * (n_in + n_out) * DTYPE_BYTES[dtype] + 2 * n_in * n_out * DTYPE_BYTES[sum_dtype]
-    return Op(name, "gemm", 2 * tokens * n_in * n_out, moved, n_out, n_in, tokens, dtype)
+    return Op(name, "gemm", 2 * tokens * n_in * n_out * batch, moved * batch, n_out, n_in, tokens, dtype)
 
 
 def memory(name: str, bytes_moved: int, dtype: str, *, count: int = 1) -> Op:

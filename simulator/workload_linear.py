@@ -33,7 +33,7 @@ def tp_comm(job: Job, kind: str, width: int, overlap_ops: int = 0) -> Comm:
 def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> tuple[Op, Op, tuple[Op, ...]]:
     """Return forward, input gradient and weight gradient (with that of the bias) of a matrix on this rank."""
     dtype = job.precision
-    weights = [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, job.gradient_dtype)]
+    weights = [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]
     if linear.bias:
         weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * DTYPE_BYTES[dtype], dtype))
     return (
