@@ -1,7 +1,7 @@
 """How long collectives take: pure formulas, each with its symbols and its source.
 
-Sizes are those of nccl-tests: ``S`` is the whole array, also for all-gather and reduce-scatter. Bandwidths are
-per direction. A time has two parts, one that does not depend on size (latency) and one that does (wire).
+Sizes are those of nccl-tests: ``S`` is the whole array, also for all-gather and reduce-scatter. Bandwidths
+are per direction. A time has two parts: one that does not depend on size (latency) and one that does (wire).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
         "simple": Protocol(8.4e-6, 3.4e-6, 11.3e-6, 11.3e-6, 1.0),
     }
 )
-"""NCCL 2.30.7, ``src/graph/tuning.cc`` (Apache-2.0): latencies of ring and tree on NVLink and network, and the
-share of the bandwidth. The hops between nodes, there 2.7/4/14 us (ring) and 5/8.5/14 us (tree), are given here
-beyond the 2.7 us of the network itself, which is the latency of the link in the catalogue."""
+"""NCCL 2.30.7, ``src/graph/tuning.cc``: latencies of ring and tree on NVLink and network, and the share of
+the bandwidth. The hops between nodes, there 2.7, 4 and 14 us (ring) and 5, 8.5 and 14 us (tree), are given
+here beyond the 2.7 us of the network itself, which is the latency of the link in the catalogue."""
 
 POST_S: Final = 1.0e-6
 """Time to post one message to a NIC. NCCL 2.30.7, ``src/graph/tuning.cc``, network post overhead."""

@@ -1,4 +1,4 @@
-"""What a communication costs on a machine: the fabric says how wide the way is, NCCL's rules how it is used."""
+"""What a communication costs: the fabric says how wide the way is, NCCL's rules how it is used."""
 
 from __future__ import annotations
 

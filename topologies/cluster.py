@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,8 +19,8 @@ from topologies.link import LinkSpec
 class Cluster:
     """Equal nodes of equal devices, joined by one fabric.
 
-    A *node* is an NVLink domain: the GPUs that reach each other without a NIC. For a rack of GB200 NVL72 it is
-    the rack. On a machine without GPUs a device is a process, and ``device`` is what one process gets of the
+    A *node* is an NVLink domain: the GPUs that reach each other without a NIC. For GB200 NVL72 it is the
+    rack. On a machine without GPUs a device is a process, and ``device`` is what one process gets of the
     processor when ``n_gpus`` of them run.
 
     Attributes:
@@ -32,9 +33,10 @@ class Cluster:
         nics_per_node: NICs of one node.
         fabric_spec: how NICs are wired.
         cores: processor cores that the processes of one node share; 0 where devices are GPUs.
-        time_slice_s: how long a process holds a core that others wait for; counts with more processes than cores.
+        time_slice_s: how long a process holds a core that others wait for.
         price_usd_per_gpu_hour: what one device costs, if known.
         description: one line for people.
+        sources: where each figure of the machine itself comes from.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Cluster:
     time_slice_s: float = 0.0
     price_usd_per_gpu_hour: float | None = None
     description: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "gpus_per_node"):
@@ -82,12 +85,14 @@ class Cluster:
             )
         if self.nic is None and n_gpus > self.gpus_per_node and not self.cores:
             raise CatalogError(
-                f"cluster {self.name} is one node of {self.gpus_per_node} GPUs without NICs; {n_gpus} do not fit"
+                f"cluster {self.name} is one node of {self.gpus_per_node} GPUs without NICs; "
+                f"{n_gpus} do not fit"
             )
         if not self.cores:
             return replace(self, n_gpus=n_gpus)
         share = processor_share(self.cores, n_gpus) / processor_share(self.cores, self.n_gpus)
-        device = self.device if share == 1 else self.device.shared(share)
+        memory_bytes = self.device.memory_bytes * self.n_gpus // n_gpus
+        device = replace(self.device.shared(share), memory_bytes=memory_bytes)
         return replace(self, n_gpus=n_gpus, gpus_per_node=n_gpus, device=device)
 
     def fabric(self) -> nx.DiGraph[str]:
@@ -119,6 +124,7 @@ class Cluster:
             "nic": self.nic.describe() if self.nic else None,
             "fabric": self.fabric_spec.describe(),
             "price_usd_per_gpu_hour": self.price_usd_per_gpu_hour,
+            "sources": dict(self.sources),
         }
 
 

@@ -26,10 +26,10 @@ _LATENCIES: Final = ("gemm_latency_s", "memory_bound_latency_s", "launch_s")
 class Device:
     """What one GPU, or one CPU process, can do; every figure with its source in ``sources``.
 
-    A matrix product takes ``max(2mnk / (e P), bytes / (b BW)) + t0`` with ``e`` the ``gemm_efficiency``, ``P`` the
-    peak of its dtype, ``b`` the ``gemm_memory_fraction``, ``BW`` the memory bandwidth and ``t0`` the
-    ``gemm_latency_s``; an operation bound by memory ``bytes / (memory_bound_fraction BW) +
-    memory_bound_latency_s``.
+    A matrix product takes ``max(2mnk / (e P c), bytes / (b BW)) + t0`` with ``e`` the ``gemm_efficiency``,
+    ``P`` the peak of its dtype, ``c`` the ``sustained_clock_fraction``, ``b`` the ``gemm_memory_fraction``,
+    ``BW`` the memory bandwidth and ``t0`` the ``gemm_latency_s``; an operation bound by memory takes
+    ``bytes / (memory_bound_fraction BW) + memory_bound_latency_s``.
 
     Attributes:
         name: as in the catalogue.
@@ -45,7 +45,7 @@ class Device:
         attention_efficiency_forward: share of the bf16 peak, causal half of the FLOPs counted.
         attention_efficiency_backward: the same for the backward pass.
         launch_s: time of the host to launch one kernel or operation.
-        sustained_clock_fraction: clock under hours of load over clock in a short burst; multiplies every peak.
+        sustained_clock_fraction: clock under lasting load over clock in a short burst; times every peak.
         reserved_bytes: memory that the framework's context and libraries take before the first tensor.
         sources: where each figure comes from, by the name of the field or ``peak.<dtype>``.
     """
@@ -94,7 +94,7 @@ class Device:
         return self.peak_flops_per_s[dtype]
 
     def shared(self, share: float) -> Device:
-        """Return the device as one of several users of it sees it, who each get *share* of its time.
+        """Return the device as one of several users sees it, who each get *share* of its time.
 
         Rates shrink and fixed times grow by the same factor: a process that is on the processor half of the
         time does everything half as fast. Memory size is not touched.

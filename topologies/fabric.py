@@ -1,10 +1,10 @@
 """Fabrics as directed graphs: who is wired to whom, how fast, how far.
 
-Nodes are named ``<tier>:<id>`` and carry the attribute ``tier``; an edge carries ``bandwidth_bytes_per_s`` in its
-own direction, ``latency_s`` and ``kind``. GPUs of one node hang on one switch (``nvswitch``, or ``host`` where a
-device is a process). NICs lead to leaf switches, and leaves to ``spine:0``, which stands for the whole layer
-of spine switches with traffic spread evenly over them (ECMP without collisions). PCIe between a GPU and its NIC
-is taken to be no slower than the NIC.
+Nodes are named ``<tier>:<id>`` and carry the attribute ``tier``; an edge carries ``bandwidth_bytes_per_s`` in
+its own direction, ``latency_s`` and ``kind``. GPUs of one node hang on one switch (``nvswitch``, or ``host``
+where a device is a process). NICs lead to leaf switches, and leaves to ``spine:0``, which stands for the
+whole layer of spine switches with traffic spread evenly over them (ECMP without collisions). PCIe between a
+GPU and its NIC is taken to be no slower than the NIC.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class Link:
     bandwidth_bytes_per_s: float | None = None
     latency_s: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.ends[0] == self.ends[1]:
+            raise FabricError(f"link {' - '.join(self.ends)}: both ends are the same")
+        if self.bandwidth_bytes_per_s == 0:
+            raise FabricError(f"link {' - '.join(self.ends)} has no bandwidth; leave it out or give it some")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricSpec:
@@ -63,7 +69,7 @@ class FabricSpec:
             raise CatalogError(f"fabric kind {self.kind!r}: one of {', '.join((*BUILDERS, 'links'))}")
         if self.oversubscription < 1:
             raise CatalogError(
-                f"oversubscription = {self.oversubscription}: 1 is non-blocking, 2 is half the bandwidth upward"
+                f"oversubscription = {self.oversubscription}: 1 is non-blocking, 2 half the bandwidth upward"
             )
         if self.nodes_per_leaf < 1:
             raise CatalogError(f"nodes_per_leaf = {self.nodes_per_leaf}: at least 1")
@@ -96,10 +102,12 @@ def build(cluster: Cluster) -> nx.DiGraph[str]:
     return graph
 
 
-def _wire(graph: nx.DiGraph[str], a: str, b: str, bandwidth: float, latency_s: float, kind: str) -> None:
-    """Join *a* and *b* both ways."""
-    for source, target in ((a, b), (b, a)):
-        graph.add_edge(source, target, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s, kind=kind)
+def _wire(
+    graph: nx.DiGraph[str], ends: tuple[str, str], bytes_per_s: float, latency_s: float, kind: str
+) -> None:
+    """Join two nodes both ways."""
+    for source, target in (ends, ends[::-1]):
+        graph.add_edge(source, target, bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, kind=kind)
 
 
 def _add(graph: nx.DiGraph[str], name: str) -> str:
@@ -113,22 +121,16 @@ def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
     intra = cluster.intra
     for gpu in range(cluster.n_gpus):
         switch = _add(graph, f"{hub}:{cluster.node_of(gpu)}")
-        _wire(
-            graph,
-            _add(graph, f"gpu:{gpu}"),
-            switch,
-            intra.bandwidth_bytes_per_s,
-            intra.latency_s / 2,
-            intra.kind,
-        )
+        ends = (_add(graph, f"gpu:{gpu}"), switch)
+        _wire(graph, ends, intra.bandwidth_bytes_per_s, intra.latency_s / 2, intra.kind)
 
 
 def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
     """Give every node its NICs, each wired to the GPUs nearest to it; return NIC names by node."""
     if cluster.nic is None or not cluster.nics_per_node:
         raise FabricError(
-            f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} nodes "
-            f"of {cluster.gpus_per_node} GPUs and no NICs; give [nic] and nics_per_node"
+            f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} "
+            f"nodes of {cluster.gpus_per_node} GPUs and no NICs; give [nic] and nics_per_node"
         )
     n_nics, n_gpus = cluster.nics_per_node, cluster.gpus_per_node
     pairs = {(j * n_gpus // n_nics, j) for j in range(n_nics)} | {
@@ -140,7 +142,7 @@ def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
         for local, j in sorted(pairs):
             gpu = node * n_gpus + local
             if gpu < cluster.n_gpus:
-                _wire(graph, f"gpu:{gpu}", names[j], cluster.nic.bandwidth_bytes_per_s, 0.0, "pcie")
+                _wire(graph, (f"gpu:{gpu}", names[j]), cluster.nic.bandwidth_bytes_per_s, 0.0, "pcie")
         found.append(names)
     return found
 
@@ -168,18 +170,18 @@ def _leaves(
         for j, name in enumerate(names):
             leaf = _add(graph, f"leaf:{leaf_of(node // spec.nodes_per_leaf, j)}")
             leaves[leaf] = None
-            _wire(graph, name, leaf, nic.bandwidth_bytes_per_s, nic.latency_s / 2, nic.kind)
+            _wire(graph, (name, leaf), nic.bandwidth_bytes_per_s, nic.latency_s / 2, nic.kind)
     if len(leaves) > 1:
         below = spec.nodes_per_leaf * nics_per_leaf * nic.bandwidth_bytes_per_s
         spine = _add(graph, "spine:0")
         for leaf in leaves:
-            _wire(graph, leaf, spine, below / spec.oversubscription, spec.hop_latency_s, nic.kind)
+            _wire(graph, (leaf, spine), below / spec.oversubscription, spec.hop_latency_s, nic.kind)
 
 
 def _single(_graph: nx.DiGraph[str], cluster: Cluster) -> None:
     raise FabricError(
-        f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} nodes and "
-        f"a fabric of kind 'node'; choose {' or '.join(kind for kind in BUILDERS if kind != 'node')}"
+        f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} nodes "
+        f"and a fabric of kind 'node'; choose {' or '.join(kind for kind in BUILDERS if kind != 'node')}"
     )
 
 
@@ -208,10 +210,12 @@ def _explicit(graph: nx.DiGraph[str], cluster: Cluster) -> None:
                 f"link {' - '.join(link.ends)}: {extra} is not one of gpu:0 to gpu:{cluster.n_gpus - 1}"
             )
         spec = cluster.intra if tiers <= {"gpu", "nvswitch", "host"} or cluster.nic is None else cluster.nic
-        a, b = (_add(graph, end) for end in link.ends)
-        bandwidth = link.bandwidth_bytes_per_s or spec.bandwidth_bytes_per_s
+        for end in link.ends:
+            _add(graph, end)
+        given = link.bandwidth_bytes_per_s
+        bandwidth = spec.bandwidth_bytes_per_s if given is None else given
         latency_s = spec.latency_s / 2 if link.latency_s is None else link.latency_s
-        _wire(graph, a, b, bandwidth, latency_s, spec.kind)
+        _wire(graph, link.ends, bandwidth, latency_s, spec.kind)
 
 
 def _check_connected(graph: nx.DiGraph[str], cluster: Cluster) -> None:

@@ -37,7 +37,8 @@ class Curve:
     def __post_init__(self) -> None:
         if self.efficiency <= 0 or not 0 < self.exponent <= 1:
             raise CatalogError(
-                f"efficiency = {self.efficiency} must be above 0, exponent = {self.exponent} above 0 and at most 1"
+                f"efficiency = {self.efficiency} must be above 0, and exponent = {self.exponent} "
+                "above 0 and at most 1"
             )
 
 
@@ -77,7 +78,7 @@ class LinkSpec:
         kind: what it is, e.g. ``"nvlink"``, ``"infiniband"``, ``"loopback"``.
         bandwidth_bytes_per_s: of one link (all NVLinks of one GPU together; one NIC), per direction.
         latency_s: of one message from end to end of an uncongested link, software included.
-        efficiency: share of the bandwidth that a large transfer reaches where nothing measured says otherwise.
+        efficiency: share of the bandwidth that a large transfer reaches; a curve or table goes before it.
         reduces: the switches add numbers themselves (NVLink SHARP).
         curves: fitted use by operation, a key of ``COLLECTIVES``.
         tables: measured use by operation, at ``bandwidth_bytes_per_s``; goes before a curve.

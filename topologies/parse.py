@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from topologies.cluster import Cluster, processor_share
+from topologies.cluster import Cluster
 from topologies.device import DTYPES, Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, Link
@@ -141,28 +142,29 @@ def cluster_from(
     device = device_from(section.section("device")) if section.is_table("device") else None
     device = device or load_device(section.get("device", text))
     gpus_per_node = section.get("gpus_per_node", whole)
-    n_gpus, cores = section.get("n_gpus", whole, gpus_per_node), section.get("cores", whole, 0)
-    if cores and (share := processor_share(cores, n_gpus)) < 1:
-        device = device.shared(share)
+    n_gpus = section.get("n_gpus", whole, gpus_per_node)
+    cores = section.get("cores", whole, 0)
+    fabric_spec, fabric_sources = _fabric_from(section)
     cluster = Cluster(
         name=section.get("name", text, default_name),
         description=section.get("description", text, ""),
         device=device,
-        n_gpus=n_gpus,
+        n_gpus=1 if cores else n_gpus,
         gpus_per_node=gpus_per_node,
         intra=link("intra"),
         nic=link("nic") if "nic" in section else None,
         nics_per_node=section.get("nics_per_node", whole, 0),
-        fabric_spec=_fabric_from(section),
+        fabric_spec=fabric_spec,
         cores=cores,
         time_slice_s=section.get("time_slice", parse_time, 0.0),
         price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),
     )
     section.done()
-    return cluster
+    cluster = replace(cluster, sources=section.sources | fabric_sources)
+    return cluster.sized(n_gpus) if cores else cluster
 
 
-def _fabric_from(section: Section) -> FabricSpec:
+def _fabric_from(section: Section) -> tuple[FabricSpec, dict[str, str]]:
     table = section.section("fabric")
     links = section.get("links", _links, ())
     spec = FabricSpec(
@@ -172,8 +174,7 @@ def _fabric_from(section: Section) -> FabricSpec:
         hop_latency_s=table.get("hop_latency", parse_time, 0.0),
         links=links,
     )
-    table.done()
-    return spec
+    return spec, _finish(table, "fabric.")
 
 
 def _links(value: object) -> tuple[Link, ...]:

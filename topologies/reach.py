@@ -1,10 +1,10 @@
 """What a group of GPUs gets out of a fabric when every group of its kind communicates at once.
 
-A training job is symmetric: while one data-parallel group reduces its gradients, so do all its siblings. So
-every GPU that runs a rank is taken to send upward at the same rate, split evenly over its way up, and a link
-gives each of the GPUs behind it the same share. A group with one GPU per node then gets one rail, a group
-that fills its nodes gets them all, and both share an oversubscribed spine fairly. Nothing here knows what kind
-of fabric it is: domains, shares and hops come from the graph alone.
+A training job is symmetric: while one data-parallel group reduces its gradients, so do all its siblings.
+So every GPU that runs a rank is taken to send upward at the same rate, split over its ways up by their width,
+and a link gives each of the GPUs behind it the same share. A group with one GPU per node then gets one rail,
+a group that fills its nodes gets them all, and both share an oversubscribed spine fairly. Nothing here knows
+what kind of fabric it is: domains, shares and hops come from the graph alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GroupShape:
         n_ranks: members of the group.
         n_domains: NVLink domains (nodes) they lie in.
         n_local: members in the fullest domain.
-        intra_bytes_per_s: what the slowest member can send inside its domain; ``inf`` if none has a neighbour.
+        intra_bytes_per_s: what the slowest member can send inside its domain; ``inf`` without neighbours.
         inter_bytes_per_s: what the members in one domain can send out of it together, in the domain that can
             send least; ``inf`` if there is one domain.
         inter_latency_s: from one domain to the next.

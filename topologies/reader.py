@@ -17,8 +17,8 @@ _REQUIRED: Final = object()
 class Section:
     """One table of a TOML file: typed values out, sources collected, unknown keys refused.
 
-    A figure is written ``key = "450 GB/s"`` or ``key = { value = "450 GB/s", source = "..." }``; a source may be
-    the name of an entry of the file's ``[sources]``.
+    A figure is written ``key = "450 GB/s"`` or ``key = { value = "450 GB/s", source = "..." }``; a source may
+    be the name of an entry of the file's ``[sources]``.
     """
 
     def __init__(

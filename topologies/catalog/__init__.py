@@ -1,7 +1,7 @@
 """The machines, devices and links that come with the product, and the one way to load any of them.
 
-Clusters are ``catalog/*.toml``, devices ``catalog/devices/*.toml``, links ``catalog/links/*.toml``. A user's own
-file has the same keys as a cluster of the catalogue and may name its devices and links.
+Clusters are ``catalog/*.toml``, devices ``catalog/devices/*.toml``, links ``catalog/links/*.toml``. A user's
+own file has the same keys as a cluster of the catalogue and may name its devices and links.
 """
 
 from __future__ import annotations
