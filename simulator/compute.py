@@ -19,7 +19,7 @@ def gemm_s(op: Op, device: Device) -> float:
     """Return the time of a matrix product: a roofline with three constants and the sustained clock.
 
     ``t = max(flops / (e P c), bytes / (b BW)) + n t0``: e ``gemm_efficiency``, P the peak of the dtype,
-    c ``sustained_clock_fraction``, b ``gemm_memory_fraction``, t0 ``gemm_latency_s``, n kernels.
+    c ``sustained_clock_fraction``, b ``gemm_memory_fraction``, t0 ``gemm_latency_s``, n operations.
     How close this comes to measured products is in docs/compute.md.
     """
     peak = device.gemm_efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
@@ -76,8 +76,8 @@ class ComputeModel:
     def duration_ns(self, ops: Iterable[Op | Comm]) -> int:
         """Return how long the operations among *ops* take when issued one after another.
 
-        The host launches kernels while the device runs earlier ones, so the slower of the two decides:
-        ``max(sum of op_s, number of kernels * launch_s)``. Communications count as nothing here.
+        The host launches operations while the device runs earlier ones, so the slower of the two decides:
+        ``max(sum of op_s, number of operations * launch_s)``. Communications count as nothing here.
         """
         alone = [op for op in ops if isinstance(op, Op)]
         busy_s = sum(self.op_s(op) for op in alone)
@@ -105,8 +105,8 @@ def _constants(device: Device, precision: str) -> list[str]:
         "attention.efficiency_forward": f"attention: {device.attention_efficiency_forward:.2f} forward and "
         f"{device.attention_efficiency_backward:.2f} backward of that peak",
         "memory_bound.fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
-        f"+ {format_time(device.memory_bound_latency_s)} per kernel",
-        "launch": f"host: {format_time(device.launch_s)} to launch a kernel",
+        f"+ {format_time(device.memory_bound_latency_s)} each",
+        "launch": f"host: {format_time(device.launch_s)} per operation",
         "sustained_clock_fraction": f"sustained clock: {device.sustained_clock_fraction:.2f} of every peak",
     }
     sources = device.sources
