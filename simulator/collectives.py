@@ -23,27 +23,27 @@ class Protocol(NamedTuple):
     Attributes:
         base_s: time of an operation without any hop.
         intra_hop_s: one hop of a ring inside a node.
-        ring_hop_s, tree_hop_s: one hop between nodes, beyond the latency of the network for small messages.
+        ring_hops, tree_hops: one hop between nodes, in units of the latency of the network for small messages.
         share: of the bandwidth that carries data.
     """
 
     base_s: float
     intra_hop_s: float
-    ring_hop_s: float
-    tree_hop_s: float
+    ring_hops: float
+    tree_hops: float
     share: float
 
 
 PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
     {
-        "ll": Protocol(6.6e-6, 0.6e-6, 0.0, 2.3e-6, 0.5),
-        "ll128": Protocol(14.0e-6, 1.9e-6, 1.3e-6, 5.8e-6, 0.92),
-        "simple": Protocol(8.4e-6, 3.4e-6, 11.3e-6, 11.3e-6, 1.0),
+        "ll": Protocol(6.6e-6, 0.6e-6, 1.0, 5.0 / 2.7, 0.5),
+        "ll128": Protocol(14.0e-6, 1.9e-6, 4.0 / 2.7, 8.5 / 2.7, 0.92),
+        "simple": Protocol(8.4e-6, 3.4e-6, 14.0 / 2.7, 14.0 / 2.7, 1.0),
     }
 )
-"""NCCL 2.30.7, ``src/graph/tuning.cc``: latencies of ring and tree on NVLink and network, and the share of
-the bandwidth. The hops between nodes, there 2.7, 4 and 14 us (ring) and 5, 8.5 and 14 us (tree), are given
-here beyond the 2.7 us of the network itself, which is the latency of the link in the catalogue."""
+"""NCCL 2.30.7, ``src/graph/tuning.cc``: latencies of ring and tree on NVLink and network, and the share of the
+bandwidth. The table gives a hop between nodes as 2.7, 4 and 14 us (ring) or 5, 8.5 and 14 us (tree) for every
+network; here 2.7 us is the latency of the link, so that a slower network is slower in every protocol."""
 
 POST_S: Final = 1.0e-6
 """Time to post one message to a NIC. NCCL 2.30.7, ``src/graph/tuning.cc``, network post overhead."""

@@ -129,7 +129,7 @@ class Network:
         n, n_local = shape.n_ranks, shape.n_local
         net_steps = ring_steps(kind, shape.n_domains)
         latency_s = protocol.base_s + (ring_steps(kind, n) - net_steps) * protocol.intra_hop_s
-        latency_s += net_steps * (shape.inter_latency_s + protocol.ring_hop_s)
+        latency_s += net_steps * shape.inter_latency_s * protocol.ring_hops
         wire_s = self._net_s(bus_factor(kind, n) * size_bytes, shape, protocol)
         if n_local < 2:
             return latency_s, wire_s
@@ -146,7 +146,7 @@ class Network:
         ``2(n-1)/n S`` of a ring. Latency as in NCCL 2.30.7, ``src/graph/tuning.cc``.
         """
         n_local = shape.n_local
-        hop_s = shape.inter_latency_s + protocol.tree_hop_s
+        hop_s = shape.inter_latency_s * protocol.tree_hops
         latency_s = (
             protocol.base_s + 2 * (n_local - 1) * protocol.intra_hop_s + tree_hops(shape.n_domains) * hop_s
         )
@@ -161,7 +161,7 @@ class Network:
         """Return latency and wire time of every rank sending to every other, near and far at once."""
         n, n_local = shape.n_ranks, shape.n_local
         far = n - n_local
-        latency_s = protocol.base_s + shape.inter_latency_s + protocol.ring_hop_s + far * POST_S
+        latency_s = protocol.base_s + shape.inter_latency_s * protocol.ring_hops + far * POST_S
         wire_s = self._net_s(n_local * far / n * size_bytes, shape, protocol)
         if n_local < 2:
             return latency_s, wire_s
