@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from simulator.build_instances import Message
 from simulator.build_stages import Unit
+from simulator.clock import to_ns
 from simulator.compute import ComputeModel
 from simulator.ops import Block, Comm, Op, Phase
 from simulator.program import Label
-from simulator.program_builder import COMPUTE, STREAMS, Task, Template
+from simulator.program_builder import COMPUTE, HOST, STREAMS, Task, Template
 
 KINDS: Final = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """Phase of a block that each kind of action goes through."""
@@ -34,15 +35,29 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A phase cut into tasks, with positions relative to its start, and what comes next has to wait for."""
+    """A phase cut into tasks, with positions relative to its start, and what comes next has to wait for.
+
+    ``launch_ns`` is the time that the host takes to launch each task, 0 for communications.
+    """
 
     tasks: tuple[Task, ...]
+    launch_ns: tuple[int, ...]
     waits: tuple[tuple[int, ...], ...]
     tails: tuple[int, ...]
 
 
+class Pass(NamedTuple):
+    """What is done with a unit: kind of the action, and what the job recomputes."""
+
+    kind: str
+    recompute: str
+
+
 class Chains:
     """Writes the phases of blocks into templates; equal phases of many layers are costed once.
+
+    A compute task lasts as long as the device works. Launching takes time on the host, which runs ahead of
+    the device; only an action in which it is the slower of the two gets tasks on the ``host`` stream.
 
     Args:
         compute: how long operations take.
@@ -52,59 +67,50 @@ class Chains:
         self._compute = compute
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
 
-    def write(self, template: Template, block: Block, phase: str, beside: Iterable[int] = ()) -> None:
-        """Append *phase* of *block* to the main line of *template*.
+    def is_host_bound(self, units: Iterable[Unit], action: Pass) -> bool:
+        """Return whether launching what *action* does in *units* takes the host longer than the device."""
+        lines = [self._line(*phase) for unit in units for phase in _phases(unit, *action)]
+        busy_ns = sum(task.duration_ns for line in lines for task in line.tasks)
+        return sum(ns for line in lines for ns in line.launch_ns) > busy_ns
+
+    def unit(self, template: Template, unit: Unit, action: Pass, beside: Sequence[int] = ()) -> None:
+        """Append what *action* does in *unit* to the main line of *template*.
 
         Args:
-            template: where to.
-            block: whose phase.
-            phase: one of ``simulator.ops.PHASES``.
-            beside: tasks off the main line that the first task waits for too.
-        """
-        line = self._line(block.name, phase, block.phases[phase])
-        first, before = len(template.tasks), (*template.tails, *beside)
-
-        def placed(relative: tuple[int, ...]) -> list[int]:
-            return [other for at in relative for other in (before if at < 0 else (first + at,))]
-
-        for task, waits in zip(line.tasks, line.waits, strict=True):
-            template.add(task._replace(layer=block.layer), placed(waits))
-        template.tails = tuple(placed(line.tails))
-
-    def unit(
-        self, template: Template, unit: Unit, action: str, *, recompute: str, beside: Iterable[int] = ()
-    ) -> None:
-        """Append what *action* does in *unit*.
-
-        Forward goes through the blocks in order, backward in reverse. With full recomputation the whole layer
-        is computed again before its backward (Megatron-LM ``--recompute-granularity full``, one layer per
-        checkpoint); with selective, the core of a block just before the backward of that block.
-
-        Args:
-            template: where to.
+            template: where to; ``template.launches`` says whether the host's launches are written too.
             unit: embedding, layer or head.
-            action: kind of the action, a key of ``KINDS``.
-            recompute: as in the job.
+            action: what to do.
             beside: tasks off the main line that the first task waits for too.
         """
-        if action == "F":
-            phases = [(block, "forward") for block in unit.blocks]
-        else:
-            phases = [(block, KINDS[action]) for block in reversed(unit.blocks)]
-            if action != "W" and recompute == "full":
-                phases = [*((block, "recompute") for block in unit.blocks), *phases]
-            elif action != "W":
-                phases = [(block, phase) for block, last in phases for phase in ("recompute", last)]
-        for block, phase in phases:
-            self.write(template, block, phase, beside)
+        for block, phase in _phases(unit, *action):
+            self._write(template, block, phase, beside)
             beside = ()  # now behind the tails
 
-    def _line(self, name: str, phase: str, items: Phase) -> _Line:
-        key = (name, phase, items)
+    def _write(self, template: Template, block: Block, phase: str, beside: Sequence[int]) -> None:
+        """Append *phase* of *block* to the main line of *template*."""
+        line, before = self._line(block, phase), (*template.tails, *beside)
+        numbers: list[int] = []
+
+        def placed(relative: tuple[int, ...]) -> list[int]:
+            return [other for at in relative for other in (before if at < 0 else (numbers[at],))]
+
+        for task, waits, launch_ns in zip(line.tasks, line.waits, line.launch_ns, strict=True):
+            after = placed(waits)
+            if template.launches and launch_ns:
+                launch = Task(HOST, Label("host", "launch", block.name), launch_ns, layer=block.layer)
+                after.append(template.add(launch, template.synchronized))
+                template.synchronized = ()
+            numbers.append(template.add(task._replace(layer=block.layer), after))
+        template.tails = tuple(placed(line.tails))
+
+    def _line(self, block: Block, phase: str) -> _Line:
+        key = (block.name, phase, block.phases[phase])
         if key not in self._lines:
-            pieces, tails = _pieces(items)
-            tasks = tuple(self._task(name, phase, piece) for piece in pieces)
-            self._lines[key] = _Line(tasks, tuple(piece.waits for piece in pieces), tails)
+            pieces, tails = _pieces(block.phases[phase])
+            tasks = tuple(self._task(block.name, phase, piece) for piece in pieces)
+            launch_s = self._compute.device.launch_s
+            launch_ns = tuple(to_ns(sum(op.count for op in piece.ops) * launch_s) for piece in pieces)
+            self._lines[key] = _Line(tasks, launch_ns, tuple(piece.waits for piece in pieces), tails)
         return self._lines[key]
 
     def _task(self, name: str, phase: str, piece: _Piece) -> Task:
@@ -116,10 +122,27 @@ class Chains:
         return Task(
             COMPUTE,
             Label("compute", phase, name, "", piece.ops[0].dtype),
-            duration_ns=self._compute.duration_ns(piece.ops),
+            duration_ns=to_ns(sum(self._compute.op_s(op) for op in piece.ops)),
             flops=sum(op.flops for op in piece.ops),
             bytes_moved=sum(op.bytes_moved for op in piece.ops),
         )
+
+
+def _phases(unit: Unit, action: str, recompute: str) -> list[tuple[Block, str]]:
+    """Return the phases of blocks that *action* goes through in *unit*, in order.
+
+    Forward goes through the blocks in order, backward in reverse. With full recomputation the whole layer is
+    computed again before its backward (Megatron-LM ``--recompute-granularity full``, one layer per
+    checkpoint); with selective, the core of attention just before the backward of its block.
+    """
+    if action == "F":
+        return [(block, "forward") for block in unit.blocks]
+    back = [(block, KINDS[action]) for block in reversed(unit.blocks)]
+    if action == "W" or recompute == "none":
+        return back
+    if recompute == "full":
+        return [*((block, "recompute") for block in unit.blocks), *back]
+    return [(block, phase) for block, last in back for phase in ("recompute", last)]
 
 
 def _pieces(items: Iterable[Op | Comm]) -> tuple[list[_Piece], tuple[int, ...]]:

@@ -16,11 +16,12 @@ import numpy as np
 from simulator.build_instances import Costs, Message, communications
 from simulator.program import Int32Array, Int64Array, Label, Program
 
-STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv")
+STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "host")
 """In-order queues of a rank. One per axis: NCCL runs the collectives of a communicator in order."""
 
 COMPUTE: Final = STREAMS.index("compute")
 DP: Final = STREAMS.index("dp")
+HOST: Final = STREAMS.index("host")
 
 
 class Task(NamedTuple):
@@ -47,8 +48,12 @@ class Task(NamedTuple):
 class Template:
     """The tasks of one action and what they wait for, to be written once and placed many times.
 
-    ``tails`` are the tasks that whatever comes next on the rank has to wait for. At first they are
-    ``(BEFORE,)``: the tails of the action before.
+    Attributes:
+        tasks: the tasks, in the order of their streams.
+        waits: pairs of a task and one that it waits for, ``BEFORE`` or ``GRADIENTS``.
+        tails: what whatever comes next on the rank has to wait for; at first ``(BEFORE,)``.
+        launches: whether the host's launching of kernels is written out as tasks.
+        synchronized: what the host waits for before its next launch.
     """
 
     BEFORE: Final = -1
@@ -61,6 +66,8 @@ class Template:
         self.tasks: list[Task] = []
         self.waits: list[tuple[int, int]] = []
         self.tails: tuple[int, ...] = (self.BEFORE,)
+        self.launches = False
+        self.synchronized: tuple[int, ...] = ()
 
     def add(self, task: Task, after: Iterable[int]) -> int:
         """Append *task*, which waits for the tasks *after*; return its number."""

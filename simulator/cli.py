@@ -1,0 +1,180 @@
+"""The verb ``foretrace simulate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from simulator.simulate import Simulation
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+SHOWN_STAGES: Final = 8
+"""Most pipeline stages that the table of memory lists."""
+
+
+def _settings(command: Command) -> Command:
+    """Add a flag for every setting of a job; None where it is not given."""
+    for flag, kind, text in reversed(
+        (
+            ("--model", str, "A preset (llama3-70b, gpt3-175b, ...) or a config.json."),
+            ("--cluster", str, "A machine (dgx-h100, gb200-nvl72, ...) or its TOML file."),
+            ("--gpus", int, "GPUs to use; --dp is what fills them."),
+            ("--tp", int, "Tensor parallel degree."),
+            ("--pp", int, "Pipeline parallel degree."),
+            ("--dp", int, "Data parallel degree."),
+            ("--cp", int, "Context parallel degree."),
+            ("--ep", int, "Expert parallel degree; divides dp*cp."),
+            ("--global-batch", int, "Sequences per optimizer step, over all ranks."),
+            ("--micro-batch", int, "Sequences per micro-batch. [default: 1]"),
+            ("--seq-len", int, "Tokens per sequence. [default: 2048]"),
+            ("--steps", int, "Optimizer steps to simulate. [default: 1]"),
+            ("--schedule", str, "Pipeline schedule: 1f1b, gpipe, naive. [default: 1f1b]"),
+            ("--sharding", str, "ddp, zero1, zero2, zero3 or fsdp. [default: zero1]"),
+            ("--recompute", str, "none, selective or full. [default: none]"),
+            ("--precision", str, "bf16, fp16 or fp32. [default: bf16]"),
+            ("--sequence-parallel/--no-sequence-parallel", bool, "With tp, shard along the sequence."),
+            ("--fp32-gradients/--no-fp32-gradients", bool, "Keep and reduce gradients in fp32."),
+            ("--flash-attention/--no-flash-attention", bool, "Fused attention, without scores in memory."),
+        )
+    ):
+        command = click.option(flag, type=None if "/" in flag else kind, default=None, help=text)(command)
+    return command
+
+
+@click.command()
+@_settings
+@click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags go before it.")
+@click.option(
+    "--ranks",
+    type=click.Choice(["folded", "all"]),
+    default="folded",
+    help="Simulate one rank per pipeline stage for all that do the same, or every one. [default: folded]",
+)
+@click.option("-o", "--output", type=click.Path(), help="Directory to keep the run in.")
+@click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def simulate(
+    config: str | None, ranks: str, output: str | None, report: str | None, *, as_json: bool, **flags: Any
+) -> None:
+    """Predict one training step of a layout: time, memory, timeline.
+
+    For example: foretrace simulate --model llama3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4
+    --global-batch 1024 --seq-len 8192 -o runs/llama
+    """
+    from simulator.config import job_from, read_config
+    from simulator.simulate import simulate as run_simulation
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    if {"dp", "gpus"} & set(given) and config is not None:
+        given = {"dp": None, "gpus": None, **given}  # the one given replaces both in the file
+    job = job_from({**(read_config(config) if config else {}), **given})
+    console = Console(stderr=True, quiet=as_json)
+    with console.status("simulating") if console.is_terminal else nullcontext() as status:
+        tell = None if status is None else status.update
+        simulation = run_simulation(job, tell, folded=ranks == "folded")
+    if output is not None:
+        simulation.write(output)
+    if report is not None:
+        from traces.report import report_html
+
+        Path(report).write_text(report_html(simulation.run), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(_document(simulation, output, report)))
+    else:
+        _show(simulation, output, report)
+
+
+def _document(simulation: Simulation, output: str | None, report: str | None) -> dict[str, Any]:
+    """Return everything that ``--json`` prints."""
+    return {
+        "name": simulation.info.name,
+        **simulation.summary,
+        "warnings": list(simulation.info.warnings),
+        "job": simulation.info.job,
+        "run": output,
+        "report": report,
+    }
+
+
+def _show(simulation: Simulation, output: str | None, report: str | None) -> None:
+    """Print the figures, the memory of the stages, what they rest on and where the run is."""
+    console, summary = Console(), simulation.summary
+    console.print(f"[bold]{simulation.info.name}[/]", highlight=False)
+    console.print(_headline(summary))
+    console.print(_memory(summary))
+    for warning in simulation.info.warnings:
+        console.print(f"[yellow]![/] {warning}", highlight=False)
+    console.print("rests on", style="dim")
+    for line in summary["rests_on"]:
+        console.print(f"  {line}", style="dim", highlight=False)
+    if output is not None:
+        console.print(f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True)
+    if report is not None:
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+    if output is None and report is None:
+        console.print("nothing saved; -o DIR keeps the timeline", style="dim")
+
+
+def _headline(summary: Mapping[str, Any]) -> Table:
+    """Return the figures that a person looks at first."""
+    from topologies.units import format_time
+
+    exposed = summary["exposed_by_axis"]
+    by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in exposed.items() if share > 5e-4)
+    rows = {
+        "step time": format_time(summary["step_time_s"]),
+        "throughput": f"{summary['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, "
+        f"{summary['tokens_per_s']:,.0f} in all",
+        "MFU": _percent(summary["mfu"]),
+        "bubble": _percent(summary["bubble_fraction"]),
+        "exposed communication": f"{_percent(summary['exposed_comm_fraction'])}"
+        + (f"  ({by_axis})" if by_axis else ""),
+        "waiting for other ranks": _percent(summary["waiting_fraction"]),
+        "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
+        f"{summary['n_ranks_stored']:,} simulated ({summary['engine']} engine)",
+    }
+    table = Table(box=None, show_header=False, pad_edge=True)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _memory(summary: Mapping[str, Any]) -> Table:
+    """Return the memory of the stages, the fullest ones if there are many."""
+    from topologies.units import format_bytes
+
+    limit, stages = summary["memory_limit_bytes"], summary["stages"]
+    fullest = sorted(stages, key=lambda stage: -stage["peak_bytes"])[:SHOWN_STAGES]
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for name in ("stage", "layers", "in flight", "peak memory", f"of {format_bytes(limit)}"):
+        table.add_column(name, justify="right")
+    table.add_column("most of it")
+    for stage in stages:
+        if stage not in fullest:
+            continue
+        items = sorted(stage["bytes"].items(), key=lambda item: -item[1])[:3]
+        colour = "red" if stage["peak_bytes"] > limit else "default"
+        table.add_row(
+            str(stage["stage"]),
+            str(stage["layers"]),
+            str(stage["in_flight"]),
+            f"[{colour}]{format_bytes(stage['peak_bytes'])}[/]",
+            f"[{colour}]{_percent(stage['peak_bytes'] / limit)}[/]",
+            ", ".join(f"{name} {format_bytes(size)}" for name, size in items),
+        )
+    if len(stages) > len(fullest):
+        table.caption = f"the fullest {len(fullest)} of {len(stages)} stages"
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
