@@ -5,8 +5,9 @@ Every nanosecond is in one state, by the table in docs/architecture.md, section 
 ========================  ==========================================================================
 ``compute``               a compute or copy span is running
 ``exposed:<axis>``        else, a communication span of that axis is past the last arrival
-``bubble``                else, a pp span waits for its peer; or, with pp > 1, nothing runs and the
-                          rank has not begun, or has finished, its forward and backward work
+``bubble``                else, a pp span waits for its peer; or, with pp > 1, nothing runs, or only a
+                          collective of the whole world waits, and the rank has not begun, or has
+                          finished, its forward and backward work
 ``wait:<axis>``           else, a communication span of that axis waits for other ranks
 ``other``                 else
 ========================  ==========================================================================
@@ -148,7 +149,10 @@ def window_state(run: Run, swept: Sweep, window: Window) -> StateArray:
         start = swept.point_ns[part]
         begun = swept.pass_start_ns[within].min()
         finished = swept.pass_end_ns[within].max()
-        state[swept.idle[part] & ((start < begun) | (start >= finished))] = states(run).index("bubble")
+        unoccupied = swept.idle[part]
+        if "world" in axes(run):  # a norm over all gradients waits for the last stage to finish
+            unoccupied = unoccupied | (state == states(run).index("wait:world"))
+        state[unoccupied & ((start < begun) | (start >= finished))] = states(run).index("bubble")
     return state
 
 

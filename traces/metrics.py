@@ -122,8 +122,9 @@ def averaged_steps(run: Run, times_ns: Mapping[int, int]) -> list[int]:
 
 def represented(run: Run) -> dict[int, int]:
     """Return by stored rank how many ranks of the world it stands for, itself included."""
-    count = Counter(run.info.representative(rank) for rank in run.ranks)
-    return {rank: max(count[rank], 1) for rank in run.stored_ranks}
+    stored = set(run.stored_ranks)
+    count = Counter(rank if rank in stored else run.info.representative(rank) for rank in run.ranks)
+    return {rank: count[rank] for rank in run.stored_ranks}
 
 
 def kinds(run: Run) -> list[dict[str, Any]]:

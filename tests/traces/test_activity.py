@@ -83,9 +83,11 @@ SPAN = st.one_of(
         TIME,
     ),
     st.builds(
-        lambda r, a, t, n: Span(r, "collective", "all_reduce", t[0], t[1], a, AXES.index(a) if a else -1, n),
+        lambda r, a, t, n: Span(
+            r, "collective", "all_reduce", t[0], t[1], a, [*AXES, "world"].index(a) if a else -1, n
+        ),
         st.integers(0, 2),
-        st.sampled_from(["tp", "dp", "pp", ""]),
+        st.sampled_from(["tp", "dp", "pp", "world", ""]),
         TIME,
         st.integers(-1, 2),
     ),
@@ -122,12 +124,16 @@ def state_at(t: int, spans: list[tuple[Span, int]], passes: list[Span], *, pipel
         return "compute"
     talking = [(s.axis or "unknown", ready <= t) for s, ready in alive if s.category in {"collective", "p2p"}]
     talking += [(s.axis, False) for s, _ in alive if s.category == "wait" and s.axis]
-    order = [*AXES, "unknown"]
+    order = [*AXES, "unknown", "world"]
     if moving := [axis for axis, moves in talking if moves]:
         return f"exposed:{min(moving, key=order.index)}"
     if any(axis == "pp" for axis, _ in talking):
         return "bubble"
-    if passes and pipelined and not alive:
+    if (
+        passes
+        and pipelined
+        and (not alive or min((axis for axis, _ in talking), key=order.index, default="") == "world")
+    ):
         begun, done = min(s.start_ns for s in passes), max(s.start_ns + s.duration_ns for s in passes)
         if t < begun or t >= done:
             return "bubble"
