@@ -122,10 +122,16 @@ class Cluster:
             "device": self.device.describe(),
             "intra": self.intra.describe(),
             "nic": self.nic.describe() if self.nic else None,
-            "fabric": self.fabric_spec.describe(),
+            "fabric": self.fabric_spec.describe() | {"sources": self._fabric_sources()},
             "price_usd_per_gpu_hour": self.price_usd_per_gpu_hour,
             "sources": dict(self.sources),
         }
+
+    def _fabric_sources(self) -> dict[str, str]:
+        """Return the sources of the fabric's figures, by the names that ``FabricSpec.describe`` gives them."""
+        names = {"hop_latency": "hop_latency_s"}
+        keys = (key.removeprefix("fabric.") for key in self.sources if key.startswith("fabric."))
+        return {names.get(key, key): self.sources[f"fabric.{key}"] for key in keys}
 
 
 def processor_share(cores: int, n_processes: int) -> float:

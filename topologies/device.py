@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from topologies.errors import CatalogError
 
 KINDS: Final = ("gpu", "cpu")
 DTYPES: Final = ("fp8", "bf16", "fp16", "tf32", "fp32")
+
+KEYS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "memory_bytes": "memory",
+        "memory_bytes_per_s": "memory_bandwidth",
+        "gemm_efficiency": "gemm.efficiency",
+        "gemm_latency_s": "gemm.latency",
+        "gemm_memory_fraction": "gemm.memory_fraction",
+        "memory_bound_fraction": "memory_bound.fraction",
+        "memory_bound_latency_s": "memory_bound.latency",
+        "attention_efficiency_forward": "attention.efficiency_forward",
+        "attention_efficiency_backward": "attention.efficiency_backward",
+        "launch_s": "launch",
+        "sustained_clock_fraction": "sustained_clock_fraction",
+        "reserved_bytes": "reserved",
+    }
+)
+"""The figures of a device by field, and their keys in a file, in the order in which people read them."""
 
 _FRACTIONS: Final = (
     "gemm_efficiency",
@@ -47,7 +66,7 @@ class Device:
         launch_s: time of the host to launch one kernel or operation.
         sustained_clock_fraction: clock under lasting load over clock in a short burst; times every peak.
         reserved_bytes: memory that the framework's context and libraries take before the first tensor.
-        sources: where each figure comes from, by the name of the field or ``peak.<dtype>``.
+        sources: where each figure comes from, by its key in a file: one of ``KEYS``, or ``peak.<dtype>``.
     """
 
     name: str
@@ -106,8 +125,15 @@ class Device:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return every figure, and its source, as plain JSON types."""
-        described = {f.name: getattr(self, f.name) for f in fields(self)}
-        described["peak_flops_per_s"] = dict(self.peak_flops_per_s)
-        described["sources"] = dict(self.sources)
-        return described
+        """Return every figure as plain JSON types, and its source by the same name under ``sources``."""
+        sources = {name: self.sources[key] for name, key in KEYS.items() if key in self.sources}
+        if peaks := [source for key, source in self.sources.items() if key.startswith("peak.")]:
+            sources["peak_flops_per_s"] = peaks[0]
+        figures = {name: getattr(self, name) for name in KEYS}
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "peak_flops_per_s": dict(self.peak_flops_per_s),
+            **figures,
+            "sources": sources,
+        }

@@ -107,6 +107,12 @@ class LinkSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return every figure, and its source, as plain JSON types; of measured tables only their extent."""
+        names = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s", "efficiency": "efficiency"}
+        sources = {name: self.sources[key] for key, name in names.items() if key in self.sources}
+        for part, ops in (("curves", self.curves), ("tables", self.tables)):
+            said = {source for key, source in self.sources.items() if key.partition(".")[0] in ops}
+            if said:
+                sources[part] = "; ".join(sorted(said))
         return {
             "name": self.name,
             "kind": self.kind,
@@ -119,5 +125,5 @@ class LinkSpec:
                 op: {"ranks": sorted(table.times_s), "up_to_bytes": table.sizes_bytes[-1]}
                 for op, table in self.tables.items()
             },
-            "sources": dict(self.sources),
+            "sources": sources,
         }

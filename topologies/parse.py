@@ -7,51 +7,41 @@ from dataclasses import replace
 from typing import Any, Final
 
 from topologies.cluster import Cluster
-from topologies.device import DTYPES, Device
+from topologies.device import DTYPES, KEYS, Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, Link
 from topologies.link import COLLECTIVES, Curve, LinkSpec, Table
 from topologies.reader import Section, number, text, truth, whole
 from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
 
-_DEVICE_FIELDS: Final[Mapping[str, Mapping[str, tuple[str, Callable[[Any], float]]]]] = {
-    "gemm": {
-        "efficiency": ("gemm_efficiency", number),
-        "latency": ("gemm_latency_s", parse_time),
-        "memory_fraction": ("gemm_memory_fraction", number),
-    },
-    "memory_bound": {
-        "fraction": ("memory_bound_fraction", number),
-        "latency": ("memory_bound_latency_s", parse_time),
-    },
-    "attention": {
-        "efficiency_forward": ("attention_efficiency_forward", number),
-        "efficiency_backward": ("attention_efficiency_backward", number),
-    },
-}
-"""Tables of a device file: key in the file, field of ``Device``, and how its value is read."""
+_OPTIONAL: Final[Mapping[str, Any]] = {"sustained_clock_fraction": 1.0, "reserved_bytes": 0}
+"""Figures of a device that a file may leave out, and what they are then."""
 
 
 def device_from(section: Section) -> Device:
     """Return the device that *section* describes. Raises CatalogError or UnitError."""
-    sources: dict[str, str] = {}
-    found: dict[str, Any] = {
-        "name": section.get("name", text),
-        "kind": section.get("kind", text, "gpu"),
-        "memory_bytes": section.get("memory", parse_bytes),
-        "memory_bytes_per_s": section.get("memory_bandwidth", parse_bandwidth),
-        "launch_s": section.get("launch", parse_time),
-        "sustained_clock_fraction": section.get("sustained_clock_fraction", number, 1.0),
-        "reserved_bytes": section.get("reserved", parse_bytes, 0),
+    name, kind = section.get("name", text), section.get("kind", text, "gpu")
+    tables = {
+        "": section,
+        **{key: section.section(key) for key in ("peak", "gemm", "memory_bound", "attention")},
     }
-    peaks = section.section("peak")
-    found["peak_flops_per_s"] = {dtype: peaks.get(dtype, parse_flops) for dtype in DTYPES if dtype in peaks}
-    sources |= _finish(peaks, "peak.")
-    for table, keys in _DEVICE_FIELDS.items():
-        inner = section.section(table)
-        found |= {name: inner.get(key, convert) for key, (name, convert) in keys.items()}
-        sources |= _finish(inner, f"{table}.")
-    return Device(**found, sources=sources | _finish(section, ""))
+    found: dict[str, Any] = {}
+    for field, key in KEYS.items():
+        table, _, entry = key.rpartition(".")
+        default = (_OPTIONAL[field],) if field in _OPTIONAL else ()
+        found[field] = tables[table].get(entry, _reader(field), *default)
+    peak = tables["peak"]
+    peaks = {dtype: peak.get(dtype, parse_flops) for dtype in DTYPES if dtype in peak}
+    sources: dict[str, str] = {}
+    for prefix, table_ in tables.items():
+        sources |= _finish(table_, f"{prefix}." if prefix else "")
+    return Device(name=name, kind=kind, peak_flops_per_s=peaks, sources=sources, **found)
+
+
+def _reader(field: str) -> Callable[[Any], float]:
+    """Return how the value of a field is read, from the unit in its name."""
+    readers = {"_bytes_per_s": parse_bandwidth, "_bytes": parse_bytes, "_s": parse_time}
+    return next((read for ending, read in readers.items() if field.endswith(ending)), number)
 
 
 def link_from(section: Section, name: str) -> LinkSpec:

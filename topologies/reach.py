@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import Final
 
 import networkx as nx
 
+from topologies.cluster import Cluster
 from topologies.errors import FabricError
 
 LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3}
@@ -45,23 +47,38 @@ class GroupShape:
     inter_latency_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """What one GPU can send to GPUs at one distance, when all do the same.
+
+    Attributes:
+        name: ``"node"`` or the tier of the switch at which the traffic turns around.
+        bytes_per_s: per GPU and direction.
+        latency_s: one way.
+    """
+
+    name: str
+    bytes_per_s: float
+    latency_s: float
+
+
 class Reach:
     """Answers what groups of GPUs get out of *graph* when the GPUs *placed* all communicate alike."""
 
     def __init__(self, graph: nx.DiGraph[str], placed: Iterable[int]) -> None:
         self._graph = graph
-        inside = nx.DiGraph(
-            graph.subgraph(name for name in graph if _tier(name) in {"gpu", "nvswitch", "host"})
-        )
+        names = (name for name in graph if LEVEL.get(_tier(name), 0) == 0)
+        self._inside = nx.DiGraph(graph.subgraph(names))
         self._domain = {
             int(name[4:]): number
-            for number, names in enumerate(nx.weakly_connected_components(inside))
+            for number, names in enumerate(nx.weakly_connected_components(self._inside))
             for name in names
             if _tier(name) == "gpu"
         }
         self._intra = {
             gpu: sum(
-                data["bandwidth_bytes_per_s"] for _, _, data in inside.out_edges(f"gpu:{gpu}", data=True)
+                data["bandwidth_bytes_per_s"]
+                for _, _, data in self._inside.out_edges(f"gpu:{gpu}", data=True)
             )
             for gpu in self._domain
         }
@@ -94,6 +111,18 @@ class Reach:
             inter_bytes_per_s=inter_bytes_per_s,
             inter_latency_s=latency_s,
         )
+
+    def tier(self, a: int, b: int) -> Tier:
+        """Return what GPU *a* can send to GPU *b*. Raises FabricError if they meet in no switch."""
+        if self._domain[a] == self._domain[b]:
+            ends = (f"gpu:{a}", f"gpu:{b}")
+            path = nx.shortest_path(self._inside, *ends)
+            latency_s = sum(self._inside.edges[hop]["latency_s"] for hop in pairwise(path))
+            return Tier(name="node", bytes_per_s=min(self._intra[a], self._intra[b]), latency_s=latency_s)
+        shape = self.shape([a, b])
+        level = self._meeting_level([a], [b])
+        name = next(tier for tier, height in LEVEL.items() if height == level)
+        return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
 
     def _between(self, domains: list[list[int]]) -> tuple[float, float]:
         """Return what the weakest domain can send out, and the latency, on a ring through *domains*."""
@@ -158,6 +187,27 @@ class _WayUp:
     bytes_per_s: float
     latency_s: float
     nodes: frozenset[str]
+
+
+def tiers(cluster: Cluster) -> list[Tier]:
+    """Return what one GPU of *cluster* gets at every distance, nearest first.
+
+    A machine described by kind is looked at as large as it takes to have every tier. Raises FabricError.
+    """
+    full = _with_every_tier(cluster)
+    reach = Reach(full.fabric(), range(full.n_gpus))
+    found: dict[str, Tier] = {}
+    for other in range(1, full.n_gpus):
+        tier = reach.tier(0, other)
+        found.setdefault(tier.name, tier)
+    return sorted(found.values(), key=lambda tier: LEVEL.get(tier.name, 0))
+
+
+def _with_every_tier(cluster: Cluster) -> Cluster:
+    spec = cluster.fabric_spec
+    if spec.links or cluster.nic is None or spec.kind == "node":
+        return cluster
+    return cluster.sized(max(cluster.n_gpus, cluster.gpus_per_node * (spec.nodes_per_leaf + 1)))
 
 
 def _tier(name: str) -> str:
