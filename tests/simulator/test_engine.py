@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import event
@@ -104,12 +104,14 @@ def longest_path(tasks: list[Task], costs: list[int]) -> tuple[list[int], list[i
     return [when["start", at] for at in range(len(tasks))], ends
 
 
+@settings(deadline=None)
 @given(runnable())
 def test_every_task_is_where_the_longest_path_puts_it(drawn: tuple[list[Task], list[int]]) -> None:
     start_ns, end_ns = event.times(make(*drawn))
     assert (start_ns.tolist(), end_ns.tolist()) == longest_path(*drawn)
 
 
+@settings(deadline=None)
 @given(runnable(communicate=False))
 def test_makespan_without_communication_is_the_longest_path(drawn: tuple[list[Task], list[int]]) -> None:
     tasks, costs = drawn
@@ -126,6 +128,7 @@ def test_makespan_without_communication_is_the_longest_path(drawn: tuple[list[Ta
     assert end_ns.max() == nx.dag_longest_path_length(graph)
 
 
+@settings(deadline=None)
 @given(runnable())
 def test_nothing_overlaps_on_one_stream_and_inputs_come_first(drawn: tuple[list[Task], list[int]]) -> None:
     tasks, _ = drawn
@@ -138,6 +141,7 @@ def test_nothing_overlaps_on_one_stream_and_inputs_come_first(drawn: tuple[list[
         last[lane] = end_ns[at]
 
 
+@settings(deadline=None)
 @given(runnable())
 def test_a_communication_ends_for_all_together_after_the_last_arrival(
     drawn: tuple[list[Task], list[int]],
@@ -149,6 +153,7 @@ def test_a_communication_ends_for_all_together_after_the_last_arrival(
         assert {int(end_ns[at]) for at in members} == {max(int(start_ns[at]) for at in members) + cost}
 
 
+@settings(deadline=None)
 @given(runnable(), st.data())
 def test_a_shorter_task_or_a_faster_link_never_makes_the_step_longer(
     drawn: tuple[list[Task], list[int]], data: st.DataObject
@@ -163,6 +168,7 @@ def test_a_shorter_task_or_a_faster_link_never_makes_the_step_longer(
     assert (fast_end <= slow_end).all()
 
 
+@settings(deadline=None)
 @given(runnable())
 def test_the_same_program_gives_the_same_table(drawn: tuple[list[Task], list[int]]) -> None:
     program = make(*drawn)
@@ -184,6 +190,7 @@ def pipeline(name: str, p: int, m: int, f_ns: int, b_ns: int) -> list[Task]:
     return tasks
 
 
+@settings(deadline=None)
 @given(
     p=st.integers(1, 6),
     m=st.integers(1, 16),
@@ -199,6 +206,7 @@ def test_makespan_of_gpipe_and_1f1b_is_the_closed_form(
     assert end_ns.max() == (m + p - 1) * (f_ns + b_ns)
 
 
+@settings(deadline=None)
 @given(p=st.integers(1, 6), m=st.integers(1, 8), f_ns=st.integers(1, 9), b_ns=st.integers(1, 9))
 def test_makespan_of_naive_is_the_closed_form(p: int, m: int, f_ns: int, b_ns: int) -> None:
     _, end_ns = event.times(make(pipeline("naive", p, m, f_ns, b_ns), []))

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ScheduleError
@@ -16,6 +16,7 @@ names = st.sampled_from(sorted(SCHEDULES))
 sizes = st.integers(1, 9)
 
 
+@settings(deadline=None)
 @given(name=names, p=sizes, m=st.integers(1, 20))
 def test_every_stage_does_every_microbatch_forward_then_backward(name: str, p: int, m: int) -> None:
     made = plan(name, p, m)
@@ -26,6 +27,7 @@ def test_every_stage_does_every_microbatch_forward_then_backward(name: str, p: i
         assert all(order[a] < order[a._replace(kind="B")] for a in actions if a.kind == "F")
 
 
+@settings(deadline=None)
 @given(name=names, p=sizes, m=st.integers(1, 20))
 def test_a_plan_can_be_carried_out(name: str, p: int, m: int) -> None:
     """Each rank in turn does its next action if its input is there: all of them get to the end."""
@@ -50,6 +52,7 @@ def _inputs(action: Action, p: int) -> set[Action]:
     return needed | ({action._replace(stage=action.stage + 1)} if action.stage < p - 1 else set())
 
 
+@settings(deadline=None)
 @given(p=sizes, m=st.integers(1, 20))
 def test_in_flight_microbatches_are_the_closed_forms(p: int, m: int) -> None:
     assert [in_flight(a) for a in plan("gpipe", p, m)] == [m] * p

@@ -1,0 +1,356 @@
+"""Laws of the programs that jobs become: who takes part, what waits, and what adds up."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.build import build, representatives
+from simulator.build_gradients import DDP_BUCKET_BYTES
+from simulator.build_groups import Groups
+from simulator.build_stages import split_layers
+from simulator.compute import ComputeModel
+from simulator.engine import event
+from simulator.errors import JobError
+from simulator.job import SHARDINGS, Job
+from simulator.models import load_model
+from simulator.network import Network
+from simulator.ops import DTYPE_BYTES
+from simulator.program import Program, Transfer
+from simulator.workload import embedding_block, head_block, layer_blocks
+from topologies.catalog import load_cluster
+from traces.layout import Layout
+
+
+class Wire:
+    """A network of one speed: every communication takes *latency_ns* and its size times *ns_per_byte*."""
+
+    def __init__(self, latency_ns: int = 0, ns_per_byte: float = 0.0) -> None:
+        self.latency_ns, self.ns_per_byte = latency_ns, ns_per_byte
+
+    def collective(self, kind: str, size_bytes: int, ranks: Sequence[int], dtype: str) -> Transfer:
+        assert len(ranks) > 1
+        return Transfer(self.latency_ns, round(size_bytes * self.ns_per_byte))
+
+    def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
+        assert src != dst
+        return Transfer(self.latency_ns, round(size_bytes * self.ns_per_byte))
+
+
+def make_job(model: str = "llama2-7b", *, m: int = 4, n_layers: int = 6, **settings: Any) -> Job:
+    """Return a job with a few layers of a preset and *m* micro-batches."""
+    degrees = {axis: settings.pop(axis) for axis in ("pp", "dp", "cp", "tp", "ep") if axis in settings}
+    layout = Layout(**degrees)
+    return Job(
+        model=replace(load_model(model), n_layers=n_layers),
+        cluster=load_cluster("dgx-h100", layout.world_size),
+        layout=layout,
+        global_batch=m * layout.dp,
+        **{"seq_len": 1024, **settings},
+    )
+
+
+def program_of(job: Job, network: Wire | Network | None = None, *, folded: bool = True) -> Program:
+    compute = ComputeModel(job.cluster.device, job.precision)
+    return build(job, network or Wire(1000, 0.01), compute, folded=folded)
+
+
+def rows_of(job: Job, network: Wire | Network | None = None, *, folded: bool = True) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = event.run(program_of(job, network, folded=folded)).to_pylist()
+    return [row | {"end_ns": row["start_ns"] + row["duration_ns"]} for row in rows]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    pp, dp, cp, tp = (draw(st.sampled_from([1, 2])) for _ in range(4))
+    return make_job(
+        m=draw(st.integers(1, 3)),
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        tp=tp,
+        schedule=draw(st.sampled_from(["1f1b", "gpipe", "naive"])),
+        sharding=draw(st.sampled_from(SHARDINGS)),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        sequence_parallel=draw(st.booleans()),
+        n_steps=draw(st.integers(1, 2)),
+    )
+
+
+@settings(deadline=None)
+@given(n_layers=st.integers(1, 130), n_stages=st.integers(1, 16))
+def test_layers_are_split_evenly_and_the_ends_hold_no_more(n_layers: int, n_stages: int) -> None:
+    if n_stages > n_layers:
+        with pytest.raises(JobError, match=f"{n_stages} pipeline stages for {n_layers} layers"):
+            split_layers(n_layers, n_stages)
+        return
+    stages = split_layers(n_layers, n_stages)
+    assert [layer for stage in stages for layer in stage] == list(range(n_layers))
+    sizes = [len(stage) for stage in stages]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes[-1] == min(sizes)
+    assert sizes[0] == min(sizes) or sizes[1:-1] == [max(sizes)] * (n_stages - 2)
+
+
+def test_llama_405b_has_one_layer_less_at_both_ends() -> None:
+    assert [len(stage) for stage in split_layers(126, 16)] == [7, *[8] * 14, 7]
+
+
+@settings(deadline=None)
+@given(st.tuples(*(st.sampled_from([1, 2, 3]) for _ in range(4))), st.integers(1, 9))
+def test_groups_of_a_scope_are_a_partition(degrees: tuple[int, int, int, int], ep: int) -> None:
+    pp, dp, cp, tp = degrees
+    layout = Layout(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep if (dp * cp) % ep == 0 else 1)
+    groups = Groups(layout)
+    sizes = {"tp": tp, "cp": cp, "ep": layout.ep, "dp": dp * cp, "edp": dp * cp // layout.ep, "pp": pp}
+    for scope, size in sizes.items():
+        assert groups.size(scope) == size
+        members = [groups.of(scope, rank) for rank in range(layout.world_size)]
+        assert all((group is None) == (size == 1) for group in members)
+        assert all(group is None or rank in group.ranks for rank, group in enumerate(members))
+    assert [group.id for group in groups.all] == list(range(len(groups.all)))
+
+
+def test_without_context_and_expert_parallelism_groups_are_those_of_the_layout() -> None:
+    layout = Layout(pp=2, dp=4, tp=2)
+    assert tuple(Groups(layout).all) == tuple(layout.process_groups())
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs())
+def test_every_member_of_a_group_takes_part(job: Job) -> None:
+    program, groups = program_of(job, folded=False), Groups(job.layout)
+    size = {group.id: len(group.ranks) for group in groups.all}
+    of_instance: dict[int, list[int]] = defaultdict(list)
+    for task, instance in enumerate(program.instance.tolist()):
+        if instance >= 0:
+            of_instance[instance].append(task)
+    for instance, tasks in of_instance.items():
+        label = program.labels[program.label[tasks[0]]]
+        group = int(program.instance_group[instance])
+        expected = 2 if label.category == "p2p" else size[group]
+        assert len(tasks) == program.instance_participants[instance] == expected
+        kinds = {program.labels[program.label[task]].kind for task in tasks}
+        assert kinds == ({"send", "recv"} if label.category == "p2p" else {label.kind})
+        assert len({int(program.rank[task]) for task in tasks}) == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs())
+def test_folding_changes_nothing_for_the_ranks_that_are_simulated(job: Job) -> None:
+    network = Network(job.cluster)
+    rows = [
+        row for row in rows_of(job, network, folded=False) if row["rank"] in set(representatives(job.layout))
+    ]
+    assert rows_of(job, network) == rows
+
+
+def test_a_folded_rank_carries_the_slowest_of_the_groups_it_stands_for() -> None:
+    """12 GPUs in nodes of 8: rank 0 sends to 6 inside a node, rank 2 to 8 across."""
+    job = make_job(pp=2, dp=3, tp=2)
+    network = Network(job.cluster)
+    folded, unfolded = rows_of(job, network), rows_of(job, network, folded=False)
+    across = network.p2p(1, 2, 8)
+    assert sum(across[:2]) > sum(network.p2p(1, 0, 6)[:2])
+    assert max(row["end_ns"] for row in folded) >= max(row["end_ns"] for row in unfolded)
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs())
+def test_work_of_a_step_is_the_work_of_its_blocks(job: Job) -> None:
+    """FLOPs of a rank are those of its layers, embedding and head, once per micro-batch."""
+    program = program_of(job)
+    phases = ("forward", "backward", *(["recompute"] if job.recompute != "none" else []))
+    for pp, layers in enumerate(split_layers(job.model.n_layers, job.layout.pp)):
+        blocks = [block for layer in layers for block in layer_blocks(job, layer)]
+        blocks += [embedding_block(job)] if pp == 0 else []
+        blocks += [head_block(job)] if pp == job.layout.pp - 1 else []
+        items = [item for block in blocks for phase in phases for item in block.phases[phase]]
+        expected = sum(getattr(item, "flops", 0) for item in items) * job.n_microbatches * job.n_steps
+        rank = job.layout.rank(job.layout.coord(0)._replace(pp=pp))
+        own = (program.rank == rank) & (program.microbatch >= 0)
+        assert int(program.flops[own].sum()) == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs())
+def test_nothing_overlaps_on_a_stream_and_micro_batches_do_not_pass_each_other(job: Job) -> None:
+    ends: dict[tuple[int, str], int] = {}
+    for row in rows_of(job):
+        lane = (row["rank"], row["stream"])
+        assert row["start_ns"] >= ends.get(lane, 0)
+        ends[lane] = row["end_ns"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs(), st.integers(0, 5000), st.floats(0, 0.02))
+def test_a_faster_network_never_makes_a_step_longer(job: Job, latency_ns: int, ns_per_byte: float) -> None:
+    slow = max(row["end_ns"] for row in rows_of(job, Wire(5000, 0.02)))
+    fast = max(row["end_ns"] for row in rows_of(job, Wire(latency_ns, ns_per_byte)))
+    assert fast <= slow
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "naive"])
+def test_with_free_communication_one_rank_computes_all_the_time(schedule: str) -> None:
+    job = make_job(tp=2, dp=2, m=3, seq_len=4096, schedule=schedule, micro_batch=1)
+    rows = rows_of(job, Wire())
+    compute = sum(row["duration_ns"] for row in rows if row["category"] == "compute")
+    assert max(row["end_ns"] for row in rows) == compute
+
+
+def test_pipelines_of_unequal_stages_have_their_closed_forms() -> None:
+    """Naive: m of everything. GPipe: a flow shop of equal jobs, sum + (m - 1) max, forward and backward."""
+    for schedule in ("naive", "gpipe", "1f1b"):
+        job = make_job(pp=4, m=6, seq_len=4096, schedule=schedule)
+        rows = [
+            row for row in rows_of(job, Wire()) if row["category"] == "compute" and row["microbatch"] >= 0
+        ]
+        first = [row for row in rows if row["microbatch"] == 0]
+        f, b = (
+            [sum(r["duration_ns"] for r in first if (r["kind"], r["stage"]) == (kind, s)) for s in range(4)]
+            for kind in ("forward", "backward")
+        )
+        gpipe = sum(f) + 5 * max(f) + sum(b) + 5 * max(b)
+        least = max(sum(f[:s]) + sum(b[:s]) + 6 * (f[s] + b[s]) for s in range(4))
+        makespan = max(row["end_ns"] for row in rows)
+        assert makespan == {"naive": 6 * sum(f + b), "gpipe": gpipe}.get(schedule, makespan)
+        assert makespan >= least
+
+
+@pytest.mark.parametrize(
+    ("sharding", "kind", "width", "times"),
+    [
+        ("ddp", "all_reduce", 4, 1),
+        ("zero1", "reduce_scatter", 4, 1),
+        ("zero2", "reduce_scatter", 4, 3),
+        ("zero3", "reduce_scatter", 4, 3),
+        ("fsdp", "reduce_scatter", 4, 3),
+    ],
+)
+def test_gradients_are_reduced_as_often_as_the_framework_does(
+    sharding: str, kind: str, width: int, times: int
+) -> None:
+    job = make_job(dp=2, m=3, sharding=sharding)
+    rows = [row for row in rows_of(job) if row["axis"] == "dp" and row["kind"] == kind]
+    assert sum(row["size_bytes"] for row in rows) == job.model.n_params * width * times
+
+
+@pytest.mark.parametrize(
+    ("sharding", "times"), [("ddp", 0), ("zero1", 1), ("zero2", 1), ("zero3", 6), ("fsdp", 6)]
+)
+def test_parameters_are_gathered_as_often_as_the_framework_does(sharding: str, times: int) -> None:
+    """After the update; or before every forward and every backward of three micro-batches."""
+    job = make_job(dp=2, m=3, sharding=sharding)
+    rows = [row for row in rows_of(job) if row["axis"] == "dp" and row["kind"] == "all_gather"]
+    assert sum(row["size_bytes"] for row in rows) == job.model.n_params * DTYPE_BYTES["bf16"] * times
+
+
+def test_ddp_buckets_are_25_mib_and_wait_for_the_gradients_in_them() -> None:
+    rows = rows_of(make_job(dp=2, m=2, sharding="ddp"))
+    buckets = [row for row in rows if row["kind"] == "all_reduce" and row["axis"] == "dp"]
+    assert {row["size_bytes"] for row in buckets[:-1]} == {DDP_BUCKET_BYTES}
+    backward = [row for row in rows if row["kind"] == "backward"]
+    first = min(row["start_ns"] for row in buckets)
+    assert all(row["microbatch"] == 1 for row in buckets)
+    assert any(row["end_ns"] <= first and row["microbatch"] == 1 for row in backward)
+    assert any(row["start_ns"] > first for row in backward), "the reduction overlaps the rest of backward"
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_full_sharding_holds_at_most_two_units(kind: str) -> None:
+    """A unit is gathered only when the last but one has computed: limit_all_gathers."""
+    rows = rows_of(make_job(dp=2, m=2, sharding="fsdp", seq_len=512), Wire(0, 0.001))
+    passes = [row for row in rows if row["kind"] == kind and row["microbatch"] == 0]
+    order = list(dict.fromkeys((row["layer"], row["name"] if row["layer"] < 0 else "") for row in passes))
+    ends = [
+        max(r["end_ns"] for r in passes if (r["layer"], r["name"] if r["layer"] < 0 else "") == u)
+        for u in order
+    ]
+    begin = min(row["start_ns"] for row in passes)
+    gathers = [
+        row for row in rows if row["kind"] == "all_gather" and row["axis"] == "dp" and row["microbatch"] == 0
+    ]
+    half = len(gathers) // 2
+    gathers = gathers[:half] if kind == "forward" else gathers[half:]
+    assert [row["layer"] for row in gathers] == [layer for layer, _ in order]
+    assert all(row["start_ns"] >= end for row, end in zip(gathers[2:], ends, strict=False))
+    assert gathers[1]["start_ns"] < ends[0], "the next unit is gathered while the first one computes"
+    assert begin >= gathers[0]["end_ns"]
+
+
+def test_experts_reduce_over_their_own_replicas() -> None:
+    job = make_job("mixtral-8x7b", dp=4, ep=2, m=1)
+    rows = [row for row in rows_of(job) if row["kind"] == "reduce_scatter" and row["axis"] == "dp"]
+    groups = Groups(job.layout)
+    by_group: Counter[int] = Counter()
+    for row in rows:
+        by_group[row["group"]] += row["size_bytes"] // 4
+    dense, experts = groups.of("dp", 0), groups.of("edp", 0)
+    assert dense is not None
+    assert experts is not None
+    n_experts = sum(job.model.expert_params(layer, 1, 2) for layer in range(job.model.n_layers))
+    assert experts.ranks == (0, 2)
+    assert by_group == {dense.id: job.model.n_params - 2 * n_experts, experts.id: n_experts}
+
+
+def test_a_receive_is_posted_when_the_action_before_it_has_been_computed() -> None:
+    rows = rows_of(make_job(pp=2, m=4, seq_len=4096))
+    for rank in {row["rank"] for row in rows}:
+        own = [row for row in rows if row["rank"] == rank]
+        compute = [row for row in own if row["category"] == "compute" and row["microbatch"] >= 0]
+        for row in own:
+            if row["kind"] == "recv":
+                assert row["start_ns"] in {0, *(other["end_ns"] for other in compute)}
+
+
+def test_sends_do_not_hold_up_compute() -> None:
+    """With a link so slow that a send takes longer than a forward, the next forward still follows at once."""
+    rows = rows_of(make_job(pp=2, m=4, schedule="gpipe", seq_len=4096), Wire(10**9))
+    forwards = [row for row in rows if row["rank"] == 0 and row["kind"] == "forward"]
+    assert all(a["end_ns"] == b["start_ns"] for a, b in pairwise(forwards))
+
+
+def test_host_that_launches_slower_than_the_device_works_sets_the_pace() -> None:
+    small, large = make_job(m=2, seq_len=64), make_job(m=2, seq_len=8192)
+    assert not [row for row in rows_of(large) if row["stream"] == "host"]
+    rows = rows_of(small)
+    host = [row for row in rows if row["kind"] == "launch"]
+    device = small.cluster.device
+    ops = [
+        op
+        for layer in layer_blocks(small, 0)
+        for phase in ("forward", "backward")
+        for op in layer.phases[phase]
+    ]
+    per_layer_s = sum(op.count for op in ops if hasattr(op, "count")) * device.launch_s
+    assert sum(row["duration_ns"] for row in host if row["layer"] == 0) == pytest.approx(2e9 * per_layer_s)
+    end = max(row["end_ns"] for row in rows if row["kind"] == "backward")
+    assert end >= sum(row["duration_ns"] for row in host)
+    assert end <= 1.05 * sum(row["duration_ns"] for row in host)
+
+
+def test_steps_follow_one_another_and_are_alike() -> None:
+    rows = rows_of(make_job(pp=2, dp=2, m=3, n_steps=3))
+    windows = [row for row in rows if row["category"] == "step" and row["rank"] == 0]
+    assert [row["step"] for row in windows] == [0, 1, 2]
+    assert all(a["end_ns"] == b["start_ns"] for a, b in pairwise(windows))
+    assert len({row["duration_ns"] for row in windows[1:]}) == 1
+
+
+def test_representatives_stand_for_their_pipeline_rank() -> None:
+    assert representatives(Layout(pp=2, dp=2, tp=2)) == (0, 0, 0, 0, 4, 4, 4, 4)
+
+
+def test_building_is_deterministic() -> None:
+    job = make_job(pp=2, dp=2, tp=2, cp=2, sharding="zero2")
+    one, two = program_of(job), program_of(job)
+    for field in ("rank", "stream", "label", "duration_ns", "instance", "deps", "dep_start", "peer"):
+        assert np.array_equal(getattr(one, field), getattr(two, field))
