@@ -1,0 +1,351 @@
+"""What other tools read is what was in the run: every file is parsed back, by a reader of its own."""
+
+import csv
+import gzip
+import io
+import json
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traces.arrivals import arrivals
+from traces.errors import RunError
+from traces.export import ENDINGS, FORMATS, export
+from traces.export.protobuf import number, numbers, tag, varint, width
+from traces.info import RunInfo
+from traces.layout import Layout
+from traces.run import Run
+from traces.store import open_run, write_run
+from traces.timeline import timeline
+
+Row = dict[str, Any]
+Slice = tuple[int, str, str, int, int]
+"""Rank, name of the track, name, start and end in ns."""
+
+
+def opened(rows: Sequence[Row], memory: pa.Table | None = None, **values: Any) -> Run:
+    given: dict[str, Any] = {"origin": "simulated", "world_size": 4, "name": "run"} | values
+    text = {"axis": "", "name": "", "stream": "compute"}
+    names = {name for row in rows for name in row}
+    columns: dict[str, object] = {name: [row.get(name, text.get(name, -1)) for row in rows] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(write_run(Path(folder) / "run", RunInfo(**given), timeline(columns), memory))
+        run.spans()
+        return run
+
+
+def compute(rank: int, start: int, duration: int, *, kind: str = "forward", **more: Any) -> Row:
+    return {
+        "rank": rank,
+        "category": "compute",
+        "kind": kind,
+        "start_ns": start,
+        "duration_ns": duration,
+    } | more
+
+
+def transfer(rank: int, kind: str, start: int, duration: int, peer: int, **more: Any) -> Row:
+    return (
+        compute(rank, start, duration, kind=kind)
+        | {
+            "category": "p2p",
+            "stream": f"pp.{kind}",
+            "axis": "pp",
+            "group": 3,
+            "sequence": 0,
+            "peer": peer,
+            "size_bytes": 5 << 32,
+        }
+        | more
+    )
+
+
+PIPELINE = [
+    compute(0, 0, 10, name="attention", layer=7, flops=10**15, microbatch=0),
+    transfer(0, "send", 10, 5, 1, name="activations"),
+    transfer(1, "recv", 0, 15, 0, name="activations"),
+    compute(1, 15, 10, name='odd "name" \\ µ', layer=8),
+]
+
+
+# A protobuf reader in a few lines, which knows the wire format and nothing of the encoder.
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+
+    def read_varint() -> int:
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        field, wire = divmod(read_varint(), 8)
+        if wire == 0:
+            yield field, read_varint()
+        elif wire == 1:
+            yield field, int.from_bytes(data[at : at + 8], "little")
+            at += 8
+        else:
+            assert wire == 2
+            size = read_varint()
+            yield field, data[at : at + size]
+            at += size
+    assert at == len(data)
+
+
+def message(data: int | bytes) -> dict[int, list[Any]]:
+    assert isinstance(data, bytes)
+    found: dict[int, list[Any]] = defaultdict(list)
+    for field, value in fields(data):
+        found[field].append(value)
+    return found
+
+
+class Perfetto:
+    """A trace, read as the trace processor reads it: events by time, equal times in the order of the file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.names: dict[int, str] = {}
+        self.arguments: dict[int, str] = {}
+        self.tracks: dict[int, dict[int, list[Any]]] = {}
+        self.slices: list[tuple[int, str, int, int, dict[str, int]]] = []
+        self.arrows: list[tuple[str, str]] = []
+        self.counters: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        events: list[tuple[int, dict[int, list[Any]]]] = []
+        for field, packet in fields(data):
+            assert field == 1
+            self.packet(message(packet), events)
+        self.replay(sorted(events, key=lambda event: event[0]))
+
+    def packet(self, packet: dict[int, list[Any]], events: list[tuple[int, dict[int, list[Any]]]]) -> None:
+        assert packet[10] == [1]
+        for entries in map(message, packet[12]):
+            for store, field in ((self.names, 2), (self.arguments, 3)):
+                store |= {m[1][0]: m[2][0].decode() for m in map(message, entries[field])}
+        for track in map(message, packet[60]):
+            self.tracks[track[1][0]] = track
+        events += [(packet[8][0], event) for event in map(message, packet[11])]
+
+    def replay(self, events: list[tuple[int, dict[int, list[Any]]]]) -> None:
+        open_slices: dict[int, list[tuple[int, dict[int, list[Any]]]]] = defaultdict(list)
+        flows: dict[int, str] = {}
+        for t_ns, event in events:
+            (track,), (kind,) = event[11], event[9]
+            if kind == 4:
+                self.counters[self.tracks[track][2][0].decode()].append((t_ns, event[30][0]))
+            elif kind == 1:
+                open_slices[track].append((t_ns, event))
+                name = self.names[event[10][0]]
+                for flow in event[47]:
+                    flows[flow] = name
+                self.arrows += [(flows[flow], name) for flow in event[48] if flow in flows]
+            else:
+                start, begun = open_slices[track].pop()
+                said = {self.arguments[a[1][0]]: a[3][0] for a in map(message, begun[4])}
+                self.slices.append((track, self.names[begun[10][0]], start, t_ns, said))
+        assert not any(open_slices.values())
+
+    def all(self) -> Counter[Slice]:
+        found: Counter[Slice] = Counter()
+        for track, name, start, end, _ in self.slices:
+            own = self.tracks[track]
+            parent = self.tracks[own[5][0]] if own[5] else own
+            rank = int(parent[2][0].decode().split()[1])
+            found[rank, own[2][0].decode() if own[5] else "compute", name, start, end] += 1
+        return found
+
+
+def chrome(data: bytes) -> Counter[Slice]:
+    events = json.loads(data)["traceEvents"]
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in events
+        if e["ph"] == "M" and e["name"] == "thread_name"
+    }
+    return Counter(
+        (
+            e["pid"],
+            threads[e["pid"], e["tid"]],
+            e["name"],
+            round(e["ts"] * 1000),
+            round(e["ts"] * 1000) + round(e["dur"] * 1000),
+        )
+        for e in events
+        if e["ph"] == "X"
+    )
+
+
+def written(run: Run, name: str, **how: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        data = export(run, Path(folder) / name, **how).read_bytes()
+        assert [path.name for path in Path(folder).iterdir()] == [name]
+    return gzip.decompress(data) if name.endswith(".gz") else data
+
+
+def expected(run: Run) -> Counter[tuple[int, str, int, int]]:
+    """Return rank, name, start and end of every slice: the waiting of a span is a slice of its own."""
+    found: Counter[tuple[int, str, int, int]] = Counter()
+    for rank in run.stored_ranks:
+        for row, moving in zip(
+            run.spans([rank]).to_pylist(), arrivals(run).last_ns[rank].tolist(), strict=True
+        ):
+            name = f"{row['kind']} {row['name']}".strip()
+            end = row["start_ns"] + row["duration_ns"]
+            found[rank, name, moving, end] += 1
+            if moving > row["start_ns"]:
+                found[rank, f"wait: {name}", row["start_ns"], moving] += 1
+    return found
+
+
+ROWS = st.lists(
+    st.one_of(
+        st.builds(
+            lambda rank, start, duration, name, layer: compute(rank, start, duration, name=name, layer=layer),
+            st.integers(0, 3),
+            st.integers(0, 2**45),
+            st.integers(0, 2**41),
+            st.sampled_from(["a", "b", ""]),
+            st.integers(-1, 300),
+        ),
+        st.builds(
+            lambda rank, kind, start, duration, peer, n: transfer(
+                rank, kind, start, duration, peer, sequence=n
+            ),
+            st.integers(0, 3),
+            st.sampled_from(["send", "recv"]),
+            st.integers(0, 50),
+            st.integers(0, 50),
+            st.integers(0, 3),
+            st.integers(-1, 2),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(rows=ROWS)
+@settings(max_examples=60, deadline=None)
+def test_every_span_is_in_the_file(rows: list[Row]) -> None:
+    run = opened(rows)
+    for slices in (Perfetto(written(run, "t.pftrace")).all(), chrome(written(run, "t.json"))):
+        found: Counter[tuple[int, str, int, int]] = Counter()
+        for (rank, _, name, start, end), count in slices.items():
+            found[rank, name, start, end] += count
+        assert found == expected(run)
+        by_track: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+        for rank, track, _, start, end in slices.elements():
+            by_track[rank, track].append((start, end))
+        for bounds in by_track.values():
+            ordered = sorted(bounds)
+            assert all(a[1] <= b[0] for a, b in pairwise(ordered))
+
+
+def test_a_pipeline_in_perfetto() -> None:
+    layout = Layout(pp=2, tp=2)
+    memory = pa.table({"rank": [0, 0], "t_ns": [0, 9], "category": ["total", "total"], "bytes": [1, 1 << 40]})
+    trace = Perfetto(written(opened(PIPELINE, memory, layout=layout), "t.pftrace.gz"))
+    named = {track[2][0].decode() for track in trace.tracks.values() if track[2]}
+    assert named >= {"rank 0 (pp 0, tp 0)", "rank 1 (pp 0, tp 1)", "pp.send", "pp.recv"}
+    assert trace.arrows == [("send activations", "recv activations")]
+    assert trace.counters == {"memory total": [(0, 1), (9, 1 << 40)]}
+    said = {name: arguments for _, name, _, _, arguments in trace.slices}
+    assert said["forward attention"] == {"layer": 7, "flops": 10**15, "microbatch": 0}
+    assert said["send activations"] == {"peer": 1, "group": 3, "sequence": 0, "size_bytes": 5 << 32}
+    assert set(said) >= {"wait: recv activations", 'forward odd "name" \\ µ'}
+
+
+def test_a_pipeline_in_chrome() -> None:
+    memory = pa.table({"rank": [1], "t_ns": [7], "category": ["reserved"], "bytes": [42]})
+    events = json.loads(written(opened(PIPELINE, memory), "t.json.gz"))["traceEvents"]
+    start, end = ([e for e in events if e["ph"] == ph] for ph in "sf")
+    assert [(e["pid"], e["ts"]) for e in start + end] == [(0, 0.01), (1, 0.01)]
+    assert start[0]["id"] == end[0]["id"]
+    (slice_of_rank_1,) = (e for e in events if e["ph"] == "X" and "odd" in e["name"])
+    assert slice_of_rank_1["name"] == 'forward odd "name" \\ µ'
+    assert slice_of_rank_1["args"] == {"layer": 8}
+    assert [(e["pid"], e["ts"], e["args"]) for e in events if e["ph"] == "C"] == [(1, 0.007, {"bytes": 42})]
+
+
+def test_the_official_parser_agrees() -> None:
+    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs perfetto")
+    trace = protos.Trace.FromString(written(opened(PIPELINE), "t.pftrace"))
+    begins = [p for p in trace.packet if p.track_event.type == protos.TrackEvent.TYPE_SLICE_BEGIN]
+    assert len(begins) == 5
+    assert {p.track_event.flow_ids[0] for p in begins if p.track_event.flow_ids} == {
+        p.track_event.terminating_flow_ids[0] for p in begins if p.track_event.terminating_flow_ids
+    }
+
+
+def test_clocks_before_zero_are_moved() -> None:
+    run = opened([compute(0, -5, 5), compute(0, 0, 5)])
+    assert {(start, end) for *_, start, end in Perfetto(written(run, "t.pftrace")).all()} == {(0, 5), (5, 10)}
+    assert {(start, end) for *_, start, end in chrome(written(run, "t.json"))} == {(0, 5), (5, 10)}
+
+
+def test_folded_ranks_are_expanded_when_asked() -> None:
+    layout = Layout(pp=2, dp=2)
+    rows = [transfer(0, "send", 0, 5, 2), transfer(2, "recv", 0, 5, 0)]
+    run = opened(rows, layout=layout, groups=tuple(layout.process_groups()), representatives=(0, 0, 2, 2))
+    assert len(Perfetto(written(run, "t.pftrace")).arrows) == 1
+    everyone = Perfetto(written(run, "t.pftrace", ranks=range(4)))
+    assert {rank for rank, *_ in everyone.all()} == {0, 1, 2, 3}
+    assert len(everyone.arrows) == 2
+    assert len(Perfetto(written(run, "t.pftrace", ranks=[0])).arrows) == 0
+
+
+def test_tables_come_back() -> None:
+    run = opened(PIPELINE, layout=Layout(pp=2, tp=2))
+    rows = list(csv.DictReader(io.StringIO(written(run, "t.csv.gz").decode())))
+    assert [{k: str(v) for k, v in row.items()} for row in run.spans().to_pylist()] == rows
+    with tempfile.TemporaryDirectory() as folder:
+        path = export(run, Path(folder) / "t.parquet")
+        again = open_run(path)
+        assert again.spans().equals(run.spans())
+        assert again.info == run.info
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_ending_says_the_format(kind: str) -> None:
+    run = opened(PIPELINE)
+    for ending in ENDINGS[kind]:
+        by_ending = written(run, f"t{ending}")
+        if not ending.endswith(".gz"):
+            assert by_ending == written(run, "t.bin", kind=kind)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    run = opened(PIPELINE)
+    with pytest.raises(RunError, match="does not say its format: end it in one of"):
+        export(run, tmp_path / "t.xls")
+    with pytest.raises(RunError, match="unknown format 'xls': one of perfetto"):
+        export(run, tmp_path / "t", "xls")
+    with pytest.raises(RunError, match=r"no rank 2-3 in .*; it has ranks 0-1"):
+        export(run, tmp_path / "t.csv", ranks=range(4))
+    with pytest.raises(RunError, match="cannot write"):
+        export(run, tmp_path / "nowhere" / "t.csv")
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(value=st.integers(0, 2**63 - 1), extra=st.integers(0, 1))
+def test_padded_numbers_read_as_the_same_number(value: int, extra: int) -> None:
+    n_bytes = min(width(value) + extra, 9)
+    padded = numbers(5, pa.array([value]).to_numpy(), n_bytes).tobytes()
+    assert len(padded) == len(tag(5, 0)) + n_bytes
+    assert dict(fields(padded)) == dict(fields(number(5, value))) == {5: value}
+    assert len(varint(value)) == width(value)

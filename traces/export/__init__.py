@@ -1,0 +1,87 @@
+"""Writes runs for other tools: Perfetto, Chrome's trace viewer, spreadsheets, data frames."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, Final
+
+from traces.errors import RunError
+from traces.export.chrome import write_chrome
+from traces.export.perfetto import write_perfetto
+from traces.export.tables import write_csv, write_parquet
+from traces.info import rank_list
+from traces.run import Run
+
+Writer = Callable[[Run, tuple[int, ...], BinaryIO], None]
+
+FORMATS: Final[Mapping[str, Writer]] = MappingProxyType(
+    {
+        "perfetto": write_perfetto,  # https://ui.perfetto.dev, native protobuf
+        "chrome": write_chrome,  # chrome://tracing, Perfetto, speedscope: JSON
+        "csv": write_csv,
+        "parquet": write_parquet,
+    }
+)
+"""Formats by name."""
+
+ENDINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "perfetto": (".pftrace", ".pftrace.gz", ".perfetto-trace"),
+        "chrome": (".json", ".json.gz"),
+        "csv": (".csv", ".csv.gz"),
+        "parquet": (".parquet",),
+    }
+)
+"""Endings of file names that say a format; ``.gz`` compresses."""
+
+
+def export(
+    run: Run, path: str | os.PathLike[str], kind: str | None = None, ranks: Iterable[int] | None = None
+) -> Path:
+    """Write *run* to the file *path*, all of it or nothing; return the file.
+
+    Args:
+        run: an open run.
+        path: the file; one that exists is replaced. ``.gz`` at its end compresses it.
+        kind: a key of ``FORMATS``; None takes the one that the ending of *path* says.
+        ranks: whose spans to write, folded ones are expanded; None: the stored ranks.
+
+    Raises:
+        RunError: the format is unknown, a rank is not in the run, or the file cannot be written.
+    """
+    target = Path(path)
+    writer = FORMATS[_format(target, kind)]
+    chosen = run.stored_ranks if ranks is None else tuple(sorted(set(ranks)))
+    if absent := set(chosen) - set(run.ranks):
+        raise RunError(f"no rank {rank_list(absent)} in {run.path}; it has ranks {rank_list(run.ranks)}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            if target.suffix == ".gz":
+                with gzip.open(file, "wb", compresslevel=6) as packed:
+                    writer(run, chosen, packed)  # type: ignore[arg-type]  # GzipFile is a binary file
+            else:
+                writer(run, chosen, file)
+        temporary.replace(target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _format(target: Path, kind: str | None) -> str:
+    """Return the format that is asked for, or that the name of the file says."""
+    if kind is not None:
+        if kind not in FORMATS:
+            raise RunError(f"unknown format {kind!r}: one of {', '.join(FORMATS)}")
+        return kind
+    for name, endings in ENDINGS.items():
+        if target.name.endswith(endings):
+            return name
+    known = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
+    raise RunError(f"{target.name} does not say its format: end it in one of {known}, or name the format")

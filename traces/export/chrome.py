@@ -1,0 +1,91 @@
+"""Chrome's trace event format: JSON that chrome://tracing, Perfetto and others open.
+
+Reference: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+Times are microseconds with three decimals, so that no nanosecond is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
+from traces.run import Run
+
+_SLICE: Final = '{"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"args":{'
+_ARROW: Final = '{"ph":"%s","pid":%d,"tid":%d,"ts":%.3f,"id":"%x","name":"transfer","cat":"p2p"%s}'
+_COUNTER: Final = '{"ph":"C","pid":%d,"ts":%.3f,"name":%s,"args":{"bytes":%d}}'
+
+
+def write_chrome(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
+    """Write the spans of *ranks* as Chrome trace events; a process per rank, a thread per stream."""
+    file.write(b'{"displayTimeUnit":"ms","otherData":%s,"traceEvents":[\n' % _about(run).encode())
+    zero_ns = origin_ns(run)
+    separator = b""
+    arrows: tuple[list[str], list[str]] = ([], [])
+    for rank in ranks:
+        drawn = scene(run, rank, frozenset(ranks))
+        lines = [*_descriptions(drawn), *_slices(drawn, zero_ns)]
+        file.write(separator + ",\n".join(lines).encode())
+        separator = b",\n"
+        for ends in (False, True):
+            arrows[ends].extend(_arrows(drawn, zero_ns, ends=ends))
+    for line in (*arrows[False], *arrows[True], *_counters(run, ranks, zero_ns)):
+        file.write(separator + line.encode())
+        separator = b",\n"
+    file.write(b"\n]}\n")
+
+
+def _about(run: Run) -> str:
+    """Return what the file says about the run as a whole."""
+    known = {"origin": run.info.origin, "name": run.info.name, "world_size": run.info.world_size}
+    return json.dumps(known | {"warnings": list(run.warnings)})
+
+
+def _descriptions(drawn: Scene) -> Iterator[str]:
+    """Yield the names and the order of a rank and its streams."""
+    process = drawn.tracks[0]
+    yield _metadata(drawn.rank, 0, "process_name", "name", process.name)
+    yield _metadata(drawn.rank, 0, "process_sort_index", "sort_index", process.order)
+    for number, track in enumerate(drawn.tracks):
+        yield _metadata(drawn.rank, number, "thread_name", "name", track.name if number else "compute")
+        yield _metadata(drawn.rank, number, "thread_sort_index", "sort_index", number)
+
+
+def _metadata(rank: int, thread: int, what: str, key: str, value: str | int) -> str:
+    return json.dumps({"ph": "M", "pid": rank, "tid": thread, "name": what, "args": {key: value}})
+
+
+def _slices(drawn: Scene, zero_ns: int) -> Iterator[str]:
+    """Yield one complete event per slice, grouped by which arguments they have."""
+    names = [json.dumps(name) for name in drawn.names]
+    for rows, arguments in by_arguments(drawn):
+        template = _SLICE + ",".join(f'"{name}":%d' for name in arguments) + "}}"
+        columns = [
+            [drawn.rank] * len(rows),
+            drawn.track[rows].tolist(),
+            ((drawn.start_ns[rows] - zero_ns) / 1e3).tolist(),
+            ((drawn.end_ns[rows] - drawn.start_ns[rows]) / 1e3).tolist(),
+            [names[number] for number in drawn.name[rows].tolist()],
+            *(drawn.arguments[name][rows].tolist() for name in arguments),
+        ]
+        yield from (template % values for values in zip(*columns, strict=True))
+
+
+def _arrows(drawn: Scene, zero_ns: int, *, ends: bool) -> Iterator[str]:
+    """Yield where arrows begin, or where they end: bound to the slice that is running then."""
+    for row in np.flatnonzero((drawn.arrow > 0) & (drawn.arrow_ends == ends)).tolist():
+        at = (drawn.start_ns[row] - zero_ns) / 1e3
+        head = ("f", ',"bp":"e"') if ends else ("s", "")
+        yield _ARROW % (head[0], drawn.rank, drawn.track[row], at, drawn.arrow[row], head[1])
+
+
+def _counters(run: Run, ranks: tuple[int, ...], zero_ns: int) -> Iterator[str]:
+    """Yield memory over time."""
+    for rank, name, t_ns, size_bytes in counters(run, ranks):
+        said = json.dumps(name)
+        for at, size in zip(((t_ns - zero_ns) / 1e3).tolist(), size_bytes.tolist(), strict=True):
+            yield _COUNTER % (rank, at, said, size)

@@ -1,0 +1,34 @@
+"""Timelines as plain tables: CSV for spreadsheets, Parquet for data frames and SQL."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import pyarrow as pa
+from pyarrow import csv
+from pyarrow import parquet as pq
+
+from traces.reader import INFO_KEY
+from traces.run import Run
+from traces.timeline import TIMELINE
+
+
+def write_csv(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
+    """Write one line per span, with a header; columns as in docs/timeline-format.md."""
+    plain = pa.schema(
+        [
+            pa.field(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type)
+            for field in TIMELINE
+        ]
+    )
+    with csv.CSVWriter(file, plain) as writer:
+        for rank in ranks:
+            writer.write_table(run.spans([rank]).cast(plain))
+
+
+def write_parquet(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
+    """Write one row group per rank; the file carries ``run.json``, so that it can be opened as a run."""
+    schema = TIMELINE.with_metadata({**TIMELINE.metadata, INFO_KEY: run.info.to_json().encode()})
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for rank in ranks:
+            writer.write_table(run.spans([rank]).replace_schema_metadata(schema.metadata))
