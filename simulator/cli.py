@@ -115,7 +115,7 @@ def _show(simulation: Simulation, output: str | None, report: str | None) -> Non
         console.print(f"[yellow]![/] {warning}", highlight=False)
     console.print("rests on", style="dim")
     for line in summary["rests_on"]:
-        console.print(f"  {line}", style="dim", highlight=False)
+        console.print(f"  {line}", style="dim", highlight=False, no_wrap=True, overflow="ellipsis")
     if output is not None:
         console.print(f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True)
     if report is not None:

@@ -1,0 +1,156 @@
+"""A simulated run as a whole: figures that follow from the timeline, memory on its clock, the store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.config import job_from, job_settings
+from simulator.errors import JobError
+from simulator.job import RECOMPUTES, SHARDINGS, Job
+from simulator.simulate import simulate
+from simulator.summary import stage_memories
+from traces.errors import RunError
+from traces.metrics import breakdown
+from traces.store import open_run
+from traces.timeline import TIMELINE
+
+
+def make_job(**given: Any) -> Job:
+    """Return a small job; anything may be given."""
+    base = {"model": "llama2-7b", "cluster": "dgx-h100", "global_batch": 8, "seq_len": 1024}
+    job = job_from({**base, **{key: value for key, value in given.items() if key != "n_layers"}})
+    return replace(job, model=replace(job.model, n_layers=given.get("n_layers", 8)))
+
+
+def test_summary_follows_from_the_timeline() -> None:
+    job = make_job(pp=2, dp=2, tp=2)
+    simulation = simulate(job)
+    summary = simulation.summary
+    end_ns = pc.max(pc.add(simulation.spans["start_ns"], simulation.spans["duration_ns"])).as_py()
+    assert summary["step_time_s"] == end_ns / 1e9
+    assert summary["tokens_per_s_per_gpu"] == pytest.approx(8 * 1024 / 8 / summary["step_time_s"])
+    peak = job.cluster.device.peak("bf16")
+    flops = job.model.flops_per_token(1024) * 8 * 1024
+    assert summary["mfu"] == pytest.approx(flops / (8 * peak * summary["step_time_s"]))
+    assert summary["engine"] == "event"
+    assert summary["fits"] is True
+    assert summary["peak_memory_bytes"] == max(stage.peak_bytes for stage in stage_memories(job))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    pp=st.sampled_from([1, 2]),
+    dp=st.sampled_from([1, 2]),
+    tp=st.sampled_from([1, 2]),
+    sharding=st.sampled_from(SHARDINGS),
+)
+def test_shares_of_every_rank_add_up_to_one(pp: int, dp: int, tp: int, sharding: str) -> None:
+    simulation = simulate(make_job(pp=pp, dp=dp, tp=tp, sharding=sharding, n_layers=2))
+    assert sum(simulation.summary["shares"].values()) == pytest.approx(1, abs=1e-9)
+    for row in breakdown(simulation.run):
+        assert sum(row.ns.values()) == row.window_ns
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    pp=st.sampled_from([1, 2, 4]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "naive"]),
+    sharding=st.sampled_from(SHARDINGS),
+    recompute=st.sampled_from(RECOMPUTES),
+    steps=st.integers(1, 2),
+)
+def test_memory_over_time_peaks_where_the_stage_does(
+    pp: int, schedule: str, sharding: str, recompute: str, steps: int
+) -> None:
+    job = make_job(pp=pp, dp=2, schedule=schedule, sharding=sharding, recompute=recompute, steps=steps)
+    simulation = simulate(job)
+    held: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    for row in simulation.memory.to_pylist():
+        held[row["rank"], row["category"]].append((row["t_ns"], row["bytes"]))
+    for stage in stage_memories(job):
+        rank = job.layout.rank(job.layout.coord(0)._replace(pp=stage.stage))
+        for category, size in {**stage.items, "total": stage.peak_bytes}.items():
+            function = held[rank, category]
+            assert function[0][0] == 0
+            assert [t for t, _ in function] == sorted({t for t, _ in function})
+            assert max(b for _, b in function) == size
+            assert min(b for _, b in function) >= 0
+        assert held[rank, "total"][-1][1] == stage.fixed_bytes
+
+
+def test_every_rank_simulated_gives_the_same_figures() -> None:
+    job = make_job(pp=2, dp=2, tp=2)
+    folded, unfolded = simulate(job), simulate(job, folded=False)
+    assert unfolded.info.representatives is None
+    assert unfolded.summary["n_ranks_stored"] == 8
+    assert folded.summary["n_ranks_stored"] == 2
+    for key in set(folded.summary) - {"n_ranks_stored"}:
+        one, other = folded.summary[key], unfolded.summary[key]
+        assert one == (other if isinstance(other, list | str) else pytest.approx(other)), key
+    for rank in range(8):
+        assert folded.run.spans([rank]).to_pylist() == unfolded.run.spans([rank]).to_pylist()
+
+
+def test_a_written_run_is_the_run(tmp_path: Path) -> None:
+    simulation = simulate(make_job(pp=2, tp=2))
+    run = open_run(simulation.write(tmp_path / "run"))
+    assert run.info == simulation.info
+    assert run.spans().schema.equals(TIMELINE)
+    assert run.spans().to_pylist() == simulation.run.spans().to_pylist()
+    assert run.memory().to_pylist() == simulation.memory.to_pylist()
+    assert run.warnings == ()
+
+
+def test_nothing_is_written_over_what_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(RunError, match="is not a run: nothing written"):
+        simulate(make_job(n_layers=1)).write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_does_not_fit_is_named_with_what_is_largest() -> None:
+    job = make_job(model="llama3-405b", pp=2, tp=8, n_layers=126)
+    simulation = simulate(job)
+    assert simulation.summary["fits"] is False
+    first, *_, advice = simulation.info.warnings
+    excess = stage_memories(job)[0].peak_bytes - job.cluster.device.memory_bytes
+    assert first.startswith("stage 0 (rank 0 to 7) does not fit: ")
+    assert f"{excess / 1e9:.3g} GB too much; largest: optimizer " in first
+    assert advice == "no single setting makes it fit"
+
+
+def test_remedies_do_fit() -> None:
+    job = make_job(model="llama3-8b", n_layers=32, dp=8, sharding="ddp", seq_len=4096)
+    advice = simulate(job).info.warnings[-1]
+    assert advice.startswith("would fit: sharding=")
+    for remedy in advice.removeprefix("would fit: ").split("; "):
+        name, _, value = remedy.partition("=")
+        changed = job_from({**job_settings(job), name: value})
+        assert simulate(changed).summary["fits"] is True
+
+
+def test_a_pipeline_of_equal_stages_has_the_bubble_of_its_schedule() -> None:
+    """(p - 1)/(m + p - 1) idle, seen as bubble or as waiting for the gradient norm that ends the step."""
+    summary = simulate(make_job(pp=4, global_batch=12, seq_len=8192, n_layers=24)).summary
+    idle = summary["bubble_fraction"] + summary["waiting_fraction"]
+    assert idle == pytest.approx(3 / 15, rel=0.25)
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    simulate(make_job(n_layers=1), told.append)
+    assert len(told) == 3
+    assert told[0] == "building the program"
+
+
+def test_a_layout_that_does_not_fill_the_machine_is_refused() -> None:
+    with pytest.raises(JobError, match="500 GPUs cannot be filled"):
+        make_job(gpus=500, tp=8)

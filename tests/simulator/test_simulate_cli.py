@@ -1,0 +1,111 @@
+"""The verb: what a person types, what a script reads, and what a mistake says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from foretrace import main
+from simulator.cli import simulate
+from traces.store import open_run
+
+SMALL = ("--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--tp", "8", "--global-batch", "2")
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", *args])
+
+
+def as_json(*args: str) -> dict[str, Any]:
+    result = invoke(*args, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_headline_example_prints_its_figures() -> None:
+    found = as_json(
+        *("--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "512", "--tp", "8", "--pp", "4"),
+        *("--global-batch", "1024", "--seq-len", "8192"),
+    )
+    assert {
+        *("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes", "fits", "bubble_fraction"),
+        *("exposed_comm_fraction", "world_size", "n_spans", "engine", "warnings"),
+    } <= set(found)
+    assert found["world_size"] == 512
+    assert found["job"]["dp"] == 16
+    assert found["engine"] == "event"
+    assert found["fits"] is True
+    assert 0.3 < found["mfu"] < 0.6
+    assert found["n_spans"] > 10_000_000
+
+
+def test_the_table_is_for_people(tmp_path: Path) -> None:
+    result = invoke(*SMALL, "-o", str(tmp_path / "run"))
+    assert result.exit_code == 0
+    for words in ("step time", "tokens/s per GPU", "MFU", "exposed communication", "peak memory", "rests on"):
+        assert words in result.stdout
+    assert str(tmp_path / "run") in result.stdout.replace("\n", "")
+
+
+def test_output_is_a_run_and_report_a_page(tmp_path: Path) -> None:
+    run, page = tmp_path / "run", tmp_path / "report.html"
+    found = as_json(*SMALL, "-o", str(run), "--report", str(page))
+    assert found["run"] == str(run)
+    assert open_run(run).info.summary["step_time_s"] == found["step_time_s"]
+    assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'model = "llama2-7b"\ncluster = "dgx-h100"\nglobal_batch = 8\ngpus = 8\ntp = 8\nschedule = "gpipe"',
+        encoding="utf-8",
+    )
+    job = as_json("--config", str(path), "--tp", "4", "--no-sequence-parallel")["job"]
+    assert (job["tp"], job["dp"], job["schedule"], job["sequence_parallel"]) == (4, 2, "gpipe", False)
+    assert as_json("--config", str(path), "--dp", "4", "--tp", "1")["job"]["gpus"] == 4
+
+
+def test_all_ranks_are_simulated_when_asked() -> None:
+    folded, unfolded = as_json(*SMALL), as_json(*SMALL, "--ranks", "all")
+    assert (folded["n_ranks_stored"], unfolded["n_ranks_stored"]) == (1, 8)
+    assert folded["step_time_s"] == unfolded["step_time_s"]
+    assert folded["n_spans"] == unfolded["n_spans"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--model", "llama3-70", *SMALL[2:]), "unknown model 'llama3-70'"),
+        ((*SMALL, "--schedule", "zigzag"), "unknown schedule 'zigzag': one of naive, gpipe, 1f1b"),
+        ((*SMALL, "--sharding", "zero9"), "sharding='zero9': one of ddp, zero1, zero2, zero3, fsdp"),
+        ((*SMALL, "--dp", "2"), "pp*dp*cp*tp = 1*2*1*8 = 16 ranks, but the cluster has 8 GPUs"),
+        ((*SMALL, "--tp", "0"), "tp=0: a parallel degree is a whole number of at least 1"),
+        (("--cluster", "dgx-h100"), "model is missing"),
+        ((*SMALL, "--config", "no-such.toml"), "no-such.toml cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(args: tuple[str, ...], message: str) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert not result.stdout
+
+
+def test_a_directory_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    result = invoke(*SMALL, "-o", str(tmp_path))
+    assert result.exit_code == 2
+    assert "is not a run" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_help_names_every_setting() -> None:
+    flags = {option for parameter in simulate.params for option in parameter.opts}
+    assert {"--model", "--global-batch", "--config", "--ranks", "--report", "--json", "-o"} <= flags

@@ -1,0 +1,144 @@
+"""Settings: read, checked, overridden, written back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.config import KINDS, TABLES, job_from, job_settings, read_config, write_config
+from simulator.errors import ConfigError, JobError
+from simulator.job import SHARDINGS
+from simulator.models import load_model
+
+RUN_TOML = """
+[model]
+name = "llama2-7b"
+
+[cluster]
+name = "dgx-h100"
+gpus = 16
+
+[layout]
+tp = 2
+pp = 2
+
+[batch]
+global_batch = 64
+seq_len = 4096
+
+[schedule]
+name = "gpipe"
+
+[training]
+sharding = "fsdp"
+sequence_parallel = false
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_of_tables_is_a_job(tmp_path: Path) -> None:
+    job = job_from(read_config(written(tmp_path, RUN_TOML)))
+    assert job.model == load_model("llama2-7b")
+    assert job.cluster.n_gpus == 16
+    assert job.layout.degrees == {"pp": 2, "dp": 4, "cp": 1, "tp": 2, "ep": 1}
+    assert (job.global_batch, job.micro_batch, job.seq_len) == (64, 1, 4096)
+    assert (job.schedule, job.sharding, job.sequence_parallel) == ("gpipe", "fsdp", False)
+
+
+def test_a_flat_file_is_the_same(tmp_path: Path) -> None:
+    flat = read_config(written(tmp_path, 'model = "llama2-7b"\ncluster = "dgx-h100"\nglobal_batch = 4'))
+    assert flat == {"model": "llama2-7b", "cluster": "dgx-h100", "global_batch": 4}
+    assert job_from(flat).cluster.n_gpus == 1
+
+
+def test_every_setting_has_a_place_in_a_table() -> None:
+    assert sorted(name for keys in TABLES.values() for name in keys.values()) == sorted(KINDS)
+
+
+@settings(deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {"model": st.just("llama2-7b"), "cluster": st.just("dgx-h100"), "global_batch": st.just(16)},
+        optional={
+            "tp": st.sampled_from([1, 2]),
+            "pp": st.sampled_from([1, 4]),
+            "dp": st.sampled_from([1, 8]),
+            "micro_batch": st.sampled_from([1, 2]),
+            "sharding": st.sampled_from(SHARDINGS),
+            "sequence_parallel": st.booleans(),
+            "flash_attention": st.booleans(),
+            "steps": st.integers(1, 3),
+        },
+    )
+)
+def test_settings_of_a_job_make_the_same_job_again(given_settings: dict[str, Any]) -> None:
+    job = job_from(given_settings)
+    assert job_from(job_settings(job)) == job
+
+
+def test_written_settings_are_read_back(tmp_path: Path) -> None:
+    original = job_settings(job_from(read_config(written(tmp_path, RUN_TOML))))
+    assert read_config(written(tmp_path, write_config(original))) == original
+
+
+def test_paths_are_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('base = "llama2-7b"\nn_layers = 4\n', encoding="utf-8")
+    found = read_config(written(tmp_path, 'model = "mine.toml"\ncluster = "dgx-h100"\nglobal_batch = 1'))
+    assert job_from(found).model.n_layers == 4
+
+
+def test_text_in_toml_is_escaped(tmp_path: Path) -> None:
+    tricky = {"model": 'a\\b"c.toml'}
+    assert read_config(written(tmp_path, write_config(tricky))) == tricky
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("global_bacth = 3", r"unknown key 'global_bacth'; did you mean global_batch\?"),
+        ("[layuot]\ntp = 2", r"unknown table \[layuot\]; did you mean layout\?"),
+        ("[layout]\ntpp = 2", r"unknown key 'tpp' in \[layout\]; did you mean tp\?"),
+        ("[layout]\ntp = true", "layout.tp = True: must be a whole number"),
+        ("tp = 2.0", "tp = 2.0: must be a whole number"),
+        ("[model]\nname = 7", 'model.name = 7: must be text, in "quotes"'),
+        ("sequence_parallel = 1", "sequence_parallel = 1: must be true or false"),
+        ("tp = 2\n[layout]\ntp = 4", "tp is given twice, the second time as layout.tp"),
+        ("tp = ", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_config(written(tmp_path, text))
+    assert str(tmp_path / "run.toml") in str(raised.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_config(tmp_path / "none.toml")
+    (tmp_path / "run.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_config(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("name", ["model", "cluster", "global_batch"])
+def test_what_is_missing_is_named(name: str) -> None:
+    complete = {"model": "llama2-7b", "cluster": "dgx-h100", "global_batch": 1}
+    with pytest.raises(ConfigError, match=f"{name} is missing"):
+        job_from({key: value for key, value in complete.items() if key != name})
+
+
+def test_gpus_that_no_data_parallel_degree_fills_are_refused() -> None:
+    common = {"model": "llama3-70b", "cluster": "dgx-h100", "global_batch": 64, "tp": 8, "pp": 4}
+    with pytest.raises(JobError, match=r"500 GPUs cannot be filled .* 480 or 512 would work"):
+        job_from({**common, "gpus": 500})
+    with pytest.raises(JobError, match=r"8 GPUs cannot be filled .* 32 or 64 would work"):
+        job_from({**common, "gpus": 8})
