@@ -1,0 +1,96 @@
+"""Which modules of a model are blocks: what a person would name, and what time is attributed to.
+
+A *layer* is a numbered child, as ``layers.3``, ``h.3`` or ``blocks.3``. Blocks are the layers; the children
+of a layer that have parts of their own, as attention and MLP; and what stands beside the layers, as the
+embedding and the head. Everything else belongs to the block around it. Whatever contains layers is *glue*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tracer.records import Block
+
+WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
+"""Names under which FSDP1, activation checkpointing and torch.compile hold the module that they wrap."""
+
+
+def find_blocks(root: Any) -> dict[Any, Block]:
+    """Return the blocks of a ``torch.nn.Module`` that was called from outside of any other."""
+    names = {module: _plain(name, root) for name, module in root.named_modules()}
+    layers = _layers(names)
+    trunk = _trunk(names, layers)
+    title = type(root.module if _is_wrapper(root) else root).__name__
+    blocks = {root: Block(title, is_glue=bool(list(root.children())))}
+    for module, name in names.items():
+        if name and module not in blocks and (block := _block(module, name, layers, trunk)) is not None:
+            blocks[module] = block
+    return _without_inner_twins(blocks)
+
+
+def _block(module: Any, name: str, layers: Mapping[str, int], trunk: set[str]) -> Block | None:
+    """Return the block that *module* is, None if it belongs to the one around it."""
+    parent, _, _ = name.rpartition(".")
+    if name in layers:
+        return Block(name, layers[name])
+    if parent in layers:
+        return Block(name, layers[parent]) if _has_parts(module) else None
+    if name in trunk:
+        return Block(name, is_glue=True)
+    return Block(name) if parent in trunk else None
+
+
+def _layers(names: Mapping[Any, str]) -> dict[str, int]:
+    """Return the numbered modules that are not inside of another numbered module."""
+    found: dict[str, int] = {}
+    for name in names.values():
+        parts = name.split(".")
+        first = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        if first is not None and first == len(parts) - 1:
+            found[name] = int(parts[first])
+    return found
+
+
+def _trunk(names: Mapping[Any, str], layers: Mapping[str, int]) -> set[str]:
+    """Return the root and every module that contains layers but is no mere list of them."""
+    lists = {layer.rpartition(".")[0] for layer in layers}
+    called = {name for module, name in names.items() if not _is_container(module)}
+    trunk = {""}
+    for container in lists:
+        parts = container.split(".")
+        trunk.update(".".join(parts[:i]) for i in range(1, len(parts) + 1))
+    return {name for name in trunk if name in called or not name}
+
+
+def _is_container(module: Any) -> bool:
+    """Whether *module* only holds others and is never called itself."""
+    return type(module).__name__ in {"ModuleList", "ModuleDict"}
+
+
+def _has_parts(module: Any) -> bool:
+    return next(iter(module.children()), None) is not None
+
+
+def _plain(name: str, root: Any) -> str:
+    """Return *name* without what wrappers add to it."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    if _is_wrapper(root) and parts[:1] == ["module"]:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def _is_wrapper(root: Any) -> bool:
+    """Whether *root* is a data-parallel wrapper around a model."""
+    return type(root).__name__ in {"DistributedDataParallel", "DataParallel"}
+
+
+def _without_inner_twins(blocks: Mapping[Any, Block]) -> dict[Any, Block]:
+    """Return *blocks* without modules that bear the name of the wrapper around them."""
+    found: dict[Any, Block] = {}
+    taken: set[str] = set()
+    for module, block in blocks.items():  # outer modules come first
+        if block.name not in taken:
+            taken.add(block.name)
+            found[module] = block
+    return found

@@ -1,0 +1,108 @@
+"""The verbs ``record`` and ``detect`` (as ``topology detect``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Run directory, new or empty. Left out: runs/SCRIPT-1, the first number that is free.",
+)
+@click.option("--name", default="", help="What to call the run. Left out: the last part of the directory.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object; the command's output goes to stderr."
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def record(
+    context: click.Context, *, output: Path | None, name: str, as_json: bool, command: tuple[str, ...]
+) -> None:
+    """Record a real torch.distributed run, without editing its script.
+
+    COMMAND is what you would run anyway, after --:
+
+        foretrace record -o runs/a -- torchrun --nproc-per-node 4 train.py --steps 20
+
+    Every process that calls torch.distributed.init_process_group is recorded, others are left alone. The
+    exit status is that of the command.
+    """
+    from tracer.finish import finish
+    from tracer.launch import launch
+
+    path = _free_directory(command) if output is None else output
+    status = launch(command, path, name=name, quiet=as_json)
+    summary = finish(path.absolute()) if path.is_dir() else None
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"run": str(path), "exit_status": status, "recorded": summary is not None, **(summary or {})}
+            )
+        )
+    elif summary is None:
+        click.echo(
+            f"foretrace: nothing recorded: no process of the command called init_process_group", err=True
+        )
+    else:
+        _show(path, summary)
+    context.exit(status)
+
+
+def _show(path: Path, summary: Mapping[str, Any]) -> None:
+    """Print where the run is and what it says, in two lines."""
+    click.echo(f"{path}: {_sentence(summary)}")
+    click.echo(f"next: foretrace analyze {path}, foretrace report {path}")
+
+
+def _sentence(summary: Mapping[str, Any]) -> str:
+    """Return what was recorded, in words."""
+    parts = [f"{summary['world_size']} ranks", f"{summary['n_spans']} spans"]
+    if (step_s := summary.get("step_time_s")) is not None:
+        parts.append(f"{step_s * 1e3:.1f} ms per step")
+    return ", ".join(parts)
+
+
+def _free_directory(command: tuple[str, ...]) -> Path:
+    """Return a directory below ``runs`` that is not there yet, named after the script of *command*."""
+    scripts = [Path(word).stem for word in command if word.endswith(".py")]
+    stem = scripts[0] if scripts else Path(command[0]).name if command else "run"
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
+@click.command()
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="TOML file to write.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="Processes that talk to each other.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def detect(*, output: Path, processes: int, as_json: bool) -> None:
+    """Measure this machine and write it as a cluster that `simulate --cluster FILE` takes.
+
+    Measures matrix products, memory bandwidth, and collectives of real gloo processes; some 15 seconds.
+    """
+    from tracer.detect import measure, to_toml
+
+    measured = measure(processes)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(to_toml(measured), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps({"path": str(output), **measured.describe()}))
+        return
+    for line in measured.lines():
+        click.echo(line)
+    click.echo(f"written to {output}; next: foretrace simulate --cluster {output} --gpus {processes} ...")

@@ -1,0 +1,210 @@
+"""Sees every collective and transfer of a process.
+
+All of them, from Python, from the C++ reducer of DDP or from a compiled graph, are dispatched as ``c10d::*``
+operators. An implementation at the dispatch key ``BackendSelect``, which comes first and which none of them
+uses, sees each call on any thread and any device, and passes it on with the key removed. Other ways miss
+some of them, or deadlock because they hold the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer import internals
+from tracer.completion import join
+from tracer.operators import OPERATORS, Operator, dtype_name
+from tracer.records import Communication
+from tracer.stamps import cuda_stamp, host_stamp
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+
+_DISTRIBUTED: Final = "distributed_c10d.py"
+"""File of the Python functions that hand a work to their caller, who then waits in Python."""
+
+_ENGINE: Final = "_engine_run_backward"
+"""Innermost Python function while C++ code issues communication in a backward pass."""
+
+
+class CollectiveHook:
+    """Implementations of the ``c10d`` operators that note each call.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._session = session
+        self._dist = dist
+        self._coalescing = internals.coalescing_groups()
+        self._after = internals.keys_after_backend_select()
+        self._library: Any = torch.library.Library("c10d", "IMPL")
+        self._functional: Any = torch.library.Library("_c10d_functional", "IMPL")
+        for name, operator in OPERATORS.items():
+            if (packet := getattr(torch.ops.c10d, name, None)) is not None:
+                self._override(self._library, packet.default, self._noting(name, operator, packet.default))
+        wait_tensor = internals.wait_tensor()
+        self._override(self._functional, wait_tensor, self._waiting(wait_tensor))
+
+    def remove(self) -> None:
+        """Give the operators back as they were."""
+        for library in (self._library, self._functional):
+            internals.destroy_library(library)
+
+    @staticmethod
+    def _override(library: Any, operator: Any, kernel: Callable[..., Any]) -> None:
+        library.impl(operator, kernel, "BackendSelect", with_keyset=True)
+
+    def _noting(self, name: str, operator: Operator, overload: Any) -> Callable[..., Any]:
+        """Return the kernel that notes a call of one operator and passes it on."""
+        before = self._session.guarded("collectives", self._before)
+        issued = self._session.guarded("collectives", self._issued)
+        redispatch, after = overload.redispatch, self._after
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            communication = before(operator, args)
+            result = redispatch(keyset & after, *args, **kwargs)
+            if communication is not None:
+                frame = inspect.currentframe()
+                issued(communication, result, frame.f_back if frame is not None else None)
+            return result
+
+        kernel.__name__ = f"foretrace_{name}"
+        return kernel
+
+    def _before(self, operator: Operator, args: tuple[Any, ...]) -> Communication:
+        """Describe a call before it is made."""
+        session = self._session
+        group = session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
+        tensor = operator.tensor(args)
+        stamp = cuda_stamp if tensor.is_cuda else host_stamp
+        peer, sequence = -1, -1
+        if operator.peer >= 0:
+            peer = group.ranks[args[operator.peer]]
+            pair = (session.rank, peer) if operator.kind == "send" else (peer, session.rank)
+            sequence = next(group.transfers[pair])
+        else:
+            sequence = next(group.collectives)
+        at = session.transfer_position(operator.kind, tensor) if peer >= 0 else session.position
+        return Communication(
+            kind=operator.kind,
+            group=group,
+            sequence=sequence,
+            peer=peer,
+            size_bytes=operator.size(args, len(group.ranks)),
+            dtype=dtype_name(tensor),
+            block=session.lane.block,
+            position=(at.step, at.stage, at.virtual_stage, at.microbatch),
+            start=stamp(),
+            storages=() if tensor.is_cuda else tuple(map(_address, operator.outputs(args))),
+        )
+
+    def _issued(self, communication: Communication, result: Any, caller: Any) -> None:
+        """Follow a call that has just been made to its end; *caller* is the Python frame it came from."""
+        boxed = result[-1] if isinstance(result, tuple | list) else result
+        work = self._unboxed(boxed)
+        code = caller.f_code if caller is not None else None
+        from_python = code is not None and code.co_filename.endswith(_DISTRIBUTED)
+        in_engine = code is None or code.co_name == _ENGINE
+        completions = self._session.completions
+        watchable = _watchable(communication, from_python=from_python)
+        completions.issued(
+            communication,
+            work,
+            watch_now=in_engine,
+            watchable=watchable,
+            is_coalesced=communication.is_p2p and bool(self._coalescing),
+        )
+        self._session.sink.put(communication)
+        if isinstance(communication.start, int):
+            completions.sweep(communication.start)
+
+    def _unboxed(self, boxed: Any) -> Any:
+        """Return the work in what an operator returned, None if it was complete on return."""
+        try:
+            return self._dist.Work.unbox(boxed)
+        except (RuntimeError, TypeError):
+            return None
+
+    def _waiting(self, overload: Any) -> Callable[..., Any]:
+        """Return the kernel of ``wait_tensor``, by which functional collectives are waited for."""
+        completions, lane, guarded = self._session.completions, self._session.lane, self._session.guarded
+        find = guarded("collectives", lambda tensor: completions.of_storage(_address(tensor)))
+        ended, claim = (guarded("collectives", f) for f in (completions.ended, completions.claim))
+        pause, resume = (guarded("modules", f) for f in (lane.pause, lane.resume))
+        redispatch, after = overload.redispatch, self._after
+
+        def kernel(keyset: Any, tensor: Any) -> Any:
+            communication = find(tensor)
+            if communication is not None:
+                claim(communication)
+            pause()
+            try:
+                return redispatch(keyset & after, tensor)
+            finally:
+                if communication is not None:
+                    ended(communication)
+                resume()
+
+        return kernel
+
+
+def _watchable(communication: Communication, *, from_python: bool) -> bool:
+    """Whether a second thread may wait for *communication*."""
+    if communication.is_p2p:
+        return from_python
+    return communication.group.on_gloo and communication.kind != "reduce_scatter"
+
+
+def _address(tensor: Any) -> int:
+    """Return where the elements of *tensor* are, 0 if nowhere."""
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:
+        return 0
+
+
+class WaitHook:
+    """``Work.wait`` that tells the end of a communication, and that its time is not compute.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch.distributed as dist
+
+        self._work_type: Any = dist.Work
+        self._completions = completions = session.completions
+        self._original = original = dist.Work.wait
+        ended, batch_ended = (
+            session.guarded("collectives", f) for f in (completions.ended, completions.batch_ended)
+        )
+        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            communication = completions.of_work(work)
+            watch = completions.claim(communication) if communication is not None else None
+            pause()
+            try:
+                if watch is not None and communication is not None and communication.is_p2p:
+                    return join(watch, *args, **kwargs)
+                return original(work, *args, **kwargs)
+            finally:
+                if communication is not None:
+                    ended(communication)
+                else:
+                    batch_ended()
+                resume()
+
+        self._work_type.wait = wait
+
+    def remove(self) -> None:
+        """Give ``Work.wait`` back as it was, unless somebody may still ask for what a watcher waited for."""
+        if not self._completions.has_watched_transfers:
+            self._work_type.wait = self._original

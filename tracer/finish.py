@@ -1,0 +1,57 @@
+"""What is left to do when all ranks have ended: one memory file, and the headline figures of the run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from traces.errors import TraceError
+from traces.info import RunInfo
+from traces.metrics import summarize
+from traces.store import open_run, write_info
+from traces.timeline import MEMORY
+
+
+def finish(path: Path) -> dict[str, Any] | None:
+    """Join what the ranks have left in the run directory *path* and return its summary.
+
+    Returns:
+        The summary of ``traces.metrics.summarize``; None if no rank has recorded a span.
+
+    Raises:
+        RunError: the directory cannot be written.
+    """
+    _join_memory(path)
+    try:
+        run = open_run(path)
+        summary = summarize(run)
+    except TraceError:
+        return None
+    stored = path / "run.json"
+    if stored.is_file():
+        info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
+        write_info(path, replace(info, summary=json.loads(json.dumps(summary))))
+    return summary
+
+
+def _join_memory(path: Path) -> None:
+    """Join the memory samples of the ranks into the file of the run."""
+    files = sorted(path.glob("ranks/rank-*.memory.arrow"))
+    tables = []
+    for file in files:
+        with pa.memory_map(str(file)) as source:
+            tables.append(ipc.open_file(source).read_all().unify_dictionaries())
+    if tables:
+        joined = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        target = path / "memory.arrow"
+        temporary = target.with_suffix(".arrow.tmp")
+        with ipc.new_file(str(temporary), MEMORY) as writer:
+            writer.write_table(joined)
+        temporary.replace(target)
+    for file in files:
+        file.unlink()

@@ -1,0 +1,148 @@
+"""Process groups: the number, the axis and the members of each, and the layout that follows from them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final
+
+from traces.errors import LayoutError
+from traces.info import stable_group_id
+from traces.layout import AXES, Group, Layout
+
+AXIS_WORDS: Final = {
+    "tp": ("tp", "tensor"),
+    "cp": ("cp", "context"),
+    "ep": ("ep", "expert"),
+    "dp": ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard"),
+    "pp": ("pp", "pipe", "pipeline", "stage"),
+}
+"""Words in the name of a device-mesh dimension that tell its axis, as torchtitan and others name them."""
+
+_UNNAMED: Final = frozenset({"", "undefined", "default_pg", "mesh_default"})
+
+
+@dataclass(slots=True)
+class GroupInfo:
+    """One process group as this rank sees it.
+
+    Attributes:
+        id: the ``group`` column; the same on every member.
+        axis: one of ``traces.layout.AXES``, ``"world"``, or the name of the group.
+        ranks: global ranks in group order.
+        on_gloo: whether CPU tensors go through gloo.
+        collectives: numbers of its collectives.
+        transfers: numbers of its p2p transfers, by (sender, receiver).
+    """
+
+    id: int
+    axis: str
+    ranks: tuple[int, ...]
+    on_gloo: bool = False
+    collectives: Iterator[int] = field(default_factory=itertools.count)
+    transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
+        default_factory=lambda: defaultdict(itertools.count)
+    )
+
+
+class Groups:
+    """The process groups that this rank has used.
+
+    Args:
+        world_size: number of ranks of the job.
+        backend_of: returns the backend of a process group, e.g. ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``.
+        ranks_of: returns its global ranks.
+    """
+
+    def __init__(self, world_size: int, backend_of: Any, ranks_of: Any) -> None:
+        self.world_size = world_size
+        self.n_changes = 0
+        self._backend_of = backend_of
+        self._ranks_of = ranks_of
+        self._by_name: dict[str, GroupInfo] = {}
+
+    def of(self, process_group: Any) -> GroupInfo:
+        """Return what is known about a ``torch.distributed.ProcessGroup``."""
+        name = process_group.group_name
+        found = self._by_name.get(name)
+        return self._added(name, process_group) if found is None else found
+
+    def name_axis(self, process_group: Any, axis: str, *, certain: bool = False) -> None:
+        """Note that *process_group* serves *axis*.
+
+        Args:
+            process_group: the group.
+            axis: one of AXES, or the name of a mesh dimension.
+            certain: also where the group has an axis already.
+        """
+        info = self.of(process_group)
+        if (certain or info.axis not in AXES) and info.axis != axis:
+            info.axis = axis
+            self.n_changes += 1
+
+    def table(self) -> tuple[Group, ...]:
+        """Return the groups as ``run.json`` stores them."""
+        return tuple(Group(id=g.id, axis=g.axis, ranks=g.ranks) for g in list(self._by_name.values()))
+
+    def _added(self, name: str, process_group: Any) -> GroupInfo:
+        ranks = tuple(self._ranks_of(process_group))
+        description = getattr(process_group, "group_desc", "")
+        info = GroupInfo(
+            id=stable_group_id(name, ranks),
+            axis=axis_of(description, fallback=self._fallback(name, ranks)),
+            ranks=ranks,
+            on_gloo="gloo" in str(self._backend_of(process_group)),
+        )
+        self._by_name[name] = info
+        self.n_changes += 1
+        return info
+
+    def _fallback(self, name: str, ranks: tuple[int, ...]) -> str:
+        return "world" if len(ranks) == self.world_size else f"group {name}"
+
+
+def axis_of(description: str, *, fallback: str) -> str:
+    """Return the axis that the description of a group or the name of a mesh dimension tells.
+
+    >>> axis_of("mesh_dp_shard", fallback="world"), axis_of("default_pg", fallback="world")
+    ('dp', 'world')
+    """
+    words = set(re.split(r"[\W_]+", description.lower()))
+    for axis, known in AXIS_WORDS.items():
+        if words.intersection(known):
+            return axis
+    return fallback if description in _UNNAMED else description
+
+
+def deduced_layout(groups: Iterable[Group], rank: int, world_size: int) -> Layout | None:
+    """Return the parallel degrees that the groups of *rank* tell, None if they do not tell.
+
+    Several groups of one axis, as in hybrid sharding, multiply, unless one of them holds all the others.
+    An answer is given only if the degrees fill the world and put the same ranks together as the groups do.
+    """
+    members: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for group in groups:
+        if group.axis in AXES and rank in group.ranks and len(group.ranks) > 1:
+            members[group.axis].append(group.ranks)
+    degrees = {axis: _degree(found) for axis, found in members.items()}
+    try:
+        layout = Layout(**degrees)
+    except LayoutError:
+        return None
+    if layout.world_size != world_size:
+        return None
+    single = {axis: found[0] for axis, found in members.items() if len(found) == 1}
+    agrees = all(tuple(sorted(ranks)) in layout.groups(axis) for axis, ranks in single.items())
+    return layout if agrees else None
+
+
+def _degree(found: list[tuple[int, ...]]) -> int:
+    """Return the degree of an axis out of the groups of one rank."""
+    largest = max(found, key=len)
+    if set(largest) == set().union(*found):
+        return len(largest)
+    return prod(len(ranks) for ranks in found)

@@ -1,0 +1,74 @@
+"""Every private name of torch that the tracer relies on, in one place: where a new version may break it.
+
+Tried with torch 2.13. Importing this module does not import torch.
+"""
+# ruff: noqa: SLF001 - this is what the module is for
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def keys_after_backend_select() -> Any:
+    """Return the dispatch keys that come after ``BackendSelect``: where an override passes a call on to."""
+    import torch
+
+    return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+def wait_tensor() -> Any:
+    """Return the operator by which functional collectives are waited for."""
+    import torch
+
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+def destroy_library(library: Any) -> None:
+    """Take back the implementations that a ``torch.library.Library`` has registered."""
+    library._destroy()
+
+
+def coalescing_groups() -> Mapping[Any, Any]:
+    """Return the process groups that are collecting transfers into one batch at the moment, live."""
+    from torch.distributed import distributed_c10d
+
+    state: Mapping[Any, Any] = distributed_c10d._world.pg_coalesce_state
+    return state
+
+
+def default_store() -> Any:
+    """Return the store that the default process group was made with."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def queue_callback() -> Callable[[Callable[[], Any]], None]:
+    """Return what asks the autograd engine for a call after the last node of the pass that runs."""
+    import torch
+
+    queue: Callable[[Callable[[], Any]], None] = torch.autograd.Variable._execution_engine.queue_callback
+    return queue
+
+
+def swap_run_backward(replacement: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return the function by which every backward pass enters the engine; put *replacement* in its place."""
+    import torch
+
+    original: Callable[..., Any] = torch.autograd._engine_run_backward
+    if replacement is not None:
+        torch.autograd._engine_run_backward = replacement
+    return original
+
+
+def pipeline_bases() -> tuple[Any, Any]:
+    """Return the base classes of all pipeline stages and of all schedules."""
+    from torch.distributed.pipelining import schedules, stage
+
+    return stage._PipelineStageBase, schedules._PipelineSchedule
+
+
+def n_microbatches(schedule: Any) -> int:
+    """Return the micro-batches per step of a pipeline schedule."""
+    return int(schedule._n_microbatches)

@@ -1,0 +1,81 @@
+"""The compute stream of a process, flattened: at any moment at most one block owns the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tracer.records import Block, Position, Segment
+from tracer.stamps import Stamp, host_stamp
+
+NOBODY: Final = Block("")
+"""Owner of time that is not compute, although a block is running: the end of a backward pass."""
+
+
+class Lane:
+    """A stack of what runs now; the top owns the time, and only while nothing waits.
+
+    Every change cuts a segment off for the owner so far. Segments follow each other without overlap, by
+    construction.
+
+    Args:
+        position: where the training is; read when a segment is cut.
+        emit: takes each finished segment.
+    """
+
+    def __init__(self, position: Position, emit: Callable[[Segment], None]) -> None:
+        self.stamp: Callable[[], Stamp] = host_stamp
+        self._position = position
+        self._emit = emit
+        self._stack: list[tuple[str, Block]] = []
+        self._n_waits = 0
+        self._since: Stamp = 0
+
+    @property
+    def depth(self) -> int:
+        """How many owners are on the stack."""
+        return len(self._stack)
+
+    @property
+    def block(self) -> Block:
+        """The block that owns the time now."""
+        return self._stack[-1][1] if self._stack else NOBODY
+
+    def push(self, kind: str, block: Block) -> int:
+        """Let *block* own the time from now on; return what ``pop`` takes to undo it."""
+        self._cut()
+        self._stack.append((kind, block))
+        return len(self._stack) - 1
+
+    def pop(self, depth: int) -> None:
+        """Give the time back to who owned it before the ``push`` that returned *depth*."""
+        if depth < len(self._stack):
+            self._cut()
+            del self._stack[depth:]
+
+    def replace(self, kind: str, block: Block) -> None:
+        """Let *block* own the time in place of the present owner."""
+        if self._stack and self._stack[-1] != (kind, block):
+            self._cut()
+            self._stack[-1] = (kind, block)
+
+    def pause(self) -> None:
+        """Time from now on is waiting, not compute."""
+        self._cut()
+        self._n_waits += 1
+
+    def resume(self) -> None:
+        """Undo one ``pause``."""
+        self._n_waits -= 1
+        self._since = self.stamp()
+
+    def _cut(self) -> None:
+        now = self.stamp()
+        if self._stack and not self._n_waits and (owner := self._stack[-1])[1] is not NOBODY:
+            at = self._position
+            self._emit(
+                Segment(
+                    owner[0], owner[1], self._since, now, at.step, at.stage, at.virtual_stage, at.microbatch
+                )
+            )
+        self._since = now

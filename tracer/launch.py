@@ -1,0 +1,100 @@
+"""Starts a command whose ``torch.distributed`` processes are recorded, without editing its script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.attach import NAME_VARIABLE, RUN_VARIABLE
+from tracer.errors import LaunchError
+from tracer.record import check_new
+
+SITE: Final = Path(__file__).resolve().parent / "site"
+"""Folder whose ``sitecustomize`` Python runs first in every process of the command."""
+
+
+def launch(command: Sequence[str], path: Path, *, name: str = "", quiet: bool = False) -> int:
+    """Run *command* and record it into the run directory *path*; return its exit status.
+
+    Args:
+        command: program and arguments, e.g. ``["torchrun", "--nproc-per-node", "4", "train.py"]``.
+        path: the run directory; new or empty.
+        name: what a person calls the run; empty: the last part of *path*.
+        quiet: send what the command prints to standard error, to keep standard output free.
+
+    Returns:
+        The exit status; 128 + n if signal n ended the command, as shells say it.
+
+    Raises:
+        LaunchError: the command cannot be started.
+        RecordError: *path* holds something already.
+    """
+    if not command:
+        raise LaunchError("nothing to record: give a command after --, e.g. -- torchrun train.py")
+    path = path.absolute()
+    check_new(path)
+    if path.is_dir() and any(path.iterdir()):
+        raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
+    program = _program(command[0])
+    with _signals_passed_on() as children:
+        try:
+            process = subprocess.Popen(
+                [program, *command[1:]],
+                env=environment(path, name or path.name),
+                stdout=sys.stderr if quiet else None,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
+        children.append(process)
+        status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def environment(path: Path, name: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment in which Python processes record themselves into *path*.
+
+    Args:
+        path: the run directory, absolute.
+        name: what a person calls the run.
+        base: environment to extend, None: that of this process.
+    """
+    found = dict(os.environ if base is None else base)
+    before = found.get("PYTHONPATH")
+    found["PYTHONPATH"] = f"{SITE}{os.pathsep}{before}" if before else str(SITE)
+    found[RUN_VARIABLE] = str(path)
+    found[NAME_VARIABLE] = name
+    return found
+
+
+def _program(name: str) -> str:
+    """Return the program *name*: on the path, or beside the Python that runs this. Raises LaunchError."""
+    beside = Path(sys.executable).parent
+    found = shutil.which(name) or shutil.which(name, path=str(beside))
+    if found is None:
+        raise LaunchError(f"cannot start {name!r}: no such program on the path or in {beside}")
+    return found
+
+
+@contextmanager
+def _signals_passed_on() -> Iterator[list[Any]]:
+    """Leave Ctrl-C to the command, which gets it from the terminal, and hand on requests to terminate."""
+    children: list[Any] = []
+
+    def pass_on(number: int, _: object) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield children
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

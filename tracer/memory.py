@@ -1,0 +1,51 @@
+"""Memory over time: what the CUDA allocator holds, or the resident set of a process without a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from tracer.clock import now_ns
+from traces.timeline import MEMORY
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+class MemoryLog:
+    """Samples of one rank, kept in memory: one or two numbers per step."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, str, int]] = []
+
+    def sample(self, *, on_cuda: bool) -> None:
+        """Note what is held now."""
+        now = now_ns()
+        if on_cuda:
+            import torch
+
+            self._samples.append((now, "total", torch.cuda.memory_allocated()))
+            self._samples.append((now, "reserved", torch.cuda.memory_reserved()))
+        elif _STATM.exists():
+            pages = int(_STATM.read_text(encoding="ascii").split()[1])
+            self._samples.append((now, "total", pages * os.sysconf("SC_PAGE_SIZE")))
+
+    def table(self, rank: int, shift_ns: int) -> pa.Table:
+        """Return the samples in the columns of ``traces.timeline.MEMORY``."""
+        times, categories, sizes = zip(*self._samples, strict=True) if self._samples else ((), (), ())
+        columns = {
+            "rank": [rank] * len(times),
+            "t_ns": [t + shift_ns for t in times],
+            "category": pa.array(categories, pa.string()).dictionary_encode(),
+            "bytes": list(sizes),
+        }
+        return pa.table(columns).cast(MEMORY)
+
+    def write(self, path: Path, rank: int, shift_ns: int) -> None:
+        """Write the samples of one rank beside its sidecar."""
+        table = self.table(rank, shift_ns)
+        with ipc.new_file(str(path / "ranks" / f"rank-{rank:05d}.memory.arrow"), MEMORY) as writer:
+            writer.write_table(table)

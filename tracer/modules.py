@@ -1,0 +1,196 @@
+"""Sees the model at work: which block computes, forward, backward and when it recomputes.
+
+Forward: global module hooks tell when a block begins and ends. Backward: the nodes of the autograd graph at
+the border of each block get a pre-hook, which changes the owner of the time and touches no gradient. The
+engine runs nodes in the reverse order of their making, so that the owner changes in reverse, too. Backward
+hooks of modules would do as well but wrap inputs and outputs in functions of their own, which breaks
+modules that change them in place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer import internals
+from tracer.blocks import find_blocks
+from tracer.lane import NOBODY
+from tracer.records import Block
+from tracer.stamps import cuda_stamp
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+
+LOSS: Final = Block("loss")
+"""Owner of the backward pass before it enters the model."""
+
+_TAG: Final = "foretrace"
+"""Key in the metadata of an autograd node that has an owner."""
+
+
+class ModuleHook:
+    """Global hooks around the forward of every module.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch
+        from torch.nn.modules import module as hooks
+
+        self._session = session
+        self._lane = session.lane
+        self._is_tensor: Callable[[Any], bool] = lambda value: isinstance(value, torch.Tensor)
+        self._known: dict[int, tuple[weakref.ref[Any], Block | None]] = {}
+        self._running: list[tuple[Any, Block, int, Any]] = []
+        entered = session.guarded("modules", self._entered)
+        left = session.guarded("modules", self._left)
+
+        def before(module: Any, args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                entered(module, args)
+
+        def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            if not torch.compiler.is_compiling():
+                left(module, args, kwargs, output)
+
+        self._handles = [
+            hooks.register_module_forward_pre_hook(before),
+            hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _entered(self, module: Any, args: Any) -> None:
+        known = self._known.get(id(module))
+        if known is None or known[0]() is not module:
+            known = self._met(module, args)
+        block = known[1]
+        if block is None:
+            return
+        session = self._session
+        if not self._running:
+            session.steps.begin()
+        session.sweep()
+        depth = self._lane.push(session.backward.forward_kind, block)
+        self._running.append((module, block, depth, self._node(args)))
+
+    def _left(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        known = self._known.get(id(module))
+        if known is None or known[1] is None:
+            return
+        while self._running:
+            running, block, depth, entry = self._running.pop()
+            self._lane.pop(depth)
+            if running is module:
+                around = self._running[-1][1] if self._running else self._lane.block
+                self._tag(self._node(output), block)
+                self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
+                return
+
+    def _met(self, module: Any, args: Any) -> tuple[weakref.ref[Any], Block | None]:
+        """Learn the blocks of a module that is called for the first time."""
+        if not self._running:
+            blocks = find_blocks(module)
+            for part in module.modules():
+                self._known[id(part)] = self._entry(part, blocks.get(part))
+            self._session.met_model(module, args)
+            if _on_cuda(module):
+                self._lane.stamp = cuda_stamp
+        else:  # made in the middle of a forward, or changed since: part of the block around it
+            self._known[id(module)] = self._entry(module, None)
+        return self._known[id(module)]
+
+    def _entry(self, module: Any, block: Block | None) -> tuple[weakref.ref[Any], Block | None]:
+        number = id(module)
+        return weakref.ref(module, lambda _: self._known.pop(number, None)), block
+
+    def _node(self, values: Any) -> Any:
+        """Return the autograd node that made the first tensor among *values* that has one."""
+        if self._is_tensor(values):
+            return values.grad_fn
+        if isinstance(values, dict):
+            values = values.values()
+        if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+            for value in values:
+                if self._is_tensor(value) and value.grad_fn is not None:
+                    return value.grad_fn
+        return None
+
+    def _tag(self, node: Any, block: Block) -> None:
+        """Make *block* the owner of the time from *node* on, unless the node has an owner already."""
+        if node is None or block is NOBODY or _TAG in node.metadata:
+            return
+        node.metadata[_TAG] = True
+        enter = self._session.backward.enter
+        node.register_prehook(lambda _: enter(block))
+
+
+class BackwardHook:
+    """Notes when a backward pass begins and ends, and who owns its time.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lane = session.lane
+        self._depth = 0
+        self.kind = "backward"
+        self.ends_with_graph = False
+        self._is_ending = False
+        self._queue_callback = internals.queue_callback()
+        self._original = original = internals.swap_run_backward()
+        begin, end = (session.guarded("modules", f) for f in (self._begin, self._end))
+        self.enter = session.guarded("modules", self._enter)
+        self._graph_done = session.guarded("modules", lambda: self._lane.replace(self.kind, NOBODY))
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            depth = begin()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                end(depth)
+
+        internals.swap_run_backward(run_backward)
+
+    def remove(self) -> None:
+        """Give the entry to the autograd engine back as it was."""
+        internals.swap_run_backward(self._original)
+
+    @property
+    def forward_kind(self) -> str:
+        """Kind of a forward that runs now: inside of a backward pass it is a recomputation."""
+        return "recompute" if self._depth else "forward"
+
+    def _begin(self) -> int:
+        self._depth += 1
+        self._is_ending = False
+        block = self._lane.block
+        return self._lane.push(self.kind, LOSS if block is NOBODY else block)
+
+    def _end(self, depth: int) -> None:
+        self._depth -= 1
+        self._lane.pop(depth)
+
+    def _enter(self, block: Block) -> None:
+        if not self._depth:
+            return
+        if self.ends_with_graph and not self._is_ending:
+            # The C++ reducer of DDP waits for its buckets in a callback after the last node. Ours was asked
+            # for before, so it runs before: what comes then is not compute.
+            self._is_ending = True
+            self._queue_callback(self._graph_done)
+        self._session.sweep()
+        self._lane.replace(self.kind, block)
+
+
+def _on_cuda(module: Any) -> bool:
+    parameter = next(module.parameters(), None)
+    return parameter is not None and bool(parameter.is_cuda)

@@ -1,0 +1,105 @@
+"""What the operators of ``torch.distributed`` mean: kind, group and size of each ``c10d`` operator.
+
+Pure functions of an operator's arguments; importing this module does not import torch. Sizes follow
+nccl-tests (``doc/PERFORMANCE.md``): S is the whole array, so the output of an all-gather and the input of a
+reduce-scatter; for an all-to-all it is what one rank sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+DTYPES: Final = MappingProxyType(
+    {
+        "torch.float32": "fp32",
+        "torch.float64": "fp64",
+        "torch.float16": "fp16",
+        "torch.bfloat16": "bf16",
+        "torch.float8_e4m3fn": "fp8",
+        "torch.float8_e5m2": "fp8",
+    }
+)
+"""Names of torch's floating-point types as the field writes them; others keep torch's name."""
+
+
+class Operator(NamedTuple):
+    """How to read the arguments of one ``c10d`` operator.
+
+    Attributes:
+        kind: ``kind`` column of its spans.
+        group: position of the process group among the arguments.
+        size: returns the size in bytes from the arguments and the number of ranks.
+        tensor: returns one tensor, for dtype and device.
+        outputs: returns the tensors that somebody may wait for.
+        peer: position of the peer's rank in the group, -1 for a collective.
+    """
+
+    kind: str
+    group: int
+    size: Callable[[Any, int], int]
+    tensor: Callable[[Any], Any]
+    outputs: Callable[[Any], Iterable[Any]]
+    peer: int = -1
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Return the size of a tensor's elements in bytes."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def dtype_name(tensor: Any) -> str:
+    """Return the type of a tensor's elements, e.g. ``"bf16"``."""
+    name = str(tensor.dtype)
+    return DTYPES.get(name) or name.removeprefix("torch.")
+
+
+def _total(tensors: Iterable[Any]) -> int:
+    return sum(tensor_bytes(tensor) for tensor in tensors)
+
+
+def _in_place(kind: str) -> Operator:
+    """Return a collective on a list of tensors that are both input and output."""
+    return Operator(kind, 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0])
+
+
+OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType(
+    {
+        "allreduce_": _in_place("all_reduce"),
+        "allreduce_coalesced_": _in_place("all_reduce"),
+        "broadcast_": _in_place("broadcast"),
+        "reduce_": _in_place("reduce"),
+        "_allgather_base_": Operator(
+            "all_gather", 2, lambda a, n: tensor_bytes(a[0]), lambda a: a[0], lambda a: a[:1]
+        ),
+        "allgather_": Operator(
+            "all_gather", 2, lambda a, n: _total(a[0][0]), lambda a: a[1][0], lambda a: a[0][0]
+        ),
+        "allgather_coalesced_": Operator(
+            "all_gather", 2, lambda a, n: _total(a[1]) * n, lambda a: a[1][0], lambda a: a[0][0]
+        ),
+        "allgather_into_tensor_coalesced_": Operator(
+            "all_gather", 2, lambda a, n: _total(a[0]), lambda a: a[1][0], lambda a: a[0]
+        ),
+        "_reduce_scatter_base_": Operator(
+            "reduce_scatter", 2, lambda a, n: tensor_bytes(a[1]), lambda a: a[1], lambda a: a[:1]
+        ),
+        "reduce_scatter_": Operator(
+            "reduce_scatter", 2, lambda a, n: _total(a[1][0]), lambda a: a[0][0], lambda a: a[0]
+        ),
+        "reduce_scatter_tensor_coalesced_": Operator(
+            "reduce_scatter", 2, lambda a, n: _total(a[1]), lambda a: a[1][0], lambda a: a[0]
+        ),
+        "gather_": Operator("gather", 2, lambda a, n: _total(a[1]) * n, lambda a: a[1][0], lambda a: ()),
+        "scatter_": Operator("scatter", 2, lambda a, n: _total(a[0]) * n, lambda a: a[0][0], lambda a: a[0]),
+        "alltoall_": Operator("all_to_all", 2, lambda a, n: _total(a[1]), lambda a: a[1][0], lambda a: a[0]),
+        "alltoall_base_": Operator(
+            "all_to_all", 2, lambda a, n: tensor_bytes(a[1]), lambda a: a[1], lambda a: a[:1]
+        ),
+        "barrier": Operator("barrier", 1, lambda a, n: 0, lambda a: a[0], lambda a: ()),
+        "send": Operator("send", 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0], peer=2),
+        "recv_": Operator("recv", 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0], peer=2),
+    }
+)
+"""Every operator of ``c10d`` that moves data, by name, as of torch 2.13."""

@@ -1,0 +1,188 @@
+"""Sees the actions of ``torch.distributed.pipelining``: which stage works on which micro-batch.
+
+All its schedules call the same three methods of a stage, whichever order they follow: forward, backward
+(full, or of the input only) and backward of the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer import internals
+from tracer.records import Block, Position
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+
+_TRANSFERS: Final = (
+    ("get_fwd_recv_ops", "recv"),
+    ("get_fwd_send_ops", "send"),
+    ("get_bwd_recv_ops", "recv"),
+    ("get_bwd_send_ops", "send"),
+)
+"""Methods of a stage that return the transfers of one micro-batch, before they are issued."""
+
+SCHEDULES: Final = {
+    "ScheduleGPipe": "gpipe",
+    "Schedule1F1B": "1f1b",
+    "ScheduleInterleaved1F1B": "interleaved-1f1b",
+    "ScheduleLoopedBFS": "looped-bfs",
+    "ScheduleInterleavedZeroBubble": "interleaved-zb",
+    "ScheduleZBVZeroBubble": "zb-v",
+    "ScheduleDualPipeV": "dualpipe-v",
+}
+"""Names of torch's schedules in this project."""
+
+
+class PipelineHook:
+    """Wrappers around the methods of pipeline stages and schedules.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        base, schedule = internals.pipeline_bases()
+        self._session = session
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._upcoming: dict[tuple[str, int], Position] = {}
+        self._met: set[int] = set()
+        self._wrap(base, "__init__", self._noting_stage)
+        self._wrap(base, "forward_one_chunk", lambda f: self._acting(f, lambda full: "forward"))
+        self._wrap(base, "backward_one_chunk", lambda f: self._acting(f, _backward_kind))
+        self._wrap(
+            base, "backward_weight_one_chunk", lambda f: self._acting(f, lambda full: "backward_weight")
+        )
+        for name, kind in _TRANSFERS:
+            self._wrap(base, name, functools.partial(self._announcing, kind))
+        self._wrap(schedule, "__init__", self._noting_schedule)
+        self._wrap(schedule, "_maybe_compute_loss", self._losing)
+
+    def remove(self) -> None:
+        """Give the methods back as they were."""
+        for owner, name, original in self._undo:
+            setattr(owner, name, original)
+
+    def position_of(self, kind: str, tensor: Any) -> Position:
+        """Return stage and micro-batch of a transfer that is being issued."""
+        session = self._session
+        announced = self._upcoming.pop((kind, tensor.data_ptr()), None) if self._upcoming else None
+        if announced is None:
+            return session.position
+        announced.step = session.position.step
+        return announced
+
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is not None:
+            self._undo.append((owner, name, original))
+            setattr(owner, name, functools.wraps(original)(wrapper(original)))
+
+    def _acting(self, original: Any, kind_of: Callable[[bool], str]) -> Any:
+        """Wrap a method whose first argument is the number of the micro-batch."""
+        begins, ends = (self._session.guarded("modules", f) for f in (self._begins, self._ends))
+
+        def method(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            full = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
+            state = begins(stage, microbatch, kind_of(bool(full)))
+            try:
+                return original(stage, microbatch, *args, **kwargs)
+            finally:
+                ends(state)
+
+        return method
+
+    def _begins(self, stage: Any, microbatch: int, kind: str) -> tuple[int, Position]:
+        session, at = self._session, self._session.position
+        before = Position(at.step, at.stage, at.virtual_stage, at.microbatch)
+        if stage.stage_index not in self._met:  # made before the recording began
+            self._note_stage(stage)
+        session.steps.begin()
+        depth = session.lane.push(kind, Block(f"stage {stage.stage_index}", is_glue=True))
+        at.stage, at.virtual_stage, at.microbatch = _numbers(stage, microbatch)
+        if kind != "forward":
+            session.backward.kind = kind
+        return depth, before
+
+    def _ends(self, state: tuple[int, Position]) -> None:
+        session, (depth, before) = self._session, state
+        session.lane.pop(depth)
+        at = session.position
+        at.stage, at.virtual_stage, at.microbatch = before.stage, before.virtual_stage, before.microbatch
+        session.backward.kind = "backward"
+
+    def _losing(self, original: Any) -> Any:
+        """Wrap the method that computes the loss of a micro-batch, on the last stage only."""
+        begins, ends = (self._session.guarded("modules", f) for f in (self._loss_begins, self._ends))
+
+        def method(schedule: Any, stage: Any, output: Any, targets: Any, microbatch: int, *args: Any) -> Any:
+            state = begins(stage, microbatch)
+            try:
+                return original(schedule, stage, output, targets, microbatch, *args)
+            finally:
+                ends(state)
+
+        return method
+
+    def _loss_begins(self, stage: Any, microbatch: int) -> tuple[int, Position]:
+        state = self._begins(stage, microbatch, "forward")
+        self._session.lane.replace("forward", Block("loss", is_glue=not stage.is_last))
+        return state
+
+    def _announcing(self, kind: str, original: Any) -> Any:
+        """Wrap a method that returns the transfers of a micro-batch: they will be known by their tensors."""
+        announce = self._session.guarded("pipeline", self._announce)
+
+        def method(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            transfers = original(stage, microbatch, *args, **kwargs)
+            announce(kind, stage, microbatch, transfers)
+            return transfers
+
+        return method
+
+    def _announce(self, kind: str, stage: Any, microbatch: int, transfers: Any) -> None:
+        for transfer in transfers:
+            address = transfer.tensor.data_ptr()
+            self._upcoming[(kind, address)] = Position(-1, *_numbers(stage, microbatch))
+
+    def _noting_stage(self, original: Any) -> Any:
+        note = self._session.guarded("pipeline", self._note_stage)
+
+        def method(stage: Any, *args: Any, **kwargs: Any) -> None:
+            original(stage, *args, **kwargs)
+            note(stage)
+
+        return method
+
+    def _note_stage(self, stage: Any) -> None:
+        import torch.distributed as dist
+
+        self._met.add(stage.stage_index)
+        group = stage.group if stage.group is not None else dist.group.WORLD
+        self._session.groups.name_axis(group, "pp")
+
+    def _noting_schedule(self, original: Any) -> Any:
+        note = self._session.guarded("pipeline", self._note_schedule)
+
+        def method(schedule: Any, *args: Any, **kwargs: Any) -> None:
+            original(schedule, *args, **kwargs)
+            note(schedule)
+
+        return method
+
+    def _note_schedule(self, schedule: Any) -> None:
+        name = type(schedule).__name__
+        self._session.note_job(
+            schedule=SCHEDULES.get(name, name), n_microbatches=internals.n_microbatches(schedule)
+        )
+
+
+def _backward_kind(full: bool) -> str:  # noqa: FBT001 - the value that torch passes
+    return "backward" if full else "backward_input"
+
+
+def _numbers(stage: Any, microbatch: int) -> tuple[int, int, int]:
+    """Return stage, virtual stage and micro-batch as the timeline numbers them."""
+    return stage.stage_index, stage.stage_index // stage.group_size, microbatch

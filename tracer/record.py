@@ -1,0 +1,221 @@
+"""``with foretrace.record("runs/x"):`` and what both ways of recording share: joining ranks, ending well."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tracer.clock import CommonClock, now_ns
+from tracer.errors import RecordError
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+
+
+class Recording:
+    """A recording that may still have to begin: when this process joins its process group.
+
+    Attributes:
+        path: the run directory.
+        session: the recording in this process, None before it has begun.
+    """
+
+    def __init__(self, path: Path, *, name: str, flush_s: float | None) -> None:
+        self.path = path
+        self.session: Session | None = None
+        self._name = name or path.name
+        self._flush_s = flush_s
+        self._error: str = ""
+
+    def begin(self) -> None:
+        """Begin to record; every rank of a distributed training has to.
+
+        Raises:
+            RunError: the directory cannot be written, or holds a run already.
+        """
+        from tracer.session import Session
+        from tracer.sink import FLUSH_S
+
+        rank, world_size, clock = _joined()
+        self.session = Session(
+            self.path,
+            rank,
+            world_size,
+            clock,
+            name=self._name,
+            flush_s=FLUSH_S if self._flush_s is None else self._flush_s,
+        )
+
+    def note_error(self, error: BaseException) -> None:
+        """Note the exception that ends the training."""
+        if self.session is not None and not isinstance(error, SystemExit):
+            self.session.warn(f"the training ended with {type(error).__name__}: {_first_line(error)}")
+
+    def end(self) -> None:
+        """Write what is left. Never raises into the training."""
+        if self.session is None or self.session.is_closed:
+            return
+        try:
+            self.session.close()
+        except Exception as error:  # the training is worth more than its recording
+            sys.stderr.write(f"foretrace: the recording could not be finished: {error}\n")
+
+
+_active: list[Recording] = []
+"""The recording of this process, if any: hooks are global, so there can be one."""
+
+
+@contextlib.contextmanager
+def record(
+    path: str | os.PathLike[str], *, name: str = "", flush_s: float | None = None
+) -> Iterator[Recording]:
+    """Record what happens inside of the ``with`` block into the run directory *path*, on every rank.
+
+    Enter it after ``init_process_group``; in a process that torchrun has started and that has not joined its
+    group yet, the recording begins with that call. Within a process that ``foretrace record`` has started,
+    that recording goes on and this one does nothing.
+
+    Args:
+        path: the run directory; new or empty, the same for all ranks.
+        name: what a person calls the run; empty: the last part of *path*.
+        flush_s: seconds between two batches of spans, None: half a second.
+
+    Yields:
+        The recording.
+
+    Raises:
+        RecordError: *path* holds something already.
+        RunError: it cannot be written.
+    """
+    if _active:
+        yield _active[0]
+        return
+    recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s)
+    check_new(recording.path)
+    _active.append(recording)
+    try:
+        if _awaits_group():
+            begin_with_group(recording)
+        else:
+            recording.begin()
+        yield recording
+    except BaseException as error:
+        recording.note_error(error)
+        raise
+    finally:
+        recording.end()
+        _active.remove(recording)
+
+
+def activate(recording: Recording) -> None:
+    """Make *recording* that of this process: a ``record`` block in it joins this one."""
+    _active.append(recording)
+
+
+def check_new(path: Path) -> None:
+    """Raise RecordError if *path* is something else than a directory of this very recording, or nothing."""
+    if path.exists() and not path.is_dir():
+        raise RecordError(f"{path} is a file; give a directory that is new or empty")
+    if path.is_dir() and any(entry.name not in {"spans", "ranks", "run.json"} for entry in path.iterdir()):
+        raise RecordError(f"{path} has files in it; give a directory that is new or empty")
+
+
+def begin_with_group(recording: Recording) -> None:
+    """Begin *recording* when this process calls ``init_process_group``; end it when the process does."""
+    from torch.distributed import distributed_c10d
+
+    wrap_init(distributed_c10d, recording)
+    import torch.distributed as dist
+
+    dist.init_process_group = distributed_c10d.init_process_group
+
+
+def wrap_init(module: Any, recording: Recording) -> None:
+    """Let *recording* live from ``init_process_group`` to ``destroy_process_group`` of *module*.
+
+    Args:
+        module: ``torch.distributed.distributed_c10d``, perhaps while it is being imported.
+        recording: what to begin.
+    """
+    init, destroy = module.init_process_group, module.destroy_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        init(*args, **kwargs)
+        if recording.session is not None:
+            return
+        try:
+            recording.begin()
+        except Exception as error:  # the training goes on without a recording
+            sys.stderr.write(f"foretrace: not recording: {_first_line(error)}\n")
+            return
+        atexit.register(recording.end)
+        _note_uncaught(recording)
+
+    def destroy_process_group(group: Any = None) -> None:
+        if group is None:
+            recording.end()
+        destroy(group)
+
+    module.init_process_group = functools.wraps(init)(init_process_group)
+    module.destroy_process_group = functools.wraps(destroy)(destroy_process_group)
+
+
+def _note_uncaught(recording: Recording) -> None:
+    """Have an uncaught exception noted in the run, and then shown as ever."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        recording.note_error(error)
+        shown(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _awaits_group() -> bool:
+    """Whether a launcher has started this process as one of several, and it has not joined them yet."""
+    from tracer.session import is_distributed
+
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not is_distributed()
+
+
+_n_recordings: list[int] = [0]
+"""Recordings that this process has begun: keeps the keys of one apart from those of the next."""
+
+
+def _joined() -> tuple[int, int, CommonClock]:
+    """Return rank, world size and the common clock, found with all other ranks."""
+    from tracer.session import is_distributed
+
+    if not is_distributed():
+        return 0, 1, CommonClock(now_ns())
+    import torch.distributed as dist
+
+    from tracer import internals
+    from tracer.clock import JOIN_TIMEOUT, synchronise
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    _n_recordings[0] += 1
+    store = dist.PrefixStore(f"foretrace/{_n_recordings[0]}", internals.default_store())
+    try:
+        return rank, world_size, synchronise(store, rank, world_size)
+    except RuntimeError as error:
+        raise RecordError(
+            f"not all of the {world_size} ranks began to record within {_seconds(JOIN_TIMEOUT)}: "
+            f"{_first_line(error)}; record every rank, or none"
+        ) from error
+
+
+def _seconds(time: timedelta) -> str:
+    return f"{time.total_seconds():.0f} s"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,273 @@
+"""One recording in one process: what the hooks share, and their life from the first to the last."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from tracer.clock import CommonClock, now_ns
+from tracer.completion import Completions
+from tracer.groups import Groups, deduced_layout
+from tracer.lane import Lane
+from tracer.memory import MemoryLog
+from tracer.parallelism import MeshHook, data_parallel
+from tracer.records import Position
+from tracer.sink import FLUSH_S, Sink
+from tracer.stamps import cuda_stamp
+from tracer.steps import Steps
+from traces.info import Clock, RunInfo
+from traces.store import SpanWriter, write_info
+
+_Result = TypeVar("_Result")
+
+
+class Hook(Protocol):
+    """Something that watches the training and can be taken away again."""
+
+    def remove(self) -> None:
+        """Leave the training as it was."""
+
+
+HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
+"""Names of the hooks, as warnings call them."""
+
+
+class Session:
+    """A recording in this process.
+
+    Hooks never disturb the training: the first exception inside of one switches it off, and is told as a
+    warning of the run.
+
+    Args:
+        path: the run directory.
+        rank: own global rank.
+        world_size: number of ranks.
+        clock: the clock of the run.
+        name: what a person calls the run.
+        flush_s: seconds between two batches of spans.
+
+    Raises:
+        RunError: the directory cannot be written, or holds spans of this rank already.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        world_size: int,
+        clock: CommonClock,
+        *,
+        name: str = "",
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        self.path, self.rank, self.world_size, self.clock, self.name = path, rank, world_size, clock, name
+        self.is_closed = False
+        self.position = Position()
+        self.memory = MemoryLog()
+        self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._disabled: set[str] = set()
+        self._warnings: list[str] = [clock.warning] if clock.warning else []
+        self._job: dict[str, Any] = {}
+        self._model: dict[str, Any] | None = None
+        self._written_state: object = None
+        self.groups = _groups(world_size)
+        self.sink = Sink(
+            SpanWriter(path, rank),
+            clock.shift_ns,
+            beside=self._write_sidecar,
+            failed=self._writing_failed,
+            flush_s=flush_s,
+        )
+        self.lane = Lane(self.position, self.sink.put)
+        self.steps = Steps(self)
+        self._hooks: list[Hook] = []
+        self._install()
+        if rank == 0:
+            write_info(path, self.info(finished=False))
+        self._write_sidecar()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
+        """Return *function* as hook *name*: it returns None and does nothing once the hook is off."""
+        disabled = self._disabled
+
+        @functools.wraps(function)
+        def safe(*args: Any, **kwargs: Any) -> _Result | None:
+            if name in disabled:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # the training goes on, whatever is wrong with us
+                disabled.add(name)
+                self.warn(f"recording of {name} stopped: {type(error).__name__}: {error}")
+                return None
+
+        return safe
+
+    def warn(self, warning: str) -> None:
+        """Add a warning to the run, once."""
+        if warning not in self._warnings:
+            self._warnings.append(warning)
+
+    def note_job(self, **settings: Any) -> None:
+        """Note settings of the training for ``RunInfo.job``."""
+        self._job.update(settings)
+
+    def met_model(self, model: Any, args: Any) -> None:
+        """Learn from a model that is called for the first time."""
+        sharding, groups = data_parallel(model)
+        for group in groups:
+            self.groups.name_axis(group, "dp")
+        if sharding:
+            self.note_job(sharding=sharding)
+        self.backward.ends_with_graph |= sharding == "ddp"
+        if self._model is None:
+            inner = model.module if sharding == "ddp" else model
+            n_params = sum(parameter.numel() for parameter in inner.parameters())
+            self._model = {"name": type(inner).__name__, "n_params": n_params}
+            shape = next((list(arg.shape) for arg in args if hasattr(arg, "shape")), None)
+            self.note_job(input_shape=shape)
+
+    def transfer_position(self, kind: str, tensor: Any) -> Position:
+        """Return where in the training a p2p transfer belongs."""
+        return self.pipeline.position_of(kind, tensor) if self.pipeline is not None else self.position
+
+    def sweep(self) -> None:
+        """A moment to look at communications that nobody waits for."""
+        if self.completions is not None:
+            self.completions.sweep(now_ns())
+
+    def step_ended(self) -> None:
+        """A step is over: a moment to look at memory."""
+        self.memory.sample(on_cuda=self.lane.stamp is cuda_stamp)
+
+    def info(self, *, finished: bool) -> RunInfo:
+        """Return what this rank knows about the run."""
+        groups = self.groups.table()
+        shown = Clock(offset_ns=self.clock.offset_ns, uncertainty_ns=self.clock.uncertainty_ns)
+        unfinished = {"communications that never ended": n} if (n := self.sink.n_unfinished) else {}
+        return RunInfo(
+            origin="recorded",
+            name=self.name,
+            world_size=self.world_size,
+            layout=deduced_layout(groups, self.rank, self.world_size),
+            model=self._model,
+            job=self._job or None,
+            groups=groups,
+            clock={self.rank: shown},
+            warnings=tuple(self._warnings),
+            dropped=unfinished,
+            versions=_versions(),
+            started=self._started,
+            finished=finished,
+        )
+
+    def close(self) -> None:
+        """End the recording: take the hooks away, write what is left."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.steps.finish()
+        self._disabled.update(HOOKS)
+        for hook in self._hooks:
+            hook.remove()
+        if self.lane.stamp is cuda_stamp:
+            _wait_for_device()
+        self.sink.close()
+        self.memory.write(self.path, self.rank, self.clock.shift_ns)
+        write_info(self.path, self.info(finished=True), self.rank)
+
+    def _install(self) -> None:
+        """Put all hooks in place."""
+        from tracer.modules import BackwardHook, ModuleHook
+        from tracer.steps import OptimizerHook
+
+        self.pipeline: Any = None
+        self.completions: Any = None
+        self.backward = BackwardHook(self)
+        self._hooks += [self.backward, ModuleHook(self), OptimizerHook(self)]
+        if is_distributed():
+            self._install_distributed()
+
+    def _install_distributed(self) -> None:
+        import torch.distributed as dist
+
+        from tracer.collectives import CollectiveHook, WaitHook
+        from tracer.pipeline import PipelineHook
+
+        self.completions = Completions(dist.Work.wait)
+        self._hooks += [CollectiveHook(self), WaitHook(self), MeshHook(self)]
+        try:
+            self.pipeline = PipelineHook(self)
+            self._hooks.append(self.pipeline)
+        except ImportError as error:
+            self.warn(f"pipeline actions are not recorded: {error}")
+
+    def _write_sidecar(self) -> None:
+        """Write the sidecar of this rank if it has changed."""
+        state = (self.groups.n_changes, len(self._warnings), len(self._job), self._model is None)
+        if state != self._written_state:
+            self._written_state = state
+            try:
+                write_info(self.path, self.info(finished=False), self.rank)
+            except Exception as error:  # the spans are worth more than their description
+                self.warn(f"sidecar not written: {error}")
+
+    def _writing_failed(self, error: Exception) -> None:
+        self._disabled.update(HOOKS)
+        self.warn(f"recording stopped: {error}")
+        sys.stderr.write(f"foretrace: recording of rank {self.rank} stopped: {error}\n")
+
+    def _forked(self) -> None:
+        """In a forked child, as of a data loader: it has no writer, and records nothing."""
+        self.is_closed = True
+        self._disabled.update(HOOKS)
+
+
+def is_distributed() -> bool:
+    """Whether this process has joined a process group."""
+    if "torch.distributed" not in sys.modules:
+        return False
+    import torch.distributed as dist
+
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def _groups(world_size: int) -> Groups:
+    """Return the table of process groups, which asks torch about each."""
+
+    def backend_of(group: Any) -> str:
+        from torch.distributed import get_backend_config
+
+        return str(get_backend_config(group))
+
+    def ranks_of(group: Any) -> list[int]:
+        from torch.distributed import get_process_group_ranks
+
+        return [int(rank) for rank in get_process_group_ranks(group)]
+
+    return Groups(world_size, backend_of, ranks_of)
+
+
+def _wait_for_device() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what made the run."""
+    import torch
+
+    try:
+        own = version("foretrace")
+    except PackageNotFoundError:  # run from a checkout
+        own = "unknown"
+    return {"foretrace": own, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -1,0 +1,159 @@
+"""Takes the records of the hooks and writes them, as spans on the common clock, while training goes on.
+
+Hooks only append to a queue. A thread of its own takes what is settled, gives every span a stream on which it
+overlaps nothing, and appends a batch to the span file: a process that is killed loses what the last
+``FLUSH_S`` brought.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tracer.records import Communication, Segment, StepWindow
+from tracer.stamps import Resolver, settled
+from tracer.streams import Streams
+from traces.writer import SpanWriter
+
+FLUSH_S: Final = 0.5
+"""Seconds between two batches."""
+
+MIN_GLUE_NS: Final = 20_000
+"""Shortest own time of a module that only calls others which is worth a span: below, it is the host's
+overhead of calling a module, some microseconds each."""
+
+MAX_BEHIND: Final = 1024
+"""Communications that may wait behind one that does not end, before that one is given up."""
+
+COLUMNS: Final = (
+    "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer", "stage",
+    "virtual_stage", "axis", "group", "sequence", "peer", "size_bytes", "dtype",
+)  # fmt: skip
+"""Columns of a row, in order."""
+
+Record = Segment | StepWindow | Communication
+Row = tuple[Any, ...]
+
+
+class Sink:
+    """Writes records in the background.
+
+    Args:
+        writer: the span file of this rank.
+        shift_ns: what to add to own time to get the time of the run.
+        beside: called after each batch, on the writing thread; must not raise.
+        failed: called with an error that ended the writing.
+        flush_s: seconds between two batches.
+    """
+
+    def __init__(
+        self,
+        writer: SpanWriter,
+        shift_ns: int,
+        *,
+        beside: Callable[[], None],
+        failed: Callable[[Exception], None],
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        self.n_unfinished = 0
+        self._writer = writer
+        self._shift_ns = shift_ns
+        self._beside = beside
+        self._failed = failed
+        self._records: deque[Record] = deque()
+        self._communications: deque[Communication] = deque()
+        self._resolver = Resolver()
+        self._streams = Streams()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(flush_s,), name="foretrace-writer", daemon=True
+        )
+        self._thread.start()
+
+    def put(self, record: Record) -> None:
+        """Hand over one record; a communication as soon as it is issued."""
+        self._records.append(record)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Write what is left and finish the file."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+        try:
+            self._flush(last=True)
+            self._writer.close()
+        except Exception as error:  # a full disk must not end the training
+            self._failed(error)
+
+    def _run(self, flush_s: float) -> None:
+        while not self._stopping.wait(flush_s):
+            try:
+                self._flush(last=False)
+            except Exception as error:  # a full disk must not end the training
+                self._failed(error)
+                return
+            self._beside()
+
+    def _flush(self, *, last: bool) -> None:
+        rows = [*self._compute_rows(last=last), *self._communication_rows(last=last)]
+        if rows:
+            self._writer.append(dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True)))
+
+    def _compute_rows(self, *, last: bool) -> Iterator[Row]:
+        """Yield the settled rows at the head of the queue; communications go to a queue of their own."""
+        records, ns = self._records, self._resolver.ns
+        while records:
+            record = records[0]
+            if isinstance(record, Communication):
+                self._communications.append(record)
+            elif not last and not settled(record.start, record.end):
+                return
+            else:
+                start_ns, end_ns = ns(record.start), ns(record.end)
+                if isinstance(record, StepWindow):
+                    yield _step_row(record, start_ns + self._shift_ns, end_ns - start_ns)
+                elif end_ns - start_ns >= (MIN_GLUE_NS if record.block.is_glue else 1):
+                    yield _segment_row(record, start_ns + self._shift_ns, end_ns - start_ns)
+            records.popleft()
+
+    def _communication_rows(self, *, last: bool) -> Iterator[Row]:
+        """Yield the ended communications at the head of the queue, in the order of their issue."""
+        queue, ns = self._communications, self._resolver.ns
+        while queue:
+            communication = queue[0]
+            if communication.end is None and (last or len(queue) > MAX_BEHIND):
+                self.n_unfinished += 1
+            elif not last and not settled(communication.start, communication.end):
+                return
+            elif communication.end is not None:
+                issued_ns, end_ns = ns(communication.start), ns(communication.end)
+                stream, start_ns = self._streams.place(communication, issued_ns, end_ns)
+                yield _communication_row(
+                    communication, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0)
+                )
+            queue.popleft()
+
+
+def _segment_row(s: Segment, start_ns: int, duration_ns: int) -> Row:
+    return (
+        "compute", "compute", s.kind, s.block.name, start_ns, duration_ns, s.step, s.microbatch,
+        s.block.layer, s.stage, s.virtual_stage, "", -1, -1, -1, 0, "",
+    )  # fmt: skip
+
+
+def _step_row(s: StepWindow, start_ns: int, duration_ns: int) -> Row:
+    return (
+        "step", "step", "step", f"step {s.step}", start_ns, duration_ns, s.step, -1, -1,
+        -1, -1, "", -1, -1, -1, 0, "",
+    )  # fmt: skip
+
+
+def _communication_row(c: Communication, stream: str, start_ns: int, duration_ns: int) -> Row:
+    step, stage, virtual_stage, microbatch = c.position
+    category = "p2p" if c.is_p2p else "collective"
+    return (
+        stream, category, c.kind, c.block.name or c.kind, start_ns, duration_ns, step, microbatch,
+        c.block.layer, stage, virtual_stage, c.group.axis, c.group.id, c.sequence, c.peer,
+        c.size_bytes, c.dtype,
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""Where one optimizer step ends and the next begins.
+
+The first step begins with the first forward that is seen. A step ends when the first optimizer that was ever
+seen to step has stepped, or with the last of several that step in a row; the next one begins there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.records import Block, StepWindow
+from tracer.stamps import Stamp
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+
+
+class Steps:
+    """Counts steps and hands over their windows.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._marker: int | None = None
+        self._start: Stamp | None = None
+        self._end: Stamp | None = None
+
+    def begin(self) -> None:
+        """Forward work begins: of the first step, or after the optimizer of the step before."""
+        if self._start is None:
+            self._start = self._session.lane.stamp()
+            self._session.position.step = 0
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """Hand over the window of a step whose optimizer is done."""
+        if self._start is not None and self._end is not None:
+            step = self._session.position.step - 1
+            self._session.sink.put(StepWindow(step, self._start, self._end))
+            self._start, self._end = self._end, None
+            self._session.step_ended()
+
+    def optimizer_begins(self) -> None:
+        """An optimizer begins: it belongs to the step that another one has just ended."""
+        if self._end is not None:
+            self._session.position.step -= 1
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        if self._marker is None:
+            self._marker = id(optimizer)
+        if self._start is not None and (self._end is not None or id(optimizer) == self._marker):
+            self._end = self._session.lane.stamp()
+            self._session.position.step += 1
+
+
+class OptimizerHook:
+    """Global hooks around ``Optimizer.step``.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._session = session
+        self._depth = 0
+        begins, ends = (session.guarded("modules", f) for f in (self._begins, self._ends))
+        self._handles = [
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: begins(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: ends(optimizer)),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begins(self, optimizer: Any) -> None:
+        session = self._session
+        session.steps.optimizer_begins()
+        if session.lane.depth <= self._depth:  # else it is called inside of another block
+            session.lane.pop(0)
+        self._depth = session.lane.push("optimizer", Block(type(optimizer).__name__))
+
+    def _ends(self, optimizer: Any) -> None:
+        self._session.lane.pop(self._depth)
+        self._session.steps.optimizer_ends(optimizer)
