@@ -118,7 +118,7 @@ def activity(run: Run, rank: int, step: int) -> Activity:
     """
     if rank not in run.ranks:
         raise RunError(f"no spans of rank {rank} in {run.path}; it has ranks {rank_list(run.ranks)}")
-    stored = rank if rank in run.stored_ranks else run.info.representative(rank)
+    stored = run.source(rank)
     window = next((w for w in windows(run) if (w.rank, w.step) == (stored, step)), None)
     if window is None:
         steps = sorted({w.step for w in windows(run) if w.rank == stored})

@@ -188,8 +188,11 @@ def _by_kind(table: pa.Table) -> Iterator[dict[str, Any]]:
     key = factorized(*(codes for codes, _ in columns))
     order = np.argsort(key, kind="stable")
     a_ns, b_ns = int64(table, "a_duration_ns"), int64(table, "b_duration_ns")
-    for chosen in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
-        category, kind, axis = (names[codes[chosen[0]]] for codes, names in columns)
+    groups = {
+        tuple(names[codes[rows[0]]] for codes, names in columns): rows
+        for rows in (np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ())
+    }
+    for (category, kind, axis), chosen in sorted(groups.items(), key=lambda group: group[0]):
         positive = chosen[b_ns[chosen] > 0]
         ratio = float(np.median(a_ns[positive] / b_ns[positive])) if len(positive) else None
         yield {

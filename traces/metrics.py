@@ -122,8 +122,7 @@ def averaged_steps(run: Run, times_ns: Mapping[int, int]) -> list[int]:
 
 def represented(run: Run) -> dict[int, int]:
     """Return by stored rank how many ranks of the world it stands for, itself included."""
-    stored = set(run.stored_ranks)
-    count = Counter(rank if rank in stored else run.info.representative(rank) for rank in run.ranks)
+    count = Counter(run.source(rank) for rank in run.ranks)
     return {rank: count[rank] for rank in run.stored_ranks}
 
 

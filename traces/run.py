@@ -82,6 +82,10 @@ class Run:
             return empty() if columns is None else empty().select(list(columns))
         return pa.concat_tables(tables).unify_dictionaries() if len(tables) > 1 else tables[0]
 
+    def source(self, rank: int) -> int:
+        """Return the stored rank whose spans *rank* has: itself, or the one that stands for it."""
+        return rank if rank in self.stored_ranks else self.info.representative(rank)
+
     def memory(self) -> pa.Table:
         """Return memory over time of the stored ranks, without rows if it was not kept."""
         return self._memory
@@ -99,7 +103,7 @@ class Run:
             return self._tables[rank]
         if rank not in self.ranks:
             raise RunError(f"no spans of rank {rank} in {self.path}; it has ranks {rank_list(self.ranks)}")
-        source = self.info.representative(rank)
+        source = self.source(rank)
         return self._expander.expand(self._rank_spans(source), source, rank)
 
     def _loaded(self, rank: int) -> pa.Table:

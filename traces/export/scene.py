@@ -89,7 +89,7 @@ class Scene:
 def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
     """Return the slices of *rank*; arrows only to and from the ranks that are *drawn*."""
     table = run.spans([rank])
-    stored = rank if rank in run.stored_ranks else run.info.representative(rank)
+    stored = run.source(rank)
     start = int64(table, "start_ns")
     end = start + int64(table, "duration_ns")
     moving = arrivals(run).last_ns[stored]
@@ -129,7 +129,7 @@ def counters(run: Run, ranks: tuple[int, ...]) -> list[tuple[int, str, Int64Arra
     stored, t_ns, size = (int64(table, name) for name in ("rank", "t_ns", "bytes"))
     found = []
     for rank in ranks:
-        mine = stored == (rank if rank in run.stored_ranks else run.info.representative(rank))
+        mine = stored == run.source(rank)
         present = [names[code] for code in np.unique(codes[mine])]
         for name in [name for name in present if name == "total"] or present:
             rows = mine & (codes == names.index(name))
