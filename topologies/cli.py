@@ -31,21 +31,21 @@ def list_(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"clusters": [_row(cluster) for cluster in clusters]}))
         return
-    table = _table(
-        "name", "GPUs per node", "memory", "bf16, dense", "out of the GPU", "out of the node", "what it is"
-    )
+    table = _table("name", "a node", "memory", "bf16", "per GPU", "per node")
     for cluster in clusters:
         row = _row(cluster)
         table.add_row(
             row["name"],
-            str(row["gpus_per_node"]),
+            f"{row['gpus_per_node']} {row['device']}",
             _bytes(row["memory_bytes"]),
             _flops(row["peak_flops_per_s"].get("bf16")),
             _bandwidth(row["intra_bytes_per_s"]),
             _bandwidth(row["node_bytes_per_s"]),
-            row["description"],
         )
     _print(table)
+    click.echo(
+        "bf16: dense peak. per GPU: into its node, per node: through all its NICs, both per direction."
+    )
 
 
 @topology.command("show")
@@ -178,7 +178,10 @@ def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    return Table(*columns, box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
 
 
 def _print(table: Table) -> None:

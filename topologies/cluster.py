@@ -128,7 +128,7 @@ class Cluster:
         }
 
     def _fabric_sources(self) -> dict[str, str]:
-        """Return the sources of the fabric's figures, by the names that ``FabricSpec.describe`` gives them."""
+        """Return the sources of the fabric's figures, by the names in ``FabricSpec.describe``."""
         names = {"hop_latency": "hop_latency_s"}
         keys = (key.removeprefix("fabric.") for key in self.sources if key.startswith("fabric."))
         return {names.get(key, key): self.sources[f"fabric.{key}"] for key in keys}

@@ -65,8 +65,8 @@ class FabricSpec:
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in (*BUILDERS, "links"):
-            raise CatalogError(f"fabric kind {self.kind!r}: one of {', '.join((*BUILDERS, 'links'))}")
+        if self.kind not in BUILDERS and not self.links:
+            raise CatalogError(f"fabric kind {self.kind!r}: one of {', '.join(BUILDERS)}, or list [[links]]")
         if self.oversubscription < 1:
             raise CatalogError(
                 f"oversubscription = {self.oversubscription}: 1 is non-blocking, 2 half the bandwidth upward"

@@ -7,12 +7,14 @@ own file has the same keys as a cluster of the catalogue and may name its device
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from topologies.cluster import Cluster
 from topologies.device import Device
-from topologies.errors import CatalogError
+from topologies.errors import CatalogError, TopologyError
 from topologies.link import LinkSpec
 from topologies.parse import cluster_from, device_from, link_from
 from topologies.reader import Section, read_toml
@@ -46,7 +48,8 @@ def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster
     """
     wanted = str(name_or_path)
     path = Path(wanted) if wanted.endswith(".toml") or "/" in wanted else _find(_HOME, wanted, "cluster")
-    cluster = cluster_from(Section(read_toml(path), str(path)), path.stem, load_device, load_link)
+    with _naming(path):
+        cluster = cluster_from(Section(read_toml(path), str(path)), path.stem, load_device, load_link)
     return cluster if n_gpus is None else cluster.sized(n_gpus)
 
 
@@ -60,6 +63,17 @@ def load_link(name: str) -> LinkSpec:
     """Return a link of the catalogue. Raises CatalogError if there is none of that name."""
     path = _find(_HOME / "links", name, "link")
     return link_from(Section(read_toml(path), str(path)), name)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the name of the file before an error that does not begin with it."""
+    try:
+        yield
+    except TopologyError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise type(error)(f"{path}: {error}") from None
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,0 +1,65 @@
+"""The verbs about machines, as a person and as a program reads them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from topologies.catalog import load_cluster, names
+from topologies.cli import topology
+from topologies.errors import CatalogError, FabricError
+
+
+def printed(*arguments: str) -> str:
+    """Return what ``foretrace topology`` prints; errors come through as they are."""
+    result = CliRunner().invoke(topology, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_list_names_every_machine() -> None:
+    assert all(name in printed("list") for name in names())
+    assert [row["name"] for row in json.loads(printed("list", "--json"))["clusters"]] == names()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_machine_is_shown_with_its_sources(name: str) -> None:
+    """Every source is printed once, under the number that stands beside its figures."""
+    text = printed("show", name)
+    cluster = load_cluster(name)
+    for source in cluster.device.sources.values():
+        assert text.count(f"] {source}\n") == 1
+    assert "inside its node" in text
+
+
+def test_a_machine_is_shown_as_one_json_object() -> None:
+    shown = json.loads(printed("show", "dgx-h100", "--gpus", "512", "--json"))
+    assert shown["n_gpus"] == 512
+    assert [(tier["tier"], tier["bytes_per_s"]) for tier in shown["tiers"]] == [
+        ("node", 450e9),
+        ("leaf", 50e9),
+        ("spine", 50e9),
+    ]
+    assert shown["device"]["sources"]["memory_bytes_per_s"]
+
+
+def test_a_file_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('device = "h100-sxm"\ngpus_per_node = 8\nintra = "nvlink4"\n', encoding="utf-8")
+    assert "8 GPUs in 1 NVLink domain(s), 1 switches, 8 links; every GPU" in printed("check", str(path))
+    assert json.loads(printed("check", str(path), "--json"))["n_links"] == 8
+
+
+def test_a_file_with_a_gpu_cut_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'device = "h100-sxm"\ngpus_per_node = 8\nn_gpus = 9\nintra = "nvlink4"\n', encoding="utf-8"
+    )
+    with pytest.raises(FabricError, match="gpu:8 cannot reach gpu:0"):
+        printed("check", str(path))
+
+
+def test_an_unknown_machine_is_an_error_for_the_root_to_show() -> None:
+    with pytest.raises(CatalogError, match="no cluster 'dgx'"):
+        printed("show", "dgx")
