@@ -3,7 +3,9 @@
 TraceError
 ├── LayoutError      the parallel degrees do not make a grid of ranks
 ├── TimelineError    a table is not a timeline
-└── RunError         a run directory or file cannot be read or written
+├── RunError         a run directory or file cannot be read or written
+├── ReportError      a report cannot be written
+└── FigureError      a figure cannot be drawn of this run
 
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
 """
@@ -23,3 +25,11 @@ class TimelineError(TraceError):
 
 class RunError(TraceError):
     """A run directory or file cannot be read or written."""
+
+
+class ReportError(TraceError):
+    """A report cannot be written."""
+
+
+class FigureError(TraceError):
+    """A figure cannot be drawn of this run."""

@@ -1,0 +1,112 @@
+"""Columns on their way to a web page: typed arrays in one gzip'd blob, as text.
+
+A span costs the page 3 to 6 bytes this way, a hundred times less than as JSON. Columns are little-endian and
+aligned to 8 bytes, so that the page looks at them without copying. Times become whole ticks that fit 32 bits,
+relative to the span before; spans that share all their words share one label.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT: Final = 8
+"""Bytes; the largest element of a column, which a typed array of JavaScript must be aligned to."""
+
+_LARGEST_TICKS: Final = 2**32 - 1
+_UNSIGNED: Final = (np.uint8, np.uint16, np.uint32)
+_SIGNED: Final = (np.int16, np.int32)
+
+
+class Pack:
+    """Collects named arrays and encodes them together.
+
+    Attributes:
+        columns: one ``[name, dtype, byte offset, length]`` per array, what a reader needs to find it again.
+    """
+
+    def __init__(self) -> None:
+        self.columns: list[list[Any]] = []
+        self._chunks: list[bytes] = []
+        self._n_bytes = 0
+
+    def add(self, name: str, values: NDArray[Any]) -> None:
+        """Append *values*, of a type that a browser has: at most 32 bits if whole, 64 if not."""
+        data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
+        padding = -self._n_bytes % _ALIGNMENT
+        self.columns.append([name, values.dtype.name, self._n_bytes + padding, len(values)])
+        self._chunks += [bytes(padding), data]
+        self._n_bytes += padding + len(data)
+
+    def encode(self) -> str:
+        """Return all arrays as base64 of gzip; equal arrays give equal text."""
+        packed = gzip.compress(b"".join(self._chunks), compresslevel=6, mtime=0)
+        return base64.b64encode(packed).decode("ascii")
+
+
+def decode(columns: Sequence[Sequence[Any]], text: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays that ``Pack.encode`` made *text* of, by name.
+
+    >>> pack = Pack()
+    >>> pack.add("layer", np.array([0, 1, 2], np.uint8))
+    >>> decode(pack.columns, pack.encode())["layer"].tolist()
+    [0, 1, 2]
+    """
+    data = gzip.decompress(base64.b64decode(text))
+    return {
+        name: np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), length, offset)
+        for name, dtype, offset, length in columns
+    }
+
+
+def tick_ns(length_ns: int) -> int:
+    """Return the finest tick, a power of ten of nanoseconds, of which *length_ns* has fewer than 2**32.
+
+    >>> tick_ns(4_000_000_000), tick_ns(5_000_000_000)
+    (1, 10)
+    """
+    tick = 1
+    while length_ns // tick > _LARGEST_TICKS:
+        tick *= 10
+    return tick
+
+
+def to_ticks(
+    start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], ptr: NDArray[Any], tick: int
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return start and duration of spans in ticks, each start relative to the one before in its lane.
+
+    Both ends are rounded on their own, so that spans that touch still touch.
+
+    Args:
+        start_ns: from the start of the step, sorted within each lane. Shape (n_spans,).
+        end_ns: as ``start_ns``.
+        ptr: where each lane begins, and the number of spans. Shape (n_lanes + 1,).
+        tick: nanoseconds per tick.
+    """
+    start = (start_ns + tick // 2) // tick
+    end = (end_ns + tick // 2) // tick
+    delta = np.diff(start, prepend=0)
+    first = ptr[:-1][np.diff(ptr) > 0]
+    delta[first] = start[first]
+    return delta.astype(np.uint32), (end - start).astype(np.uint32)
+
+
+def smallest(values: NDArray[Any]) -> NDArray[Any]:
+    """Return whole *values* in the smallest type that a browser has and that holds them all.
+
+    >>> smallest(np.array([0, 70_000])).dtype, smallest(np.array([-1, 7])).dtype
+    (dtype('uint32'), dtype('int16'))
+    """
+    if not len(values):
+        return values.astype(np.uint8)
+    low, high = int(values.min()), int(values.max())
+    for kind in _UNSIGNED if low >= 0 else _SIGNED:
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return values.astype(kind)
+    raise OverflowError(f"{low} to {high} does not fit 32 bits")

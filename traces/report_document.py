@@ -1,0 +1,165 @@
+"""What a report contains, as one JSON document; the page draws it and adds nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any, Final
+
+from traces.activity import is_pipelined
+from traces.compare import Comparison, compare
+from traces.join import rank_pairs
+from traces.metrics import summarize
+from traces.pack import Pack
+from traces.report_compare import comparison, comparison_headline
+from traces.report_kinds import Kinds
+from traces.report_labels import Labels
+from traces.report_rows import MOST_ROWS, picks
+from traces.report_run import overview_entry, run_entry
+from traces.report_view import View, view_of
+from traces.report_words import basis, headline, memory_limit_bytes, story, subtitle, title
+from traces.run import Run
+
+FORMAT: Final = 1
+"""Version of the document, for programs that read a report."""
+
+KEYS: Final = ("a", "b")
+"""What the document calls its runs."""
+
+
+def document(run: Run, other: Run | None, pack: Pack) -> dict[str, Any]:
+    """Return the contents of a report; the arrays that belong to it are added to *pack*.
+
+    Args:
+        run: the run, or the first of two.
+        other: the second run.
+        pack: what the page gets besides the document.
+
+    Raises:
+        RunError: a run has no step with a length.
+    """
+    runs = (run,) if other is None else (run, other)
+    kinds = Kinds(runs)
+    labels = Labels(kinds)
+    names = run_labels(runs)
+    groups, partner = _groups(runs)
+    views = [view_of(each, labels, _by_importance(each, groups)) for each in runs]
+    shown = [
+        run_entry(view, kinds, pack, key, name) for view, key, name in zip(views, KEYS, names, strict=False)
+    ]
+    if partner is not None:
+        rows_of_b = shown[1]["row_of"]
+        shown[1]["row_of"] = [
+            rows_of_b[partner[rank]] if rank in partner else -1 for rank in range(max(partner) + 1)
+        ]
+    found = None if other is None else compare(run, other)
+    return {
+        "format": FORMAT,
+        **(_words(run, kinds) if found is None else _words_of_two(runs, names, found, kinds)),
+        "made": f"Made by foretrace {_version()} from {' and '.join(each.path for each in runs)}.",
+        "legend_note": "Communication: a thin line while waiting for the last rank, then the transfer, "
+        "pale behind compute, solid where exposed.",
+        "warnings": _warnings(views, found),
+        "palette": palette(),
+        "kinds": kinds.entries,
+        "runs": shown,
+        "picks": groups,
+        "overview": overview_entry(views[0], groups, labels, pack, shown[0]),
+        "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
+        "comparison": None if found is None else comparison(found, names, kinds, pack),
+        "basis": [
+            section for each, name in zip(runs, names, strict=True) for section in _basis(each, name, runs)
+        ],
+        "labels": labels.entries,
+        "names": labels.names,
+    }
+
+
+def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return a short word for each run: where it comes from, or, if that is the same, its name."""
+    origins = tuple(run.info.origin for run in runs)
+    if len(set(origins)) == len(runs):
+        return origins
+    names = tuple(run.info.name for run in runs)
+    return names if len(set(names)) == len(runs) and all(names) else ("first", "second")
+
+
+def palette() -> dict[str, Any]:
+    """Return the colours that the page and the figures share."""
+    colours: dict[str, Any] = json.loads((files("traces.viewer") / "palette.json").read_text("utf-8"))
+    return colours
+
+
+def _groups(runs: Sequence[Run]) -> tuple[list[list[int]], dict[int, int] | None]:
+    """Return the ranks that are shown together, by their number in the first run.
+
+    The second value leads from a rank of the first run to the one it is compared with, where that is another.
+    """
+    if len(runs) > 1 and len({run.info.world_size for run in runs}) > 1:
+        partner = dict(rank_pairs(*runs))
+        return [list(partner)[:MOST_ROWS]], partner
+    return picks(max(runs, key=lambda run: len(run.stored_ranks))), None
+
+
+def _by_importance(run: Run, groups: Sequence[Sequence[int]]) -> list[int]:
+    """Return the stored ranks of *run*, those that are shown first at the front."""
+    shown = [rank for group in groups for rank in group if rank in set(run.stored_ranks)]
+    return list(dict.fromkeys([*shown, *run.stored_ranks]))
+
+
+def _words(run: Run, kinds: Kinds) -> dict[str, Any]:
+    """Return the texts of a report about one run."""
+    summary = summarize(run)
+    by_stage = (
+        is_pipelined(run) and run.info.layout is not None and len(run.stored_ranks) == run.info.layout.pp
+    )
+    return {
+        "title": title(run),
+        "subtitle": subtitle(run),
+        "story": story(run, summary, kinds),
+        "headline": headline(run, summary),
+        "schedule_title": f"Schedule: one row per {'pipeline stage' if by_stage else 'rank'}",
+    }
+
+
+def _words_of_two(
+    runs: Sequence[Run], names: Sequence[str], found: Comparison, kinds: Kinds
+) -> dict[str, Any]:
+    """Return the texts of a report about two runs."""
+    return {
+        "title": f"{title(runs[0])}: {names[0]} and {names[1]}",
+        "subtitle": subtitle(runs[0]).partition(" · ")[2],
+        "story": "",
+        "headline": comparison_headline(found, names, kinds),
+        "schedule_title": f"Schedule: every row twice, {names[0]} above, {names[1]} below",
+    }
+
+
+def _warnings(views: Sequence[View], found: Comparison | None) -> list[str]:
+    """Return what to know before trusting the page, said once."""
+    said = list(views[0].run.warnings if found is None else found.warnings)
+    unfinished = [view.run.path for view in views if not view.run.info.finished]
+    return list(
+        dict.fromkeys(
+            [
+                *said,
+                *(f"{path} was not finished: its writer did not come to the end" for path in unfinished),
+                *(view.omitted for view in views if view.omitted),
+            ]
+        )
+    )
+
+
+def _basis(run: Run, name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return what the figures of *run* rest on; of two runs, each section says whose it is."""
+    ending = f" ({name})" if len(runs) > 1 else ""
+    return [{**section, "title": section["title"] + ending} for section in basis(run)]
+
+
+def _version() -> str:
+    try:
+        return version("foretrace")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "from a checkout"

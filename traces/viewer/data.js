@@ -1,0 +1,84 @@
+// The spans: gzip'd little-endian columns, sorted by (step, row, lane, start).
+
+const TYPED = { uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array, float64: Float64Array };
+const KINDS = META.kinds;
+const NAMES = META.names;
+const LABELS = META.labels;
+const isState = kind => KINDS[kind].group === 'state';
+let RUNS = [];
+
+/** Decode the embedded columns and return them by name. */
+async function decodeColumns(text) {
+  if (typeof DecompressionStream === 'undefined') {
+    throw new Error('this browser cannot unpack the timeline; one from 2023 or later can');
+  }
+  const packed = Uint8Array.from(atob(text), c => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
+  const buffer = await new Response(stream).arrayBuffer();
+  const columns = {};
+  for (const [name, type, offset, length] of META.columns) columns[name] = new TYPED[type](buffer, offset, length);
+  return columns;
+}
+
+/** Return a run with its spans unpacked: absolute times in nanoseconds from the start of their step. */
+function unpackRun(info, columns) {
+  const own = name => columns[info.key + '.' + name];
+  const run = {
+    ...info, ptr: own('ptr'), description: own('label'), microbatch: own('microbatch'), layer: own('layer'),
+    chunk: own('chunk'), peer: own('peer'), sequence: own('sequence'), waited: own('waited'), hidden: own('hidden'),
+    overviewBins: own('overview'), step: info.default_step,
+  };
+  const delta = own('start');
+  const ticks = own('duration');
+  run.start = new Float64Array(delta.length);
+  run.end = new Float64Array(delta.length);
+  for (let lane = 0; lane + 1 < run.ptr.length; lane++) {
+    let tick = 0;
+    for (let i = run.ptr[lane]; i < run.ptr[lane + 1]; i++) {
+      tick += delta[i];
+      run.start[i] = tick * info.tick_ns;
+      run.end[i] = (tick + ticks[i]) * info.tick_ns;
+    }
+  }
+  run.memory = info.memory.map(series => ({
+    ...series, t: own('memory.t').subarray(series.from, series.to), bytes: own('memory.bytes').subarray(series.from, series.to),
+  }));
+  run.kind = new Uint8Array(delta.length);
+  for (let i = 0; i < delta.length; i++) run.kind[i] = LABELS[run.description[i]][0];
+  return run;
+}
+
+/** Return the range of spans of one lane of one row in the chosen step. */
+function laneRange(run, row, lane) {
+  const cell = (run.step * run.rows.length + row) * run.lanes.length + lane;
+  return [run.ptr[cell], run.ptr[cell + 1]];
+}
+
+/** Return the first span of [low, high) that ends after `t`. Spans of a lane never overlap. */
+function firstEndingAfter(run, low, high, t) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (run.end[middle] <= t) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+/** Return the nanoseconds of [from, to) in which a row computes. */
+function computeWithin(run, row, from, to) {
+  const [low, high] = laneRange(run, row, 0);
+  let total = 0;
+  for (let i = firstEndingAfter(run, low, high, from); i < high && run.start[i] < to; i++) {
+    if (!isState(run.kind[i])) total += Math.min(to, run.end[i]) - Math.max(from, run.start[i]);
+  }
+  return total;
+}
+
+/** Return whether two spans of the compute lane belong to one cell: same phase, micro-batch and model chunk. */
+const sameCell = (run, i, j) =>
+  run.kind[i] === run.kind[j] && run.microbatch[i] === run.microbatch[j] && run.chunk[i] === run.chunk[j];
+
+const stepOf = run => run.steps[run.step];
+const labelOf = (run, i) => {
+  const [kind, name, size, flops, bytes, dtype, group, operation] = LABELS[run.description[i]];
+  return { kind: KINDS[kind], name: NAMES[name], size, flops, bytes, dtype: NAMES[dtype], group, operation: NAMES[operation] };
+};

@@ -1,0 +1,123 @@
+// All ranks at once: one line of pixels per rank, the state that fills most of each pixel.
+
+let overviewImage = null;
+
+const overviewHeight = () => Math.max(96, Math.min(512, META.overview.order.length * Math.max(1, Math.floor(256 / META.overview.order.length))));
+
+/** Draw the overview; its pixels are kept until the theme, the step or the width changes. */
+function drawOverview() {
+  if (!META.overview) return;
+  const run = RUNS[0];
+  const height = overviewHeight();
+  const g = sizeCanvas($('#overview'), view.width, height + GEOMETRY.axis + 4);
+  g.fillStyle = surface().bg;
+  g.fillRect(0, 0, view.width, height + GEOMETRY.axis + 4);
+  g.imageSmoothingEnabled = false;
+  g.drawImage(imageOf(run), view.left, GEOMETRY.axis, view.plot, height);
+  const line = height / META.overview.order.length;
+  drawGroups(g, line);
+  drawOverviewAxis(g, run);
+  drawBusy(g, run, line, height);
+  drawWindow(g, run, line);
+}
+
+/** Return the picture of a step: one pixel per rank and time bin. */
+function imageOf(run) {
+  const key = [theme, run.step].join();
+  if (overviewImage && overviewImage.key === key) return overviewImage.canvas;
+  const { bins, order, pattern, n_patterns: patterns } = META.overview;
+  const canvas = document.createElement('canvas');
+  canvas.width = bins;
+  canvas.height = order.length;
+  const g = canvas.getContext('2d');
+  const image = g.createImageData(bins, order.length);
+  const pixels = new Uint32Array(image.data.buffer);
+  const colour = KINDS.map(kind => {
+    const n = parseInt(flatColour(kind).slice(1), 16);
+    return (0xff000000 | (n & 255) << 16 | (n >> 8 & 255) << 8 | n >> 16) >>> 0;
+  });
+  order.forEach((rank, row) => {
+    const from = (run.step * patterns + pattern[row]) * bins;
+    for (let bin = 0; bin < bins; bin++) {
+      const kind = run.overviewBins[from + bin];
+      if (kind !== 255) pixels[row * bins + bin] = colour[kind];
+    }
+  });
+  g.putImageData(image, 0, 0);
+  overviewImage = { key, canvas };
+  return canvas;
+}
+
+/** Name the groups of ranks at the left and draw a line between them. */
+function drawGroups(g, line) {
+  let free = 0;
+  for (const [from, to, label] of META.overview.groups) {
+    const y = GEOMETRY.axis + (from + to) / 2 * line;
+    if (y - 6 >= free) {
+      text(g, label, view.left - 10, y, { align: 'right', size: 11 });
+      free = y + 6;
+    }
+    g.fillStyle = surface().bg;
+    if (from) g.fillRect(view.left, GEOMETRY.axis + from * line - 0.5, view.plot, 1);
+  }
+}
+
+function drawOverviewAxis(g, run) {
+  const far = stepOf(run).length_ns;
+  const [ticks, step] = ticksBetween(0, far, Math.max(2, view.plot / 115));
+  for (const t of ticks) {
+    const x = view.left + t / far * view.plot;
+    if (x < view.left + view.plot - 20) {
+      text(g, tickLabel(t, step, far), Math.max(x, view.left + 18), GEOMETRY.axis / 2, { align: 'center', colour: surface().muted });
+    }
+  }
+}
+
+/** Draw beside each rank how much of the step it computes. */
+function drawBusy(g, run, line, height) {
+  if (narrow()) return;
+  const left = view.left + view.plot + 12;
+  const room = view.width - left - 8;
+  const { order, pattern } = META.overview;
+  text(g, 'compute, share of the step', left, GEOMETRY.axis / 2, { colour: surface().muted });
+  g.fillStyle = surface().grid;
+  g.fillRect(left, GEOMETRY.axis, room, height);
+  g.fillStyle = colours().compute.forward;
+  order.forEach((rank, row) => {
+    g.fillRect(left, GEOMETRY.axis + row * line, room * stepOf(run).busy[pattern[row]], Math.max(line, 0.8));
+  });
+}
+
+/** Mark the rows that the schedule shows, and its time window. */
+function drawWindow(g, run, line) {
+  const far = stepOf(run).length_ns;
+  const rows = view.slots.map(slot => META.overview.order.indexOf(slot.rank)).filter(row => row >= 0);
+  g.fillStyle = g.strokeStyle = surface().ink;
+  for (const row of rows) {
+    const y = GEOMETRY.axis + (row + 0.5) * line;
+    g.beginPath();
+    g.moveTo(view.left - 2, y);
+    g.lineTo(view.left - 8, y - 3);
+    g.lineTo(view.left - 8, y + 3);
+    g.fill();
+  }
+  g.lineWidth = 1.5;
+  const x0 = view.left + Math.min(1, view.t0 / far) * view.plot;
+  const x1 = view.left + Math.min(1, view.t1 / far) * view.plot;
+  if (!rows.length) return;
+  const top = GEOMETRY.axis + Math.min(...rows) * line;
+  g.strokeRect(x0, top, x1 - x0, Math.max(3, (Math.max(...rows) + 1) * line + GEOMETRY.axis - top));
+}
+
+/** Let a click on a rank show the rows of its pipeline. */
+function wireOverview() {
+  $('#overview').addEventListener('pointerdown', event => {
+    const { order, pick } = META.overview;
+    const line = Math.floor((event.offsetY - GEOMETRY.axis) / overviewHeight() * order.length);
+    const row = Math.max(0, Math.min(order.length - 1, line));
+    chooseRows(pick[row], order[row]);
+    fillShares();
+    layoutView();
+    requestDraw();
+  });
+}

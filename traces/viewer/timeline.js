@@ -1,0 +1,152 @@
+// The schedule: rows, time axis, what each row's step is made of, and what lies on top of it.
+
+const FONT = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif';
+
+/** Draw the whole schedule. */
+function drawTimeline() {
+  const g = sizeCanvas($('#schedule'), view.width, view.height);
+  g.fillStyle = surface().bg;
+  g.fillRect(0, 0, view.width, view.height);
+  drawTimeAxis(g, GEOMETRY.axis - 6, view.height, GEOMETRY.axis / 2 - 1);
+  view.slots.forEach((slot, index) => drawRow(g, slot, index));
+  g.fillStyle = surface().line;
+  g.fillRect(view.left - 1, GEOMETRY.axis - 6, 1, view.height);
+  if (!narrow()) {
+    g.fillRect(view.left + view.plot + 1, GEOMETRY.axis - 6, 1, view.height);
+    text(g, 'share of the step', view.left + view.plot + 12, GEOMETRY.axis / 2 - 1, { colour: surface().muted });
+  }
+}
+
+/** Write text; alignment, size, weight and colour are optional. */
+function text(g, words, x, y, { align = 'left', size = 11.5, weight = 400, colour = surface().ink } = {}) {
+  g.font = `${weight} ${size}px ${FONT}`;
+  g.textAlign = align;
+  g.textBaseline = 'middle';
+  g.fillStyle = colour;
+  g.fillText(words, x, y);
+}
+
+/** Write text, cut with an ellipsis where it does not fit. */
+function textWithin(g, words, x, y, room, style) {
+  g.font = `${style.weight || 400} ${style.size || 11.5}px ${FONT}`;
+  let shown = words;
+  while (shown.length > 1 && g.measureText(shown).width > room) shown = shown.slice(0, -2).trimEnd() + '…';
+  text(g, shown, x, y, style);
+}
+
+/** Draw vertical grid lines and their labels. */
+function drawTimeAxis(g, top, bottom, labelY) {
+  const [ticks, step] = ticksBetween(view.t0, view.t1, Math.max(2, view.plot / 115));
+  const right = view.left + view.plot;
+  for (const t of ticks) {
+    const x = toX(t);
+    if (x < view.left - 1 || x > right + 1) continue;
+    g.fillStyle = surface().grid;
+    g.fillRect(Math.round(x), top, 1, bottom - top);
+    if (x > right - 26) continue;
+    text(g, tickLabel(t, step, view.far), Math.max(x, view.left + 18), labelY, { align: 'center', colour: surface().muted });
+  }
+}
+
+/** Draw one row: its name, its lanes and its share bar. */
+function drawRow(g, slot, index) {
+  const top = rowTop(index);
+  const [offset, height] = view.lanes[0];
+  const lanes = slot.run.lanes;
+  const middle = top + offset + height / 2;
+  const wide = view.rowHeight >= 34;
+  const room = view.left - 14;
+  textWithin(g, slot.label, 8, wide ? top + offset + 7 : middle, room, { size: 12.5, weight: 600 });
+  if (wide) textWithin(g, slot.sub, 8, top + offset + 23, narrow() ? room : room - 24, { size: 11, colour: surface().muted });
+  drawCompute(g, slot, top + offset, height);
+  for (let lane = 1; lane < lanes.length; lane++) {
+    const [y, tall] = view.lanes[lane];
+    drawCommunication(g, slot, lane, top + y, tall);
+    if (tall >= 5 && !narrow()) {
+      text(g, lanes[lane].label, view.left - 5, top + y + tall / 2 + 0.5, {
+        align: 'right', size: Math.min(9, tall + 2), colour: axisColour(lanes[lane].axis),
+      });
+    }
+  }
+  const lastOfPair = index + 1 === view.slots.length || view.slots[index + 1].rank !== slot.rank;
+  if (RUNS.length === 1 || lastOfPair) {
+    g.fillStyle = RUNS.length > 1 ? surface().line : surface().grid;
+    g.fillRect(0, top + view.rowHeight - 1, view.width, RUNS.length > 1 ? 2 : 1);
+  }
+  if (!narrow()) drawShares(g, slot, top + offset, height);
+}
+
+/** Draw what a row's step is made of; the parts fill the bar exactly. */
+function drawShares(g, slot, y, height) {
+  const share = stepOf(slot.run).rows[slot.row];
+  const left = view.left + view.plot + 12;
+  const room = view.width - left - 8;
+  const widest = Math.max(...RUNS.map(run => Math.max(...stepOf(run).rows.map(r => r.window_ns))));
+  const scale = room / widest;
+  let x = left;
+  for (const [kind, ns] of share.parts) {
+    g.fillStyle = fillOf(g, KINDS[kind]);
+    g.fillRect(x, y, ns * scale, height);
+    x += ns * scale;
+    if (ns * scale > 3) {
+      g.fillStyle = surface().bg;
+      g.fillRect(x - 0.7, y, 0.7, height);
+    }
+  }
+  const lines = Math.floor((view.rowHeight - height - 8) / 13);
+  wrapped(g, share.words, room).slice(0, lines).forEach((line, n) =>
+    text(g, line, left, y + height + 10 + 13 * n, { size: 11, colour: surface().muted }));
+}
+
+/** Join phrases into lines that fit. */
+function wrapped(g, phrases, room) {
+  g.font = `400 11px ${FONT}`;
+  return phrases.reduce((lines, phrase) => {
+    const longer = lines.length ? `${lines[lines.length - 1]} · ${phrase}` : phrase;
+    const fits = g.measureText(longer).width <= room;
+    return fits ? [...lines.slice(0, -1), longer] : [...lines, phrase];
+  }, []);
+}
+
+/** Draw what lies on top and changes with every move of the pointer. */
+function drawOverlay() {
+  const g = sizeCanvas($('#overlay'), view.width, view.height);
+  g.clearRect(0, 0, view.width, view.height);
+  g.save();
+  g.beginPath();
+  g.rect(view.left, GEOMETRY.axis - 2, view.plot, view.height);
+  g.clip();
+  if (view.follow) drawFollowed(g);
+  if (view.hover) drawOutline(g, view.hover, 2);
+  g.restore();
+  if (view.measure) drawMeasure(g);
+}
+
+/** Outline what the pointer is on. */
+function drawOutline(g, { slot, lane, first, last }, width) {
+  const index = view.slots.indexOf(slot);
+  if (index < 0) return;
+  const [offset, height] = view.lanes[lane];
+  const [x0, x1] = extent(slot.run, first, last);
+  if (x1 < x0) return;
+  g.strokeStyle = surface().ink;
+  g.lineWidth = width;
+  g.strokeRect(x0 - 0.5, rowTop(index) + offset - 0.5, Math.max(2, x1 - x0) + 1, height + 1);
+}
+
+/** Draw the time between two points, with its length. */
+function drawMeasure(g) {
+  const [a, b] = view.measure.map(toX).sort((p, q) => p - q);
+  g.fillStyle = surface().ink;
+  g.globalAlpha = 0.1;
+  g.fillRect(a, GEOMETRY.axis, b - a, view.height);
+  g.globalAlpha = 1;
+  g.fillRect(a, GEOMETRY.axis, 1, view.height);
+  g.fillRect(b, GEOMETRY.axis, 1, view.height);
+  const words = 'Δ ' + formatTime(Math.abs(view.measure[1] - view.measure[0]), 3);
+  g.font = `600 12px ${FONT}`;
+  const width = g.measureText(words).width + 12;
+  const x = Math.max(view.left, Math.min(view.left + view.plot - width, (a + b - width) / 2));
+  g.fillRect(x, 2, width, 18);
+  text(g, words, x + width / 2, 11.5, { align: 'center', size: 12, weight: 600, colour: surface().bg });
+}
