@@ -99,8 +99,9 @@ class Network:
         link = self.cluster.intra
         wire_bytes = bus_factor(kind, n) * size_bytes
         if kind in link.tables:
-            latency_s, wire_s = measured_s(link.tables[kind], kind, size_bytes, n)
-            return latency_s, wire_s * link.bandwidth_bytes_per_s / bytes_per_s
+            table = link.tables[kind]
+            latency_s, wire_s = measured_s(table, kind, size_bytes, n)
+            return latency_s, wire_s * table.bytes_per_s / bytes_per_s
         if kind in link.curves:
             return half_size_s(link.curves[kind], size_bytes, n, wire_bytes, bytes_per_s)
         if kind == "broadcast" and "all_gather" in link.tables:  # both pass every byte on around the ring

@@ -49,10 +49,12 @@ class Table:
     Attributes:
         sizes_bytes: sizes of the whole array, rising, shape ``(n_sizes,)``.
         times_s: for each number of ranks the time at each size; it never falls as the size rises.
+        bytes_per_s: bandwidth of the link that was measured, per direction.
     """
 
     sizes_bytes: tuple[int, ...]
     times_s: Mapping[int, tuple[float, ...]] = field(hash=False)
+    bytes_per_s: float
 
     def __post_init__(self) -> None:
         if len(self.sizes_bytes) < 2 or any(a >= b for a, b in pairwise(self.sizes_bytes)):
@@ -81,7 +83,7 @@ class LinkSpec:
         efficiency: share of the bandwidth that a large transfer reaches; a curve or table goes before it.
         reduces: the switches add numbers themselves (NVLink SHARP).
         curves: fitted use by operation, a key of ``COLLECTIVES``.
-        tables: measured use by operation, at ``bandwidth_bytes_per_s``; goes before a curve.
+        tables: measured use by operation; goes before a curve.
         sources: where each figure comes from.
     """
 

@@ -46,6 +46,7 @@ def _reader(field: str) -> Callable[[Any], float]:
 
 def link_from(section: Section, name: str) -> LinkSpec:
     """Return the kind of link that *section* describes. Raises CatalogError or UnitError."""
+    bandwidth = section.get("bandwidth", parse_bandwidth)
     curves: dict[str, Curve] = {}
     tables: dict[str, Table] = {}
     collectives = section.section("collectives")
@@ -55,7 +56,7 @@ def link_from(section: Section, name: str) -> LinkSpec:
         if op not in COLLECTIVES:
             raise CatalogError(f"{inner.where}: unknown operation {op!r}; one of {', '.join(COLLECTIVES)}")
         if inner.is_table("times_us"):
-            tables[op] = _table_from(inner, sizes_bytes)
+            tables[op] = _table_from(inner, sizes_bytes, bandwidth)
         else:
             curves[op] = _curve_from(inner)
         sources |= _finish(inner, f"{op}.")
@@ -63,7 +64,7 @@ def link_from(section: Section, name: str) -> LinkSpec:
     link = LinkSpec(
         name=section.get("name", text, name),
         kind=section.get("kind", text, name),
-        bandwidth_bytes_per_s=section.get("bandwidth", parse_bandwidth),
+        bandwidth_bytes_per_s=bandwidth,
         latency_s=section.get("latency", parse_time),
         efficiency=section.get("efficiency", number, 1.0),
         reduces=section.get("reduces", truth, False),
@@ -85,7 +86,7 @@ def _curve_from(section: Section) -> Curve:
     )
 
 
-def _table_from(section: Section, sizes_bytes: tuple[int, ...]) -> Table:
+def _table_from(section: Section, sizes_bytes: tuple[int, ...], bytes_per_s: float) -> Table:
     section.note_source("times_us")
     rows = section.section("times_us")
     times_s: dict[int, tuple[float, ...]] = {}
@@ -94,7 +95,7 @@ def _table_from(section: Section, sizes_bytes: tuple[int, ...]) -> Table:
             raise CatalogError(f"{rows.where}: {key!r} must be a number of ranks")
         times_s[int(key)] = tuple(t * 1e-6 for t in rows.get(key, _numbers))
     try:
-        return Table(sizes_bytes=sizes_bytes, times_s=times_s)
+        return Table(sizes_bytes=sizes_bytes, times_s=times_s, bytes_per_s=bytes_per_s)
     except CatalogError as error:
         raise CatalogError(f"{rows.where}: {error}") from None
 

@@ -1,0 +1,157 @@
+"""Formulas of collectives: closed forms, laws and the tables they read."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import floats, integers, sampled_from
+
+from simulator.collectives import (
+    KINDS,
+    PROTOCOLS,
+    bus_factor,
+    half_size_s,
+    hierarchical_s,
+    measured_s,
+    nvls_factor,
+    ring_s,
+    ring_steps,
+    tree_factor,
+    tree_hops,
+)
+from topologies.errors import CatalogError
+from topologies.link import Curve, Table
+
+SIZES = integers(0, 2**40)
+RANKS = integers(2, 1024)
+ALPHAS = floats(0, 1e-3)
+RATES = floats(1e9, 1e13)
+
+TABLE = Table(
+    sizes_bytes=(1024, 4096, 16384),
+    times_s={2: (1e-6, 1e-6, 4e-6), 4: (2e-6, 3e-6, 8e-6), 8: (4e-6, 5e-6, 2e-5)},
+    bytes_per_s=1e9,
+)
+
+
+@given(size=SIZES, n=RANKS, alpha_s=ALPHAS, rate=RATES)
+def test_a_ring_all_reduce_is_a_reduce_scatter_and_an_all_gather(
+    size: int, n: int, alpha_s: float, rate: float
+) -> None:
+    parts_s = ring_s("reduce_scatter", size, n, alpha_s, rate) + ring_s("all_gather", size, n, alpha_s, rate)
+    assert ring_s("all_reduce", size, n, alpha_s, rate) == pytest.approx(parts_s, rel=1e-12)
+
+
+def test_a_ring_all_reduce_of_one_gibibyte_on_eight_gpus() -> None:
+    """450 GiB/s and 1 us per step: 3.889 ms on the wire, as SimAI answers, and 14 us of steps."""
+    assert ring_s("all_reduce", 2**30, 8, 0.0, 450 * 2**30) * 1e3 == pytest.approx(3.889, abs=5e-4)
+    assert ring_s("all_reduce", 2**30, 8, 1e-6, 450 * 2**30) * 1e3 == pytest.approx(3.903, abs=5e-4)
+
+
+@given(kind=sampled_from(KINDS), n=RANKS)
+def test_steps_and_traffic_grow_with_the_ranks(kind: str, n: int) -> None:
+    assert ring_steps(kind, n + 1) > ring_steps(kind, n)
+    assert bus_factor(kind, n + 1) >= bus_factor(kind, n) > 0
+    assert bus_factor(kind, n) < 2
+
+
+def test_alone_nobody_communicates() -> None:
+    assert all(bus_factor(kind, 1) == 0 for kind in KINDS)
+    assert tree_factor(1) == 0
+    assert tree_hops(1) == 0
+
+
+@given(n=integers(2, 4096))
+def test_a_tree_is_lower_than_a_ring_is_long(n: int) -> None:
+    assert tree_hops(n) <= 2 * (n - 1)
+    assert 2 ** (tree_hops(n) // 2) >= n
+    assert tree_factor(n) >= bus_factor("all_reduce", n)
+
+
+@given(n=integers(4, 1024))
+def test_switches_that_reduce_move_less_than_a_ring(n: int) -> None:
+    assert 1 < nvls_factor(n) < bus_factor("all_reduce", n)
+
+
+@given(size=integers(1, 2**40), n=RANKS, half=floats(0, 1e9), exponent=floats(0.1, 1), rate=RATES)
+def test_a_curve_stays_above_its_line_and_rises(
+    size: int, n: int, half: float, exponent: float, rate: float
+) -> None:
+    curve = Curve(
+        efficiency=0.8, latency_s=1e-5, latency_per_rank_s=1e-6, half_size_bytes=half, exponent=exponent
+    )
+    latency_s, wire_s = half_size_s(curve, size, n, size, rate)
+    assert latency_s == pytest.approx(1e-5 + (n - 2) * 1e-6)
+    assert wire_s >= size / (0.8 * rate)
+    assert half_size_s(curve, size + 1, n, size + 1, rate)[1] >= wire_s * (1 - 1e-12)
+
+
+def test_half_of_the_bandwidth_is_reached_at_the_half_size() -> None:
+    curve = Curve(efficiency=1.0, latency_s=0.0, half_size_bytes=1e6, exponent=0.5)
+    assert half_size_s(curve, 1e6, 2, 1e6, 1e9)[1] == pytest.approx(2 * 1e6 / 1e9)
+    assert half_size_s(curve, 0, 2, 0, 1e9) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("column", [0, 1, 2])
+def test_measured_times_come_back_as_they_are(n: int, column: int) -> None:
+    assert sum(measured_s(TABLE, "all_gather", TABLE.sizes_bytes[column], n)) == pytest.approx(
+        TABLE.times_s[n][column]
+    )
+
+
+@given(size=integers(0, 2**40), n=integers(2, 72))
+def test_measured_times_never_fall_with_size_or_ranks(size: int, n: int) -> None:
+    latency_s, wire_s = measured_s(TABLE, "all_gather", size, n)
+    assert measured_s(TABLE, "all_gather", size + 1, n)[1] >= wire_s * (1 - 1e-12)
+    assert measured_s(TABLE, "all_gather", size, n + 1)[0] >= latency_s * (1 - 1e-12)
+    assert wire_s >= 0 < latency_s
+
+
+def test_beyond_a_table_size_goes_on_in_a_line_and_ranks_as_the_bus_factor() -> None:
+    rate = (2e-5 - 5e-6) / (16384 - 4096)
+    latency_s, wire_s = measured_s(TABLE, "all_gather", 10**6, 8)
+    assert latency_s == 4e-6
+    assert wire_s == pytest.approx(2e-5 - 4e-6 + rate * (10**6 - 16384))
+    wider_latency_s, wider_wire_s = measured_s(TABLE, "all_gather", 10**6, 16)
+    assert wider_latency_s == pytest.approx(4e-6 + 2e-6)
+    assert wider_wire_s == pytest.approx(wire_s * (15 / 16) / (7 / 8))
+
+
+def test_between_ranks_a_table_is_read_in_the_logarithm() -> None:
+    latency_s, _ = measured_s(TABLE, "all_gather", 512, 6)
+    assert 2e-6 < latency_s < 4e-6
+    assert measured_s(TABLE, "all_gather", 512, 4)[0] == 2e-6
+
+
+@given(levels=sampled_from([[(1e-6, 2.0)], [(1e-6, 2.0), (3e-6, 1.0)], [(0.0, 0.0), (0.0, inf)]]))
+def test_levels_overlap_on_the_wire_and_add_up_in_latency(levels: list[tuple[float, float]]) -> None:
+    latency_s, wire_s = hierarchical_s(*levels)
+    assert latency_s == sum(latency for latency, _ in levels)
+    assert wire_s == max(wire for _, wire in levels)
+
+
+def test_protocols_trade_latency_for_bandwidth() -> None:
+    """LL is for small messages, Simple for large, LL128 between them."""
+    ll, ll128, simple = PROTOCOLS["ll"], PROTOCOLS["ll128"], PROTOCOLS["simple"]
+    assert ll.ring_hops < ll128.ring_hops < simple.ring_hops
+    assert ll.tree_hops < ll128.tree_hops < simple.tree_hops
+    assert ll.share < ll128.share < simple.share == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times", "says"),
+    [
+        ((1024,), {2: (1e-6,)}, "at least two"),
+        ((2048, 1024), {2: (1e-6, 2e-6)}, "must rise"),
+        ((1024, 2048), {}, "at least one number of ranks"),
+        ((1024, 2048), {2: (2e-6, 1e-6)}, "never fall"),
+        ((1024, 2048), {2: (1e-6,)}, "give 2, one per size"),
+        ((1024, 2048), {1: (1e-6, 1e-6)}, "at least 2 ranks"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(
+    sizes: tuple[int, ...], times: dict[int, tuple[float, ...]], says: str
+) -> None:
+    with pytest.raises(CatalogError, match=says):
+        Table(sizes_bytes=sizes, times_s=times, bytes_per_s=1e9)
