@@ -67,10 +67,7 @@ class SpanWriter:
             self._sink = pa.OSFile(str(self._stream_path), "wb")
         except OSError as error:
             raise RunError(f"cannot record into {path}: {error}") from error
-        options = ipc.IpcWriteOptions(emit_dictionary_deltas=True)
-        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(
-            self._sink, TIMELINE, options=options
-        )
+        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(self._sink, TIMELINE)
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +139,10 @@ class SpanWriter:
 
 
 class _Labels:
-    """The dictionary of one column, growing with each batch, so that a batch stores only what is new."""
+    """The dictionary of one column, growing with each batch; a batch stores it only if it has grown.
+
+    It is then stored as a whole: polars 2.1 does not read streams in which dictionaries come as deltas.
+    """
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
