@@ -1,0 +1,160 @@
+"""What waits for what on the main line of an action, and how templates join into a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.build_chain import Chains, Pass, _phases, _pieces
+from simulator.build_groups import Groups
+from simulator.build_instances import Costs, Message
+from simulator.build_stages import Unit
+from simulator.compute import ComputeModel
+from simulator.ops import Block, Comm, Op, memory
+from simulator.program import Label, Program, Transfer
+from simulator.program_builder import COMPUTE, DP, ProgramBuilder, Task, Template
+from topologies.catalog import load_cluster
+from traces.layout import Layout
+
+OP = memory("op", 1000, "bf16")
+
+
+class Free:
+    """A network that costs nothing."""
+
+    def collective(self, kind: str, size_bytes: int, ranks: Sequence[int], dtype: str) -> Transfer:
+        return Transfer(0, 0)
+
+    def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
+        return Transfer(0, 0)
+
+
+def comm(overlap_ops: int = 0, axis: str = "tp") -> Comm:
+    return Comm("all_gather", axis, 1024, overlap_ops)
+
+
+def cut(*items: Op | Comm) -> tuple[list[tuple[int, tuple[int, ...]]], tuple[int, ...]]:
+    """Return for every piece how many operations it has and what it waits for; and the tails."""
+    pieces, tails = _pieces(items)
+    return [(len(piece.ops), piece.waits) for piece in pieces], tails
+
+
+def test_operations_between_communications_are_one_task() -> None:
+    assert cut(OP, OP, comm(), OP, OP, OP) == ([(2, (-1,)), (0, (0,)), (3, (1,))], (2,))
+
+
+def test_what_is_beside_a_communication_does_not_wait_for_it() -> None:
+    """Gather, two operations beside it, and a third one that needs it."""
+    assert cut(comm(2), OP, OP, OP) == ([(0, (-1,)), (2, (-1,)), (1, (1, 0))], (2,))
+
+
+def test_backward_of_a_column_linear_under_sequence_parallelism() -> None:
+    """Gather beside the input gradient, scatter beside the weight gradient; the next operation needs both."""
+    pieces, tails = cut(comm(1), OP, comm(1), OP, OP)
+    assert pieces == [(0, (-1,)), (1, (-1,)), (0, (1, 0)), (1, (1, 0)), (1, (3, 2))]
+    assert tails == (4,)
+
+
+def test_a_communication_that_nothing_has_waited_for_is_a_tail() -> None:
+    assert cut(OP, comm(1), OP) == ([(1, (-1,)), (0, (0,)), (1, (0,))], (2, 1))
+    assert cut() == ([], (-1,))
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.just(OP), st.builds(comm, st.integers(0, 3))), max_size=12))
+def test_what_comes_after_a_phase_waits_for_all_of_it(items: list[Op | Comm]) -> None:
+    pieces, tails = _pieces(items)
+    behind: list[set[int]] = []
+    for piece in pieces:
+        direct = {at for at in piece.waits if at >= 0}
+        behind.append(direct.union(*(behind[at] for at in direct)))
+    ended = {at for at in tails if at >= 0}
+    assert ended.union(*(behind[at] for at in ended)) == set(range(len(pieces)))
+    in_order = [item for piece in pieces for item in (*piece.ops, piece.comm) if item is not None]
+    assert in_order == items
+
+
+def block(name: str, **phases: tuple[Op | Comm, ...]) -> Block:
+    return Block(name=name, layer=3, params=0, expert_params=0, phases=phases)
+
+
+@pytest.mark.parametrize(
+    ("kind", "recompute", "expected"),
+    [
+        ("F", "full", ["a.forward", "m.forward"]),
+        ("B", "none", ["m.backward", "a.backward"]),
+        ("B", "full", ["a.recompute", "m.recompute", "m.backward", "a.backward"]),
+        ("B", "selective", ["m.recompute", "m.backward", "a.recompute", "a.backward"]),
+        ("I", "full", ["a.recompute", "m.recompute", "m.backward_input", "a.backward_input"]),
+        ("W", "full", ["m.backward_weight", "a.backward_weight"]),
+    ],
+)
+def test_order_of_the_phases_of_a_layer(kind: str, recompute: str, expected: list[str]) -> None:
+    unit = Unit(3, (block("a"), block("m")))
+    assert [f"{one.name}.{phase}" for one, phase in _phases(unit, kind, recompute)] == expected
+
+
+def test_a_layer_waits_for_what_is_beside_the_main_line() -> None:
+    """A gathered layer: its first task waits for the line before it and for the gather."""
+    compute = ComputeModel(load_cluster("dgx-h100", 8).device, "bf16")
+    template = Template()
+    gather = template.add(Task(DP, Label("collective", "all_gather", "parameters", "dp", "bf16")), ())
+    unit = Unit(3, (block("a", forward=(OP,)), block("m", forward=(OP, comm(), OP))))
+    Chains(compute).unit(template, unit, Pass("F", "none"), (gather,))
+    assert template.waits == [(1, Template.BEFORE), (1, gather), (2, 1), (3, 2), (4, 3)]
+    assert template.tails == (4,)
+    assert {task.layer for task in template.tasks[1:]} == {3}
+
+
+def compute_task(name: str) -> Task:
+    return Task(COMPUTE, Label("compute", "forward", name), duration_ns=1)
+
+
+def build(*templates: Template, layout: Layout | None = None) -> Program:
+    builder = ProgramBuilder(Costs(Groups(layout or Layout()), Free(), folded=False))
+    for template in templates:
+        builder.place(template, 0)
+    return builder.build()
+
+
+def deps_of(program: Program) -> list[list[int]]:
+    bounds = program.dep_start.tolist()
+    return [program.deps[a:b].tolist() for a, b in pairwise(bounds)]
+
+
+def test_templates_are_joined_by_their_tails() -> None:
+    two = Template()
+    two.add(compute_task("beside"), ())
+    two.then(compute_task("line"))
+    assert deps_of(build(two, two, two)) == [[], [], [], [1], [], [3]]
+
+
+def test_an_empty_template_changes_nothing() -> None:
+    one = Template()
+    one.then(compute_task("line"))
+    assert deps_of(build(one, Template(), one)) == [[], [0]]
+
+
+def test_the_update_waits_for_the_last_gradient() -> None:
+    backward, update = Template(), Template()
+    backward.then(compute_task("backward"))
+    for _ in range(2):
+        message = Message("all_reduce", "dp", 8, "fp32")
+        backward.add(Task(DP, Label("collective", "all_reduce", "", "dp"), message=message), backward.tails)
+    update.tails = (Template.BEFORE, Template.GRADIENTS)
+    update.then(compute_task("optimizer"))
+    program = build(backward, update, layout=Layout(dp=2))
+    assert deps_of(program) == [[], [0], [0], [0, 2]]
+    assert program.instance.tolist() == [-1, 0, 1, -1]
+    assert program.instance_sequence.tolist() == [0, 1]
+
+
+def test_a_builder_without_tasks_builds_an_empty_program() -> None:
+    program = build()
+    assert program.n_tasks == program.n_instances == 0
+    assert np.array_equal(program.dep_start, [0])
