@@ -91,8 +91,8 @@ def memory_warnings(job: Job, stages: Sequence[StageMemory]) -> list[str]:
             largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in stage.largest())
             found.append(
                 f"stage {stage.stage} (rank {ranks[0]} to {ranks[-1]}) does not fit: "
-                f"{format_bytes(stage.peak_bytes)} of {format_bytes(limit)}, {format_bytes(excess)} too much; "
-                f"largest: {largest}"
+                f"{format_bytes(stage.peak_bytes)} of {format_bytes(limit)}, "
+                f"{format_bytes(excess)} too much; largest: {largest}"
             )
     if found:
         remedies = list(_remedies(job))
