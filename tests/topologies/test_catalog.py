@@ -11,6 +11,7 @@ import pytest
 import topologies.catalog
 from topologies.catalog import device_names, link_names, load_cluster, load_device, load_link, names
 from topologies.errors import CatalogError, FabricError, TopologyError, UnitError
+from topologies.reach import Reach
 
 HOME = Path(topologies.catalog.__file__).parent
 FILES = sorted(HOME.rglob("*.toml"))
@@ -83,6 +84,23 @@ def test_every_source_that_is_named_is_written_out_and_used(path: Path) -> None:
     known = set(tomllib.loads(text).get("sources", {}))
     used = {part.split('"')[1] for part in text.split("source = ")[1:]}
     assert used == known
+
+
+DOCUMENTED = (Path(topologies.catalog.__file__).parents[2] / "docs" / "topologies.md").read_text(
+    encoding="utf-8"
+)
+EXAMPLES = [block.split("```")[0] for block in DOCUMENTED.split("```toml\n")[1:]]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_files_in_the_documentation_describe_machines(tmp_path: Path, example: str) -> None:
+    cluster = load_cluster(written(tmp_path, example))
+    everybody = Reach(cluster.fabric(), range(cluster.n_gpus)).shape(range(cluster.n_gpus))
+    assert everybody.n_ranks == cluster.n_gpus > cluster.gpus_per_node
+
+
+def test_the_documentation_shows_files() -> None:
+    assert len(EXAMPLES) == 2
 
 
 def test_names_of_devices_and_links_load() -> None:
