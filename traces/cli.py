@@ -264,9 +264,9 @@ def _show_joined(console: Console, spans: Mapping[str, Any]) -> None:
     """Print how many spans were joined, and how their durations compare by kind."""
     from traces.report_format import format_time
 
-    unjoined = f"{spans['a_unjoined']:,} only in a, {spans['b_unjoined']:,} only in b"
-    console.print(f"{spans['n_joined']:,} spans joined; {unjoined}", style="dim")
-    kinds = _table("joined spans", "n", "a", "b", "median a / b")
+    unjoined = f"{spans['a_unjoined']:,} spans only in a, {spans['b_unjoined']:,} only in b"
+    console.print(f"{spans['n_joined']:,} pieces of work joined; {unjoined}", style="dim")
+    kinds = _table("joined work", "n", "a", "b", "median a / b")
     for kind in spans["kinds"]:
         ratio = "" if kind["median_ratio"] is None else f"{kind['median_ratio']:.3f}"
         times = (format_time(kind[f"{side}_total_s"]) for side in "ab")

@@ -1,8 +1,10 @@
-"""Joins the spans of a step in one run, one to one, with those of a step in another.
+"""Joins the spans of a step in one run with those of a step in another.
 
 Two spans are the same piece of work if they lie on the same rank and agree in category, kind and axis, in
 micro-batch, layer and stage as far as *both* runs know them for such spans, and in their order in time among
-the spans that agree in all of that. Runs of different size are joined stage by stage, on one rank each.
+the spans that agree in all of that. Where one run cuts the same compute into more spans than the other, as a
+recording of single modules does, all spans of that piece are joined as one. Runs of different size are joined
+stage by stage, on one rank each.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from traces.arrivals import arrivals
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels
@@ -34,6 +35,8 @@ JOINED: Final = pa.schema(
         pa.field("layer", pa.int32()),
         pa.field("a_name", _LABEL),
         pa.field("b_name", _LABEL),
+        pa.field("a_spans", pa.int32()),  # number of spans that make up the piece
+        pa.field("b_spans", pa.int32()),
         pa.field("a_start_ns", pa.int64()),  # from the start of the step, as b_start_ns
         pa.field("b_start_ns", pa.int64()),
         pa.field("a_duration_ns", pa.int64()),
@@ -42,7 +45,7 @@ JOINED: Final = pa.schema(
         pa.field("b_waiting_ns", pa.int64()),
     ]
 )
-"""Columns of joined spans."""
+"""Columns of joined spans; names and starts are those of the first span of a piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class JoinedSpans:
     """The spans of two steps, joined, and how many were not.
 
     Attributes:
-        table: one row per pair, columns ``JOINED``.
+        table: one row per piece of work, columns ``JOINED``.
         rank_pairs: the ranks that were joined, ``(rank in a, rank in b)``.
         a_unjoined, b_unjoined: spans of these ranks without a partner.
     """
@@ -81,10 +84,10 @@ def join_spans(a: Run, a_step: int, b: Run, b_step: int) -> JoinedSpans:
     tables, a_left, b_left = [JOINED.empty_table()], 0, 0
     for a_rank, b_rank in pairs:
         ours, theirs = _step_spans(a, a_rank, a_step), _step_spans(b, b_rank, b_step)
-        rows_a, rows_b = _matches(ours, theirs)
-        tables.append(_paired(ours.take(rows_a), theirs.take(rows_b)))
-        a_left += ours.num_rows - len(rows_a)
-        b_left += theirs.num_rows - len(rows_b)
+        joined = _joined(ours, theirs)
+        tables.append(joined)
+        a_left += ours.num_rows - int(int64(joined, "a_spans").sum())
+        b_left += theirs.num_rows - int(int64(joined, "b_spans").sum())
     table = pa.concat_tables(tables).unify_dictionaries()
     return JoinedSpans(table=table, rank_pairs=tuple(pairs), a_unjoined=a_left, b_unjoined=b_left)
 
@@ -123,21 +126,42 @@ def _step_spans(run: Run, rank: int, step: int) -> pa.Table:
     return spans.set_column(spans.column_names.index("start_ns"), "start_ns", pa.array(start[rows] - low))
 
 
-def _matches(ours: pa.Table, theirs: pa.Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of *ours* and *theirs* that are the same piece of work, in the order of *ours*."""
+def _joined(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+    """Return the pieces of work that are in both, in the order of *ours*."""
+    piece = _pieces(ours, theirs)
+    n_ours = ours.num_rows
+    a_pieces, ours = _summed(ours, piece[:n_ours])
+    b_pieces, theirs = _summed(theirs, piece[n_ours:])
+    _, rows_a, rows_b = np.intersect1d(a_pieces, b_pieces, assume_unique=True, return_indices=True)
+    order = np.argsort(ours["start_ns"].to_numpy()[rows_a], kind="stable")
+    return _paired(ours.take(rows_a[order]), theirs.take(rows_b[order]))
+
+
+def _pieces(ours: pa.Table, theirs: pa.Table) -> Int64Array:
+    """Return a number for the piece of work of each row of *ours*, then of *theirs*."""
     names = ["category", "kind", "axis", "microbatch", "layer", "stage", "virtual_stage"]
     both = pa.concat_tables([ours.select(names), theirs.select(names)]).unify_dictionaries()
     n_ours = ours.num_rows
     sort_of_span = factorized(*(labels(both, name)[0] for name in names[:3]))
     places = [_known_to_both(int64(both, name), sort_of_span, n_ours) for name in names[3:]]
     key = factorized(sort_of_span, *places)
+    a_count, b_count = (np.bincount(part, minlength=len(key)) for part in (key[:n_ours], key[n_ours:]))
+    is_cut_alike = (a_count == b_count) | (a_count == 0) | (b_count == 0)
+    one_by_one = is_cut_alike[key] | ~is_one_of(both, "category", ("compute",))
     nth = np.concatenate([_occurrence(key[:n_ours]), _occurrence(key[n_ours:])])
-    identity = factorized(key, nth)
-    _, rows_a, rows_b = np.intersect1d(
-        identity[:n_ours], identity[n_ours:], assume_unique=True, return_indices=True
-    )
-    order = np.argsort(rows_a)
-    return rows_a[order], rows_b[order]
+    return factorized(key, np.where(one_by_one, nth, 0))
+
+
+def _summed(spans: pa.Table, piece: Int64Array) -> tuple[Int64Array, pa.Table]:
+    """Return the pieces in *spans*, and one row for each: its first span, with times added up."""
+    order = np.argsort(piece, kind="stable")
+    first = np.flatnonzero(np.diff(piece[order], prepend=-1))
+    pieces = spans.take(order[first])
+    for name in ("duration_ns", "waiting_ns"):
+        total = np.add.reduceat(int64(spans, name)[order], first) if len(first) else np.zeros(0, np.int64)
+        pieces = pieces.set_column(pieces.column_names.index(name), name, pa.array(total))
+    count = np.diff(first, append=len(order)).astype(np.int32)
+    return piece[order][first], pieces.append_column("spans", pa.array(count))
 
 
 def _known_to_both(value: Int64Array, sort_of_span: Int64Array, n_ours: int) -> Int64Array:
@@ -177,7 +201,7 @@ def _paired(ours: pa.Table, theirs: pa.Table) -> pa.Table:
         "layer": pa.array(np.maximum(ours["layer"].to_numpy(), theirs["layer"].to_numpy())),
     }
     columns |= {name: ours[name] for name in ("category", "kind", "axis")}
-    for name in ("name", "start_ns", "duration_ns", "waiting_ns"):
+    for name in ("name", "spans", "start_ns", "duration_ns", "waiting_ns"):
         columns |= {f"a_{name}": ours[name], f"b_{name}": theirs[name]}
     return pa.table([columns[name] for name in JOINED.names], schema=JOINED)
 

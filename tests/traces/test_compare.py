@@ -86,8 +86,10 @@ def test_causes_add_up_to_the_difference(
         sum(row["start_ns"] < windows[row["rank"]] for row in rows)
         for rows, windows in ((a, a_ns), (b, b_ns))
     ]
-    assert found.joined.num_rows + found.spans.a_unjoined == inside[0]
-    assert found.joined.num_rows + found.spans.b_unjoined == inside[1]
+    for side, unjoined, n_spans in zip(
+        "ab", (found.spans.a_unjoined, found.spans.b_unjoined), inside, strict=True
+    ):
+        assert sum(found.joined[f"{side}_spans"].to_pylist()) + unjoined == n_spans
 
 
 @given(rows=SPANS)
@@ -160,9 +162,24 @@ def test_spans_join_on_what_both_runs_know() -> None:
 
 
 def test_what_only_one_run_has_is_counted() -> None:
-    a = [span(0, "forward", 0, 1), span(0, "forward", 1, 1), span(0, "optimizer", 2, 1)]
-    found = compare(opened(a), opened(a[:1])).spans
+    gather = {"axis": "dp", "group": 0}
+    a = [span(0, "all_reduce", t, 1, sequence=t, **gather) for t in range(2)]
+    found = compare(opened([*a, span(0, "optimizer", 2, 1)]), opened(a[:1])).spans
     assert (found.table.num_rows, found.a_unjoined, found.b_unjoined) == (1, 2, 0)
+
+
+def test_compute_that_is_cut_finer_is_joined_as_one_piece() -> None:
+    """A simulated layer against the recorded modules of the same layer."""
+    whole = [span(0, "forward", 10 * layer, 10, layer=layer, name=f"block {layer}") for layer in range(2)]
+    cut = [span(0, "forward", 4 * n, 3, layer=n // 3, name=f"module {n}") for n in range(6)]
+    found = compare(opened(whole), opened(cut))
+    assert found.joined.select(
+        ["a_spans", "b_spans", "a_duration_ns", "b_duration_ns", "b_name"]
+    ).to_pylist() == [
+        {"a_spans": 1, "b_spans": 3, "a_duration_ns": 10, "b_duration_ns": 9, "b_name": name}
+        for name in ("module 0", "module 3")
+    ]
+    assert (found.spans.a_unjoined, found.spans.b_unjoined) == (0, 0)
 
 
 def test_runs_of_different_size_are_joined_stage_by_stage() -> None:
