@@ -23,7 +23,7 @@ class Protocol(NamedTuple):
     Attributes:
         base_s: time of an operation without any hop.
         intra_hop_s: one hop of a ring inside a node.
-        ring_hops, tree_hops: one hop between nodes, in units of the latency of the network for small messages.
+        ring_hops, tree_hops: one hop between nodes, in latencies of the network for small messages.
         share: of the bandwidth that carries data.
     """
 
@@ -41,9 +41,9 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
         "simple": Protocol(8.4e-6, 3.4e-6, 14.0 / 2.7, 14.0 / 2.7, 1.0),
     }
 )
-"""NCCL 2.30.7, ``src/graph/tuning.cc``: latencies of ring and tree on NVLink and network, and the share of the
-bandwidth. The table gives a hop between nodes as 2.7, 4 and 14 us (ring) or 5, 8.5 and 14 us (tree) for every
-network; here 2.7 us is the latency of the link, so that a slower network is slower in every protocol."""
+"""NCCL 2.30.7, ``src/graph/tuning.cc``: latencies of ring and tree on NVLink and network, and the share of
+the bandwidth. The table gives a hop between nodes as 2.7, 4 and 14 us (ring) or 5, 8.5 and 14 us (tree) for
+every network; here 2.7 us is the latency of the link, so that a slower network is slower in every protocol."""
 
 POST_S: Final = 1.0e-6
 """Time to post one message to a NIC. NCCL 2.30.7, ``src/graph/tuning.cc``, network post overhead."""
