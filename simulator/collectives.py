@@ -43,7 +43,7 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
 )
 """NCCL 2.30.7, ``src/graph/tuning.cc``: latencies of ring and tree on NVLink and network, and the share of
 the bandwidth. The table gives a hop between nodes as 2.7, 4 and 14 us (ring) or 5, 8.5 and 14 us (tree) for
-every network; here 2.7 us is the latency of the link, so that a slower network is slower in every protocol."""
+every network; here 2.7 us is the latency of the link: a slower network is slower in every protocol."""
 
 POST_S: Final = 1.0e-6
 """Time to post one message to a NIC. NCCL 2.30.7, ``src/graph/tuning.cc``, network post overhead."""
