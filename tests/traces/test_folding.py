@@ -1,8 +1,10 @@
 """A folded run, expanded, is the run that was folded; the parts of a description join without loss."""
 
+import json
+
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from traces.errors import RunError
@@ -79,6 +81,42 @@ def test_group_numbers_agree_between_ranks_and_differ_between_groups() -> None:
     numbers = [stable_group_id(group.axis, group.ranks) for group in groups]
     assert len(set(numbers)) == len(groups)
     assert all(0 <= number < 2**31 for number in numbers)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(name=st.sampled_from(RunInfo.__slots__), value=JSON)
+@settings(max_examples=300)
+def test_any_value_in_run_json_is_a_description_or_one_line(name: str, value: object) -> None:
+    layout = Layout(dp=2)
+    info = RunInfo(
+        origin="recorded",
+        world_size=2,
+        layout=layout,
+        groups=tuple(layout.process_groups()),
+        clock={0: Clock(offset_ns=3)},
+    )
+    document = json.loads(info.to_json()) | {name: value}
+    try:
+        read = RunInfo.from_json(json.dumps(document))
+    except RunError as error:
+        event(str(error)[:40])
+        return
+    event("description")
+    assert RunInfo.from_json(read.to_json()) == read
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format_version": 1, "clock": {"0": {"offset_ns": Infinity}}}', "[" * 100_000, "", "nul"]
+)
+def test_strange_json_is_one_line(text: str) -> None:
+    with pytest.raises(RunError, match=r"^run.json .*$"):
+        RunInfo.from_json(text)
 
 
 def part(rank: int, **values: object) -> RunInfo:
