@@ -137,7 +137,7 @@ class RunInfo:
             RunError: *text* is not JSON, does not describe a run, or has a newer format version.
         """
         try:
-            document = json.loads(text)
+            document = json.loads(text, parse_constant=_not_json)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{source} is not complete JSON: {error}") from error
         if not isinstance(document, dict) or "format_version" not in document:
@@ -271,6 +271,11 @@ def _values(document: dict[str, Any]) -> dict[str, Any]:
     if values.get("representatives") is not None:
         values["representatives"] = tuple(map(int, values["representatives"]))
     return values
+
+
+def _not_json(constant: str) -> None:
+    """Refuse NaN and Infinity, which Python reads although JSON does not have them."""
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _clock(document: Mapping[str, Any]) -> Clock:
