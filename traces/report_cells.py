@@ -63,6 +63,27 @@ class RankStep:
         np.add.at(lengths, self.kind, self.compute.end_ns - self.compute.start_ns)
         return [(kind, int(ns)) for kind, ns in enumerate(lengths) if ns]
 
+    def kind_of_passes(self, longest_ns: int) -> Int64Array:
+        """Return the kind of each cell of the compute lane, short gaps within a pass counted as that pass.
+
+        A pass is the work of one kind on one micro-batch. Where its layers are too short to be told apart,
+        the gaps between them would hide what a picture is to show.
+
+        Args:
+            longest_ns: a gap longer than this stays a gap.
+        """
+        works = self.compute.row >= 0
+        if not works.any():
+            return self.kind
+        position = np.arange(len(works))
+        before = np.maximum.accumulate(np.where(works, position, -1))
+        after = np.minimum.accumulate(np.where(works, position, len(works))[::-1])[::-1]
+        inner = ~works & (before >= 0) & (after < len(works))
+        before, after = before.clip(0), after.clip(0, len(works) - 1)
+        inner &= (self.kind[before] == self.kind[after]) & (self.microbatch[before] == self.microbatch[after])
+        inner &= self.compute.start_ns[after] - self.compute.end_ns[before] <= longest_ns
+        return np.where(inner, self.kind[before], self.kind)
+
 
 def rank_step(run: Run, rank: int, step: int, labels: Labels, words: Int64Array) -> RankStep:
     """Return what the stored *rank* of *run* does in *step*.

@@ -58,16 +58,15 @@ def comparison_headline(found: Comparison, names: Sequence[str], kinds: Kinds) -
             "bad" if abs(share) > 0.1 else "good",  # a prediction within 10 % ranks layouts well
         ),
     ]
-    for cause in _largest(found)[:2]:
-        name = f"Most {'added' if cause.difference_ns > 0 else 'saved'} by"
-        figures.append(figure(name, _cause_name(cause, kinds), _signed(cause.difference_ns)))
+    for name, cause in zip(("Largest cause", "Next cause"), _largest(found), strict=False):
+        figures.append(figure(name, cause_name(cause, kinds), _signed(cause.difference_ns)))
     return figures
 
 
 def _sentence(found: Comparison, names: Sequence[str], kinds: Kinds) -> str:
     """Say in one sentence what makes the difference."""
     difference = found.b_step_ns - found.a_step_ns
-    named = [f"{_cause_name(c, kinds)} {_signed(c.difference_ns)}" for c in _largest(found)[:_NAMED]]
+    named = [f"{cause_name(c, kinds)} {_signed(c.difference_ns)}" for c in _largest(found)[:_NAMED]]
     relation = "longer than" if difference > 0 else "shorter than" if difference < 0 else "as long as"
     text = (
         f"The {names[1]} step takes {format_time(found.b_step_ns / 1e9)}, "
@@ -79,7 +78,7 @@ def _sentence(found: Comparison, names: Sequence[str], kinds: Kinds) -> str:
 
 def _line(cause: Cause, kinds: Kinds) -> dict[str, Any]:
     return {
-        "name": _cause_name(cause, kinds),
+        "name": cause_name(cause, kinds),
         "kind": _kind_of(cause, kinds),
         "a_ns": cause.a_ns,
         "b_ns": cause.b_ns,
@@ -94,7 +93,7 @@ def _kind_of(cause: Cause, kinds: Kinds) -> int | None:
     return kinds.compute(tail) if head == "compute" else kinds.state(cause.name)
 
 
-def _cause_name(cause: Cause, kinds: Kinds) -> str:
+def cause_name(cause: Cause, kinds: Kinds) -> str:
     """Return a cause as the legend names it."""
     head, _, tail = cause.name.partition(":")
     if head == RANK_SPREAD:

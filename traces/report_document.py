@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Any, Final
 
 from traces.activity import is_pipelined
@@ -13,6 +11,7 @@ from traces.compare import Comparison, compare
 from traces.join import rank_pairs
 from traces.metrics import summarize
 from traces.pack import Pack
+from traces.report_colours import palette
 from traces.report_compare import comparison, comparison_headline
 from traces.report_kinds import Kinds
 from traces.report_labels import Labels
@@ -84,12 +83,6 @@ def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
         return origins
     names = tuple(run.info.name for run in runs)
     return names if len(set(names)) == len(runs) and all(names) else ("first", "second")
-
-
-def palette() -> dict[str, Any]:
-    """Return the colours that the page and the figures share."""
-    colours: dict[str, Any] = json.loads((files("traces.viewer") / "palette.json").read_text("utf-8"))
-    return colours
 
 
 def _groups(runs: Sequence[Run]) -> tuple[list[list[int]], dict[int, int] | None]:

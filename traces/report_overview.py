@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.columns import Int64Array
 from traces.layout import Layout
 from traces.report_cells import RankStep, rank_step
 from traces.report_kinds import axis_label
@@ -54,6 +53,7 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
         "bins": BINS,
         "n_patterns": len(run.stored_ranks),
         "every": every,
+        "folded": len(run.stored_ranks) < len(run.ranks),
         "order": order,
         "pattern": [place[run.info.representative(rank)] for rank in order],
         "groups": _groups(run.info.layout, order),
@@ -70,7 +70,7 @@ def slices(done: RankStep, origin_ns: int, length_ns: int) -> NDArray[np.uint8]:
         length_ns: length of all slices together.
     """
     edges = origin_ns + np.linspace(0, length_ns, BINS + 1)
-    kind_of = _without_short_gaps(done, length_ns * SHORT_GAP // BINS)
+    kind_of = done.kind_of_passes(length_ns * SHORT_GAP // BINS)
     kinds = np.unique(kind_of)
     covered = np.empty((len(kinds), BINS))
     start, end = done.compute.start_ns, done.compute.end_ns
@@ -82,24 +82,6 @@ def slices(done: RankStep, origin_ns: int, length_ns: int) -> NDArray[np.uint8]:
     winner: NDArray[np.uint8] = kinds[covered.argmax(axis=0)].astype(np.uint8)
     winner[covered.max(axis=0) <= 0] = NOTHING
     return winner
-
-
-def _without_short_gaps(done: RankStep, longest_ns: int) -> Int64Array:
-    """Return the kinds of a compute lane, gaps within one pass over a micro-batch counted as that pass.
-
-    Where layers are a few pixels long, the gaps between them would hide what the picture is to show.
-    """
-    works = done.compute.row >= 0
-    if not works.any():
-        return done.kind
-    position = np.arange(len(works))
-    before = np.maximum.accumulate(np.where(works, position, -1))
-    after = np.minimum.accumulate(np.where(works, position, len(works))[::-1])[::-1]
-    inner = ~works & (before >= 0) & (after < len(works))
-    before, after = before.clip(0), after.clip(0, len(works) - 1)
-    inner &= (done.kind[before] == done.kind[after]) & (done.microbatch[before] == done.microbatch[after])
-    inner &= done.compute.start_ns[after] - done.compute.end_ns[before] <= longest_ns
-    return np.where(inner, done.kind[before], done.kind)
 
 
 def _done(view: View, rank: int, step: int, labels: Labels) -> RankStep | None:

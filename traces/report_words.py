@@ -30,7 +30,8 @@ def title(run: Run) -> str:
 
 def subtitle(run: Run) -> str:
     """Return how a run was laid out, in words."""
-    parts = [run.info.origin, run.info.name if _name(run.info.model) else "", layout_words(run)]
+    is_new = bool(_name(run.info.model)) and _name(run.info.model) not in run.info.name
+    parts = [run.info.origin, run.info.name if is_new else "", layout_words(run)]
     job = run.info.job or {}
     if batches := number(job.get("n_microbatches")):
         each = [quantity("", job[key]) for key in ("micro_batch", "seq_len") if number(job.get(key))]
@@ -105,7 +106,7 @@ def story(run: Run, summary: Mapping[str, Any], kinds: Kinds) -> str:
 
 
 def basis(run: Run) -> list[dict[str, Any]]:
-    """Return what the figures rest on: settings, model, machine with sources, versions."""
+    """Return what the figures rest on: what the writer says of it, and the run, job, model and machine."""
     info = run.info
     about = {
         "origin": info.origin,
@@ -118,17 +119,16 @@ def basis(run: Run) -> list[dict[str, Any]]:
         **{f"lost {reason}": count for reason, count in info.dropped.items()},
         **dict(info.versions),
     }
-    sections = (
-        ("This run", about),
-        ("Job", info.job),
-        ("Model", info.model),
-        ("Machine", info.cluster),
-        ("Summary of the writer", {k: v for k, v in info.summary.items() if k != "warnings"}),
-    )
+    sections = (("This run", about), ("Job", info.job), ("Model", info.model), ("Machine", info.cluster))
+    told = info.summary.get("rests_on")
+    notes = [str(note) for note in told] if isinstance(told, list | tuple) else []
     return [
-        {"title": name, "lines": [list(line) for line in lines(description)]}
-        for name, description in sections
-        if isinstance(description, Mapping) and description
+        *([{"title": "Costs", "notes": notes, "lines": []}] if notes else []),
+        *(
+            {"title": name, "notes": [], "lines": [list(line) for line in lines(description)]}
+            for name, description in sections
+            if isinstance(description, Mapping) and description
+        ),
     ]
 
 

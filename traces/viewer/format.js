@@ -9,6 +9,9 @@ function formatTime(ns, digits) {
   return ns.toFixed(0) + ' ns';
 }
 
+/** Return a point in time to the microsecond. */
+const formatMoment = ns => formatTime(ns, ns >= 1e9 ? 6 : 3);
+
 /** Return a duration in the unit that suits another one, so that a column of them can be compared. */
 function formatTimeLike(ns, reference) {
   const [scale, unit] = reference >= 1e9 ? [1e9, 's'] : reference >= 1e6 ? [1e6, 'ms'] : [1e3, 'µs'];
@@ -55,6 +58,7 @@ function element(tag, attributes, ...children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name === 'class') node.className = value;
+    else if (value === true) node.setAttribute(name, '');
     else if (name === 'style') Object.assign(node.style, value);
     else if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value);

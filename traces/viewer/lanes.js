@@ -56,10 +56,10 @@ function drawCompute(g, slot, y, height) {
   const [low, high] = laneRange(run, row, 0);
   const small = new Columns(g, y, height);
   const paint = { g, slot, run, y, height, small };
-  let i = firstEndingAfter(run, low, high, view.t0);
+  let i = cellStart(run, firstEndingAfter(run, low, high, view.t0), low, high);
   while (i < high && run.start[i] < view.t1) {
     if (isState(run.kind[i])) { drawState(paint, i); i++; continue; }
-    const last = cellEnd(run, i, high, view.t1);
+    const last = cellEnd(run, i, high);
     drawCell(paint, i, last, 0);
     i = last + 1;
   }
@@ -102,45 +102,51 @@ function partEnd(run, i, j, key) {
   return last;
 }
 
+/** Return whether span k is a gap so short that the work around it may be one cell. */
+function isShortGap(run, k) {
+  return isState(run.kind[k]) && (run.end[k] - run.start[k]) / (view.t1 - view.t0) * view.plot < MERGE_GAP_PX;
+}
+
 /** Return the last span of the cell that begins with span i; longer gaps and other work end it. */
-function cellEnd(run, i, high, until) {
-  const pixels = view.plot / (view.t1 - view.t0);
+function cellEnd(run, i, high) {
   let last = i;
-  for (let j = i + 1; j < high && run.start[j] < until; j++) {
-    if (isState(run.kind[j])) {
-      if ((run.end[j] - run.start[j]) * pixels >= MERGE_GAP_PX) break;
-    } else if (sameCell(run, i, j)) last = j;
-    else break;
+  for (let k = i + 1; k < high; k++) {
+    if (!isState(run.kind[k]) && sameCell(run, i, k)) last = k;
+    else if (!isShortGap(run, k)) break;
   }
   return last;
+}
+
+/** Return the first span of the cell that span i lies in, or i if it is idle time between cells. */
+function cellStart(run, i, low, high) {
+  if (i >= high) return i;
+  let first = i;
+  for (let k = i; k >= low; k--) {
+    if (isState(run.kind[k])) {
+      if (!isShortGap(run, k)) break;
+    } else if (isState(run.kind[first]) || sameCell(run, first, k)) first = k;
+    else break;
+  }
+  return isState(run.kind[first]) || cellEnd(run, first, high) < i ? i : first;
 }
 
 /** Return what is drawn where span i is: the first and last span of its cell or part, and the level. */
 function drawnAround(run, row, i) {
   const [low, high] = laneRange(run, row, 0);
-  let first = i;
-  const pixels = view.plot / (view.t1 - view.t0);
-  const bridged = k => isState(run.kind[k]) && (run.end[k] - run.start[k]) * pixels < MERGE_GAP_PX;
-  for (let k = i; k >= low; k--) {
-    if (isState(run.kind[k]) ? !bridged(k) : !sameCell(run, first, k) && !isState(run.kind[first])) break;
-    if (!isState(run.kind[k])) first = k;
-  }
-  if (isState(run.kind[first])) return { first: i, last: i, level: 2 };
-  let last = cellEnd(run, first, high, Infinity);
-  if (last < i) return { first: i, last: i, level: 2 };
+  const alone = { first: i, last: i, level: 2 };
+  let first = cellStart(run, i, low, high);
+  if (isState(run.kind[first])) return alone;
+  let last = cellEnd(run, first, high);
   for (let level = 0; ; level++) {
     const key = cutOf(run, first, last, level);
     if (!key) return { first, last, level: first === last ? 2 : level };
-    if (isState(run.kind[i])) return { first: i, last: i, level: 2 };
     let part = first;
-    let end = partEnd(run, part, last, key);
-    while (end < i) {
-      part = end + 1;
-      while (isState(run.kind[part])) part++;
-      if (part > i) return { first: i, last: i, level: 2 };
-      end = partEnd(run, part, last, key);
+    while (part <= i && (isState(run.kind[part]) || partEnd(run, part, last, key) < i)) {
+      part = isState(run.kind[part]) ? part + 1 : partEnd(run, part, last, key) + 1;
     }
-    [first, last] = [part, end];
+    if (part > i) return alone;
+    last = partEnd(run, part, last, key);
+    first = part;
   }
 }
 

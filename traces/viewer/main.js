@@ -38,6 +38,7 @@ async function start() {
   ratios = { a: columns['ratio.a'], b: columns['ratio.b'], kind: columns['ratio.kind'] };
   RUNS = META.runs.map(info => unpackRun(info, columns));
   $('#overview-section').hidden = !META.overview;
+  if (META.overview && META.overview.every > 1) $('#overview-note').textContent += `; every ${META.overview.every}th of ${META.runs[0].row_of.length} ranks`;
   fitSteps();
   chooseRows(0);
   fillSteps();

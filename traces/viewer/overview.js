@@ -2,7 +2,11 @@
 
 let overviewImage = null;
 
-const overviewHeight = () => Math.max(96, Math.min(512, META.overview.order.length * Math.max(1, Math.floor(256 / META.overview.order.length))));
+/** Return the height of the picture: whole pixels per rank, fewer where ranks only repeat each other. */
+function overviewHeight() {
+  const lines = META.overview.order.length;
+  return Math.min(META.overview.folded ? 256 : 512, lines * Math.max(1, Math.floor(192 / lines)));
+}
 
 /** Draw the overview; its pixels are kept until the theme, the step or the width changes. */
 function drawOverview() {

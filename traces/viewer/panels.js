@@ -95,8 +95,11 @@ function shareLine(run, row, kinds, axes) {
     ...axes.map(axis => element('td', { class: 'beside', title: formatTime(share.hidden[axis] || 0) }, share.hidden[axis] ? formatShare(share.hidden[axis] / share.window_ns) : '–')));
 }
 
-/** Fill the tables of what the figures rest on. */
+/** Fill what the figures rest on; a long section is folded, its title says what is in it. */
 function fillBasis() {
-  $('#basis').replaceChildren(...META.basis.map(({ title, lines }) => element('div', {}, element('h3', {}, title),
-    element('table', {}, ...lines.map(([what, value, source]) => element('tr', {}, element('th', { scope: 'row' }, what), element('td', {}, value, source ? element('small', {}, source) : null)))))));
+  $('#basis').replaceChildren(...META.basis.map(({ title, notes, lines }) => element('details', { open: notes.length + lines.length <= 12 },
+    element('summary', {}, title),
+    notes.length ? element('ul', {}, ...notes.map(note => element('li', {}, note))) : null,
+    element('table', {}, ...lines.map(([what, value, source]) => element('tr', {},
+      element('th', { scope: 'row' }, what), element('td', {}, value, source ? element('small', {}, source) : null)))))));
 }

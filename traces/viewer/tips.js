@@ -26,7 +26,7 @@ function describeHit(hit) {
   const where = `${slot.label}${RUNS.length > 1 ? ' · ' + run.label : ''}`;
   const length = run.end[last] - run.start[first];
   const lines = [
-    ['time', `${formatTime(run.start[first], 3)} → ${formatTime(run.end[last], 3)}`],
+    ['time', `${formatMoment(run.start[first])} → ${formatMoment(run.end[last])}`],
     ['duration', `${formatTime(length, 3)} (${formatShare(length / stepOf(run).rows[slot.row].window_ns)} of the step)`],
   ];
   if (lane > 0) return describeTransfer(run, slot, first, where, lines);
@@ -57,7 +57,7 @@ function describeWork({ slot, first, last, level }, kind, where, lines) {
     if (!isState(run.kind[k])) { spans++; continue; }
     idle.set(run.kind[k], (idle.get(run.kind[k]) || 0) + run.end[k] - run.start[k]);
   }
-  for (const [state, ns] of idle) lines.push(['of it ' + KINDS[state].label.toLowerCase(), formatTime(ns)]);
+  for (const [state, ns] of idle) lines.push([KINDS[state].short + ' within', formatTime(ns)]);
   lines.push(['made of', `${spans} spans${level < 2 ? '; zoom in to see them' : ''}`]);
   return [`${kind.label} · ${where}`, lines];
 }
