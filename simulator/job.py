@@ -62,8 +62,8 @@ class Job:
         for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
             if (value := getattr(self, name)) < 1:
                 raise JobError(f"{name}={value}: at least 1")
-        self._check_batch()
         self._check_layout()
+        self._check_batch()
 
     @property
     def n_microbatches(self) -> int:

@@ -1,0 +1,183 @@
+"""The whole loop on this machine: predict a big run; record small ones, predict those too, and compare.
+
+Runs the commands a user would type, and prints each one. Without a GPU for every process the recorded
+runs talk over gloo, with enough of them over NCCL.
+
+    python examples/demo.py --output demo
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXAMPLES = Path(__file__).resolve().parent
+MODEL = EXAMPLES / "tiny-llama.json"
+STEPS = 6
+SEQ_LEN = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallRun:
+    """A training script to record here, and the flags that describe the same run to the simulator."""
+
+    name: str
+    title: str
+    script: str
+    script_flags: tuple[str, ...]
+    simulate_flags: tuple[str, ...]
+
+
+def small_runs(n_processes: int) -> list[SmallRun]:
+    """Return the runs of the demo: one sharded, one pipelined."""
+    shape = ("--seq-len", str(SEQ_LEN))
+    return [
+        SmallRun(
+            name="fsdp2",
+            title=f"a small Llama under FSDP2 on {n_processes} processes",
+            script="train_fsdp2.py",
+            script_flags=("--micro-batch", "4", *shape),
+            simulate_flags=(
+                *("--sharding", "fsdp", "--micro-batch", "4", "--global-batch", str(4 * n_processes)),
+                *shape,
+            ),
+        ),
+        SmallRun(
+            name="pipeline",
+            title=f"the same model as a pipeline of {n_processes} stages, 1F1B",
+            script="train_pp.py",
+            script_flags=("--schedule", "1f1b", "--micro-batch", "1", "--microbatches", "8", *shape),
+            simulate_flags=(
+                *("--pp", str(n_processes), "--schedule", "1f1b", "--sharding", "ddp"),
+                *("--micro-batch", "1", "--global-batch", "8", *shape),
+            ),
+        ),
+    ]
+
+
+@click.command()
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("demo"), show_default=True
+)
+def main(output: Path) -> None:
+    """Run the demo; its runs and reports go to OUTPUT."""
+    output.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    n_processes = min(4, max(2, os.cpu_count() or 2))
+
+    heading("1. Rehearse: one step of Llama-3-70B on 512 H100s, TP 8 x PP 4 x DP 16")
+    big = rehearse_big(output)
+    heading("2. Measure this machine, to rehearse on it")
+    machine = output / "this-machine.toml"
+    foretrace("topology", "detect", "--processes", str(n_processes), "-o", machine)
+    small = []
+    for number, run in enumerate(small_runs(n_processes), start=3):
+        heading(f"{number}. Record, rehearse and compare: {run.title}")
+        small.append((run, record_and_compare(run, n_processes, machine, output)))
+    conclude(big, small, output, time.monotonic() - started)
+
+
+def rehearse_big(output: Path) -> dict[str, Any]:
+    """Simulate the 512-GPU step and write its report."""
+    flags = (
+        "--model llama3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4 --global-batch 1024 --seq-len 8192"
+    )
+    run = fresh(output / "llama3-70b-512")
+    return foretrace("simulate", *flags.split(), "-o", run, "--report", run.with_suffix(".html"))
+
+
+def record_and_compare(run: SmallRun, n_processes: int, machine: Path, output: Path) -> dict[str, Any]:
+    """Record *run* here, simulate it on this machine's description, and report on both."""
+    recorded, simulated = fresh(output / f"{run.name}-recorded"), fresh(output / f"{run.name}-simulated")
+    script: list[str | Path] = [EXAMPLES / run.script, "--steps", str(STEPS), *run.script_flags]
+    launch: list[str | Path] = ["torchrun", "--standalone", "--nproc-per-node", str(n_processes), *script]
+    foretrace("record", "-o", recorded, "--", *launch)
+    foretrace("report", recorded, "-o", recorded.with_suffix(".html"))
+    where: list[str | Path] = [
+        "--model",
+        MODEL,
+        "--cluster",
+        machine,
+        "--gpus",
+        str(n_processes),
+        "--precision",
+        "fp32",
+    ]
+    foretrace(
+        "simulate", *where, *run.simulate_flags, "-o", simulated, "--report", simulated.with_suffix(".html")
+    )
+    foretrace("report", simulated, recorded, "-o", output / f"{run.name}-compared.html")
+    return foretrace("compare", simulated, recorded)
+
+
+def conclude(
+    big: dict[str, Any], small: Sequence[tuple[SmallRun, dict[str, Any]]], output: Path, elapsed_s: float
+) -> None:
+    """Print what the runs say and where the reports are."""
+    heading(f"What came out, after {elapsed_s:.0f} s")
+    click.echo(
+        f"Llama-3-70B on 512 H100s: {big['step_time_s']:.2f} s per step, "
+        f"{big['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {big['mfu']:.1%}; "
+        f"bubble {big['bubble_fraction']:.1%}, exposed communication {big['exposed_comm_fraction']:.1%}; "
+        f"{big['peak_memory_bytes'] / 1e9:.0f} GB at most on a GPU, "
+        f"{'which fits' if big['fits'] else 'which does not fit'}."
+    )
+    for run, answer in small:
+        a_ms, b_ms = answer["a"]["step_time_s"] * 1e3, answer["b"]["step_time_s"] * 1e3
+        worst = max(answer["causes"], key=lambda cause: abs(cause["difference_s"]))
+        click.echo(
+            f"{run.title[0].upper()}{run.title[1:]}: {a_ms:.0f} ms simulated, {b_ms:.0f} ms recorded "
+            f"({answer['ratio'] - 1:+.0%}); most of the difference is {worst['name']} "
+            f"({worst['difference_s'] * 1e3:+.0f} ms)."
+        )
+    click.echo("\nOpen in a browser:")
+    for page in sorted(output.glob("*.html")):
+        click.echo(f"  {page}")
+
+
+def heading(text: str) -> None:
+    """Print a heading."""
+    click.secho(f"\n{text}", bold=True)
+
+
+def fresh(path: Path) -> Path:
+    """Return *path* after removing the run that an earlier demo left there."""
+    if (path / "run.json").is_file() or (path / "ranks").is_dir():
+        shutil.rmtree(path)
+    return path
+
+
+def foretrace(*args: str | Path) -> dict[str, Any]:
+    """Run one foretrace command with ``--json`` and return its answer; end the demo if it fails."""
+    words = [str(arg) for arg in args]
+    click.secho(f"$ foretrace {shlex.join(words)}", fg="cyan")
+    command = [sys.executable, "-m", "foretrace", words[0], "--json", *words[1:]]
+    if words[0] == "topology":  # the option belongs to the verb below it
+        command = [sys.executable, "-m", "foretrace", *words, "--json"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment())
+    if result.returncode:
+        click.echo(result.stdout, err=True)
+        sys.exit(f"demo: that command ended with status {result.returncode}")
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the commands: this checkout importable, one thread per process."""
+    path = os.pathsep.join(filter(None, [str(EXAMPLES.parent), os.environ.get("PYTHONPATH")]))
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+
+
+if __name__ == "__main__":
+    main()
