@@ -17,7 +17,7 @@ OURS = {*PACKAGES, "foretrace"}
 
 TRACES = {"numpy", "pyarrow"}
 SIMULATOR = {"topologies", "traces", "numpy", "pyarrow"}
-TRACER = {"traces", "numpy", "torch"}
+TRACER = {"traces", "numpy", "pyarrow", "torch"}
 COMMAND = {"click", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
