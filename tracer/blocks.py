@@ -21,12 +21,18 @@ def find_blocks(root: Any) -> dict[Any, Block]:
     names = {module: _plain(name, root) for name, module in root.named_modules()}
     layers = _layers(names)
     trunk = _trunk(names, layers)
-    title = type(root.module if _is_wrapper(root) else root).__name__
-    blocks = {root: Block(title, is_glue=bool(list(root.children())))}
+    blocks = {root: Block(class_name(root), is_glue=bool(list(root.children())))}
     for module, name in names.items():
         if name and module not in blocks and (block := _block(module, name, layers, trunk)) is not None:
             blocks[module] = block
     return _without_inner_twins(blocks)
+
+
+def class_name(model: Any) -> str:
+    """Return the name of a model's own class, without what data parallelism has made of it."""
+    kind = type(model.module if _is_wrapper(model) else model)
+    bases = [base.__name__ for base in kind.__mro__]
+    return bases[2] if bases[1:2] == ["FSDPModule"] else bases[0]
 
 
 def _block(module: Any, name: str, layers: Mapping[str, int], trunk: set[str]) -> Block | None:

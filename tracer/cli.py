@@ -49,7 +49,7 @@ def record(
         )
     elif summary is None:
         click.echo(
-            f"foretrace: nothing recorded: no process of the command called init_process_group", err=True
+            "foretrace: nothing recorded: no process of the command called init_process_group", err=True
         )
     else:
         _show(path, summary)

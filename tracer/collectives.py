@@ -83,14 +83,14 @@ class CollectiveHook:
         group = session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
         tensor = operator.tensor(args)
         stamp = cuda_stamp if tensor.is_cuda else host_stamp
-        peer, sequence = -1, -1
+        at, block, peer = session.position, session.lane.block, -1
         if operator.peer >= 0:
             peer = group.ranks[args[operator.peer]]
             pair = (session.rank, peer) if operator.kind == "send" else (peer, session.rank)
             sequence = next(group.transfers[pair])
+            at, block = session.transfer(operator.kind, tensor)
         else:
             sequence = next(group.collectives)
-        at = session.transfer_position(operator.kind, tensor) if peer >= 0 else session.position
         return Communication(
             kind=operator.kind,
             group=group,
@@ -98,7 +98,7 @@ class CollectiveHook:
             peer=peer,
             size_bytes=operator.size(args, len(group.ranks)),
             dtype=dtype_name(tensor),
-            block=session.lane.block,
+            block=block,
             position=(at.step, at.stage, at.virtual_stage, at.microbatch),
             start=stamp(),
             storages=() if tensor.is_cuda else tuple(map(_address, operator.outputs(args))),

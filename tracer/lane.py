@@ -43,14 +43,17 @@ class Lane:
 
     def push(self, kind: str, block: Block) -> int:
         """Let *block* own the time from now on; return what ``pop`` takes to undo it."""
-        self._cut()
-        self._stack.append((kind, block))
+        owner = (kind, block)
+        if not self._stack or self._stack[-1] != owner:
+            self._cut()
+        self._stack.append(owner)
         return len(self._stack) - 1
 
     def pop(self, depth: int) -> None:
         """Give the time back to who owned it before the ``push`` that returned *depth*."""
         if depth < len(self._stack):
-            self._cut()
+            if not depth or self._stack[depth - 1] != self._stack[-1]:
+                self._cut()
             del self._stack[depth:]
 
     def replace(self, kind: str, block: Block) -> None:

@@ -76,13 +76,15 @@ class ModuleHook:
         session = self._session
         if not self._running:
             session.steps.begin()
+        elif block.layer < 0 <= self._running[-1][1].layer:
+            return  # shared by layers, as a table of rotations: part of the layer that calls it
         session.sweep()
         depth = self._lane.push(session.backward.forward_kind, block)
         self._running.append((module, block, depth, self._node(args)))
 
     def _left(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         known = self._known.get(id(module))
-        if known is None or known[1] is None:
+        if known is None or known[1] is None or not any(entry[0] is module for entry in self._running):
             return
         while self._running:
             running, block, depth, entry = self._running.pop()

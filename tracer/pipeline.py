@@ -16,13 +16,16 @@ from tracer.records import Block, Position
 if TYPE_CHECKING:
     from tracer.session import Session
 
+_ACTIVATIONS: Final = Block("activations")
+_GRADIENTS: Final = Block("gradients")
+
 _TRANSFERS: Final = (
-    ("get_fwd_recv_ops", "recv"),
-    ("get_fwd_send_ops", "send"),
-    ("get_bwd_recv_ops", "recv"),
-    ("get_bwd_send_ops", "send"),
+    ("get_fwd_recv_ops", "recv", _ACTIVATIONS),
+    ("get_fwd_send_ops", "send", _ACTIVATIONS),
+    ("get_bwd_recv_ops", "recv", _GRADIENTS),
+    ("get_bwd_send_ops", "send", _GRADIENTS),
 )
-"""Methods of a stage that return the transfers of one micro-batch, before they are issued."""
+"""Methods of a stage that return the transfers of one micro-batch before they are issued; what they carry."""
 
 SCHEDULES: Final = {
     "ScheduleGPipe": "gpipe",
@@ -47,7 +50,7 @@ class PipelineHook:
         base, schedule = internals.pipeline_bases()
         self._session = session
         self._undo: list[tuple[Any, str, Any]] = []
-        self._upcoming: dict[tuple[str, int], Position] = {}
+        self._upcoming: dict[tuple[str, int], tuple[Position, Block]] = {}
         self._met: set[int] = set()
         self._wrap(base, "__init__", self._noting_stage)
         self._wrap(base, "forward_one_chunk", lambda f: self._acting(f, lambda full: "forward"))
@@ -55,8 +58,8 @@ class PipelineHook:
         self._wrap(
             base, "backward_weight_one_chunk", lambda f: self._acting(f, lambda full: "backward_weight")
         )
-        for name, kind in _TRANSFERS:
-            self._wrap(base, name, functools.partial(self._announcing, kind))
+        for name, kind, content in _TRANSFERS:
+            self._wrap(base, name, functools.partial(self._announcing, kind, content))
         self._wrap(schedule, "__init__", self._noting_schedule)
         self._wrap(schedule, "_maybe_compute_loss", self._losing)
 
@@ -65,14 +68,14 @@ class PipelineHook:
         for owner, name, original in self._undo:
             setattr(owner, name, original)
 
-    def position_of(self, kind: str, tensor: Any) -> Position:
-        """Return stage and micro-batch of a transfer that is being issued."""
+    def announced(self, kind: str, tensor: Any) -> tuple[Position, Block]:
+        """Return stage and micro-batch of a transfer that is being issued, and what it carries."""
         session = self._session
-        announced = self._upcoming.pop((kind, tensor.data_ptr()), None) if self._upcoming else None
-        if announced is None:
-            return session.position
-        announced.step = session.position.step
-        return announced
+        found = self._upcoming.pop((kind, tensor.data_ptr()), None) if self._upcoming else None
+        if found is None:
+            return session.position, session.lane.block
+        found[0].step = session.position.step
+        return found
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         original = getattr(owner, name, None)
@@ -131,21 +134,21 @@ class PipelineHook:
         self._session.lane.replace("forward", Block("loss", is_glue=not stage.is_last))
         return state
 
-    def _announcing(self, kind: str, original: Any) -> Any:
+    def _announcing(self, kind: str, content: Block, original: Any) -> Any:
         """Wrap a method that returns the transfers of a micro-batch: they will be known by their tensors."""
         announce = self._session.guarded("pipeline", self._announce)
 
         def method(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
             transfers = original(stage, microbatch, *args, **kwargs)
-            announce(kind, stage, microbatch, transfers)
+            announce(kind, content, stage, microbatch, transfers)
             return transfers
 
         return method
 
-    def _announce(self, kind: str, stage: Any, microbatch: int, transfers: Any) -> None:
+    def _announce(self, kind: str, content: Block, stage: Any, microbatch: int, transfers: Any) -> None:
         for transfer in transfers:
-            address = transfer.tensor.data_ptr()
-            self._upcoming[(kind, address)] = Position(-1, *_numbers(stage, microbatch))
+            position = Position(-1, *_numbers(stage, microbatch))
+            self._upcoming[(kind, transfer.tensor.data_ptr())] = position, content
 
     def _noting_stage(self, original: Any) -> Any:
         note = self._session.guarded("pipeline", self._note_stage)

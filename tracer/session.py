@@ -12,13 +12,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from tracer.blocks import class_name
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
 from tracer.groups import Groups, deduced_layout
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
 from tracer.parallelism import MeshHook, data_parallel
-from tracer.records import Position
+from tracer.records import Block, Position
 from tracer.sink import FLUSH_S, Sink
 from tracer.stamps import cuda_stamp
 from tracer.steps import Steps
@@ -131,13 +132,16 @@ class Session:
         if self._model is None:
             inner = model.module if sharding == "ddp" else model
             n_params = sum(parameter.numel() for parameter in inner.parameters())
-            self._model = {"name": type(inner).__name__, "n_params": n_params}
+            self._model = {"name": class_name(model), "n_params": n_params}
             shape = next((list(arg.shape) for arg in args if hasattr(arg, "shape")), None)
             self.note_job(input_shape=shape)
 
-    def transfer_position(self, kind: str, tensor: Any) -> Position:
-        """Return where in the training a p2p transfer belongs."""
-        return self.pipeline.position_of(kind, tensor) if self.pipeline is not None else self.position
+    def transfer(self, kind: str, tensor: Any) -> tuple[Position, Block]:
+        """Return where in the training a p2p transfer belongs, and what it carries."""
+        if self.pipeline is None:
+            return self.position, self.lane.block
+        found: tuple[Position, Block] = self.pipeline.announced(kind, tensor)
+        return found
 
     def sweep(self) -> None:
         """A moment to look at communications that nobody waits for."""

@@ -1,0 +1,250 @@
+"""Measures this machine and describes it as a cluster whose devices are CPU processes that talk over gloo.
+
+Real processes do the measuring (``tracer.detect_worker``): as many compute at once as have a core each, since
+they share caches and memory, and then all of them communicate. The result is the text of a machine file,
+so that the simulator can use it without the tracer knowing the simulator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from tracer.errors import RecordError
+
+TIMEOUT_S: Final = 180
+"""How long the processes may take; some 15 s on a machine that has nothing else to do."""
+
+GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2048, 256), (1024, 1024, 1024))
+"""Products (m, n, k) that are timed: those of a small transformer, and one large enough for the peak."""
+
+SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
+"""Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
+
+TIME_SLICE: Final = "0.75 ms"
+"""Wait of a message for a receiver without a core, where no more processes than cores were measured. Four
+processes on two cores of an AMD EPYC waited 0.4 to 1.4 ms per step of a ring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """What one process computes, single-threaded, in float32.
+
+    Attributes:
+        peak_flops_per_s: rate of the fastest product.
+        gemm_efficiency, gemm_latency_s: e and t0 of ``t = 2mnk / (e P) + t0`` over ``GEMM_SHAPES``.
+        memory_bytes_per_s: ``x + 1`` in place on an array that no cache holds, read and write counted.
+        memory_fraction: share of it that AdamW and element-wise operations of a small model reach.
+        operation_s: a tiny operation, forward or backward.
+        attention_forward, attention_backward: causal attention over the peak, masked half not counted.
+    """
+
+    peak_flops_per_s: float
+    gemm_efficiency: float
+    gemm_latency_s: float
+    memory_bytes_per_s: float
+    memory_fraction: float
+    operation_s: float
+    attention_forward: float
+    attention_backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured.
+
+    Attributes:
+        n_processes: processes that communicated.
+        cores: processor cores that they may use.
+        memory_bytes: memory of the machine.
+        torch: version of torch.
+        compute: of one process while as many as have a core compute.
+        times_s: by operation and number of ranks, the time at each of ``SIZES_BYTES``.
+    """
+
+    n_processes: int
+    cores: int
+    memory_bytes: int
+    torch: str
+    compute: Compute
+    times_s: Mapping[str, Mapping[int, Sequence[float]]]
+
+    @property
+    def best_bytes_per_s(self) -> float:
+        """Highest rate at which one rank was seen to send, over all operations and sizes."""
+        return max(
+            _sent_bytes(kind, size, n) / time_s
+            for kind, by_ranks in self.times_s.items()
+            for n, times in by_ranks.items()
+            for size, time_s in zip(SIZES_BYTES, times, strict=True)
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return every figure in plain JSON types."""
+        times = {kind: {str(n): list(t) for n, t in rows.items()} for kind, rows in self.times_s.items()}
+        return {**asdict(self), "times_s": times, "sizes_bytes": list(SIZES_BYTES)}
+
+    def lines(self) -> list[str]:
+        """Return what a person wants to know, in a few lines."""
+        c = self.compute
+        found = [
+            f"{self.cores} cores, {self.memory_bytes / 1e9:.0f} GB, torch {self.torch}",
+            f"one process: {c.peak_flops_per_s / 1e9:.0f} GFLOP/s, {c.operation_s * 1e6:.0f} us an operation",
+            f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {c.memory_fraction:.0%} of it element-wise",
+        ]
+        for kind, rows in self.times_s.items():
+            for n, times in rows.items():
+                rate = _sent_bytes(kind, SIZES_BYTES[-1], n) / times[-1]
+                found.append(
+                    f"{kind} over {n}: {times[0] * 1e6:.0f} us for {SIZES_BYTES[0] // 1024} KiB, "
+                    f"{rate / 1e9:.2f} GB/s per rank for {SIZES_BYTES[-1] >> 20} MiB"
+                )
+        return found
+
+
+def measure(n_processes: int) -> Measured:
+    """Measure this machine with *n_processes* gloo processes.
+
+    Raises:
+        RecordError: torch is not installed, or a process failed.
+    """
+    if find_spec("torch") is None:
+        raise RecordError("measuring this machine needs torch: pip install 'foretrace[trace]'")
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="foretrace-detect-") as scratch:
+        results = _run_workers(n_processes, min(cores, n_processes), Path(scratch))
+    computing = [result["compute"] for result in results if "compute" in result]
+    compute = Compute(**{name: median(c[name] for c in computing) for name in Compute.__slots__})
+    times_s = {
+        kind: {int(n): _rising(times) for n, times in rows.items()}
+        for kind, rows in results[0]["times_s"].items()
+    }
+    return Measured(
+        n_processes=n_processes,
+        cores=cores,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        torch=results[0]["torch"],
+        compute=compute,
+        times_s=times_s,
+    )
+
+
+def _run_workers(n_processes: int, n_computing: int, scratch: Path) -> list[dict[str, Any]]:
+    """Run one worker per rank to its end and return what each has found."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "tracer.detect_worker", str(scratch), str(n_processes), str(n_computing)]
+    workers = [
+        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(n_processes)
+    ]
+    try:
+        for worker in workers:
+            _, errors = worker.communicate(timeout=TIMEOUT_S)
+            if worker.returncode:
+                reason = errors.strip().splitlines()[-1] if errors.strip() else f"status {worker.returncode}"
+                raise RecordError(f"a measuring process failed: {reason}")
+    except subprocess.TimeoutExpired as error:
+        raise RecordError(f"measuring took more than {TIMEOUT_S} s; the machine is too busy") from error
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return [json.loads((scratch / f"{rank}.json").read_text("utf-8")) for rank in range(n_processes)]
+
+
+def _rising(times: Sequence[float]) -> list[float]:
+    """Return *times* without falls: a time above the one of the next larger size is lowered to it."""
+    found = list(times)
+    for i in range(len(found) - 2, -1, -1):
+        found[i] = min(found[i], found[i + 1])
+    return found
+
+
+def _sent_bytes(kind: str, size_bytes: int, n_ranks: int) -> float:
+    """Return what one rank sends at the least: the whole size times the bus factor of nccl-tests."""
+    if kind == "p2p":
+        return size_bytes
+    return size_bytes * (2 if kind == "all_reduce" else 1) * (n_ranks - 1) / n_ranks
+
+
+def to_toml(measured: Measured) -> str:
+    """Return the machine file that ``foretrace simulate --cluster`` takes."""
+    c = measured.compute
+    crowded = measured.n_processes > measured.cores
+    time_slice, reason = ("0 us", "contained") if crowded else (TIME_SLICE, "crowded")
+    return f"""\
+# Written by `foretrace topology detect`. A device is one single-threaded process; they talk through gloo.
+description = "this machine: CPU processes, gloo over loopback"
+gpus_per_node = {measured.n_processes}
+cores = {{ value = {measured.cores}, source = "machine" }}
+time_slice = {{ value = "{time_slice}", source = "{reason}" }}
+
+[device]
+name = "cpu-core"
+kind = "cpu"
+memory = {{ value = "{measured.memory_bytes / 1e9:.3f} GB", source = "machine" }}
+memory_bandwidth = {{ value = "{c.memory_bytes_per_s / 1e9:.3f} GB/s", source = "bandwidth" }}
+launch = {{ value = "{c.operation_s * 1e6:.2f} us", source = "operation" }}
+
+[device.peak]
+fp32 = {{ value = "{c.peak_flops_per_s / 1e9:.2f} GFLOP/s", source = "gemm" }}
+
+[device.gemm]
+efficiency = {{ value = {c.gemm_efficiency:.4f}, source = "gemm" }}
+latency = {{ value = "{c.gemm_latency_s * 1e6:.2f} us", source = "gemm" }}
+memory_fraction = {{ value = {0.8:.1f}, source = "assumed" }}
+
+[device.memory_bound]
+fraction = {{ value = {c.memory_fraction:.4f}, source = "adamw" }}
+latency = {{ value = "{c.operation_s * 1e6:.2f} us", source = "operation" }}
+
+[device.attention]
+efficiency_forward = {{ value = {c.attention_forward:.4f}, source = "attention" }}
+efficiency_backward = {{ value = {c.attention_backward:.4f}, source = "attention" }}
+
+[intra]
+kind = "loopback"
+bandwidth = {{ value = "{measured.best_bytes_per_s / 1e9:.3f} GB/s", source = "best" }}
+latency = {{ value = "{measured.times_s["p2p"][2][0] * 1e6:.1f} us", source = "gloo" }}
+
+{_tables(measured)}
+[sources]
+machine = "{measured.cores} cores, torch {measured.torch}"
+gemm = "line through {len(GEMM_SHAPES)} products in float32, one thread per process"
+bandwidth = "x + 1 in place on 64 MB, one thread per process"
+adamw = "AdamW, norms, residuals and gates of a Llama of hidden size 256, over that bandwidth"
+operation = "chain of tiny products and sums, forward and backward"
+attention = "scaled_dot_product_attention, causal, 512 tokens, head dimension 32"
+assumed = "not measured: products here are bound by arithmetic"
+best = "highest rate seen in the times below"
+gloo = "median of gloo between {measured.n_processes} processes"
+crowded = "wait for a core when processes outnumber cores; measured on another machine"
+contained = "the times below were measured with more processes than cores and contain that wait"
+"""
+
+
+def _tables(measured: Measured) -> str:
+    """Return the measured times as the tables of a link."""
+    sizes = ", ".join(f'"{size // 1024} KiB"' for size in SIZES_BYTES)
+    lines = ["[intra.collectives]", f"sizes = [{sizes}]", ""]
+    for kind, rows in measured.times_s.items():
+        lines += [
+            f"[intra.collectives.{kind}]",
+            'source = "gloo"',
+            "",
+            f"[intra.collectives.{kind}.times_us]",
+        ]
+        lines += [f"{n} = [{', '.join(f'{t * 1e6:.1f}' for t in times)}]" for n, times in rows.items()]
+        lines.append("")
+    return "\n".join(lines)
