@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from traces.info import RunInfo
@@ -36,7 +37,14 @@ class Sheet:
         return next(group for group in self.groups if group.axis == axis and rank in group.ranks)
 
     def add(self, rank: int, kind: str, start: int, end: int, **values: Any) -> None:
-        row = {"stream": "compute", "category": "compute", "name": "", "axis": "", "microbatch": -1, "layer": -1}
+        row = {
+            "stream": "compute",
+            "category": "compute",
+            "name": "",
+            "axis": "",
+            "microbatch": -1,
+            "layer": -1,
+        }
         row |= {"group": -1, "sequence": -1, "peer": -1, "size_bytes": 0, "flops": 0, "step": 0, "stage": -1}
         row |= {"rank": rank, "kind": kind, "start_ns": start, "duration_ns": end - start} | values
         for name, value in row.items():
@@ -58,8 +66,10 @@ def one_f_one_b(stage: int, n_stages: int, n_batches: int) -> list[tuple[str, in
     return [*(("forward", i) for i in range(warm)), *steady, *cool]
 
 
-def pipeline_sheet(layout: Layout, ranks: dict[int, int], n_batches: int, slow: Callable[[int], float]) -> Sheet:
-    """Return a 1F1B step of one pipeline; *ranks* leads from stage to rank, *slow* stretches a rank's work."""
+def pipeline_sheet(
+    layout: Layout, ranks: dict[int, int], n_batches: int, slow: Callable[[int], float]
+) -> Sheet:
+    """Return a 1F1B step of one pipeline; *ranks* leads from stage to rank, *slow* stretches its work."""
     sheet = Sheet(layout)
     n_stages = layout.pp
     todo = {stage: one_f_one_b(stage, n_stages, n_batches) for stage in ranks}
@@ -69,40 +79,48 @@ def pipeline_sheet(layout: Layout, ranks: dict[int, int], n_batches: int, slow: 
         for stage, rank in ranks.items():
             while todo[stage]:
                 kind, batch = todo[stage][0]
-                before = stage - 1 if kind == "forward" else stage + 1
+                before, after = (stage - 1, stage + 1) if kind == "forward" else (stage + 1, stage - 1)
                 if 0 <= before < n_stages and (kind, batch, before) not in sent:
                     break
                 todo[stage].pop(0)
-                if (ready := sent.get((kind, batch, before), 0)) > free[stage]:
-                    p2p(sheet, ranks, before, stage, "recv", free[stage], ready + P2P_NS, batch)
-                    free[stage] = ready + P2P_NS
-                elif ready:
-                    p2p(sheet, ranks, before, stage, "recv", free[stage], free[stage] + P2P_NS, batch)
-                    free[stage] += P2P_NS
-                free[stage] = one_pass(sheet, rank, kind, batch, free[stage], slow(rank), stage)
+                if 0 <= before < n_stages:
+                    start = max(free[stage], sent[kind, batch, before])
+                    p2p(
+                        sheet,
+                        ranks,
+                        (before, stage),
+                        "recv",
+                        start=free[stage],
+                        end=start + P2P_NS,
+                        batch=batch,
+                    )
+                    free[stage] = start + P2P_NS
+                free[stage] = one_pass(
+                    sheet, rank, kind, free[stage], batch=batch, stage=stage, slow=slow(rank)
+                )
                 sent[kind, batch, stage] = free[stage]
-                after = stage + 1 if kind == "forward" else stage - 1
                 if 0 <= after < n_stages:
-                    p2p(sheet, ranks, stage, after, "send", free[stage], free[stage] + P2P_NS, batch)
+                    end = free[stage] + P2P_NS
+                    p2p(sheet, ranks, (stage, after), "send", start=free[stage], end=end, batch=batch)
     finish(sheet, ranks, free)
     return sheet
 
 
 def p2p(
-    sheet: Sheet, ranks: dict[int, int], source: int, target: int, kind: str, start: int, end: int, batch: int
+    sheet: Sheet, ranks: dict[int, int], ends: tuple[int, int], kind: str, *, start: int, end: int, batch: int
 ) -> None:
-    own, peer = (source, target) if kind == "send" else (target, source)
-    rank = ranks[own]
-    key = (ranks[source], -1 - ranks[target] - (kind == "send") * 1000)
+    """Add one end of a transfer from one stage to another."""
+    own, other = ends if kind == "send" else ends[::-1]
+    key = (ranks[ends[0]], -1 - ranks[ends[1]] - (kind == "send") * 1000)
     number = sheet.sequence[key]
     sheet.sequence[key] += 1
-    sheet.add(
-        rank, kind, start, end, stream=f"pp.{kind}", category="p2p", axis="pp", group=sheet.group(rank, "pp").id,
-        sequence=number, peer=ranks[peer], size_bytes=32_000_000, microbatch=batch, stage=own,
-    )  # fmt: skip
+    rank = ranks[own]
+    where = {"stream": f"pp.{kind}", "category": "p2p", "axis": "pp", "group": sheet.group(rank, "pp").id}
+    said = {"sequence": number, "peer": ranks[other], "size_bytes": 32_000_000, "microbatch": batch}
+    sheet.add(rank, kind, start, end, stage=own, **where, **said)
 
 
-def one_pass(sheet: Sheet, rank: int, kind: str, batch: int, start: int, slow: float, stage: int) -> int:
+def one_pass(sheet: Sheet, rank: int, kind: str, start: int, *, batch: int, stage: int, slow: float) -> int:
     """Add the layers of one pass, each with its tensor-parallel collective; return when it ends."""
     work = round((100 if kind == "forward" else 200) * US * slow)
     for layer in range(N_LAYERS):
@@ -122,8 +140,12 @@ def finish(sheet: Sheet, ranks: dict[int, int], free: dict[int, int]) -> None:
     """Add gradient synchronisation, the optimizer, and the window of the step."""
     last = max(free.values()) + DP_NS + 300 * US
     for stage, rank in ranks.items():
-        sheet.collective(rank, "reduce_scatter", "dp", free[stage] - 200 * US, free[stage] + DP_NS, name="gradients")
-        sheet.add(rank, "optimizer", free[stage] + DP_NS, free[stage] + DP_NS + 300 * US, name="adam", stage=stage)
+        sheet.collective(
+            rank, "reduce_scatter", "dp", free[stage] - 200 * US, free[stage] + DP_NS, name="gradients"
+        )
+        sheet.add(
+            rank, "optimizer", free[stage] + DP_NS, free[stage] + DP_NS + 300 * US, name="adam", stage=stage
+        )
     for rank in ranks.values():
         sheet.add(rank, "step", 0, last, stream="step", category="step", name="step 0")
 
@@ -159,17 +181,24 @@ def fsdp_sheet(n_ranks: int, n_layers: int, n_steps: int, seed: int) -> Sheet:
             sheet.add(rank, "optimizer", int(now[rank]), int(now[rank]) + 700 * US, step=step, name="adam")
             end = int(now[rank]) + 700 * US
             sheet.add(
-                rank, "step", int(begin[rank]), end, stream="step", category="step", step=step, name=f"step {step}"
+                rank,
+                "step",
+                int(begin[rank]),
+                end,
+                stream="step",
+                category="step",
+                step=step,
+                name=f"step {step}",
             )
             now[rank] = end
     return sheet
 
 
 def opened(path: Path, sheet: Sheet, memory: dict[str, list[Any]] | None = None, **values: Any) -> Run:
-    import pyarrow as pa  # noqa: PLC0415 - only here
-
     held = None if memory is None else pa.table(memory).cast(MEMORY)
-    info = RunInfo(world_size=sheet.layout.world_size, layout=sheet.layout, groups=tuple(sheet.groups), **values)
+    info = RunInfo(
+        world_size=sheet.layout.world_size, layout=sheet.layout, groups=tuple(sheet.groups), **values
+    )
     return open_run(write_run(path, info, timeline(dict(sheet.columns)), held))
 
 
@@ -212,7 +241,11 @@ def many_ranks_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     sheet = pipeline_sheet(layout, ranks, 8, lambda _: 1.0)
     stands = tuple(rank // 16 * 16 for rank in range(64))
     return opened(
-        tmp_path_factory.mktemp("runs") / "many", sheet, origin="simulated", name="many", representatives=stands
+        tmp_path_factory.mktemp("runs") / "many",
+        sheet,
+        origin="simulated",
+        name="many",
+        representatives=stands,
     )
 
 
@@ -220,7 +253,9 @@ def many_ranks_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def recorded_pipeline_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A recorded 1F1B step of the same 16 ranks, on which one rank per stage was recorded and is slower."""
     layout = Layout(pp=4, dp=2, tp=2)
-    sheet = pipeline_sheet(layout, {stage: stage * 4 for stage in range(4)}, 8, lambda rank: 1.0 + 0.01 * rank)
+    sheet = pipeline_sheet(
+        layout, {stage: stage * 4 for stage in range(4)}, 8, lambda rank: 1.0 + 0.01 * rank
+    )
     return opened(tmp_path_factory.mktemp("runs") / "recorded", sheet, origin="recorded", name="pipeline")
 
 

@@ -6,15 +6,15 @@ const pipelineOf = slot => slot.run.rows[slot.row].pipeline;
 function toggleFollow(hit) {
   view.follow = null;
   if (!hit) return;
-  const { slot, lane, index } = hit;
+  const { slot, lane, index, first } = hit;
   const run = slot.run;
   if (lane > 0) {
     const { group } = labelOf(run, index);
     if (run.sequence[index] !== NO_SEQUENCE) {
       view.follow = { run, lane, index, group, sequence: run.sequence[index], rank: slot.rank, peer: run.peer[index] };
     }
-  } else if (run.microbatch[index] >= 0) {
-    view.follow = { microbatch: run.microbatch[index], pipeline: pipelineOf(slot) };
+  } else if (run.microbatch[first] >= 0) {   // of the whole cell: the pointer may be on a gap inside it
+    view.follow = { microbatch: run.microbatch[first], pipeline: pipelineOf(slot) };
   }
 }
 

@@ -1,0 +1,123 @@
+"""Figures show the numbers of the analysis, in colours that colour-blind people can tell apart."""
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from traces import figures
+from traces.compare import compare
+from traces.errors import FigureError
+from traces.metrics import breakdown
+from traces.report_colours import palette
+from traces.run import Run
+
+VISION = {  # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, in linear RGB
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.01182, 0.04294, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.3039),
+    ),
+}
+
+
+def linear(colour: str) -> NDArray[np.float64]:
+    value = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Björn Ottosson 2020, https://bottosson.github.io/posts/oklab."""
+    cone = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]]
+    cone.append([0.0883024619, 0.2817188376, 0.6299787005])
+    lab = [[0.2104542553, 0.793617785, -0.0040720468], [1.9779984951, -2.428592205, 0.4505937099]]
+    lab.append([0.0259040371, 0.7827717662, -0.808675766])
+    found: NDArray[np.float64] = np.array(lab) @ np.cbrt(np.array(cone) @ rgb)
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("vision", sorted(VISION))
+@pytest.mark.parametrize(("group", "least"), [("compute", 9.0), ("axes", 7.5)])
+def test_colours_can_be_told_apart(theme: str, vision: str, group: str, least: float) -> None:
+    """Distances in OKLab × 100; about 2 is just noticeable. Axes also have labelled lanes of their own."""
+    colours = set(palette()[theme][group].values()) - {palette()[theme]["compute"]["copy"]}
+    seen = [oklab(np.clip(np.array(VISION[vision]) @ linear(colour), 0, 1)) for colour in sorted(colours)]
+    assert min(100 * float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) >= least
+
+
+def test_waiting_states_differ_in_hatch_where_they_can_meet() -> None:
+    hatch = palette()["hatch"]
+    directions = [hatch[name] for name in ("bubble", "other", "tp", "cp", "ep", "dp", "pp")]
+    assert len(set(directions)) == len(directions)
+
+
+@pytest.mark.parametrize("name", ["pipeline_run", "fsdp_run"])
+def test_schedule_covers_each_row(name: str, request: pytest.FixtureRequest) -> None:
+    run: Run = request.getfixturevalue(name)
+    figure = figures.schedule(run)
+    step = {row.rank: row for row in breakdown(run) if row.step == 1 or len(breakdown(run)) == 4}
+    width: dict[str, float] = {}
+    for bar in figure.data:
+        for row, length in zip(bar.y, bar.x, strict=True):
+            width[row] = width.get(row, 0) + length
+    assert sorted(width.values()) == pytest.approx(sorted(row.window_ns / 1e6 for row in step.values()))
+
+
+def test_schedule_names_every_microbatch(pipeline_run: Run) -> None:
+    (forward,) = [bar for bar in figures.schedule(pipeline_run).data if bar.name == "Forward"]
+    assert sorted(zip(forward.y, forward.text, strict=True)) == [
+        (f"Stage {stage}", str(batch)) for stage in range(4) for batch in range(8)
+    ]
+
+
+def test_a_long_schedule_is_refused_with_advice(fsdp_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_CELLS", 10)
+    with pytest.raises(FigureError, match=r"fewer ranks.*report_html"):
+        figures.schedule(fsdp_run)
+
+
+def test_breakdown_is_that_of_the_analysis(fsdp_run: Run) -> None:
+    figure = figures.breakdown(fsdp_run, step=2)
+    expected = {f"Rank {row.rank}": row.shares for row in breakdown(fsdp_run) if row.step == 2}
+    (exposed,) = [bar for bar in figure.data if bar.name == "Exposed DP"]
+    for row, share in zip(exposed.y, exposed.x, strict=True):
+        assert share == pytest.approx(100 * expected[row]["exposed:dp"])
+    totals = np.sum([bar.x for bar in figure.data], axis=0)
+    assert totals == pytest.approx([100] * 4)
+
+
+def test_memory_rises_to_its_peak(pipeline_run: Run) -> None:
+    figure = figures.memory(pipeline_run)
+    assert [max(line.y) for line in figure.data] == pytest.approx([54, 48, 42, 36])
+    assert figure.layout.shapes[0].y0 == 80
+
+
+def test_compare_ends_at_the_difference(pipeline_run: Run, recorded_pipeline_run: Run) -> None:
+    found = compare(pipeline_run, recorded_pipeline_run)
+    (bars,) = figures.compare(pipeline_run, recorded_pipeline_run).data
+    assert bars.x[-1] == pytest.approx((found.b_step_ns - found.a_step_ns) / 1e6)
+    assert sum(bars.x[:-1]) == pytest.approx(bars.x[-1])
+
+
+def test_what_cannot_be_drawn_is_said(fsdp_run: Run) -> None:
+    with pytest.raises(FigureError, match=r"step 9: .* has steps 0, 1, 2, 3"):
+        figures.schedule(fsdp_run, step=9)
+    with pytest.raises(FigureError, match="rank 7 is not stored"):
+        figures.breakdown(fsdp_run, ranks=[7])
+    with pytest.raises(FigureError, match="no memory over time"):
+        figures.memory(fsdp_run)
+    with pytest.raises(FigureError, match="theme 'blue': one of light, dark"):
+        figures.schedule(fsdp_run, theme="blue")

@@ -1,0 +1,85 @@
+"""What is packed comes back: any arrays, any times, in fewer bytes."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces.pack import Pack, decode, smallest, tick_ns, to_ticks
+
+DTYPES = ("uint8", "int16", "uint16", "int32", "uint32", "float64")
+
+
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 100), max_size=9)), max_size=7))
+def test_what_is_packed_comes_back(columns: list[tuple[str, list[int]]]) -> None:
+    pack = Pack()
+    for number, (dtype, values) in enumerate(columns):
+        pack.add(f"c{number}", np.array(values, dtype))
+    found = decode(pack.columns, pack.encode())
+    assert len(found) == len(columns)
+    for number, (dtype, values) in enumerate(columns):
+        assert found[f"c{number}"].dtype == np.dtype(dtype)
+        assert found[f"c{number}"].tolist() == values
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_columns_are_aligned_for_typed_arrays(columns: list[list[int]]) -> None:
+    pack = Pack()
+    for number, values in enumerate(columns):
+        pack.add(str(number), np.array(values, DTYPES[number % len(DTYPES)]))
+    for _, dtype, offset, _ in pack.columns:
+        assert offset % np.dtype(dtype).itemsize == 0
+
+
+def test_equal_arrays_give_equal_text() -> None:
+    texts = set()
+    for _ in range(2):
+        pack = Pack()
+        pack.add("x", np.arange(5, dtype=np.uint8))
+        texts.add(pack.encode())
+    assert len(texts) == 1
+
+
+@st.composite
+def lanes(draw: st.DrawFn) -> tuple[list[list[tuple[int, int]]], int]:
+    """Lanes of spans that do not overlap, and the length of the step."""
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        edges = sorted(draw(st.lists(st.integers(0, 10**11), max_size=12)))
+        found.append(list(zip(edges[::2], edges[1::2], strict=False)))
+    return found, max((end for lane in found for _, end in lane), default=1)
+
+
+@given(lanes())
+def test_times_come_back_to_within_half_a_tick(given_lanes: tuple[list[list[tuple[int, int]]], int]) -> None:
+    spans, length_ns = given_lanes
+    ptr = np.cumsum([0, *map(len, spans)])
+    start = np.array([a for lane in spans for a, _ in lane], np.int64)
+    end = np.array([b for lane in spans for _, b in lane], np.int64)
+    tick = tick_ns(length_ns)
+    delta, duration = to_ticks(start, end, ptr, tick)
+    for low, high in pairwise(ptr):
+        found = np.cumsum(delta[low:high].astype(np.int64))
+        assert (abs(found * tick - start[low:high]) <= tick // 2).all()
+        assert (abs((found + duration[low:high]) * tick - end[low:high]) <= tick // 2).all()
+
+
+@given(st.integers(1, 10**15))
+def test_a_step_fits_into_32_bits_of_the_finest_tick(length_ns: int) -> None:
+    tick = tick_ns(length_ns)
+    assert length_ns // tick < 2**32
+    assert tick == 1 or length_ns // (tick // 10) >= 2**32
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1))
+def test_smallest_type_holds_every_value(values: list[int]) -> None:
+    found = smallest(np.array(values, np.int64))
+    assert found.tolist() == values
+    assert found.dtype.name in DTYPES
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        smallest(np.array([-1, 2**40]))

@@ -1,0 +1,279 @@
+"""The page in a real browser: draws, answers the pointer, loads nothing, runs nothing that a run says.
+
+Needs playwright and a Chromium on the PATH; without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traces.info import RunInfo
+from traces.report import write_report
+from traces.run import Run
+from traces.store import open_run, write_run
+from traces.timeline import timeline
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+
+CELL = """([slot, kind, batch]) => {
+  const {view, kinds, laneRange, toX, rowTop} = window.foretrace;
+  const {run, row} = view.slots[slot];
+  const [low, high] = laneRange(run, row, 0);
+  const ours = [...Array(high - low).keys()].map(k => k + low)
+    .filter(i => kinds[run.kind[i]].id === kind && run.microbatch[i] === batch);
+  const box = document.querySelector('#schedule').getBoundingClientRect();
+  const [first, last] = [ours[0], ours[ours.length - 1]];
+  return {x: box.left + toX((run.start[first] + run.end[last]) / 2), left: box.left + toX(run.start[first]),
+          y: box.top + rowTop(slot) + 12, ns: run.end[last] - run.start[first]};
+}"""
+"""Finds one pass on the page: slot, kind, micro-batch to the middle of its cell."""
+
+PIXEL = """([x, y]) => {
+  const canvas = document.querySelector('#schedule'), box = canvas.getBoundingClientRect();
+  return [...canvas.getContext('2d').getImageData(x - box.left, y - box.top, 1, 1).data].slice(0, 3);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield found
+        found.close()
+
+
+class Opened:
+    """A report in the browser, with what went wrong in it."""
+
+    def __init__(
+        self, browser: Any, path: Path, runs: tuple[Run, ...], width: int = 1400, theme: str = "light"
+    ) -> None:
+        write_report(path, *runs)
+        self.page = browser.new_page(viewport={"width": width, "height": 1000})
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("dialog", self._refuse)
+        self.page.goto(f"file://{path}?theme={theme}")
+        self.page.wait_for_selector("body[data-ready]", timeout=20_000)
+        self.path = path
+
+    def _refuse(self, dialog: Any) -> None:
+        self.problems.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def cell(self, slot: int, kind: str, batch: int) -> dict[str, float]:
+        self.page.locator("#schedule").scroll_into_view_if_needed()
+        found: dict[str, float] = self.page.evaluate(CELL, [slot, kind, batch])
+        return found
+
+    def settle(self) -> None:
+        self.page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+
+
+@pytest.fixture
+def pipeline(browser: Any, tmp_path: Path, pipeline_run: Run) -> Iterator[Opened]:
+    opened = Opened(browser, tmp_path / "r.html", (pipeline_run,))
+    yield opened
+    opened.page.close()
+
+
+NAMES = ("pipeline_run", "many_ranks_run", "fsdp_run")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("screen", [(1400, "light"), (390, "dark")])
+def test_page_draws_without_errors_or_requests(
+    browser: Any, tmp_path: Path, request: pytest.FixtureRequest, name: str, screen: tuple[int, str]
+) -> None:
+    width, theme = screen
+    opened = Opened(browser, tmp_path / "r.html", (request.getfixturevalue(name),), width, theme)
+    assert opened.problems == []
+    assert all(url.startswith(("file:", "data:")) for url in opened.requests)
+    colours = opened.page.evaluate(
+        "() => { const c = document.querySelector('#schedule'); const d = c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data; const s = new Set();"
+        "for (let i = 0; i < d.length; i += 4) s.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]); return s.size; }"
+    )
+    assert colours > 20
+    overflow = opened.page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    assert overflow <= 0
+    assert opened.page.evaluate("document.documentElement.dataset.theme") == theme
+    opened.page.close()
+
+
+def test_two_runs_are_drawn_row_by_row(
+    browser: Any, tmp_path: Path, pipeline_run: Run, recorded_pipeline_run: Run
+) -> None:
+    opened = Opened(browser, tmp_path / "r.html", (pipeline_run, recorded_pipeline_run))
+    assert opened.problems == []
+    slots = opened.page.evaluate("foretrace.view.slots.map(slot => [slot.rank, slot.run.key])")
+    assert slots == [[rank, key] for rank in (0, 4, 8, 12) for key in "ab"]
+    assert opened.page.locator("#waterfall .fall").count() > 2
+    assert "recorded" in opened.page.inner_text("#differences")
+    opened.page.close()
+
+
+def test_rows_add_up_to_the_step(pipeline: Opened) -> None:
+    shares = pipeline.page.evaluate(
+        "foretrace.view.slots.map(({run, row}) => { const [low, high] = foretrace.laneRange(run, row, 0);"
+        "let sum = 0; for (let i = low; i < high; i++) sum += run.end[i] - run.start[i];"
+        "return sum / run.steps[run.step].rows[row].window_ns; })"
+    )
+    assert shares == pytest.approx([1] * 4)
+
+
+def test_hover_says_what_is_there(pipeline: Opened) -> None:
+    cell = pipeline.cell(2, "forward", 5)
+    pipeline.page.mouse.move(cell["x"], cell["y"])
+    tip = pipeline.page.inner_text("#tip")
+    assert "Forward · Stage 2" in tip
+    assert "micro-batch\t5" in tip
+    assert "layers\t8 to 11" in tip
+    assert f"{cell['ns'] / 1e6:.3f} ms" in tip
+    assert "TP exposed within" in tip
+
+
+def test_cells_have_the_colour_of_their_kind(pipeline: Opened) -> None:
+    cell = pipeline.cell(1, "backward", 3)
+    assert pipeline.page.evaluate(PIXEL, [cell["left"] + 8, cell["y"]]) == [0xEE, 0x96, 0x36]
+
+
+def test_zoom_keeps_the_time_under_the_pointer(pipeline: Opened) -> None:
+    cell = pipeline.cell(0, "backward", 4)
+    pipeline.page.mouse.move(cell["x"], cell["y"])
+    box = pipeline.page.locator("#schedule").bounding_box()
+    before = pipeline.page.evaluate("x => foretrace.toTime(x)", cell["x"] - box["x"])
+    pipeline.page.mouse.wheel(0, -300)
+    pipeline.settle()
+    after = pipeline.page.evaluate("x => foretrace.toTime(x)", cell["x"] - box["x"])
+    width = pipeline.page.evaluate("foretrace.view.t1 - foretrace.view.t0")
+    assert width < 0.7 * pipeline.page.evaluate("foretrace.view.far")
+    assert after == pytest.approx(before, abs=width / 1000)
+
+
+def test_zooming_in_shows_layers(pipeline: Opened) -> None:
+    for _ in range(3):
+        cell = pipeline.cell(0, "backward", 4)
+        pipeline.page.mouse.move(cell["x"], cell["y"])
+        pipeline.page.mouse.wheel(0, -300)
+        pipeline.settle()
+    cell = pipeline.cell(0, "backward", 4)
+    pipeline.page.mouse.move(cell["left"] + 5, cell["y"])
+    assert "layer\t0" in pipeline.page.inner_text("#tip")
+
+
+def test_keys_move_and_reset_the_window(pipeline: Opened) -> None:
+    def window() -> tuple[float, float]:
+        pipeline.settle()
+        found = pipeline.page.evaluate("[foretrace.view.t0, foretrace.view.t1]")
+        return found[0], found[1]
+
+    whole = window()
+    pipeline.page.keyboard.press("w")
+    zoomed = window()
+    assert zoomed[1] - zoomed[0] < whole[1] - whole[0]
+    pipeline.page.keyboard.press("d")
+    assert window()[0] > zoomed[0]
+    pipeline.page.keyboard.press("a")
+    assert window() == pytest.approx(zoomed)
+    pipeline.page.keyboard.press("0")
+    assert window() == whole
+
+
+def test_click_follows_a_microbatch_and_escape_lets_go(pipeline: Opened) -> None:
+    cell = pipeline.cell(3, "forward", 6)
+    pipeline.page.mouse.click(cell["x"], cell["y"])
+    assert pipeline.page.evaluate("foretrace.view.follow.microbatch") == 6
+    other = pipeline.cell(1, "backward", 3)
+    pipeline.settle()
+    assert pipeline.page.evaluate(PIXEL, [other["left"] + 8, other["y"]]) != [0xEE, 0x96, 0x36]
+    pipeline.page.keyboard.press("Escape")
+    assert pipeline.page.evaluate("foretrace.view.follow") is None
+
+
+def test_shift_drag_measures(pipeline: Opened) -> None:
+    cell = pipeline.cell(0, "backward", 1)
+    pipeline.page.keyboard.down("Shift")
+    pipeline.page.mouse.move(cell["x"], cell["y"])
+    pipeline.page.mouse.down()
+    pipeline.page.mouse.move(cell["x"] + 100, cell["y"])
+    pipeline.page.mouse.up()
+    pipeline.page.keyboard.up("Shift")
+    low, high = pipeline.page.evaluate("foretrace.view.measure")
+    per_pixel = pipeline.page.evaluate("(foretrace.view.t1 - foretrace.view.t0) / foretrace.view.plot")
+    assert high - low == pytest.approx(100 * per_pixel, rel=0.01)
+
+
+def test_legend_hides_a_kind(pipeline: Opened) -> None:
+    cell = pipeline.cell(1, "backward", 3)
+    button = pipeline.page.locator("#legend button", has_text="Backward").first
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    pipeline.settle()
+    cell = pipeline.cell(1, "backward", 3)
+    assert pipeline.page.evaluate(PIXEL, [cell["left"] + 8, cell["y"]]) == [255, 255, 255]
+
+
+def test_theme_button_switches(pipeline: Opened) -> None:
+    pipeline.page.click("#theme")
+    assert pipeline.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    pipeline.settle()
+    assert pipeline.problems == []
+
+
+def test_a_click_in_the_overview_shows_that_pipeline(
+    browser: Any, tmp_path: Path, many_ranks_run: Run
+) -> None:
+    opened = Opened(browser, tmp_path / "r.html", (many_ranks_run,))
+    box = opened.page.locator("#overview").bounding_box()
+    opened.page.mouse.click(box["x"] + 400, box["y"] + 26 + 8.5 / 64 * 192)  # the ninth line: dp 1, stage 0
+    shown = opened.page.evaluate("foretrace.view.slots.map(slot => [slot.rank, slot.row])")
+    assert shown == [[2, 0], [18, 1], [34, 2], [50, 3]]
+    opened.page.close()
+
+
+def test_a_step_can_be_chosen(browser: Any, tmp_path: Path, fsdp_run: Run) -> None:
+    opened = Opened(browser, tmp_path / "r.html", (fsdp_run,))
+    opened.page.select_option("#steps select", "3")
+    assert opened.page.evaluate("foretrace.runs()[0].step") == 3
+    assert opened.problems == []
+    opened.page.close()
+
+
+def test_names_from_a_run_stay_text(browser: Any, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    columns: dict[str, object] = {
+        "rank": [0, 0, 0], "category": ["step", "compute", "collective"], "kind": ["step", evil, evil],
+        "name": [evil] * 3, "stream": ["step", "compute", evil], "start_ns": [0, 0, 6_000_000],
+        "duration_ns": [9_000_000, 4_000_000, 1_000_000], "axis": ["", "", evil], "step": [0] * 3,
+    }  # fmt: skip
+    info = RunInfo(
+        origin="recorded", world_size=1, name=evil, warnings=(evil,), model={"name": evil, evil: evil}
+    )
+    opened = Opened(
+        browser, tmp_path / "r.html", (open_run(write_run(tmp_path / "run", info, timeline(columns))),)
+    )
+    opened.page.locator("#schedule").scroll_into_view_if_needed()
+    box = opened.page.locator("#schedule").bounding_box()
+    for share in (0.2, 0.7):
+        opened.page.mouse.move(box["x"] + box["width"] * share, box["y"] + 40)
+    assert evil in opened.page.inner_text("h1")
+    assert opened.page.locator("img").count() == 0
+    assert opened.problems == []
+    opened.page.close()

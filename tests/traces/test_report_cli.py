@@ -1,0 +1,47 @@
+"""The verb ``report``: writes one file, says what it says, and what went wrong in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from traces.errors import RunError
+from traces.report_cli import report
+from traces.run import Run
+
+
+def test_report_says_what_the_page_says(fsdp_run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "r.html"
+    result = CliRunner().invoke(report, [fsdp_run.path, "-o", str(target)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "Step time" in result.output
+    assert f"{target} (0." in result.output
+    assert target.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_json_is_one_object_and_nothing_else(
+    pipeline_run: Run, recorded_pipeline_run: Run, tmp_path: Path
+) -> None:
+    target = tmp_path / "r.html"
+    words = [pipeline_run.path, recorded_pipeline_run.path, "-o", str(target), "--json"]
+    said = json.loads(CliRunner().invoke(report, words, catch_exceptions=False).output)
+    assert said["report"] == str(target)
+    assert said["size_bytes"] == target.stat().st_size
+    assert {"Step time, simulated", "Step time, recorded", "Difference"} <= set(said["headline"])
+
+
+def test_without_a_name_the_page_is_called_after_the_run(
+    fsdp_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(report, [fsdp_run.path, fsdp_run.path], catch_exceptions=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["fsdp-and-fsdp.html"]
+
+
+def test_a_run_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="missing"):
+        CliRunner().invoke(
+            report, [str(tmp_path / "missing"), "-o", str(tmp_path / "r.html")], catch_exceptions=False
+        )
+    assert list(tmp_path.iterdir()) == []
