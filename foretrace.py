@@ -58,6 +58,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "One self-contained HTML page for a run, or two on one axis.",
         ),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
+        "validate": ("simulator.validate_cli", "Hold predictions against tables of measurements."),
         "topology": ("topologies.cli", "Machines: list, show, check, and measure this one."),
     }
 )

@@ -1,4 +1,4 @@
-"""How long operations take on a device: three physical bounds and the constants of ``topologies.device``."""
+"""How long operations take on a device: products, attention, memory, and the host that launches them."""
 
 from __future__ import annotations
 
@@ -6,34 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from simulator.attention import attention_s
 from simulator.clock import to_ns
+from simulator.gemm import gemm_s
 from simulator.ops import Comm, Op
 from topologies.device import Device
 from topologies.units import format_bandwidth, format_flops, format_time
 
 FITTED_SIDE: Final = 256
-"""Shortest side of the matrix products that the GEMM constants of the catalogue were fitted on."""
-
-
-def gemm_s(op: Op, device: Device) -> float:
-    """Return the time of a matrix product: a roofline with three constants and the sustained clock.
-
-    ``t = max(flops / (e P c), bytes / (b BW)) + n t0``: e ``gemm_efficiency``, P the peak of the dtype,
-    c ``sustained_clock_fraction``, b ``gemm_memory_fraction``, t0 ``gemm_latency_s``, n operations.
-    How close this comes to measured products is in docs/compute.md.
-    """
-    peak = device.gemm_efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
-    bandwidth = device.gemm_memory_fraction * device.memory_bytes_per_s
-    return max(op.flops / peak, op.bytes_moved / bandwidth) + op.count * device.gemm_latency_s
-
-
-def attention_s(op: Op, device: Device) -> float:
-    """Return the time of a fused attention kernel; as a matrix product, with an efficiency of its own."""
-    forward = op.kind == "attention"
-    efficiency = device.attention_efficiency_forward if forward else device.attention_efficiency_backward
-    peak = efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
-    bandwidth = device.memory_bound_fraction * device.memory_bytes_per_s
-    return max(op.flops / peak, op.bytes_moved / bandwidth) + op.count * device.gemm_latency_s
+"""Shortest side of the products that the three constants of a device without tiles were fitted on."""
 
 
 def memory_s(op: Op, device: Device) -> float:
@@ -87,8 +68,10 @@ class ComputeModel:
     def notes(self) -> list[str]:
         """What the answers so far rest on, as sentences for a report."""
         found = [*_constants(self.device, self.precision)]
+        if self.device.assumed:
+            found.append(f"warning: {self.device.name}: {self.device.assumed}")
         small = sorted({(op.m, op.n, op.k) for op in self._seconds if _is_small(op)}, key=min)
-        if small:
+        if small and self.device.gemm_tiles is None:
             found.append(
                 f"GEMM shapes with a side below {FITTED_SIDE}, outside what the constants were fitted on: "
                 f"{len(small)} (e.g. {'x'.join(map(str, small[0]))}): roofline used"
@@ -100,10 +83,7 @@ def _constants(device: Device, precision: str) -> list[str]:
     """The constants behind each kind of operation, with their sources."""
     peak, bandwidth = format_flops(device.peak(precision)), format_bandwidth(device.memory_bytes_per_s)
     lines = {
-        "gemm.efficiency": f"GEMM on {device.name}: {device.gemm_efficiency:.2f} of {peak} ({precision}), "
-        f"{device.gemm_memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}",
-        "attention.efficiency_forward": f"attention: {device.attention_efficiency_forward:.2f} forward and "
-        f"{device.attention_efficiency_backward:.2f} backward of that peak",
+        **_gemm_lines(device, f"{peak} ({precision})", bandwidth),
         "memory_bound.fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
         f"+ {format_time(device.memory_bound_latency_s)} each",
         "launch": f"host: {format_time(device.launch_s)} per operation",
@@ -111,6 +91,34 @@ def _constants(device: Device, precision: str) -> list[str]:
     }
     sources = device.sources
     return [f"{line} ({sources[name]})" if sources.get(name) else line for name, line in lines.items()]
+
+
+def _gemm_lines(device: Device, peak: str, bandwidth: str) -> dict[str, str]:
+    """What matrix products and attention rest on: tiles and kernels where measured, else an efficiency."""
+    tiles, kernel = device.gemm_tiles, device.attention_kernels.get(device.attention_kernel)
+    gemm = (
+        f"GEMM on {device.name}: {device.gemm_efficiency:.2f} of {peak}, "
+        f"{device.gemm_memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}"
+    )
+    attention = (
+        f"attention: {device.attention_efficiency_forward:.2f} forward and "
+        f"{device.attention_efficiency_backward:.2f} backward of that peak"
+    )
+    found = {"gemm.efficiency": gemm, "attention.efficiency_forward": attention}
+    if tiles is not None:
+        del found["gemm.efficiency"]
+        found["tiles.processors"] = (
+            f"GEMM on {device.name}: tiles on {tiles.processors} processors, "
+            f"{tiles.efficiency:.2f} of {peak}, "
+            f"{tiles.memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}"
+        )
+    if kernel is not None and tiles is not None:
+        del found["attention.efficiency_forward"]
+        found[f"attention.kernels.{device.attention_kernel}"] = (
+            f"attention: {device.attention_kernel}, {kernel.forward.efficiency:.2f} forward and "
+            f"{kernel.backward.efficiency:.2f} backward of that peak, softmax beside it"
+        )
+    return found
 
 
 def _is_small(op: Op) -> bool:

@@ -5,6 +5,7 @@ SimulationError
 ├── JobError       a layout, batch or schedule that cannot run on these GPUs
 ├── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
 ├── ConfigError    a run.toml or a setting that cannot be understood
+├── TableError     a table of measurements that cannot be read, or a cell of it
 └── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
 
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
@@ -29,6 +30,10 @@ class ScheduleError(SimulationError):
 
 class ConfigError(SimulationError):
     """A file of settings, or a setting, cannot be understood."""
+
+
+class TableError(SimulationError):
+    """A table of measurements, or a cell of it, cannot be used."""
 
 
 class ProgramError(SimulationError):

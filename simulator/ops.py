@@ -32,6 +32,12 @@ class Op:
             attention queries, keys and head width.
         dtype: of the operands.
         count: operations that the host launches; each has the fixed time of its kind.
+        batch: members of a batched or grouped product; heads over all sequences of an attention.
+        grouped: the members are a kernel each, one after another.
+        v_dim: width of a value head, if it is not ``k``.
+        causal: attention skips what a causal mask hides.
+        window: keys that a query sees at most (sliding window); 0 means all.
+        kernel: fused attention kernel; empty means the device's own choice.
     """
 
     name: str
@@ -43,6 +49,12 @@ class Op:
     k: int = 0
     dtype: str = "bf16"
     count: int = 1
+    batch: int = 1
+    grouped: bool = False
+    v_dim: int = 0
+    causal: bool = True
+    window: int = 0
+    kernel: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +99,25 @@ class Block:
     phases: Mapping[str, Phase]
 
 
-def gemm(name: str, m: int, n: int, k: int, dtype: str, *, batch: int = 1) -> Op:
-    """Return *batch* matrix products ``(m, k) @ (k, n)`` in one kernel; each operand is moved once.
+def gemm(name: str, m: int, n: int, k: int, dtype: str, *, batch: int = 1, grouped: bool = False) -> Op:
+    """Return *batch* matrix products ``(m, k) @ (k, n)``, one kernel or *grouped*; operands are moved once.
 
     >>> gemm("up", 2, 3, 4, "bf16").flops
     48
     """
     moved = (m * k + k * n + m * n) * DTYPE_BYTES[dtype] * batch
-    return Op(name, "gemm", 2 * m * n * k * batch, moved, m, n, k, dtype)
+    return Op(name, "gemm", 2 * m * n * k * batch, moved, m, n, k, dtype, batch=batch, grouped=grouped)
 
 
 def weight_gradient(
-    name: str, tokens: int, linear: Linear, dtype: str, *, sum_dtype: str, batch: int = 1
+    name: str,
+    tokens: int,
+    linear: Linear,
+    dtype: str,
+    *,
+    sum_dtype: str,
+    batch: int = 1,
+    grouped: bool = False,
 ) -> Op:
     """Return the GEMM of *batch* weight gradients, which add to sums kept in *sum_dtype*.
 
@@ -107,7 +126,8 @@ def weight_gradient(
     """
     n_in, n_out = linear.n_in, linear.n_out
     moved = tokens * (n_in + n_out) * DTYPE_BYTES[dtype] + 2 * n_in * n_out * DTYPE_BYTES[sum_dtype]
-    return Op(name, "gemm", 2 * tokens * n_in * n_out * batch, moved * batch, n_out, n_in, tokens, dtype)
+    flops = 2 * tokens * n_in * n_out * batch
+    return Op(name, "gemm", flops, moved * batch, n_out, n_in, tokens, dtype, batch=batch, grouped=grouped)
 
 
 def memory(name: str, bytes_moved: int, dtype: str, *, count: int = 1) -> Op:

@@ -93,7 +93,11 @@ def _fused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     width = model.head_dim + model.value_head_dim
     flops = job.micro_batch * heads * queries * keys * width
     operands = job.micro_batch * (queries * heads + keys * kv_heads) * width * DTYPE_BYTES[job.precision]
-    forward = Op("attention.core", "attention", flops, operands, queries, keys, model.head_dim, job.precision)
+    forward = Op(
+        *("attention.core", "attention", flops, operands, queries, keys, model.head_dim, job.precision),
+        batch=job.micro_batch * heads,
+        v_dim=model.value_head_dim,
+    )
     backward = replace(
         forward,
         name="attention.core.backward",

@@ -140,9 +140,11 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     """One matrix per local expert, in one grouped kernel; *n_tokens* over all of them, evenly."""
     n_local = share(job.model.n_experts, job.layout.ep)
     rows, dtype = share(n_tokens, n_local), job.precision
-    forward = gemm(name, rows, linear.n_out, linear.n_in, dtype, batch=n_local)
-    dgrad = gemm(f"{name}.dgrad", rows, linear.n_in, linear.n_out, dtype, batch=n_local)
-    wgrad = weight_gradient(f"{name}.wgrad", rows, linear, dtype, sum_dtype=job.gradient_dtype, batch=n_local)
+    forward = gemm(name, rows, linear.n_out, linear.n_in, dtype, batch=n_local, grouped=True)
+    dgrad = gemm(f"{name}.dgrad", rows, linear.n_in, linear.n_out, dtype, batch=n_local, grouped=True)
+    wgrad = weight_gradient(
+        f"{name}.wgrad", rows, linear, dtype, sum_dtype=job.gradient_dtype, batch=n_local, grouped=True
+    )
     exact = 2 * n_tokens * linear.n_in * linear.n_out
     ops: list[Op] = [replace(op, flops=exact) for op in (forward, dgrad, wgrad)]
     return Piece((ops[0],), (ops[1], ops[2]), (ops[1],), (ops[2],))

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from topologies.errors import CatalogError
+from topologies.kernel import AttentionKernel, GemmTiles
 
 KINDS: Final = ("gpu", "cpu")
 DTYPES: Final = ("fp8", "bf16", "fp16", "tf32", "fp32")
@@ -66,6 +67,10 @@ class Device:
         launch_s: time of the host to launch one kernel or operation.
         sustained_clock_fraction: clock under lasting load over clock in a short burst; times every peak.
         reserved_bytes: memory that the framework's context and libraries take before the first tensor.
+        gemm_tiles: how matrix products are cut into tiles; None where only the three constants are known.
+        attention_kernels: fused attention kernels by name, where they were measured.
+        attention_kernel: the one of them that training uses.
+        assumed: what of this device was not measured on it but taken from its class, as a sentence.
         sources: where each figure comes from, by its key in a file: one of ``KEYS``, or ``peak.<dtype>``.
     """
 
@@ -84,6 +89,10 @@ class Device:
     launch_s: float
     sustained_clock_fraction: float = 1.0
     reserved_bytes: int = 0
+    gemm_tiles: GemmTiles | None = field(default=None, repr=False)
+    attention_kernels: Mapping[str, AttentionKernel] = field(default_factory=dict, hash=False, repr=False)
+    attention_kernel: str = ""
+    assumed: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:

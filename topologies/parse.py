@@ -11,6 +11,7 @@ from topologies.device import DTYPES, KEYS, Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, Link
 from topologies.link import COLLECTIVES, Curve, LinkSpec, Table
+from topologies.parse_kernel import kernels_from, tiles_from
 from topologies.reader import Section, number, text, truth, whole
 from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
 
@@ -23,8 +24,9 @@ def device_from(section: Section) -> Device:
     name, kind = section.get("name", text), section.get("kind", text, "gpu")
     tables = {
         "": section,
-        **{key: section.section(key) for key in ("peak", "gemm", "memory_bound", "attention")},
+        **{key: section.section(key) for key in ("peak", "gemm", "memory_bound", "attention", "tiles")},
     }
+    tables["attention.kernels"] = tables["attention"].section("kernels")
     found: dict[str, Any] = {}
     for field, key in KEYS.items():
         table, _, entry = key.rpartition(".")
@@ -32,6 +34,10 @@ def device_from(section: Section) -> Device:
         found[field] = tables[table].get(entry, _reader(field), *default)
     peak = tables["peak"]
     peaks = {dtype: peak.get(dtype, parse_flops) for dtype in DTYPES if dtype in peak}
+    found["gemm_tiles"] = tiles_from(tables["tiles"])
+    found["attention_kernels"] = kernels_from(tables["attention.kernels"])
+    found["attention_kernel"] = tables["attention"].get("kernel", text, "")
+    found["assumed"] = section.get("assumed", text, "")
     sources: dict[str, str] = {}
     for prefix, table_ in tables.items():
         sources |= _finish(table_, f"{prefix}." if prefix else "")

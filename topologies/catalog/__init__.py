@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from topologies.cluster import Cluster
 from topologies.device import Device
@@ -54,9 +54,29 @@ def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster
 
 
 def load_device(name: str) -> Device:
-    """Return a device of the catalogue. Raises CatalogError if there is none of that name."""
+    """Return a device of the catalogue. Raises CatalogError if there is none of that name.
+
+    A file with ``base = "<device>"`` takes from that device whatever it does not give itself.
+    """
     path = _find(_HOME / "devices", name, "device")
-    return device_from(Section(read_toml(path), str(path)))
+    return device_from(Section(_with_base(read_toml(path), path.parent, "device"), str(path)))
+
+
+def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:
+    """Return the tables of a file over those of the entry of *folder* that its ``base`` names."""
+    if (base := table.pop("base", None)) is None:
+        return table
+    return _over(_with_base(read_toml(_find(folder, str(base), what)), folder, what), table)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return *below* with the values of *above*; tables are joined, figures with their source replaced."""
+    joined = dict(below)
+    for key, value in above.items():
+        old = joined.get(key)
+        tables = isinstance(value, dict) and isinstance(old, dict) and "value" not in value
+        joined[key] = _over(old, value) if tables and isinstance(old, dict) else value
+    return joined
 
 
 def load_link(name: str) -> LinkSpec:

@@ -1,0 +1,132 @@
+"""Fits how a fused attention kernel runs on a device to measured ones, and prints its table of constants.
+
+    python benchmarks/fit_attention.py kernels.csv --device a100-80gb --name flash2
+        --rows A100-SXM-80GB:FlashAttention-2 A100-PCIe-80GB:TE/FA@a100-pcie
+
+Each ``--rows`` is hardware:implementation, with @device where the hardware is another device of that chip.
+30 % of the rows are held out. A weak prior keeps constants that the rows do not show near what other kernels
+have. A direction that no row measures is printed as the other one at 0.76 of its efficiency.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from fitting import Floats, minimize, split
+
+from simulator.attention import attention_s
+from simulator.ops import Op
+from simulator.validate_kernels import attention_ops
+from simulator.validate_table import read_table
+from topologies.catalog import load_device
+from topologies.device import Device
+from topologies.kernel import AttentionKernel, AttentionPass
+
+PRIOR = (0.75, 30.0, 0.7, 0.7e-6, 5e-6)
+"""Efficiency, score width, tail, overhead and latency that a kernel has where rows do not show them."""
+
+PRIOR_WEIGHT = 0.004
+BACKWARD_SHARE = 0.76
+"""Efficiency of a backward over that of its forward: flash2 on A100 has 0.81, cuDNN on B200 0.70."""
+
+
+def one_pass(x: Floats) -> AttentionPass:
+    """Return the constants that the logarithms *x* stand for."""
+    efficiency, width, tail, overhead, latency = (float(value) for value in np.exp(x))
+    return AttentionPass(
+        efficiency=min(efficiency, 1.0),
+        score_width=width,
+        tail=tail,
+        tile_overhead_s=overhead,
+        latency_s=latency,
+    )
+
+
+def kernel_of(x: Floats) -> AttentionKernel:
+    """Return forward and backward from ten logarithms."""
+    return AttentionKernel(forward=one_pass(x[:5]), backward=one_pass(x[5:]))
+
+
+def toml(name: str, kernel: AttentionKernel, source: str) -> str:
+    """Return the tables of a device's TOML file."""
+    lines = [f"[attention.kernels.{name}]", f'source = "{source}"']
+    for direction in ("forward", "backward"):
+        one = getattr(kernel, direction)
+        lines += [
+            f"[attention.kernels.{name}.{direction}]",
+            f"efficiency = {one.efficiency:.3f}",
+            f"score_width = {one.score_width:.1f}",
+            f"tail = {one.tail:.2f}",
+            f'overhead = "{one.tile_overhead_s * 1e6:.2f} us"',
+            f'latency = "{one.latency_s * 1e6:.1f} us"',
+        ]
+    return "\n".join(lines)
+
+
+def rows_of(table: str, specs: list[str], device: Device) -> list[tuple[Device, list[Op], float]]:
+    """Return device, operations and seconds of every row that one of *specs* names."""
+    found = []
+    for spec in specs:
+        hardware, _, rest = spec.partition(":")
+        implementation, _, other = rest.partition("@")
+        on = load_device(other) if other else device
+        for row in read_table(table, ("hardware", "kernel", "impl")):
+            if (row.text("hardware"), row.text("impl"), row.text("kernel")) == (
+                *(hardware, implementation, "attention"),
+            ):
+                ops, counted = attention_ops(row, "bf16")
+                found.append(
+                    (on, [replace(op, kernel="fit") for op in ops], counted / row.number_in("tflops") / 1e12)
+                )
+    return found
+
+
+def predictor(rows: list[tuple[Device, list[Op], float]]) -> Callable[[AttentionKernel], Floats]:
+    """Return the log errors of *rows* as a function of the kernel."""
+
+    def errors(kernel: AttentionKernel) -> Floats:
+        found = []
+        for device, ops, seconds in rows:
+            on = replace(device, attention_kernels={"fit": kernel})
+            found.append(np.log(sum(attention_s(op, on) for op in ops) / seconds))
+        return np.array(found)
+
+    return errors
+
+
+def main() -> None:
+    """Fit one kernel on one device and print what its file needs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("table")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--rows", nargs="+", required=True)
+    given: Any = parser.parse_args()
+    rows = rows_of(given.table, given.rows, load_device(given.device))
+    seen = split(len(rows))
+    fitted = predictor([row for row, keep in zip(rows, seen, strict=True) if keep])
+    prior = np.log([*PRIOR, PRIOR[0] * BACKWARD_SHARE, *PRIOR[1:]])
+
+    def loss(x: Floats) -> float:
+        errors = np.abs(fitted(kernel_of(x)))
+        too_fast = max(float(x[0]), float(x[5]), 0.0)
+        return float(errors.mean() + PRIOR_WEIGHT * np.abs(x - prior).mean() + too_fast)
+
+    best = minimize(loss, list(prior), n_steps=1200)[0]
+    kernel = kernel_of(best)
+    if not any(op.kind == "attention_backward" for _, ops, _ in rows for op in ops):
+        forward = kernel.forward
+        back = {f.name: getattr(forward, f.name) for f in fields(AttentionPass)}
+        back["efficiency"] *= BACKWARD_SHARE
+        kernel = AttentionKernel(forward=forward, backward=AttentionPass(**back))
+    held = predictor([row for row, keep in zip(rows, seen, strict=True) if not keep])(kernel)
+    print(toml(given.name, kernel, given.name))
+    print(f"# held out: {len(held)} of {len(rows)} rows, median {np.median(np.abs(held)):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Which device of the catalogue a table of measurements speaks of."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+from simulator.errors import TableError
+from topologies.catalog import device_names, load_device
+from topologies.device import Device
+
+PATTERNS: Final = (
+    (r"gb300", "gb300"),
+    (r"gb200", "gb200"),
+    (r"b300", "b300-sxm"),
+    (r"b200", "b200-sxm"),
+    (r"h200", "h200-sxm"),
+    (r"h100.*pcie", "h100-pcie"),
+    (r"h100.*(96 ?gb|hbm2e)", "h100-96gb"),
+    (r"h100", "h100-sxm"),
+    (r"h800", "h800"),
+    (r"h20\b", "h20"),
+    (r"a(100|800).*pcie", "a100-pcie"),
+    (r"a(100|800).*40 ?gb", "a100-40gb"),
+    (r"a(100|800)", "a100-80gb"),
+    (r"v100.*16 ?gb", "v100-16gb"),
+    (r"v100", "v100-32gb"),
+    (r"l40", "l40s"),
+    (r"a6000", "a6000"),
+    (r"a40", "a40"),
+    (r"3090", "rtx-3090"),
+    (r"4090", "rtx-4090"),
+    (r"mi300x", "mi300x"),
+)
+"""What people write, and the device they mean; the first that is found counts."""
+
+
+@cache
+def device_of(hardware: str) -> Device:
+    """Return the device that *hardware* names: a name of the catalogue, or as tables write it.
+
+    Raises:
+        TableError: no device of the catalogue is meant.
+
+    >>> device_of("H100-SXM-80GB (8xH100 nodes)").name
+    'h100-sxm'
+    """
+    name = hardware.lower().replace("_", "-")
+    if name in device_names():
+        return load_device(name)
+    for pattern, device in PATTERNS:
+        if re.search(pattern, name):
+            return load_device(device)
+    raise TableError(f"hardware {hardware!r} is no device of the catalogue")

@@ -1,0 +1,66 @@
+"""Shows a validation to a person: score, classes, families, worst rows, and every reason for a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from simulator.validate import Spread, Validation, reasons
+
+SHOWN_FAMILIES: Final = 40
+"""Most families that are listed; all of them are in ``--json``."""
+
+
+def show(validation: Validation, console: Console, n_worst: int) -> None:
+    """Print *validation* on *console*."""
+    score = validation.score
+    console.print(
+        f"[bold]{validation.kind}[/]: {len(validation.rows):,} rows predicted, "
+        f"{len(validation.failures):,} failed, {len(validation.families):,} families, "
+        f"score {'-' if score is None else _percent(score)}",
+        highlight=False,
+    )
+    if not validation.rows:
+        _failures(validation, console)
+        return
+    console.print(_table("class", validation.groups, validation.score_by_group()))
+    families = validation.families
+    table = _table("family", families[:SHOWN_FAMILIES])
+    if len(families) > SHOWN_FAMILIES:
+        table.caption = f"the worst {SHOWN_FAMILIES} of {len(families)} families"
+    console.print(table)
+    worst = Table(box=None, header_style="dim", title="worst rows", title_justify="left")
+    for name in ("row", "what", f"predicted {validation.unit}", "measured", "predicted / measured"):
+        worst.add_column(name, justify="left" if name in ("row", "what") else "right")
+    for row in validation.worst(n_worst):
+        ratio = row.predicted / row.measured
+        worst.add_row(row.id, row.what, f"{row.predicted:,.4g}", f"{row.measured:,.4g}", f"{ratio:.2f}")
+    console.print(worst)
+    _failures(validation, console)
+
+
+def _failures(validation: Validation, console: Console) -> None:
+    for reason, count in reasons(validation.failures).items():
+        console.print(f"[yellow]![/] {count} not predicted: {reason}", highlight=False)
+    for note in validation.notes:
+        console.print(note, style="dim", highlight=False)
+
+
+def _table(name: str, spreads: Iterable[Spread], scores: dict[str, float] | None = None) -> Table:
+    table = Table(box=None, header_style="dim")
+    table.add_column(name)
+    heads = ["rows", "median error", "mean", "9 in 10 within", "bias"]
+    for head in [*heads, "score"] if scores else heads:
+        table.add_column(head, justify="right")
+    for found in spreads:
+        figures = [found.median_error, found.mean_error, found.p90_error, found.bias]
+        cells = [f"{found.n:,}", *map(_percent, figures)]
+        table.add_row(found.name, *cells, *([_percent(scores[found.name])] if scores else []))
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")

@@ -1,0 +1,97 @@
+"""Reads a measured table: CSV or Parquet in, rows with typed access out, columns checked at the door."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from simulator.errors import TableError
+
+
+class Row:
+    """One row of a measured table. Empty cells count as missing.
+
+    Args:
+        cells: by column.
+        number: of the row in its table, from 1, to name it where the table has no ids.
+    """
+
+    def __init__(self, cells: Mapping[str, object], number: int) -> None:
+        self._cells = cells
+        self.number = number
+
+    def text(self, column: str, default: str = "") -> str:
+        """Return the cell as text, *default* if it is empty or there is no such column."""
+        value = self._cells.get(column)
+        return default if value is None or value == "" else str(value)
+
+    def integer(self, column: str, default: int | None = None) -> int:
+        """Return the cell as a whole number. Raises TableError as ``number_in``, or if it is not whole."""
+        found = self.number_in(column, default)
+        if found != int(found):
+            raise TableError(f"{column}={found!r}: a whole number is needed")
+        return int(found)
+
+    def number_in(self, column: str, default: float | None = None) -> float:
+        """Return the cell as a number. Raises TableError if it is empty without a *default*, or not one."""
+        cell = self.text(column)
+        if not cell:
+            if default is None:
+                raise TableError(f"{column} is not given")
+            return default
+        try:
+            return float(cell)
+        except ValueError:
+            raise TableError(f"{column}={cell!r}: a number is needed") from None
+
+    def flag(self, column: str, *, default: bool) -> bool:
+        """Return whether the cell says true; *default* if it is empty."""
+        return {"true": True, "false": False, "1": True, "0": False}.get(self.text(column).lower(), default)
+
+    @property
+    def id(self) -> str:
+        """What the table calls the row, or its number."""
+        return self.text("id") or self.text("step_id") or f"row {self.number}"
+
+
+def read_table(path: str | Path, required: Iterable[str]) -> list[Row]:
+    """Return the rows of a ``.csv`` or ``.parquet`` file.
+
+    Args:
+        path: the file.
+        required: columns that it must have.
+
+    Raises:
+        TableError: it cannot be read, has no rows, or a column is missing.
+    """
+    path = Path(path)
+    rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    if not rows:
+        raise TableError(f"{path}: no rows")
+    if missing := [column for column in required if column not in rows[0]]:
+        raise TableError(f"{path}: no column {', '.join(missing)}; it has {', '.join(rows[0])}")
+    return [Row(cells, number) for number, cells in enumerate(rows, start=1)]
+
+
+def _csv(path: Path) -> list[dict[str, object]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [dict(row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TableError(f"{path} is not a CSV table: {error}") from None
+
+
+def _parquet(path: Path) -> list[dict[str, object]]:
+    try:
+        found: list[dict[str, object]] = pq.read_table(path).to_pylist()
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}") from None
+    except pa.ArrowException as error:
+        raise TableError(f"{path} is not a Parquet table: {error}") from None
+    return found

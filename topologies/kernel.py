@@ -1,0 +1,97 @@
+"""How matrix products and attention run on a device: tiles over processors, at a clock that power limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from topologies.errors import CatalogError
+
+
+def _check(where: str, values: Mapping[str, float], shares: tuple[str, ...]) -> None:
+    for name, value in values.items():
+        if value < 0 or (name in shares and not 0 < value <= 1):
+            kind = "a share, above 0 and at most 1" if name in shares else "not negative"
+            raise CatalogError(f"{where}: {name} = {value} must be {kind}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmTiles:
+    """Matrix products as tiles of the output that processors work through in waves.
+
+    ``simulator/gemm.py`` has the formula; a committed script (``benchmarks/fit_gemm.py``) fits the constants.
+
+    Attributes:
+        processors: streaming multiprocessors.
+        tiles: sizes (rows, columns) of an output tile that the library can choose from.
+        efficiency: share of the peak that the main loop of an endlessly large tile reaches.
+        operand_side: a tile of ``m x n`` loses ``operand_side (m + n) / (m n)`` to loading its operands.
+        tile_overhead_s: start and end of a tile.
+        memory_fraction: share of memory bandwidth that operands are read at.
+        wave_overlap: share of a last, partly filled wave that runs beside others (0: none of it).
+        blend: exponent that joins compute and memory time, ``(c^p + m^p)^(1/p)``; large means ``max``.
+        throttle: slowdown that power imposes on a product that lasts for ever, in a burst of its own.
+        throttle_s: duration after which half of that is reached.
+    """
+
+    processors: int
+    tiles: tuple[tuple[int, int], ...]
+    efficiency: float
+    operand_side: float
+    tile_overhead_s: float
+    memory_fraction: float
+    wave_overlap: float
+    blend: float
+    throttle: float
+    throttle_s: float
+
+    def __post_init__(self) -> None:
+        if not self.tiles or min(min(tile) for tile in self.tiles) < 1 or self.processors < 1:
+            raise CatalogError("[tiles]: give at least one tile and one processor, each at least 1")
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tiles"}
+        _check("[tiles]", numbers, ("efficiency", "memory_fraction"))
+        if not 0 <= self.wave_overlap <= 1 or self.blend < 1:
+            raise CatalogError(
+                f"[tiles]: wave_overlap = {self.wave_overlap} is from 0 to 1, blend = {self.blend} at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPass:
+    """One direction of a fused attention kernel.
+
+    ``simulator/attention.py`` has the formula; ``benchmarks/fit_attention.py`` fits the constants.
+
+    Attributes:
+        efficiency: share of the peak that its matrix products reach while they run.
+        score_width: cost of one score beside the products (softmax), as that many columns of head width.
+        tail: how many times the longest row of tiles is waited for at the end.
+        tile_overhead_s: start and end of a row of tiles.
+        latency_s: fixed part of the kernel.
+    """
+
+    efficiency: float
+    score_width: float
+    tail: float
+    tile_overhead_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        numbers = {f.name: getattr(self, f.name) for f in fields(self)}
+        _check("[kernels]", numbers, ("efficiency",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernel:
+    """A fused attention kernel, forward and backward, e.g. FlashAttention-2 on one device."""
+
+    forward: AttentionPass
+    backward: AttentionPass
+
+    def describe(self) -> dict[str, Any]:
+        """Return every figure as plain JSON types."""
+        return {
+            name: {f.name: getattr(one, f.name) for f in fields(AttentionPass)}
+            for name, one in (("forward", self.forward), ("backward", self.backward))
+        }
