@@ -15,8 +15,8 @@ from traces.run import Run
 WHOLE: Final = ("total", "allocated")
 """Categories that are the sum of others; the first that a rank has is its curve."""
 
-BESIDE: Final = ("total", "allocated", "reserved")
-"""Categories that are not part of another sum where one of ``WHOLE`` is there."""
+_OUTSIDE: Final = {"total": ("total", "allocated"), "allocated": ("total", "allocated", "reserved")}
+"""Categories that are not part of such a sum; what an allocator reserves exceeds what is allocated."""
 
 _SLICES: Final = 4096
 """Slices of a long curve; in each, its first point and its highest are kept."""
@@ -72,7 +72,8 @@ def curves(run: Run, ranks: Sequence[int]) -> list[Curve]:
             for code in np.unique(codes[rows])
         }
         whole = next((name for name in WHOLE if name in by_name), None)
-        parts = {name: values for name, values in by_name.items() if whole is None or name not in BESIDE}
+        outside = _OUTSIDE.get(whole or "", ())
+        parts = {name: values for name, values in by_name.items() if name not in outside}
         total = by_name[whole] if whole is not None else np.sum(list(parts.values()), axis=0)
         found.append(Curve(rank=rank, t_ns=points, total_bytes=total, categories=parts))
     return found

@@ -8,7 +8,7 @@ from typing import Any, Final
 from traces.activity import is_pipelined
 from traces.metrics import averaged_steps, breakdown, step_times_ns
 from traces.report_format import format_share, format_si, format_time, lines, number, quantity
-from traces.report_kinds import AXIS_WORDS, Kinds
+from traces.report_kinds import AXIS_WORDS, Kinds, axis_label
 from traces.run import Run
 
 _LARGE_LOSS: Final = 0.15
@@ -161,7 +161,7 @@ def _by_axis(summary: Mapping[str, Any]) -> str:
     """Return exposed communication by axis, the largest first."""
     of_axis = summary["exposed_by_axis"]
     named = [axis for axis in sorted(of_axis, key=lambda axis: -of_axis[axis]) if of_axis[axis] >= 0.0005]
-    return " · ".join(f"{axis.upper()} {format_share(of_axis[axis])}" for axis in named)
+    return " · ".join(f"{axis_label(axis)} {format_share(of_axis[axis])}" for axis in named)
 
 
 def _ideal_bubble(run: Run) -> str:

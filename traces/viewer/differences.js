@@ -20,7 +20,7 @@ function differenceLine({ name, kind, a_ns: a, b_ns: b }, like, cls) {
   return element('tr', { class: cls || null }, element('th', { scope: 'row' },
     kind === null ? null : element('span', { class: 'swatch', style: { background: cssFill(KINDS[kind]) } }), name),
   element('td', {}, formatTimeLike(a, like)), element('td', {}, formatTimeLike(b, like)), element('td', {}, signed(b - a, like)),
-  element('td', {}, a > 0 ? '× ' + (b / a).toFixed(2) : '–'));
+  element('td', {}, formatRatio(a, b)));
 }
 
 const signed = (ns, like) => (ns > 0 ? '+' : ns < 0 ? '−' : '±') + formatTimeLike(Math.abs(ns), like);
@@ -56,7 +56,7 @@ function fillOperations() {
       element('th', { scope: 'row' }, element('span', { class: 'swatch', style: { background: cssFill(KINDS[line.colour]) } }), line.name),
       element('td', {}, line.n_joined.toLocaleString('en')), element('td', {}, formatTimeLike(1e9 * line.a_total_s, like)),
       element('td', {}, formatTimeLike(1e9 * line.b_total_s, like)),
-      element('td', {}, line.median_ratio ? '× ' + line.median_ratio.toFixed(2) : '–')))));
+      element('td', {}, formatRatio(1, line.median_ratio))))));
 }
 
 let ratios = null;

@@ -12,10 +12,15 @@ function formatTime(ns, digits) {
 /** Return a point in time to the microsecond. */
 const formatMoment = ns => formatTime(ns, ns >= 1e9 ? 6 : 3);
 
-/** Return a duration in the unit that suits another one, so that a column of them can be compared. */
+/** Return a duration in the unit and with the digits that suit another one, to be compared in a column. */
 function formatTimeLike(ns, reference) {
   const [scale, unit] = reference >= 1e9 ? [1e9, 's'] : reference >= 1e6 ? [1e6, 'ms'] : [1e3, 'µs'];
-  return `${(ns / scale).toFixed(3)} ${unit}`;
+  return `${(ns / scale).toFixed(reference >= 100 * scale ? 1 : reference >= 10 * scale ? 2 : 3)} ${unit}`;
+}
+
+/** Return how many times longer b is than a; "–" where a is nothing to compare with. */
+function formatRatio(a, b) {
+  return a > 0 ? (b / a < 100 ? `× ${(b / a).toFixed(2)}` : '> × 100') : '–';
 }
 
 /** Return a quantity with an SI prefix, three significant digits. */

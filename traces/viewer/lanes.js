@@ -6,7 +6,8 @@
 // nothing disappears and nothing is painted twice.
 
 const MERGE_GAP_PX = 14;   // a gap narrower than this does not split a cell; it shows as a strip inside it
-const LAYER_PX = 24;       // draw layers once they are this wide on average
+const LAYER_PX = 20;       // draw layers once they are this wide on average
+const BATCH_LAYER_PX = 46; // the same where a micro-batch has to be named too
 const SPAN_PX = 28;        // and single spans within a layer at this width
 const SMALL_PX = 1.2;
 
@@ -74,7 +75,8 @@ function cutOf(run, i, j, level) {
   if (i === j || level === 2) return null;
   const width = (run.end[j] - run.start[i]) / (view.t1 - view.t0) * view.plot;
   const layers = level === 0 ? layersIn(run, i, j) : 1;
-  if (layers > 1) return width / layers >= LAYER_PX ? k => run.layer[k] : null;
+  const wide = run.microbatch[i] >= 0 ? BATCH_LAYER_PX : LAYER_PX;
+  if (layers > 1) return width / layers >= wide ? k => run.layer[k] : null;
   return width / (j - i + 1) >= SPAN_PX ? k => k : null;
 }
 
@@ -150,16 +152,16 @@ function drawnAround(run, row, i) {
   }
 }
 
-/** Return how many layers the spans i..j pass through. */
+/** Return how many layers the spans i..j pass through; what belongs to none counts as one more. */
 function layersIn(run, i, j) {
-  let count = 0;
-  let previous = null;
+  let [count, previous, outside] = [0, -1, 0];
   for (let k = i; k <= j; k++) {
     if (isState(run.kind[k]) || run.layer[k] === previous) continue;
+    if (run.layer[k] < 0) { outside = 1; continue; }
     previous = run.layer[k];
     count++;
   }
-  return count;
+  return count + outside;
 }
 
 /** Draw spans i..j, all work of one kind, as one rectangle; waiting inside it is a strip of the same area. */

@@ -16,6 +16,7 @@ function refreshAll() {
   overviewImage = null;
   fillLegend();
   fillShares();
+  fillPeaks();
   fillComparison();
   fillOperations();
   requestDraw();

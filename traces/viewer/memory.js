@@ -104,3 +104,30 @@ function drawMemoryLegend(g, curves, toY) {
     textWithin(g, `${curve.slot.label}${run}  ${formatSI(curve.peak, 'B')}`, left + 17, y, view.width - left - 20, { size: 11 });
   }
 }
+
+/** Fill the table of what the highest point of each row is made of, largest part first. */
+function fillPeaks() {
+  const rows = shareRows().flatMap(({ run, row }) => run.memory_peaks.filter(peak => peak.row === row && peak.parts.length).map(peak => ({ run, peak })));
+  const table = $('#peaks');
+  table.hidden = !rows.length;
+  if (!rows.length) return;
+  const names = [...new Set(rows.flatMap(({ peak }) => peak.parts.map(part => part[0])))];
+  const whole = Math.max(META.memory_limit_bytes || 0, ...rows.map(({ peak }) => peak.bytes));
+  const colour = name => colours().series[names.indexOf(name) % colours().series.length];
+  const swatch = name => element('span', { class: 'swatch', style: { background: colour(name) } });
+  const heads = ['row', 'at its highest', 'peak', 'of the device', 'at', ...names];
+  table.replaceChildren(
+    element('caption', {}, 'What each row holds at its highest point' + (META.memory_limit_bytes ? '; the full width is the memory of the device.' : '.')),
+    element('thead', {}, element('tr', {}, ...heads.map((name, i) => element('th', { class: i === 1 ? 'bar' : null }, i > 4 ? swatch(name) : null, name)))),
+    element('tbody', {}, ...rows.map(({ run, peak }) => peakLine(run, peak, names, whole, colour))));
+}
+
+function peakLine(run, peak, names, whole, colour) {
+  const of = Object.fromEntries(peak.parts);
+  const bar = element('div', { class: 'stack outlined', 'aria-hidden': 'true' }, ...peak.parts.map(([name, bytes]) =>
+    element('span', { title: `${name}: ${formatSI(bytes, 'B')}`, style: { width: `${100 * bytes / whole}%`, background: colour(name) } })));
+  return element('tr', {}, element('th', { scope: 'row' }, run.rows[peak.row].label, RUNS.length > 1 ? element('small', {}, run.label) : null),
+    element('td', { class: 'bar' }, bar), element('td', {}, formatSI(peak.bytes, 'B')),
+    element('td', {}, META.memory_limit_bytes ? formatShare(peak.bytes / META.memory_limit_bytes) : '–'), element('td', {}, formatTime(peak.t_ns)),
+    ...names.map(name => element('td', {}, of[name] ? formatSI(of[name], 'B') : '–')));
+}

@@ -121,6 +121,7 @@ function wireOverview() {
     const row = Math.max(0, Math.min(order.length - 1, line));
     chooseRows(pick[row], order[row]);
     fillShares();
+    fillPeaks();
     layoutView();
     requestDraw();
   });

@@ -19,7 +19,7 @@ function fillSteps() {
   const several = RUNS.filter(run => run.steps.length > 1);
   $('#steps').replaceChildren(...several.map(run => {
     const select = element('select', { 'aria-label': `Step of the ${run.label} run` },
-      ...run.steps.map((step, index) => element('option', { value: String(index) }, `step ${step.step}: ${formatTime(step.length_ns)}${index === run.default_step ? ' (median)' : ''}`)));
+      ...run.steps.map((step, index) => element('option', { value: String(index) }, `step ${step.step}: ${formatTime(Math.max(...step.rows.map(row => row.window_ns)))}${index === run.default_step ? ' (median)' : ''}`)));
     select.value = String(run.step);
     select.addEventListener('change', () => {
       run.step = Number(select.value);

@@ -25,7 +25,8 @@ function layoutView() {
   const compute = Math.max(16, Math.min(42, Math.round(target - lanes * (lane + 1) - 6)));
   view.lanes = [[3, compute]];
   for (let l = 0; l < lanes; l++) view.lanes.push([3 + compute + 2 + l * (lane + 1), lane]);
-  view.rowHeight = 3 + compute + 2 + lanes * (lane + 1) + 4;
+  const words = compute + 8 + 13 * 3;   // three lines beside the row, where there is room for them
+  view.rowHeight = Math.max(3 + compute + 2 + lanes * (lane + 1) + 4, Math.min(target, words));
   view.height = GEOMETRY.axis + view.rowHeight * view.slots.length + 2;
 }
 
@@ -74,8 +75,9 @@ function chooseRows(pick, rank) {
 function slotOf(run, rank) {
   const row = run.row_of[rank];
   const stored = run.rows[row];
+  const label = stored.label.startsWith('Rank ') ? `Rank ${rank}` : stored.label;
   const own = stored.rank === rank ? stored.sub : `rank ${rank}, like ${stored.rank}`;
-  return { run, row, rank, label: stored.label, sub: RUNS.length > 1 ? run.label : own };
+  return { run, row, rank, label, sub: RUNS.length > 1 ? run.label : own };
 }
 
 /** Take the end of the longest step shown as the far end of the time axis. */
