@@ -9,8 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 DEMO ?= demo
 
-# Without an NVIDIA driver, pin the torch release whose default build is CPU-only here; with one, take the newest.
-CONSTRAINTS ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo -c constraints-cpu.txt)
+# Tried versions of everything; of torch only where there is no NVIDIA driver, else the newest.
+CONSTRAINTS ?= -c constraints.txt $(shell command -v nvidia-smi >/dev/null 2>&1 || echo -c constraints-torch-cpu.txt)
 RUN := $(VENV)/bin/python
 
 .PHONY: demo test lint types suite clean
@@ -19,7 +19,7 @@ RUN := $(VENV)/bin/python
 help:
 	@sed -n 's/^#   //p' Makefile
 
-$(VENV)/.ready: pyproject.toml constraints-cpu.txt
+$(VENV)/.ready: pyproject.toml $(wildcard constraints*.txt)
 	@test -n "$(PYTHON)" || { echo "foretrace needs Python 3.11 or newer on the PATH; or say make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable ".[trace,dev]"
