@@ -1,8 +1,9 @@
 """Columns on their way to a web page: typed arrays in one gzip'd blob, as text.
 
-A span costs the page 3 to 6 bytes this way, a hundred times less than as JSON. Columns are little-endian and
-aligned to 8 bytes, so that the page looks at them without copying. Times become whole ticks that fit 32 bits,
-relative to the span before; spans that share all their words share one label.
+A span costs the page 1 to 6 bytes this way, a hundred times less than as JSON. Times become whole ticks that
+fit 32 bits, relative to the span before; spans that share all their words share one label. Columns are
+little-endian and stored byte by byte: all lowest bytes, then the next ones, so that the high bytes, mostly
+equal, compress to nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-_ALIGNMENT: Final = 8
-"""Bytes; the largest element of a column, which a typed array of JavaScript must be aligned to."""
+_MOST_TICKS: Final = 2**29
+"""Ticks of a step: fine enough for a billionth of it, with room in 32 bits."""
 
-_LARGEST_TICKS: Final = 2**32 - 1
 _UNSIGNED: Final = (np.uint8, np.uint16, np.uint32)
 _SIGNED: Final = (np.int16, np.int32)
 
@@ -37,11 +37,11 @@ class Pack:
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Append *values*, of a type that a browser has: at most 32 bits if whole, 64 if not."""
-        data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
-        padding = -self._n_bytes % _ALIGNMENT
-        self.columns.append([name, values.dtype.name, self._n_bytes + padding, len(values)])
-        self._chunks += [bytes(padding), data]
-        self._n_bytes += padding + len(data)
+        data = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+        planes = data.view(np.uint8).reshape(len(data), data.itemsize).T
+        self.columns.append([name, data.dtype.name, self._n_bytes, len(data)])
+        self._chunks.append(planes.tobytes())
+        self._n_bytes += data.nbytes
 
     def encode(self) -> str:
         """Return all arrays as base64 of gzip; equal arrays give equal text."""
@@ -57,21 +57,23 @@ def decode(columns: Sequence[Sequence[Any]], text: str) -> dict[str, NDArray[Any
     >>> decode(pack.columns, pack.encode())["layer"].tolist()
     [0, 1, 2]
     """
-    data = gzip.decompress(base64.b64decode(text))
-    return {
-        name: np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), length, offset)
-        for name, dtype, offset, length in columns
-    }
+    data = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8)
+    found = {}
+    for name, dtype, offset, length in columns:
+        kind = np.dtype(dtype).newbyteorder("<")
+        planes = data[offset : offset + length * kind.itemsize].reshape(kind.itemsize, length)
+        found[name] = np.ascontiguousarray(planes.T).reshape(-1).view(kind)
+    return found
 
 
 def tick_ns(length_ns: int) -> int:
-    """Return the finest tick, a power of ten of nanoseconds, of which *length_ns* has fewer than 2**32.
+    """Return the finest tick, a power of ten of nanoseconds, of which *length_ns* has at most 2**29.
 
-    >>> tick_ns(4_000_000_000), tick_ns(5_000_000_000)
-    (1, 10)
+    >>> tick_ns(500_000_000), tick_ns(5_000_000_000), tick_ns(16_000_000_000)
+    (1, 10, 100)
     """
     tick = 1
-    while length_ns // tick > _LARGEST_TICKS:
+    while length_ns // tick > _MOST_TICKS:
         tick *= 10
     return tick
 

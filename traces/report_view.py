@@ -19,8 +19,8 @@ from traces.report_lanes import LaneKey, lane_order
 from traces.run import Run
 from traces.windows import windows
 
-MOST_SPANS: Final = 3_000_000
-"""Spans that a page holds: about 20 MB if every duration is different, far less where they repeat."""
+MOST_CELLS: Final = 3_000_000
+"""Cells that a page holds, gaps included: 20 MB if no two durations are equal, far less where they repeat."""
 
 NO_SEQUENCE: Final = 2**32 - 1
 """Sequence number on the page of a span that has none."""
@@ -101,8 +101,10 @@ def view_of(run: Run, labels: Labels, ranks: Sequence[int] | None = None) -> Vie
     times_ns = step_times_ns(rows)
     median, _ = typical_step(run)
     wanted = tuple(run.stored_ranks if ranks is None else ranks)
-    steps, shown = _that_fit(run, tuple(times_ns), median, wanted)
     present = {(row.step, row.rank) for row in rows}
+    steps, shown = _that_fit(
+        run, tuple(times_ns), median, wanted, _cells_per_span(run, median, len(times_ns), labels)
+    )
     done: dict[tuple[int, int], RankStep] = {}
     for rank in shown:
         words = labels.of_rank(run, rank)
@@ -155,17 +157,24 @@ def _timeline_column(view: View, column: str) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
+def _cells_per_span(run: Run, step: int, n_steps: int, labels: Labels) -> float:
+    """Return how many cells a span becomes, gaps between spans included; measured on one rank."""
+    rank = next(row.rank for row in breakdown(run) if row.step == step)
+    done = rank_step(run, rank, step, labels, labels.of_rank(run, rank))
+    n_cells = sum(len(cells.row) for cells in done.lanes.values())
+    return n_cells * n_steps / max(1, int(run.spans([rank], []).num_rows))
+
+
 def _that_fit(
-    run: Run, steps: tuple[int, ...], median: int, ranks: tuple[int, ...]
+    run: Run, steps: tuple[int, ...], median: int, ranks: tuple[int, ...], cells_per_span: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the steps and ranks whose spans fit on a page: steps near the median, the first ranks."""
-    per_step = {rank: max(1, run.spans([rank], []).num_rows // len(steps)) for rank in ranks}
-    shown = list(ranks)
-    while len(shown) > 1 and sum(per_step[rank] for rank in shown) > MOST_SPANS:
-        shown.pop()
-    room = max(1, MOST_SPANS // max(1, sum(per_step[rank] for rank in shown)))
+    """Return the steps and ranks whose cells fit on a page: steps near the median, the first ranks."""
+    cells = [run.spans([rank], []).num_rows * cells_per_span / len(steps) for rank in ranks]
+    up_to = np.cumsum(cells)
+    n_shown = max(1, int(np.searchsorted(up_to, MOST_CELLS, side="right")))
+    room = max(1, int(MOST_CELLS // max(1.0, up_to[n_shown - 1])))
     nearest = sorted(steps, key=lambda step: abs(steps.index(step) - steps.index(median)))[:room]
-    return tuple(sorted(nearest)), tuple(shown)
+    return tuple(sorted(nearest)), ranks[:n_shown]
 
 
 def _omitted(n_steps: int, n_ranks: int) -> str:
@@ -173,4 +182,4 @@ def _omitted(n_steps: int, n_ranks: int) -> str:
     parts = [f"{count} {noun}" for count, noun in ((n_steps, "steps"), (n_ranks, "ranks")) if count]
     if not parts:
         return ""
-    return f"the page holds {MOST_SPANS:,} spans at most: {' and '.join(parts)} are not on it"
+    return f"the page holds {MOST_CELLS:,} spans at most: {' and '.join(parts)} are not on it"

@@ -22,7 +22,7 @@ def title(run: Run) -> str:
     """Return what a run is, in one line: its model on its machine, else its name."""
     model, cluster = _name(run.info.model), _name(run.info.cluster)
     if not model:
-        return run.info.name or f"{run.info.origin} run"
+        return run.info.name or run.path.rstrip("/").rpartition("/")[2]
     ranks = f"{run.info.world_size} {_device_words(run)}"
     where = f"{ranks} ({cluster})" if cluster else ranks
     return f"{model} on {where}"

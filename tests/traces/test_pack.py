@@ -24,13 +24,10 @@ def test_what_is_packed_comes_back(columns: list[tuple[str, list[int]]]) -> None
         assert found[f"c{number}"].tolist() == values
 
 
-@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_columns_are_aligned_for_typed_arrays(columns: list[list[int]]) -> None:
+def test_high_bytes_that_are_equal_cost_little() -> None:
     pack = Pack()
-    for number, values in enumerate(columns):
-        pack.add(str(number), np.array(values, DTYPES[number % len(DTYPES)]))
-    for _, dtype, offset, _ in pack.columns:
-        assert offset % np.dtype(dtype).itemsize == 0
+    pack.add("time", np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint32))
+    assert len(pack.encode()) < 1.4 * 10_000  # one noisy byte of four, in base64
 
 
 def test_equal_arrays_give_equal_text() -> None:
@@ -69,8 +66,8 @@ def test_times_come_back_to_within_half_a_tick(given_lanes: tuple[list[list[tupl
 @given(st.integers(1, 10**15))
 def test_a_step_fits_into_32_bits_of_the_finest_tick(length_ns: int) -> None:
     tick = tick_ns(length_ns)
-    assert length_ns // tick < 2**32
-    assert tick == 1 or length_ns // (tick // 10) >= 2**32
+    assert length_ns // tick <= 2**29
+    assert tick == 1 or length_ns // (tick // 10) > 2**29
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1))

@@ -12,12 +12,31 @@ async function decodeColumns(text) {
   if (typeof DecompressionStream === 'undefined') {
     throw new Error('this browser cannot unpack the timeline; one from 2023 or later can');
   }
-  const packed = Uint8Array.from(atob(text), c => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
-  const buffer = await new Response(stream).arrayBuffer();
+  const stream = new Blob([fromBase64(text)]).stream().pipeThrough(new DecompressionStream('gzip'));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
   const columns = {};
-  for (const [name, type, offset, length] of META.columns) columns[name] = new TYPED[type](buffer, offset, length);
+  for (const [name, type, offset, length] of META.columns) columns[name] = joined(bytes, TYPED[type], offset, length);
   return columns;
+}
+
+/** Decode base64. */
+function fromBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return bytes;
+}
+
+/** Put a column together that is stored byte by byte: all lowest bytes, then the next ones. */
+function joined(bytes, Type, offset, length) {
+  const size = Type.BYTES_PER_ELEMENT;
+  const found = new Uint8Array(length * size);
+  for (let byte = 0; byte < size; byte++) {
+    const plane = offset + byte * length;
+    for (let i = 0, to = byte; i < length; i++, to += size) found[to] = bytes[plane + i];
+  }
+  return new Type(found.buffer);
 }
 
 /** Return a run with its spans unpacked: absolute times in nanoseconds from the start of their step. */

@@ -120,6 +120,8 @@ function wireOverview() {
     const line = Math.floor((event.offsetY - GEOMETRY.axis) / overviewHeight() * order.length);
     const row = Math.max(0, Math.min(order.length - 1, line));
     chooseRows(pick[row], order[row]);
+    const missing = RUNS[0].row_of[order[row]] < 0;
+    $('#overview-missing').textContent = missing ? ` · the spans of rank ${order[row]} are not on this page` : '';
     fillShares();
     fillPeaks();
     layoutView();
