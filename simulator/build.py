@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from simulator.build_groups import Groups
 from simulator.build_instances import Costs, Network
+from simulator.build_stages import job_plan
 from simulator.build_templates import Templates
 from simulator.compute import ComputeModel
 from simulator.job import Job
 from simulator.program import Program
 from simulator.program_builder import ProgramBuilder
-from simulator.schedules import Action, plan
+from simulator.schedules import Action, has_two_copies, held_stages
 from traces.layout import Layout
 
 
@@ -33,22 +34,27 @@ def build(
         network: what communications cost.
         compute: how long operations take.
         folded: simulate one rank per pipeline rank, which stands for all with the same ``pp``; otherwise all.
-        groups: the process groups of ``job.layout`` if they are known already.
+        groups: the process groups of the job if they are known already.
 
     Raises:
         ScheduleError: the schedule does not allow these stages and micro-batches.
         JobError: there are more stages than layers.
     """
-    groups = groups or Groups(job.layout)
-    orders = plan(job.schedule, job.layout.pp, job.n_microbatches)
+    groups = groups or job_groups(job)
+    orders = job_plan(job)
     templates = Templates(job, groups, compute, orders)
     builder = ProgramBuilder(Costs(groups, network, folded=folded))
     for pp, actions in enumerate(orders):
         members = groups.of_pipeline_rank(pp)
         for rank in members[:1] if folded else members:
             for step in range(job.n_steps):
-                _place_step(builder, templates, rank, actions, step)
+                _place_step(builder, templates, rank, (pp, actions), step)
     return builder.build()
+
+
+def job_groups(job: Job) -> Groups:
+    """Return the process groups of *job*."""
+    return Groups(job.layout, two_copies=has_two_copies(job.schedule))
 
 
 def representatives(layout: Layout) -> tuple[int, ...]:
@@ -58,17 +64,18 @@ def representatives(layout: Layout) -> tuple[int, ...]:
 
 
 def _place_step(
-    builder: ProgramBuilder, templates: Templates, rank: int, actions: Sequence[Action], step: int
+    builder: ProgramBuilder, templates: Templates, rank: int, does: tuple[int, Sequence[Action]], step: int
 ) -> None:
-    """Place one optimizer step of *rank*: its actions in order, then the update."""
-    stages = list(dict.fromkeys(action.stage for action in actions))
+    """Place one optimizer step of *rank*: what its pipeline rank *does* in order, then the update."""
+    pp, actions = does
+    stages = held_stages(actions)
     for action in actions:
         builder.place(
-            templates.action(action),
+            templates.action(pp, action),
             rank,
             stage=action.stage,
             virtual_stage=stages.index(action.stage),
             microbatch=action.microbatch,
             step=step,
         )
-    builder.place(templates.update(tuple(stages)), rank, stage=stages[0], virtual_stage=-1, step=step)
+    builder.place(templates.update(stages), rank, stage=stages[0], virtual_stage=-1, step=step)

@@ -19,13 +19,19 @@ class Groups:
     have axis ``dp`` in the timeline. Reference: Megatron-LM ``parallel_state.py``, groups ``dp-cp`` and
     ``expert_data_parallel``.
 
+    Args:
+        layout: the parallel degrees.
+        two_copies: pipeline ranks *r* and *p - 1 - r* hold the same stages, as in DualPipe, so that they are
+            replicas of each other.
+
     Attributes:
         layout: the parallel degrees.
         all: every group of more than one rank, numbered from 0.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, two_copies: bool = False) -> None:
         self.layout = layout
+        self._two_copies = two_copies
         self.all: list[Group] = []
         self._of: dict[str, dict[int, Group]] = {scope: {} for scope in SCOPES}
         for scope in SCOPES:
@@ -69,5 +75,7 @@ class Groups:
         found: dict[Hashable, list[int]] = defaultdict(list)
         for rank in range(self.layout.world_size):
             replica = self.layout.coord(rank)._replace(dp=0, cp=0)
+            if self._two_copies:
+                replica = replica._replace(pp=min(replica.pp, self.layout.pp - 1 - replica.pp))
             found[replica, place[rank] if scope == "edp" else 0].append(rank)
         return sorted(tuple(ranks) for ranks in found.values())

@@ -22,6 +22,7 @@ class Message(NamedTuple):
         size_bytes: the whole array as in nccl-tests; p2p: the message.
         dtype: of the elements.
         peer_pp: p2p: pipeline rank at the other end.
+        boundary: p2p: the stage before which it crosses over, in either direction.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class Message(NamedTuple):
     size_bytes: int
     dtype: str
     peer_pp: int = -1
+    boundary: int = -1
 
 
 class Network(Protocol):
@@ -107,16 +109,19 @@ class Costs:
 
 
 def communications(
-    rank: Int32Array, message: Int32Array, messages: Sequence[Message], costs: Costs
+    rank: Int32Array, message: Int32Array, batch: Int64Array, messages: Sequence[Message], costs: Costs
 ) -> Communications:
     """Join the tasks of all ranks that take part in the same communication.
 
-    The n-th task of a rank in a group, or in one direction between two ranks, takes part in the n-th
-    communication there, as in NCCL: nothing but the order of calls says what belongs together.
+    The n-th task of a rank in a group takes part in the n-th collective there, as in NCCL: nothing but the
+    order of calls says what belongs together. A transfer between two ranks joins those who send and receive
+    the same micro-batch across the same stage boundary; its sequence is its place among what the sender
+    sends to that rank.
 
     Args:
         rank: of each task; shape ``(n_tasks,)``.
         message: index into *messages* of each task, -1 if it does not communicate; shape ``(n_tasks,)``.
+        batch: a number for the step and micro-batch of each task; shape ``(n_tasks,)``.
         messages: the distinct messages.
         costs: which group carries a message, and at what cost.
     """
@@ -126,7 +131,10 @@ def communications(
     channels: dict[tuple[int, int, int], int] = {}
     of_use = [channels.setdefault(costs.channel(*pair), len(channels)) for pair in pairs]
     channel = np.array(of_use, np.int64)[use]
+    boundary = np.array([pair[1].boundary for pair in pairs], np.int64)[use]
+    receives = np.array([pair[1].kind == "recv" for pair in pairs], np.bool_)[use]
     sequence = _occurrence(rank[tasks].astype(np.int64) * len(channels) + channel)
+    _take_from_sender(sequence, np.stack([channel, boundary, batch[tasks]]), boundary >= 0, receives)
     span = int(sequence.max()) + 1 if len(tasks) else 1
     keys, first, member, counts = np.unique(
         channel * span + sequence, return_index=True, return_inverse=True, return_counts=True
@@ -144,6 +152,20 @@ def communications(
         transfers=transfers,
         instance_transfer=instance_transfer,
     )
+
+
+def _take_from_sender(
+    sequence: Int64Array, keys: Int64Array, is_p2p: NDArray[np.bool_], receives: NDArray[np.bool_]
+) -> None:
+    """Give every receive in *sequence* the number of the send with the same column of *keys*.
+
+    A plan that has been checked has a send for every receive.
+    """
+    _, code = np.unique(keys[:, is_p2p], axis=1, return_inverse=True)
+    sent, numbers = ~receives[is_p2p], sequence[is_p2p]
+    of_code = np.zeros(len(numbers), np.int64)
+    of_code[code.ravel()[sent]] = numbers[sent]
+    sequence[is_p2p] = of_code[code.ravel()]
 
 
 def _occurrence(keys: Int64Array) -> Int64Array:

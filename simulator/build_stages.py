@@ -8,7 +8,22 @@ from dataclasses import dataclass
 from simulator.errors import JobError
 from simulator.job import Job
 from simulator.ops import Block
+from simulator.schedules import Plan, plan
 from simulator.workload import embedding_block, head_block, layer_blocks
+
+
+def job_plan(job: Job) -> Plan:
+    """Return the actions of every pipeline rank of *job*.
+
+    Raises:
+        ScheduleError: the schedule is unknown or does not allow these ranks and micro-batches.
+    """
+    return plan(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+
+
+def n_stages(orders: Plan) -> int:
+    """Return the number of stages that the model is cut into."""
+    return 1 + max(action.stage for actions in orders for action in actions)
 
 
 def split_layers(n_layers: int, n_stages: int) -> list[range]:

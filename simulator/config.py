@@ -25,7 +25,10 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "cluster": {"name": "cluster", "gpus": "gpus"},
         "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep")},
         "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "steps")},
-        "schedule": {"name": "schedule"},
+        "schedule": {
+            "name": "schedule",
+            **{name: name for name in ("virtual_stages", "overlap_p2p", "deallocate_outputs")},
+        },
         "training": {
             name: name
             for name in (
@@ -41,8 +44,9 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
         **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
         **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep"), int),
-        **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps"), int),
+        **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
+        **dict.fromkeys(("overlap_p2p", "deallocate_outputs"), bool),
     }
 )
 """Every setting and its type."""
@@ -50,14 +54,21 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
 _TOML_NAMES: Final = {str: 'text, in "quotes"', int: "a whole number", bool: "true or false"}
 _OF_JOB: Final = (
     *("global_batch", "micro_batch", "seq_len", "schedule", "sharding", "sequence_parallel", "recompute"),
-    *("precision", "fp32_gradients", "flash_attention"),
+    *(
+        "precision",
+        "fp32_gradients",
+        "flash_attention",
+        "virtual_stages",
+        "overlap_p2p",
+        "deallocate_outputs",
+    ),
 )
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the settings in the TOML file *path*; those it does not give are left out.
 
-    Paths of a model or a cluster are taken from the directory of the file.
+    Paths of a model, a cluster or a schedule are taken from the directory of the file.
 
     Raises:
         ConfigError: the file cannot be read or is not TOML, a key is unknown or given twice, a value has the
@@ -75,7 +86,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         if name in settings:
             raise ConfigError(f"{path}: {name} is given twice, the second time as {place}")
         settings[name] = _checked(f"{path}: {place}", name, value)
-    for name in ("model", "cluster"):
+    for name in ("model", "cluster", "schedule"):
         if name in settings and (beside := path.parent / settings[name]).exists():
             settings[name] = str(beside)
     return settings
@@ -125,13 +136,13 @@ def job_from(settings: Mapping[str, Any]) -> Job:
 def job_settings(job: Job) -> dict[str, Any]:
     """Return every setting of *job* by name, defaults included; ``job_from`` makes the same job of them.
 
-    A model or machine that came from a file is given by its name, not by its path.
+    What is left to the schedule is left out. A model or machine that came from a file is given by its name, not by its path.
     """
     settings = {"model": job.model.name, "cluster": job.cluster.name, "gpus": job.cluster.n_gpus}
     return {
         **settings,
         **job.layout.degrees,
-        **{name: getattr(job, name) for name in _OF_JOB},
+        **{name: value for name in _OF_JOB if (value := getattr(job, name)) is not None},
         "steps": job.n_steps,
     }
 

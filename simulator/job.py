@@ -28,7 +28,11 @@ class Job:
         global_batch: sequences per optimizer step, over all ranks.
         micro_batch: sequences per micro-batch and data-parallel rank.
         seq_len: tokens per sequence.
-        schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES``.
+        schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES`` or the path of a CSV file.
+        virtual_stages: stages per pipeline rank; None: what the schedule has by default.
+        overlap_p2p: post a receive one action ahead, so that the message travels while the rank computes, as
+            Megatron-LM does with virtual stages; None: on with several stages per rank.
+        deallocate_outputs: free what a stage has sent on, as Megatron-LM's ``deallocate_pipeline_outputs``.
         sharding: one of ``SHARDINGS``.
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
@@ -37,6 +41,7 @@ class Job:
             ``reduce_dtype=torch.float32``; otherwise in ``precision``.
         flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
             are written to memory and kept for backward.
+        framework: whose memory conventions hold, a name of ``simulator.framework.framework_names``.
         n_steps: optimizer steps to simulate.
     """
 
@@ -47,12 +52,16 @@ class Job:
     micro_batch: int = 1
     seq_len: int = 2048
     schedule: str = "1f1b"
+    virtual_stages: int | None = None
+    overlap_p2p: bool | None = None
+    deallocate_outputs: bool = True
     sharding: str = "zero1"
     sequence_parallel: bool = True
     recompute: str = "none"
     precision: str = "bf16"
     fp32_gradients: bool = True
     flash_attention: bool = True
+    framework: str = "megatron"
     n_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -62,6 +71,8 @@ class Job:
         for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
             if (value := getattr(self, name)) < 1:
                 raise JobError(f"{name}={value}: at least 1")
+        if self.virtual_stages is not None and self.virtual_stages < 1:
+            raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
         self._check_layout()
         self._check_batch()
 

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simulator.memory import FIXED, StageMemory
+from simulator.memory import FIXED
 from simulator.program import Int64Array
+from simulator.rank_memory import RankMemory
 from traces.timeline import MEMORY
 
 RETURNS: Final = ("backward", "backward_weight")
@@ -25,6 +26,7 @@ class _Windows(NamedTuple):
 
     rank: Int64Array
     step: Int64Array
+    stage: Int64Array
     start_ns: Int64Array
     end_ns: Int64Array
 
@@ -41,21 +43,21 @@ class _Changes(NamedTuple):
     bytes: Int64Array
 
 
-def memory_over_time(spans: pa.Table, stages: Mapping[int, StageMemory]) -> pa.Table:
+def memory_over_time(spans: pa.Table, memories: Mapping[int, RankMemory]) -> pa.Table:
     """Return the memory of the stored ranks over time, in the columns of ``traces.timeline.MEMORY``.
 
     Model states and what the device reserves are held throughout. A micro-batch holds its activations from
     the start of its forward to the end of its backward; what recomputation brings back is there while a
     backward runs. Gathered parameters, logits and buffers are held, at their most, from the first forward to
-    the last backward of a step. ``total`` is the sum, and its maximum is ``StageMemory.peak_bytes``.
+    the last backward of a step. ``total`` is the sum, and its maximum is ``RankMemory.peak_bytes``.
 
     Args:
         spans: a simulated timeline.
-        stages: by stored rank, the memory of its stage.
+        memories: by stored rank, what it needs.
     """
     forward, recompute, returned = (_windows(spans, kinds) for kinds in (("forward",), RECOMPUTES, RETURNS))
     parts = []
-    for rank, memory in sorted(stages.items()):
+    for rank, memory in sorted(memories.items()):
         changes = _changes(memory, forward.of(rank), recompute.of(rank), returned.of(rank))
         changes["total"] = _Changes(
             *(np.concatenate(column) for column in zip(*changes.values(), strict=True))
@@ -78,19 +80,18 @@ def _windows(spans: pa.Table, kinds: Iterable[str]) -> _Windows:
     first, last = np.full(len(found), np.iinfo(np.int64).max), np.zeros(len(found), np.int64)
     np.minimum.at(first, member.ravel(), start_ns)
     np.maximum.at(last, member.ravel(), end_ns)
-    return _Windows(found[:, 0], found[:, 1], first, last)
+    return _Windows(found[:, 0], found[:, 1], found[:, 2], first, last)
 
 
 def _changes(
-    memory: StageMemory, forward: _Windows, recompute: _Windows, returned: _Windows
+    memory: RankMemory, forward: _Windows, recompute: _Windows, returned: _Windows
 ) -> dict[str, _Changes]:
     """Return the changes of each category on one rank."""
     found = {name: _Changes(np.zeros(1, np.int64), np.array([memory.items[name]])) for name in FIXED}
-    kept = memory.activation_bytes_per_microbatch
-    brought_back = memory.items["activations"] - kept * memory.in_flight
+    kept = np.array([memory.kept_bytes[stage] for stage in forward.stage.tolist()], np.int64)
     activations = (
         _held(forward.start_ns, returned.end_ns, kept),
-        _held(recompute.start_ns, recompute.end_ns, brought_back),
+        _held(recompute.start_ns, recompute.end_ns, memory.brought_back_bytes),
     )
     found["activations"] = _Changes(*(np.concatenate(column) for column in zip(*activations, strict=True)))
     steps = np.unique(forward.step)
@@ -102,9 +103,10 @@ def _changes(
     return found
 
 
-def _held(from_ns: Int64Array, until_ns: Int64Array, size: int) -> _Changes:
+def _held(from_ns: Int64Array, until_ns: Int64Array, size: int | Int64Array) -> _Changes:
     """Return the changes of something of *size* bytes that is there from each first time to each second."""
-    sizes = np.concatenate([np.full(len(from_ns), size, np.int64), np.full(len(until_ns), -size, np.int64)])
+    each = np.broadcast_to(np.asarray(size, np.int64), len(from_ns))
+    sizes = np.concatenate([each, -each])
     return _Changes(np.concatenate([from_ns, until_ns]), sizes)
 
 

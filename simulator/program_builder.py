@@ -16,8 +16,20 @@ import numpy as np
 from simulator.build_instances import Costs, Message, communications
 from simulator.program import Int32Array, Int64Array, Label, Program
 
-STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "host")
-"""In-order queues of a rank. One per axis: NCCL runs the collectives of a communicator in order."""
+STREAMS: Final = (
+    *("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "host"),
+    *(
+        f"pp.{kind}.{what}.{where}"
+        for kind in ("send", "recv")
+        for what in ("activations", "gradients")
+        for where in ("next", "prev")
+    ),
+)
+"""In-order queues of a rank. One per axis: NCCL runs the collectives of a communicator in order.
+
+With one stage per rank all messages of a direction share a queue. With several, what goes to and comes from
+each neighbour has queues of its own, because sender and receiver need not come to them in the same order.
+"""
 
 COMPUTE: Final = STREAMS.index("compute")
 DP: Final = STREAMS.index("dp")
@@ -50,7 +62,7 @@ class Template:
 
     Attributes:
         tasks: the tasks, in the order of their streams.
-        waits: pairs of a task and one that it waits for, ``BEFORE`` or ``GRADIENTS``.
+        waits: pairs of a task and one that it waits for, ``BEFORE``, ``GRADIENTS`` or ``EARLIER``.
         tails: what whatever comes next on the rank has to wait for; at first ``(BEFORE,)``.
         launches: whether the host's launching of kernels is written out as tasks.
         synchronized: what the host waits for before its next launch.
@@ -61,6 +73,9 @@ class Template:
 
     GRADIENTS: Final = -2
     """Stands for the last task of the rank's ``dp`` stream before this template."""
+
+    EARLIER: Final = -3
+    """Stands for the tails before what was placed last on the same rank: it waits one template less."""
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
@@ -100,6 +115,7 @@ class _Arrays:
         self.waits = waits[waits[:, 1] >= 0]
         self.on_tails = waits[waits[:, 1] == Template.BEFORE, 0]
         self.on_gradients = waits[waits[:, 1] == Template.GRADIENTS, 0]
+        self.on_earlier = waits[waits[:, 1] == Template.EARLIER, 0]
         self.tails = np.array(template.tails, np.int64)
         on_dp = np.flatnonzero(self.stream == DP)
         self.last_dp = int(on_dp[-1]) if len(on_dp) else -1
@@ -153,18 +169,20 @@ class ProgramBuilder:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         rank = self._repeat("rank", sizes)
         message = self._joined32("message")
-        found = communications(rank, message, list(self._messages), self._costs)
+        step, microbatch = self._repeat("step", sizes), self._repeat("microbatch", sizes)
+        batch = step.astype(np.int64) << 32 | (microbatch + 1)
+        found = communications(rank, message, batch, list(self._messages), self._costs)
         dep_start, deps = self._dependencies(offsets)
         return Program(
             rank=rank,
             stream=self._joined32("stream"),
             label=self._joined32("label"),
             duration_ns=self._joined64("duration_ns"),
-            microbatch=self._repeat("microbatch", sizes),
+            microbatch=microbatch,
             layer=self._joined32("layer"),
             stage=self._repeat("stage", sizes),
             virtual_stage=self._repeat("virtual_stage", sizes),
-            step=self._repeat("step", sizes),
+            step=step,
             flops=self._joined64("flops"),
             bytes_moved=self._joined64("bytes_moved"),
             dep_start=dep_start,
@@ -191,13 +209,19 @@ class ProgramBuilder:
         n_tasks = int(offsets[-1])
         found = [np.empty(0, np.int64)]
         tails: dict[int, Int64Array] = defaultdict(lambda: np.empty(0, np.int64))
+        earlier: dict[int, Int64Array] = defaultdict(lambda: np.empty(0, np.int64))
         gradients: dict[int, Int64Array] = defaultdict(lambda: np.empty(0, np.int64))
         for placed, offset in zip(self._placed, offsets[:-1].tolist(), strict=True):
             arrays, rank = placed.arrays, placed.rank
             found.append((arrays.waits[:, 0] + offset) * n_tasks + arrays.waits[:, 1] + offset)
-            for waiting, others in ((arrays.on_tails, tails[rank]), (arrays.on_gradients, gradients[rank])):
+            for waiting, others in (
+                (arrays.on_tails, tails[rank]),
+                (arrays.on_gradients, gradients[rank]),
+                (arrays.on_earlier, earlier[rank]),
+            ):
                 found.append(np.add.outer((waiting + offset) * n_tasks, others).ravel())
             own = arrays.tails[arrays.tails >= 0] + offset
+            earlier[rank] = tails[rank]
             tails[rank] = own if len(own) == len(arrays.tails) else np.concatenate([tails[rank], own])
             if arrays.last_dp >= 0:
                 gradients[rank] = np.array([arrays.last_dp + offset], np.int64)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from simulator.build import build, representatives
-from simulator.build_groups import Groups
+from simulator.build import build, job_groups, representatives
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import event
 from simulator.job import Job
 from simulator.memory_over_time import memory_over_time
 from simulator.network import Network
-from simulator.summary import figures, job_name, memory_warnings, stage_memories
+from simulator.rank_memory import rank_memories
+from simulator.summary import figures, job_name, memory_warnings
 from topologies.placement import place
 from traces.info import RunInfo
 from traces.run import Part, Run
@@ -74,14 +74,14 @@ def simulate(job: Job, progress: Progress | None = None, *, folded: bool = True)
     """
     tell = progress or (lambda _: None)
     tell("building the program")
-    groups = Groups(job.layout)
+    groups = job_groups(job)
     compute = ComputeModel(job.cluster.device, job.precision)
     network = Network(job.cluster, place(job.layout.world_size, job.cluster))
     program = build(job, network, compute, folded=folded, groups=groups)
     tell(f"running {program.n_tasks:,} tasks")
     spans = event.run(program)
     tell("adding up")
-    stages = stage_memories(job)
+    stages = rank_memories(job)
     stands_for = representatives(job.layout) if folded else None
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     memory = memory_over_time(spans, {rank: stages[job.layout.coord(rank).pp] for rank in stored})

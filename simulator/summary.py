@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simulator.build_stages import split_layers
 from simulator.errors import SimulationError
 from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory import StageMemory, stage_memory
-from simulator.schedules import in_flight, plan
+from simulator.rank_memory import RankMemory, rank_memories
 from topologies.units import format_bytes
+from traces.layout import Coord
 from traces.metrics import summarize
 from traces.run import Run
 
@@ -24,31 +23,19 @@ def job_name(job: Job) -> str:
     return f"{job.model.name} on {job.layout.world_size} {job.cluster.name}, {layout}"
 
 
-def stage_memories(job: Job) -> list[StageMemory]:
-    """Return the memory of each pipeline stage, in order."""
-    orders = plan(job.schedule, job.layout.pp, job.n_microbatches)
-    layers = split_layers(job.model.n_layers, job.layout.pp)
-    last = job.layout.pp - 1
-    return [
-        stage_memory(job, layers[pp], pp, in_flight(orders[pp]), first=pp == 0, last=pp == last)
-        for pp in range(job.layout.pp)
-    ]
-
-
-def figures(job: Job, run: Run, stages: Sequence[StageMemory], *, rests_on: Sequence[str]) -> dict[str, Any]:
+def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Sequence[str]) -> dict[str, Any]:
     """Return the summary of a simulated run; docs/simulation.md says what each key means.
 
     Args:
         job: what was run.
         run: the simulated run.
-        stages: memory of each pipeline stage.
+        stages: memory of each pipeline rank.
         rests_on: what the prediction rests on, as sentences.
     """
     found = summarize(run)
     step_s, n_ranks, limit = found["step_time_s"], job.layout.world_size, job.cluster.device.memory_bytes
     tokens_per_s = job.tokens_per_step / step_s
     peak_flops = n_ranks * job.cluster.device.peak(job.precision)
-    layers = split_layers(job.model.n_layers, len(stages))
     return {
         "step_time_s": step_s,
         "tokens_per_s": tokens_per_s,
@@ -62,35 +49,37 @@ def figures(job: Job, run: Run, stages: Sequence[StageMemory], *, rests_on: Sequ
         **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
         "stages": [
             {
-                "stage": stage.stage,
-                "layers": len(layers[at]),
+                "stage": stage.pp,
+                "holds": list(stage.stages),
+                "layers": stage.n_layers,
                 "in_flight": stage.in_flight,
                 "peak_bytes": stage.peak_bytes,
                 "bytes": dict(stage.items),
             }
-            for at, stage in enumerate(stages)
+            for stage in stages
         ],
         "rests_on": list(rests_on),
     }
 
 
-def fits(job: Job, stages: Sequence[StageMemory]) -> bool:
+def fits(job: Job, stages: Sequence[RankMemory]) -> bool:
     """Return whether every stage fits into the memory of a device."""
     return max(stage.peak_bytes for stage in stages) <= job.cluster.device.memory_bytes
 
 
-def memory_warnings(job: Job, stages: Sequence[StageMemory]) -> list[str]:
+def memory_warnings(job: Job, stages: Sequence[RankMemory]) -> list[str]:
     """Return a sentence per stage that does not fit, with its largest items, and one on what would fit."""
     limit = job.cluster.device.memory_bytes
     found = []
     for stage in stages:
         if (excess := stage.peak_bytes - limit) > 0:
-            ranks = [
-                rank for rank in range(job.layout.world_size) if job.layout.coord(rank).pp == stage.stage
-            ]
+            layout, plural = job.layout, "s" if len(stage.stages) > 1 else ""
+            first = layout.rank(Coord(stage.pp, 0, 0, 0))
+            last = layout.rank(Coord(stage.pp, layout.dp - 1, layout.cp - 1, layout.tp - 1))
             largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in stage.largest())
             found.append(
-                f"stage {stage.stage} (rank {ranks[0]} to {ranks[-1]}) does not fit: "
+                f"stage{plural} {', '.join(map(str, stage.stages))} (rank {first} to {last}) "
+                f"do{'' if plural else 'es'} not fit: "
                 f"{format_bytes(stage.peak_bytes)} of {format_bytes(limit)}, "
                 f"{format_bytes(excess)} too much; largest: {largest}"
             )
@@ -114,7 +103,7 @@ def _remedies(job: Job) -> Iterator[str]:
             continue
         try:
             other = replace(job, **change)
-            if fits(other, stage_memories(other)):
+            if fits(other, rank_memories(other)):
                 yield f"{name}={value}"
         except SimulationError:  # not possible with this layout
             continue

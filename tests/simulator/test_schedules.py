@@ -1,55 +1,63 @@
-"""Laws of pipeline schedules, and equality with torch.distributed.pipelining."""
+"""Laws of pipeline schedules: what each does, that it can be carried out, what it holds, what it allows."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
+from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ScheduleError
-from simulator.schedules import SCHEDULES, Action, Plan, in_flight, plan
+from simulator.schedules import SCHEDULES, Action, Plan, check, held_stages, holders, in_flight, plan
 
 names = st.sampled_from(sorted(SCHEDULES))
 sizes = st.integers(1, 9)
 
 
-@settings(deadline=None)
-@given(name=names, p=sizes, m=st.integers(1, 20))
-def test_every_stage_does_every_microbatch_forward_then_backward(name: str, p: int, m: int) -> None:
-    made = plan(name, p, m)
-    counts = Counter(action for actions in made for action in actions)
-    assert counts == {Action(kind, s, i): 1 for kind in "FB" for s in range(p) for i in range(m)}
-    for actions in made:
-        order = {action: at for at, action in enumerate(actions)}
-        assert all(order[a] < order[a._replace(kind="B")] for a in actions if a.kind == "F")
+def planned(name: str, p: int, m: int, v: int) -> Plan:
+    """Return a plan, with *v* stages per rank where the schedule leaves a choice; skip what it refuses."""
+    schedule = SCHEDULES[name]
+    assume(schedule.fits(p, m))
+    return plan(name, p, m, v if schedule.is_flexible else None)
 
 
 @settings(deadline=None)
-@given(name=names, p=sizes, m=st.integers(1, 20))
-def test_a_plan_can_be_carried_out(name: str, p: int, m: int) -> None:
-    """Each rank in turn does its next action if its input is there: all of them get to the end."""
-    made = plan(name, p, m)
-    done: set[Action] = set()
-    cursor = [0] * p
-    moved = True
-    while moved:
-        moved = False
+@given(name=names, p=sizes, m=st.integers(1, 20), v=st.integers(1, 4))
+def test_a_plan_is_complete_and_can_be_carried_out(name: str, p: int, m: int, v: int) -> None:
+    made = planned(name, p, m, v)
+    check(made)
+    assert len(made) == p
+    assert {action.microbatch for actions in made for action in actions} == set(range(m))
+
+
+@settings(deadline=None)
+@given(name=names, p=sizes, m=st.integers(1, 20), v=st.integers(1, 4))
+def test_every_rank_holds_as_many_stages_and_has_as_much_to_do(name: str, p: int, m: int, v: int) -> None:
+    made = planned(name, p, m, v)
+    assert len({len(held_stages(actions)) for actions in made}) == 1
+    assert len({sum(action.kind == "F" for action in actions) for actions in made}) == 1
+
+
+@settings(deadline=None)
+@given(name=names, p=sizes, m=st.integers(1, 20), v=st.integers(1, 4))
+def test_micro_batches_do_not_overtake_each_other_between_two_stages(
+    name: str, p: int, m: int, v: int
+) -> None:
+    """Sender and receiver see the transfers between their stages in one order, so that pairs are clear."""
+    made = planned(name, p, m, v)
+    rank_of = holders(made)
+    for kinds, step in (("F", -1), ("BI", 1)):
+        order: dict[tuple[int, int], list[int]] = defaultdict(list)
         for rank, actions in enumerate(made):
-            while cursor[rank] < len(actions) and _inputs(actions[cursor[rank]], p) <= done:
-                done.add(actions[cursor[rank]])
-                cursor[rank] += 1
-                moved = True
-    assert cursor == [len(actions) for actions in made]
-
-
-def _inputs(action: Action, p: int) -> set[Action]:
-    if action.kind == "F":
-        return {action._replace(stage=action.stage - 1)} if action.stage else set()
-    needed = {action._replace(kind="F")}
-    return needed | ({action._replace(stage=action.stage + 1)} if action.stage < p - 1 else set())
+            for action in actions:
+                if action.kind in kinds:
+                    order[rank, action.stage].append(action.microbatch)
+        for (rank, stage), received in order.items():
+            for other in range(p):
+                sent = [i for i in order.get((other, stage + step), []) if rank_of[stage, i] == rank]
+                assert [i for i in received if rank_of.get((stage + step, i)) == other] == sent
 
 
 @settings(deadline=None)
@@ -58,6 +66,46 @@ def test_in_flight_microbatches_are_the_closed_forms(p: int, m: int) -> None:
     assert [in_flight(a) for a in plan("gpipe", p, m)] == [m] * p
     assert [in_flight(a) for a in plan("1f1b", p, m)] == [min(p - s, m) for s in range(p)]
     assert [in_flight(a) for a in plan("naive", p, m)] == [1] * p
+    assert [in_flight(a) for a in plan("looped-bfs", p, m, 3)] == [3 * m] * p
+
+
+@settings(deadline=None)
+@given(p=sizes, rounds=st.integers(2, 4), v=st.integers(2, 4))
+def test_interleaving_holds_more_in_flight_than_1f1b(p: int, rounds: int, v: int) -> None:
+    """(v-1)p + 2(p-1-r) + 1 stage inputs on rank r: 1 + (p-1)/(pv) times 1F1B on the first rank
+    (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3)."""
+    held = [in_flight(a) for a in plan("interleaved-1f1b", p, rounds * p, v)]
+    assert held == [(v - 1) * p + 2 * (p - 1 - r) + 1 for r in range(p)]
+
+
+@settings(deadline=None)
+@given(p=sizes, extra=st.integers(0, 12))
+def test_zero_bubble_schedules_hold_what_their_paper_says(p: int, extra: int) -> None:
+    """Qi et al. 2023, table 2 and section 6, in micro-batches: H1 and V hold p as 1F1B does, H2 2p - 1."""
+    m = 2 * p - 1 + extra
+    assert {in_flight(a) for a in plan("zb-h1", p, m)} == {p}
+    assert {in_flight(a) for a in plan("zb-h2", p, m)} == {2 * p - 1}
+    assert {in_flight(a) for a in plan("zb-v", p, m)} == {2 * p}  # half as large
+
+
+@settings(deadline=None)
+@given(half=st.integers(1, 5), extra=st.integers(0, 9))
+def test_dualpipe_holds_one_micro_batch_more_than_ranks(half: int, extra: int) -> None:
+    """Table in github.com/deepseek-ai/DualPipe: activations of p + 1 micro-batches per rank, at most."""
+    p, m = 2 * half, 2 * (2 * half + extra)
+    assert max(in_flight(a) for a in plan("dualpipe", p, m)) <= p + 1
+    assert max(in_flight(a) for a in plan("dualpipe-v", p, m)) <= 2 * p + 1  # half as large
+
+
+@settings(deadline=None)
+@given(half=st.integers(1, 5), extra=st.integers(0, 9))
+def test_dualpipe_is_the_same_seen_from_both_ends(half: int, extra: int) -> None:
+    p, n = 2 * half, 2 * half + extra
+    made = plan("dualpipe", p, 2 * n)
+    for rank, actions in enumerate(made):
+        turned = (action._replace(microbatch=(action.microbatch + n) % (2 * n)) for action in actions)
+        assert tuple(turned) == made[p - 1 - rank]
+        assert set(held_stages(actions)) == {rank, p - 1 - rank}
 
 
 def test_split_backward_holds_activations_until_the_weight_gradient() -> None:
@@ -65,50 +113,49 @@ def test_split_backward_holds_activations_until_the_weight_gradient() -> None:
     assert in_flight(split) == 2
 
 
-def test_unknown_or_empty_is_one_clear_line() -> None:
-    with pytest.raises(ScheduleError, match=r"unknown schedule 'zb-x': one of naive, gpipe, 1f1b"):
-        plan("zb-x", 2, 2)
-    with pytest.raises(ScheduleError, match="0 micro-batches"):
-        plan("1f1b", 2, 0)
+@settings(deadline=None)
+@given(p=st.integers(1, 5), m=st.integers(1, 6))
+def test_checking_finds_what_is_missing_done_twice_or_upside_down(p: int, m: int) -> None:
+    made = plan("1f1b", p, m)
+    first = made[0]
+    counts = Counter(chain.from_iterable(made))
+    assert set(counts.values()) == {1}
+    for damaged in (first[1:], (*first, first[0]), first[::-1]):
+        with pytest.raises(ScheduleError):
+            check((damaged, *made[1:]))
 
 
-class _Stage:
-    """A stage of torch.distributed.pipelining that writes down what it is asked to do."""
-
-    def __init__(self, index: int, n_stages: int) -> None:
-        self.stage_index, self.num_stages = index, n_stages
-        self.is_first, self.is_last = index == 0, index == n_stages - 1
-        self.has_backward = True
-        self.did: list[Action] = []
-
-    def forward_one_chunk(self, microbatch: int, *_: object, **__: object) -> None:
-        self.did.append(Action("F", self.stage_index, microbatch))
-
-    def backward_one_chunk(self, microbatch: int, **_: object) -> None:
-        self.did.append(Action("B", self.stage_index, microbatch))
-
-    def _no_ops(self, _: int) -> list[object]:
-        return []
-
-    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = _no_ops
-
-    def perform_reduce_grad(self, _: int) -> None:
-        """Nothing to reduce."""
+@pytest.mark.parametrize(
+    ("name", "p", "m", "v", "message"),
+    [
+        ("zb-x", 2, 2, None, r"unknown schedule 'zb-x': one of naive, gpipe, 1f1b.* or a .csv file"),
+        ("1f1b", 2, 0, None, "0 micro-batches; at least 1"),
+        ("1f1b", 0, 2, None, "0 ranks; at least 1"),
+        ("1f1b", 2, 4, 2, "1f1b has 1 stages per rank, not 2; interleaved-1f1b, looped-bfs, interleaved-zb"),
+        ("zb-v", 2, 4, 3, "zb-v has 2 stages per rank, not 3"),
+        ("interleaved-1f1b", 4, 9, None, "9 micro-batches on 4 ranks: .*; 8 or 10 micro-batches would work"),
+        ("dualpipe-v", 4, 3, None, "at least two micro-batches per rank; 8 micro-batches would work"),
+        ("dualpipe", 4, 9, None, "8 or 10 micro-batches would work"),
+        ("dualpipe", 3, 9, None, "8 or 10 micro-batches on 2 ranks would work"),
+    ],
+)
+def test_what_a_schedule_does_not_allow_is_one_line_that_says_what_works(
+    name: str, p: int, m: int, v: int | None, message: str
+) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        plan(name, p, m, v)
 
 
-@pytest.mark.parametrize(("name", "torch_name"), [("gpipe", "ScheduleGPipe"), ("1f1b", "Schedule1F1B")])
-def test_order_is_what_torch_executes(name: str, torch_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs torch's own schedules over stages that record their calls, for many sizes."""
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    kind: Any = getattr(schedules, torch_name)
-    monkeypatch.setattr(kind, "_initialize_stage", lambda *_: None)
-    for p in range(1, 9):
-        for m in range(p, 3 * p + 2):
-            assert _torch_plan(kind, p, m) == plan(name, p, m), (p, m)
-
-
-def _torch_plan(kind: Any, p: int, m: int) -> Plan:
-    stages = [_Stage(index, p) for index in range(p)]
-    for stage in stages:
-        kind(stage, m)._step_microbatches([()] * m, [{}] * m)
-    return tuple(tuple(stage.did) for stage in stages)
+@pytest.mark.parametrize("name", [name for name, schedule in SCHEDULES.items() if schedule.needs])
+def test_what_is_said_to_work_works(name: str) -> None:
+    refused = [(p, m) for p in range(1, 8) for m in range(1, 30) if not SCHEDULES[name].fits(p, m)]
+    assert refused
+    for p, m in refused:
+        with pytest.raises(ScheduleError) as error:
+            plan(name, p, m)
+        advice = str(error.value).rpartition("; ")[2].split()
+        works = [int(word) for word in advice if word.isdigit()]
+        ranks = works.pop() if "on" in advice else p
+        assert works
+        for n in works:
+            check(plan(name, ranks, n))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from simulator.config import job_from, job_settings
 from simulator.errors import JobError
 from simulator.job import RECOMPUTES, SHARDINGS, Job
+from simulator.rank_memory import rank_memories
 from simulator.simulate import simulate
-from simulator.summary import stage_memories
 from traces.errors import RunError
 from traces.metrics import breakdown
 from traces.store import open_run
@@ -42,7 +42,7 @@ def test_summary_follows_from_the_timeline() -> None:
     assert summary["mfu"] == pytest.approx(flops / (8 * peak * summary["step_time_s"]))
     assert summary["engine"] == "event"
     assert summary["fits"] is True
-    assert summary["peak_memory_bytes"] == max(stage.peak_bytes for stage in stage_memories(job))
+    assert summary["peak_memory_bytes"] == max(stage.peak_bytes for stage in rank_memories(job))
 
 
 @settings(max_examples=12, deadline=None)
@@ -62,7 +62,7 @@ def test_shares_of_every_rank_add_up_to_one(pp: int, dp: int, tp: int, sharding:
 @settings(max_examples=20, deadline=None)
 @given(
     pp=st.sampled_from([1, 2, 4]),
-    schedule=st.sampled_from(["1f1b", "gpipe", "naive"]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "naive", "interleaved-1f1b", "zb-h2", "zb-v", "dualpipe-v"]),
     sharding=st.sampled_from(SHARDINGS),
     recompute=st.sampled_from(RECOMPUTES),
     steps=st.integers(1, 2),
@@ -70,13 +70,14 @@ def test_shares_of_every_rank_add_up_to_one(pp: int, dp: int, tp: int, sharding:
 def test_memory_over_time_peaks_where_the_stage_does(
     pp: int, schedule: str, sharding: str, recompute: str, steps: int
 ) -> None:
-    job = make_job(pp=pp, dp=2, schedule=schedule, sharding=sharding, recompute=recompute, steps=steps)
+    training = {"schedule": schedule, "sharding": sharding, "recompute": recompute, "steps": steps}
+    job = make_job(pp=pp, dp=2, global_batch=16, **training)
     simulation = simulate(job)
     held: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for row in simulation.memory.to_pylist():
         held[row["rank"], row["category"]].append((row["t_ns"], row["bytes"]))
-    for stage in stage_memories(job):
-        rank = job.layout.rank(job.layout.coord(0)._replace(pp=stage.stage))
+    for stage in rank_memories(job):
+        rank = job.layout.rank(job.layout.coord(0)._replace(pp=stage.pp))
         for category, size in {**stage.items, "total": stage.peak_bytes}.items():
             function = held[rank, category]
             assert function[0][0] == 0
@@ -121,7 +122,7 @@ def test_what_does_not_fit_is_named_with_what_is_largest() -> None:
     simulation = simulate(job)
     assert simulation.summary["fits"] is False
     first, *_, advice = simulation.info.warnings
-    excess = stage_memories(job)[0].peak_bytes - job.cluster.device.memory_bytes
+    excess = rank_memories(job)[0].peak_bytes - job.cluster.device.memory_bytes
     assert first.startswith("stage 0 (rank 0 to 7) does not fit: ")
     assert f"{excess / 1e9:.3g} GB too much; largest: optimizer " in first
     assert advice == "no single setting makes it fit"

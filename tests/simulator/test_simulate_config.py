@@ -77,6 +77,10 @@ def test_every_setting_has_a_place_in_a_table() -> None:
             "sequence_parallel": st.booleans(),
             "flash_attention": st.booleans(),
             "steps": st.integers(1, 3),
+            "schedule": st.just("interleaved-1f1b"),
+            "virtual_stages": st.sampled_from([1, 2]),
+            "overlap_p2p": st.booleans(),
+            "deallocate_outputs": st.booleans(),
         },
     )
 )

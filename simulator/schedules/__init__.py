@@ -1,0 +1,171 @@
+"""Pipeline schedules: the order of actions on each pipeline rank, as data.
+
+A schedule can be printed, compared and tested without simulating: it says what each rank does and in which
+order, never when. The names of actions are those of ``torch.distributed.pipelining``, and so is the order
+wherever torch has the schedule. A rank may hold several stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from simulator.errors import ScheduleError
+from simulator.schedules.actions import (
+    ACTION_KINDS,
+    Action,
+    Build,
+    Plan,
+    held_stages,
+    holders,
+    in_flight,
+)
+from simulator.schedules.alternating import interleaved_1f1b, one_f_one_b, rounds, zb_h1, zb_h2
+from simulator.schedules.folded import dualpipe, dualpipe_v, zb_v
+from simulator.schedules.one_pass import gpipe, looped_bfs, naive
+from simulator.schedules.table import check, read_csv, write_csv
+
+__all__ = [
+    "ACTION_KINDS",
+    "SCHEDULES",
+    "Action",
+    "Build",
+    "Plan",
+    "Schedule",
+    "check",
+    "has_two_copies",
+    "held_stages",
+    "holders",
+    "in_flight",
+    "plan",
+    "read_csv",
+    "write_csv",
+]
+
+Fits = Callable[[int, int], bool]
+"""Whether a schedule allows ``(n_ranks, n_microbatches)``."""
+
+
+class Schedule(NamedTuple):
+    """A named schedule and what it allows.
+
+    Attributes:
+        build: makes the plan.
+        virtual_stages: stages per rank, unless something else is asked for.
+        is_flexible: whether something else may be asked for.
+        fits: whether it allows these ranks and micro-batches.
+        needs: the same in words, completed by examples that work.
+        two_copies: every stage is held by two ranks, *r* and *p - 1 - r*.
+    """
+
+    build: Build
+    virtual_stages: int = 1
+    is_flexible: bool = False
+    fits: Fits = lambda *_: True
+    needs: str = ""
+    two_copies: bool = False
+
+
+def _rounds_are_alike(n_ranks: int, n_microbatches: int) -> bool:
+    return n_microbatches % rounds(n_ranks, n_microbatches) == 0
+
+
+_IN_ROUNDS: Final = "micro-batches that divide into rounds of the same size, one or more per rank"
+
+SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
+    {
+        "naive": Schedule(naive),  # model parallelism as in Huang et al. 2019, figure 2(b)
+        "gpipe": Schedule(gpipe),  # Huang et al. 2019, arXiv:1811.06965
+        "1f1b": Schedule(one_f_one_b),  # Narayanan et al. 2019; flushed: arXiv:2104.04473, figure 3
+        "interleaved-1f1b": Schedule(  # Narayanan et al. 2021, arXiv:2104.04473, figure 4
+            interleaved_1f1b, 2, is_flexible=True, fits=_rounds_are_alike, needs=_IN_ROUNDS
+        ),
+        "looped-bfs": Schedule(looped_bfs, 2, is_flexible=True),  # Lamy-Poirier 2022, arXiv:2211.05953
+        "zb-h1": Schedule(zb_h1),  # Qi et al. 2023, arXiv:2401.10241, figure 3
+        "zb-h2": Schedule(zb_h2),  # the same, figure 3
+        "interleaved-zb": Schedule(  # the same; torch's ScheduleInterleavedZeroBubble
+            zb_h1, 2, is_flexible=True, fits=_rounds_are_alike, needs=_IN_ROUNDS
+        ),
+        "zb-v": Schedule(zb_v, 2),  # the same, section 6
+        "dualpipe": Schedule(  # DeepSeek-V3, arXiv:2412.19437, figure 5
+            dualpipe,
+            2,
+            fits=lambda p, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
+            needs="an even number of ranks, and an even number of micro-batches, at least two per rank",
+            two_copies=True,
+        ),
+        "dualpipe-v": Schedule(  # github.com/deepseek-ai/DualPipe
+            dualpipe_v, 2, fits=lambda p, m: m >= 2 * p, needs="at least two micro-batches per rank"
+        ),
+    }
+)
+"""Schedules by name; the path of a ``.csv`` file of actions works as a name too."""
+
+
+@lru_cache(maxsize=64)
+def plan(name: str, n_ranks: int, n_microbatches: int, virtual_stages: int | None = None) -> Plan:
+    """Return the plan of schedule *name*.
+
+    Args:
+        name: a key of ``SCHEDULES``, or the path of a CSV file of actions.
+        n_ranks: pipeline ranks.
+        n_microbatches: micro-batches of a step.
+        virtual_stages: stages per rank; None: what the schedule has by default.
+
+    Raises:
+        ScheduleError: the name is unknown, the schedule does not allow these sizes, or the file does not hold
+            a plan of these sizes that can be carried out.
+    """
+    for what, n in (("ranks", n_ranks), ("micro-batches", n_microbatches)):
+        if n < 1:
+            raise ScheduleError(f"schedule {name}: {n} {what}; at least 1")
+    if name.endswith(".csv"):
+        return read_csv(name, n_ranks, n_microbatches)
+    return _known(name).build(
+        n_ranks, n_microbatches, _checked(name, n_ranks, n_microbatches, virtual_stages)
+    )
+
+
+def has_two_copies(name: str) -> bool:
+    """Return whether schedule *name* has every stage on two ranks."""
+    return name in SCHEDULES and SCHEDULES[name].two_copies
+
+
+def _known(name: str) -> Schedule:
+    if name not in SCHEDULES:
+        raise ScheduleError(
+            f"unknown schedule {name!r}: one of {', '.join(SCHEDULES)}, or a .csv file of actions"
+        )
+    return SCHEDULES[name]
+
+
+def _checked(name: str, n_ranks: int, n_microbatches: int, virtual_stages: int | None) -> int:
+    """Return the stages per rank. Raises ScheduleError if the schedule does not allow these sizes."""
+    schedule = SCHEDULES[name]
+    per_rank = virtual_stages or schedule.virtual_stages
+    if per_rank != schedule.virtual_stages and not schedule.is_flexible:
+        flexible = ", ".join(other for other, one in SCHEDULES.items() if one.is_flexible)
+        raise ScheduleError(
+            f"schedule {name} has {schedule.virtual_stages} stages per rank, not {per_rank}; "
+            f"{flexible} take any number"
+        )
+    if not schedule.fits(n_ranks, n_microbatches):
+        raise ScheduleError(
+            f"schedule {name} does not run {n_microbatches} micro-batches on {n_ranks} ranks: "
+            f"it needs {schedule.needs}; {_nearest(schedule.fits, n_ranks, n_microbatches)} would work"
+        )
+    return per_rank
+
+
+def _nearest(fits: Fits, n_ranks: int, n_microbatches: int) -> str:
+    """Return the sizes nearest to the given ones that *fits* allows, in words."""
+    for ranks in (n_ranks, n_ranks - 1, n_ranks + 1):
+        below = next((m for m in range(n_microbatches, 0, -1) if fits(ranks, m)), None)
+        above = next((m for m in range(n_microbatches, 4 * (n_microbatches + ranks)) if fits(ranks, m)), None)
+        found = dict.fromkeys(str(m) for m in (below, above) if m)
+        if ranks > 0 and found:
+            where = "" if ranks == n_ranks else f" on {ranks} ranks"
+            return " or ".join(found) + " micro-batches" + where
+    return "another schedule"

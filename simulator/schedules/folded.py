@@ -1,0 +1,121 @@
+"""Schedules whose stages go down the ranks and back up, so that the first rank has the last stage too."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from simulator.schedules.actions import Action, Plan, Script
+
+STAGES: Final = 2
+"""Stages per rank of all of them: rank *r* of *p* has stages *r* and *2p - 1 - r*."""
+
+
+def zb_v(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
+    """Return the plan of ZB-V: no rank idles between start and end, with the memory of 1F1B.
+
+    Made for at least ``2 p - 1`` micro-batches; with fewer, those that are not there are left out. The order
+    is that of torch's ``ScheduleZBVZeroBubble``. Reference: Qi et al. 2023, arXiv:2401.10241, section 6.
+    """
+    del virtual_stages
+    n_scheduled = max(2 * n_ranks - 1, n_microbatches)
+    plans = (_zb_v_rank(rank, n_ranks, n_scheduled) for rank in range(n_ranks))
+    return tuple(tuple(a for a in actions if a.microbatch < n_microbatches) for actions in plans)
+
+
+def _zb_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> list[Action]:
+    """Return the actions of one rank of ZB-V."""
+    script, down, up = Script(), rank, 2 * n_ranks - 1 - rank
+
+    def write(times: int, *steps: tuple[str, int]) -> None:
+        for _ in range(times):
+            for kind, stage in steps:
+                script.add(kind, stage)
+
+    write(2 * (n_ranks - rank) - 1, ("F", down))
+    write(rank, ("F", up), ("F", down))
+    write(n_ranks - rank, ("F", up), ("I", up), ("W", up))
+    n_down, n_up = 2 * n_ranks - rank - 1, n_ranks  # forwards so far
+    while n_up < n_down or n_down < n_microbatches:
+        if n_down < n_microbatches:
+            write(1, ("F", down))
+            n_down += 1
+        write(1, ("I", down), ("W", down), ("F", up), ("I", up), ("W", up))
+        n_up += 1
+    write(rank, ("I", down), ("I", up))
+    write(n_ranks - rank, ("I", down), ("W", down))
+    write(rank, ("W", up))
+    write(rank, ("W", down))
+    return script.actions
+
+
+def dualpipe_v(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
+    """Return the plan of DualPipeV: forward and backward of different micro-batches in pairs.
+
+    The order is that of torch's ``ScheduleDualPipeV`` with its pairs one after the other. Reference:
+    DeepSeek-V3, arXiv:2412.19437, section 3.2.1; github.com/deepseek-ai/DualPipe.
+    """
+    del virtual_stages
+    return tuple(_dualpipe_v_rank(rank, n_ranks, n_microbatches) for rank in range(n_ranks))
+
+
+def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[Action, ...]:
+    """Return the actions of one rank of DualPipeV, in the eight steps of its authors."""
+    down, up, above = rank, 2 * n_ranks - 1 - rank, n_ranks - rank - 1
+    script = Script()
+    pending: deque[int] = deque()  # stages whose weight gradients are due
+
+    def write(kinds: str, *stages: int) -> None:
+        for kind, stage in zip(kinds, stages, strict=True):
+            if kind == "I":
+                pending.append(stage)
+            script.add(kind, stage)
+
+    def weights() -> None:
+        if pending:
+            script.add("W", pending.popleft())
+
+    for _ in range(2 * above):
+        write("F", down)
+    for _ in range(rank + 1):
+        write("FF", down, up)
+    for _ in range(above):
+        write("I", up)
+        weights()
+        write("F", up)
+    for _ in range(n_microbatches - 2 * n_ranks + rank + 1):
+        write("FBFB", down, up, up, down)
+    for _ in range(above):
+        write("BFB", up, up, down)
+    for at in range(2 * (rank + 1)):
+        write("B" if at <= rank else "I", down if at % 2 else up)  # the second half is split
+    for _ in range(above):
+        weights()
+        write("I", down)
+    while pending:
+        weights()
+    return tuple(script.actions)
+
+
+def dualpipe(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
+    """Return the plan of DualPipe: two copies of the model, fed from both ends at once.
+
+    Rank *r* has stages *r* and *p - 1 - r*, as rank *p - 1 - r* does. The first half of the micro-batches
+    goes from rank 0 to rank *p - 1*, the second half the other way. Seen from its own half, a rank does what
+    DualPipeV does with half the ranks. Reference: github.com/deepseek-ai/DualPipe, ``dualpipe.py``.
+    """
+    del virtual_stages
+    half = n_microbatches // 2
+    one_end = dualpipe_v(n_ranks // 2, half, STAGES)
+
+    def seen_from(actions: tuple[Action, ...], end: int) -> tuple[Action, ...]:
+        """Return *actions* for the rank near *end*; its near stage gets micro-batches from there."""
+        ends = (end if a.stage < n_ranks // 2 else 1 - end for a in actions)
+        return tuple(
+            a._replace(microbatch=a.microbatch + half * e) for a, e in zip(actions, ends, strict=True)
+        )
+
+    return (
+        *(seen_from(actions, 0) for actions in one_end),
+        *(seen_from(actions, 1) for actions in reversed(one_end)),
+    )

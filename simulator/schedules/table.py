@@ -1,0 +1,131 @@
+"""Plans as CSV, in the compute-only format of ``torch.distributed.pipelining``; and whether one can run.
+
+One row per rank, one cell per action: stage, kind, micro-batch, as in ``2F0``. Empty cells, with which torch
+marks idle slots, mean nothing here: a plan says in which order, not when. Two actions that torch overlaps,
+``(0F8;7B0)OVERLAP_F_B``, are read one after the other, which is how torch carries them out.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from simulator.errors import ScheduleError
+from simulator.schedules.actions import Action, Plan, holders
+
+_ACTION: Final = re.compile(r"(\d+)([FBIW])(\d+)")
+_PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+def write_csv(path: str | Path, plan: Plan) -> None:
+    """Write *plan* to *path*.
+
+    Raises:
+        ScheduleError: the file cannot be written.
+    """
+    try:
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([str(action) for action in actions] for actions in plan)
+    except OSError as error:
+        raise ScheduleError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def read_csv(path: str | Path, n_ranks: int | None = None, n_microbatches: int | None = None) -> Plan:
+    """Return the plan in the file *path*, checked.
+
+    Args:
+        path: the file.
+        n_ranks: ranks that the plan must have; None: any.
+        n_microbatches: micro-batches that it must have; None: any.
+
+    Raises:
+        ScheduleError: the file cannot be read, a cell is not an action, or the plan has other sizes or cannot
+            be carried out.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            plan = tuple(tuple(_row(path, n, row)) for n, row in enumerate(csv.reader(file)) if any(row))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ScheduleError(f"schedule {path} cannot be read: {reason or error}") from None
+    found = {a.microbatch for actions in plan for a in actions}
+    for what, wanted, n in (("ranks", n_ranks, len(plan)), ("micro-batches", n_microbatches, len(found))):
+        if wanted not in (None, n):
+            raise ScheduleError(f"schedule {path} is for {n} {what}, the job has {wanted}")
+    try:
+        check(plan)
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {path}: {error}") from None
+    return plan
+
+
+def _row(path: str | Path, rank: int, cells: list[str]) -> Iterator[Action]:
+    """Yield the actions of a row."""
+    for cell in cells:
+        pair = _PAIR.fullmatch(cell.strip())
+        for text in pair[1].split(";") if pair else [cell]:
+            if not text.strip():
+                continue
+            match = _ACTION.fullmatch(text.strip())
+            if not match:
+                raise ScheduleError(
+                    f"schedule {path}, rank {rank}: {text!r} is not an action; "
+                    "it is stage, one of F B I W, and micro-batch, e.g. 2F0"
+                )
+            yield Action(match[2], int(match[1]), int(match[3]))
+
+
+def check(plan: Plan) -> None:
+    """Check that *plan* takes every micro-batch forward and back through every stage, and can be carried out.
+
+    Raises:
+        ScheduleError: a micro-batch misses a stage, or goes through it twice; a rank waits for ever.
+    """
+    counts = Counter(action for actions in plan for action in actions)
+    n_stages = 1 + max((action.stage for action in counts), default=-1)
+    microbatches = sorted({action.microbatch for action in counts})
+    if not counts:
+        raise ScheduleError("the plan has no actions")
+    for stage in range(n_stages):
+        for microbatch in microbatches:
+            own = {kind: counts[Action(kind, stage, microbatch)] for kind in "FBIW"}
+            if own not in ({"F": 1, "B": 1, "I": 0, "W": 0}, {"F": 1, "B": 0, "I": 1, "W": 1}):
+                done = ", ".join(f"{kind} {n} times" for kind, n in own.items() if n) or "nothing"
+                raise ScheduleError(
+                    f"stage {stage} does {done} with micro-batch {microbatch}; once F, and once B or I and W"
+                )
+    _carry_out(plan, n_stages)
+
+
+def _carry_out(plan: Plan, n_stages: int) -> None:
+    """Let each rank in turn go on as far as it can. Raises ScheduleError if they do not get to the end."""
+    holder = holders(plan)
+    done: set[Action] = set()  # a full backward counts as "I"
+    cursor = [0] * len(plan)
+    waiting = set(range(len(plan)))
+    while waiting:
+        rank = waiting.pop()
+        for action in plan[rank][cursor[rank] :]:
+            if not _inputs(action, n_stages) <= done:
+                break
+            done.add(action._replace(kind="I") if action.kind == "B" else action)
+            cursor[rank] += 1
+            beside = (holder.get((action.stage + step, action.microbatch)) for step in (-1, 1))
+            waiting |= {other for other in beside if other not in (None, rank)}
+    for rank, actions in enumerate(plan):
+        if cursor[rank] < len(actions):
+            raise ScheduleError(f"rank {rank} waits for ever to begin {actions[cursor[rank]]}")
+
+
+def _inputs(action: Action, n_stages: int) -> set[Action]:
+    """Return what must be done before *action*, with a full backward called ``"I"``."""
+    if action.kind == "F":
+        return {action._replace(stage=action.stage - 1)} if action.stage else set()
+    if action.kind == "W":
+        return {action._replace(kind="I")}
+    later = {action._replace(kind="I", stage=action.stage + 1)} if action.stage < n_stages - 1 else set()
+    return later | {action._replace(kind="F")}
