@@ -32,9 +32,9 @@ class MeshHook:
         note = session.guarded("meshes", self._note)
 
         @functools.wraps(original)
-        def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
-            original(mesh, *args, **kwargs)
-            note(mesh)
+        def init(made: Any, /, *args: Any, **kwargs: Any) -> None:  # torch 2.6 passes mesh= by name
+            original(made, *args, **kwargs)
+            note(made)
 
         self._type.__init__ = init
         for found in [thing for thing in gc.get_objects() if type(thing) is DeviceMesh]:
