@@ -8,6 +8,7 @@ some of them, or deadlock because they hold the interpreter's lock.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -208,3 +209,35 @@ class WaitHook:
         """Give ``Work.wait`` back as it was, unless somebody may still ask for what a watcher waited for."""
         if not self._completions.has_watched_transfers:
             self._work_type.wait = self._original
+
+
+class BlockingHook:
+    """Functions that wait in C++: their time is not compute.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
+
+        def waiting(original: Any) -> Any:
+            @functools.wraps(original)
+            def function(*args: Any, **kwargs: Any) -> Any:
+                pause()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    resume()
+
+            return function
+
+        found = [(owner, name) for owner, name in internals.blocking_functions() if hasattr(owner, name)]
+        self._undo = [(owner, name, getattr(owner, name)) for owner, name in found]
+        for owner, name, original in self._undo:
+            setattr(owner, name, waiting(original))
+
+    def remove(self) -> None:
+        """Give the functions back as they were."""
+        for owner, name, original in self._undo:
+            setattr(owner, name, original)

@@ -7,7 +7,7 @@ Tried with torch 2.13. Importing this module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 
 def keys_after_backend_select() -> Any:
@@ -62,6 +62,10 @@ def swap_run_backward(replacement: Callable[..., Any] | None = None) -> Callable
     return original
 
 
+PIPELINING: Final = "torch.distributed.pipelining.schedules"
+"""Module of the schedules; takes 2 s to import, and a training without a pipeline never does."""
+
+
 def pipeline_bases() -> tuple[Any, Any]:
     """Return the base classes of all pipeline stages and of all schedules."""
     from torch.distributed.pipelining import schedules, stage
@@ -72,3 +76,13 @@ def pipeline_bases() -> tuple[Any, Any]:
 def n_microbatches(schedule: Any) -> int:
     """Return the micro-batches per step of a pipeline schedule."""
     return int(schedule._n_microbatches)
+
+
+def blocking_functions() -> tuple[tuple[Any, str], ...]:
+    """Return, as owner and name, what communicates and waits in C++ without telling Python of the wait.
+
+    DDP sends its buffers with the one before each forward, and agrees on its buckets with the other.
+    """
+    import torch.distributed as dist
+
+    return (dist, "_broadcast_coalesced"), (dist.Reducer, "_rebuild_buckets")

@@ -29,6 +29,10 @@ _TAG: Final = "foretrace"
 """Key in the metadata of an autograd node that has an owner."""
 
 
+_VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
+"""Nodes of an output that is another shape of what the block has computed, as that of a linear layer."""
+
+
 class ModuleHook:
     """Global hooks around the forward of every module.
 
@@ -52,9 +56,9 @@ class ModuleHook:
             if not torch.compiler.is_compiling():
                 entered(module, args)
 
-        def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling():
-                left(module, args, kwargs, output)
+        def after(module: Any, args: Any, *rest: Any) -> None:
+            if not torch.compiler.is_compiling():  # after an exception torch leaves the kwargs out
+                left(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
 
         self._handles = [
             hooks.register_module_forward_pre_hook(before),
@@ -91,7 +95,10 @@ class ModuleHook:
             self._lane.pop(depth)
             if running is module:
                 around = self._running[-1][1] if self._running else self._lane.block
-                self._tag(self._node(output), block)
+                node = self._node(output)
+                self._tag(node, block)
+                if type(node).__name__ in _VIEWS:  # gone if somebody changes the output in place
+                    self._tag(node.next_functions[0][0], block)
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
                 return
 

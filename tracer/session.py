@@ -12,10 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from tracer import internals
 from tracer.blocks import class_name
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
 from tracer.groups import Groups, deduced_layout
+from tracer.importing import Expectation
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
 from tracer.parallelism import MeshHook, data_parallel
@@ -203,16 +205,21 @@ class Session:
     def _install_distributed(self) -> None:
         import torch.distributed as dist
 
-        from tracer.collectives import CollectiveHook, WaitHook
-        from tracer.pipeline import PipelineHook
+        from tracer.collectives import BlockingHook, CollectiveHook, WaitHook
 
         self.completions = Completions(dist.Work.wait)
-        self._hooks += [CollectiveHook(self), WaitHook(self), MeshHook(self)]
-        try:
-            self.pipeline = PipelineHook(self)
-            self._hooks.append(self.pipeline)
-        except ImportError as error:
-            self.warn(f"pipeline actions are not recorded: {error}")
+        self._hooks += [CollectiveHook(self), WaitHook(self), BlockingHook(self), MeshHook(self)]
+        if internals.PIPELINING in sys.modules:
+            self._install_pipeline()
+        else:
+            install = self.guarded("pipeline", lambda module: self._install_pipeline())
+            self._hooks.append(Expectation(internals.PIPELINING, install))
+
+    def _install_pipeline(self) -> None:
+        from tracer.pipeline import PipelineHook
+
+        self.pipeline = PipelineHook(self)
+        self._hooks.append(self.pipeline)
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""

@@ -6,6 +6,8 @@ seen to step has stepped, or with the last of several that step in a row; the ne
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracer.records import Block, StepWindow
@@ -24,7 +26,7 @@ class Steps:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._marker: int | None = None
+        self._marker: Callable[[], Any] = lambda: None
         self._start: Stamp | None = None
         self._end: Stamp | None = None
 
@@ -51,9 +53,9 @@ class Steps:
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
-        if self._marker is None:
-            self._marker = id(optimizer)
-        if self._start is not None and (self._end is not None or id(optimizer) == self._marker):
+        if self._marker() is None:  # the first ever, or since the one before was thrown away
+            self._marker = weakref.ref(optimizer)
+        if self._start is not None and (self._end is not None or optimizer is self._marker()):
             self._end = self._session.lane.stamp()
             self._session.position.step += 1
 

@@ -1,0 +1,182 @@
+"""Real trainings on two gloo processes: each example once as it is, and once recorded.
+
+The model is tiny, so that the time goes into starting processes; every recording is shared by all tests.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tracer.launch import environment
+from traces.run import Run
+from traces.store import open_run
+
+ROOT = Path(__file__).parents[2]
+FLAKES = re.compile("connectFullMesh|EADDRINUSE|Address already in use")
+STEPS = 3
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the examples are asked to train."""
+
+    n_layers: int = 4
+    hidden: int = 32
+    ffn: int = 64
+    kv_width: int = 16
+    vocab: int = 64
+    steps: int = STEPS
+    micro_batch: int = 2
+    seq_len: int = 16
+    microbatches: int = 4
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one layer: four projections, three matrices, two norms."""
+        attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
+        return attention + 3 * self.hidden * self.ffn + 2 * self.hidden
+
+    @property
+    def root_params(self) -> int:
+        """Parameters outside of the layers: embedding, head, norm."""
+        return 2 * self.vocab * self.hidden + self.hidden
+
+    @property
+    def activation_bytes(self) -> int:
+        """Size of the hidden states of one micro-batch, in float32."""
+        return 4 * self.micro_batch * self.seq_len * self.hidden
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How the processes of a training ended."""
+
+    status: tuple[int, ...]
+    output: str
+    errors: str
+
+    @property
+    def losses(self) -> list[str]:
+        """Every loss that was printed, to the last bit."""
+        return re.findall(r"\((-?0x[0-9a-f.]+p[+-]\d+)\)", self.output)
+
+
+class Runner:
+    """Runs processes of one world."""
+
+    root = ROOT
+
+    @staticmethod
+    def start(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> list["subprocess.Popen[str]"]:
+        """Start *command* as *n* ranks."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        world = {**env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(n)}
+        world |= {"LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        return [
+            subprocess.Popen(
+                command,
+                env={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(n)
+        ]
+
+    @staticmethod
+    def run(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> Ranks:
+        """Run *command* as *n* ranks to their end; once more if gloo failed to connect."""
+        for attempt in (1, 2):
+            processes = Runner.start(command, env, n)
+            try:
+                said = [process.communicate(timeout=150) for process in processes]
+            finally:
+                for process in processes:
+                    process.kill()
+            errors = "".join(err for _, err in said)
+            if attempt == 2 or not FLAKES.search(errors):
+                break
+        return Ranks(tuple(p.returncode for p in processes), "".join(out for out, _ in said), errors)
+
+    @staticmethod
+    def env(path: Path | None = None) -> dict[str, str]:
+        """Return an environment in which this checkout is importable, and which records into *path*."""
+        base = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return base if path is None else environment(path, path.name, base)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One example, run as it is and run while it was recorded."""
+
+    plain: Ranks
+    recorded: Ranks
+    run: Run
+
+
+@pytest.fixture(scope="session")
+def job() -> Job:
+    """What the examples are asked to train."""
+    return Job()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> type["Runner"]:
+    """How to run processes of one world."""
+    return Runner
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model file for the examples, small enough that a step takes milliseconds."""
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(SHAPE))
+    return path
+
+
+@pytest.fixture(scope="session")
+def example(config: Path, job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """Return what runs an example, plain and recorded, and remembers it for the other tests."""
+
+    @cache
+    def pair(words: str) -> Pair:
+        name, *flags = words.split()
+        command = [sys.executable, str(ROOT / "examples" / f"train_{name}.py"), "--config", str(config)]
+        command += (
+            f"--steps {job.steps} --micro-batch {job.micro_batch} --seq-len {job.seq_len}".split() + flags
+        )
+        path = tmp_path_factory.mktemp("recorded") / name
+        plain = Runner.run(command, Runner.env())
+        recorded = Runner.run(command, Runner.env(path))
+        assert plain.status == (0, 0), plain.errors
+        assert recorded.status == (0, 0), recorded.errors
+        return Pair(plain, recorded, open_run(path))
+
+    return pair
+
+
+@pytest.fixture(params=["ddp", "fsdp2", "tp", "pp", "pp --schedule gpipe"])
+def any_example(request: pytest.FixtureRequest, example: Callable[[str], Pair]) -> Pair:
+    """Every example in turn."""
+    return example(request.param)

@@ -1,0 +1,101 @@
+"""Time is owned by one block at a time, and streams never overlap, whatever happens."""
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis.strategies import integers, lists, sampled_from, tuples
+
+from tracer.groups import GroupInfo
+from tracer.lane import NOBODY, Lane
+from tracer.records import Block, Communication, Position, Segment
+from tracer.streams import GLOO_THREADS, Streams
+
+BLOCKS = [Block("model", is_glue=True), Block("layers.0", 0), Block("layers.0.mlp", 0), NOBODY]
+ACTIONS = tuples(sampled_from(["push", "pop", "replace", "pause", "resume"]), integers(0, 3), integers(0, 9))
+
+
+@given(actions=lists(ACTIONS, max_size=40))
+def test_segments_follow_each_other_and_cover_the_time_that_is_owned(
+    actions: list[tuple[str, int, int]],
+) -> None:
+    now, owned, waits, stack = 0, 0, 0, [NOBODY]
+    segments: list[Segment] = []
+    lane = Lane(Position(), segments.append)
+    lane.stamp = lambda: now
+    for name, which, passed in actions:
+        now += passed
+        owned += passed * (not waits and stack[-1] is not NOBODY)
+        block = BLOCKS[which]
+        if name == "push":
+            lane.push("forward", block)
+            stack.append(block)
+        elif name == "pop" and len(stack) > 1:
+            lane.pop(lane.depth - 1)
+            stack.pop()
+        elif name == "replace" and len(stack) > 1:
+            lane.replace("backward", block)
+            stack[-1] = block
+        elif name == "pause":
+            lane.pause()
+            waits += 1
+        elif name == "resume" and waits:
+            lane.resume()
+            waits -= 1
+        assert lane.block == stack[-1]
+    lane.pop(0)
+    assert sum(s.end - s.start for s in segments) == owned  # type: ignore[operator, misc]
+    ends, starts = [s.end for s in segments], [s.start for s in segments]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))  # type: ignore[operator]
+    assert all(s.block is not NOBODY for s in segments)
+
+
+def communication(kind: str, *, on_gloo: bool = True, peer: int = -1, group: int = 1) -> Communication:
+    """Return a communication as a hook would describe it."""
+    info = GroupInfo(group, "pp" if peer >= 0 else "dp", (0, 1), on_gloo)
+    return Communication(kind, info, 0, peer, 8, "fp32", NOBODY, (0, -1, -1, -1), 0)
+
+
+@given(
+    spans=lists(
+        tuples(integers(0, 50), integers(0, 30), sampled_from(["all_reduce", "reduce_scatter", "send"]))
+    ),
+    on_gloo=sampled_from([True, False]),
+)
+def test_streams_never_overlap_and_ends_are_kept(spans: list[tuple[int, int, str]], *, on_gloo: bool) -> None:
+    streams = Streams()
+    placed: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for issued, duration, kind in sorted(spans):
+        one = communication(kind, on_gloo=on_gloo, peer=1 if kind == "send" else -1)
+        stream, start = streams.place(one, issued, issued + duration)
+        assert issued <= start <= issued + duration
+        assert kind != "send" or start == issued
+        placed[stream].append((start, issued + duration))
+    for found in placed.values():
+        assert all(a[1] <= b[0] for a, b in pairwise(sorted(found)))
+
+
+@given(durations=lists(integers(1, 30), min_size=1, max_size=12))
+def test_collectives_of_one_group_use_no_more_streams_than_it_has_workers(durations: list[int]) -> None:
+    """All issued at once: gloo works on two at a time, NCCL on one."""
+    for on_gloo, n_workers in ((True, GLOO_THREADS), (False, 1)):
+        streams, free = Streams(), [0] * n_workers
+        for duration in durations:
+            worker = free.index(min(free))
+            start, free[worker] = free[worker], free[worker] + duration
+            one = communication("all_reduce", on_gloo=on_gloo)
+            stream, found = streams.place(one, 0, free[worker])
+            assert found == start
+            assert stream in {"dp", "dp.1"} if on_gloo else stream == "dp"
+
+
+def test_an_empty_lane_owns_nothing() -> None:
+    emitted: list[Any] = []
+    lane = Lane(Position(), emitted.append)
+    lane.pause()
+    lane.resume()
+    lane.pop(0)
+    lane.replace("forward", BLOCKS[1])
+    assert emitted == []
+    assert lane.block is NOBODY

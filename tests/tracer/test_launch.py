@@ -1,0 +1,128 @@
+"""Starting a command and recording what it starts: exit status, environment, a user's mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.errors import LaunchError, RecordError
+from tracer.launch import SITE, environment, launch
+from traces.store import open_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def record(*words: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run ``foretrace record`` as a user does."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "foretrace", "record", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=env, timeout=timeout
+    )
+
+
+@pytest.mark.parametrize(("code", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 143), ("", 0)])
+def test_the_exit_status_is_that_of_the_command(tmp_path: Path, code: str, status: int) -> None:
+    assert launch([sys.executable, "-c", f"import os, sys; {code}"], tmp_path / "run") == status
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [["no-such-program-xyz"], ["/etc/hostname"], []])
+def test_a_command_that_cannot_start_is_one_error(tmp_path: Path, command: Sequence[str]) -> None:
+    with pytest.raises(LaunchError):
+        launch(command, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
+    result = record("-o", "run", "--", "no-such-program-xyz", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: cannot start 'no-such-program-xyz'")
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_is_there_is_never_recorded_over(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RecordError, match="has files in it"):
+        launch([sys.executable, "-c", ""], tmp_path)
+    with pytest.raises(RecordError, match="is a file"):
+        launch([sys.executable, "-c", ""], tmp_path / "notes.txt")
+    run = tmp_path / "run"
+    (run / "spans").mkdir(parents=True)
+    with pytest.raises(RecordError, match="holds a run already"):
+        launch([sys.executable, "-c", ""], run)
+
+
+def test_a_command_without_torch_is_said_to_have_recorded_nothing(tmp_path: Path) -> None:
+    result = record("-o", "run", "--", sys.executable, "-c", "print('hello')", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "hello\n")
+    assert "nothing recorded" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = 'yes'\n")
+    env = environment(tmp_path / "run", "run", {"PYTHONPATH": str(tmp_path)})
+    assert env["PYTHONPATH"] == f"{SITE}{os.pathsep}{tmp_path}"
+    code = "import os, sys; print(os.environ.get('SEEN'), {'torch', 'pyarrow'} & {*sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert result.stdout.split() == ["yes", "set()"]
+    assert result.stderr == ""
+
+
+def test_torchrun_is_recorded_without_editing_the_script(tmp_path: Path, config: Path, job: Any) -> None:
+    script = str(ROOT / "examples" / "train_ddp.py")
+    flags = ["--config", str(config), "--steps", "2", "--seq-len", "16"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = record("-o", "run", "--json", "--", *launcher, script, *flags, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert (said["run"], said["exit_status"], said["world_size"]) == ("run", 0, 2)
+    assert said["step_time_s"] > 0
+    assert result.stderr.count("loss") == 2  # the command's own output makes way for the JSON
+    run = open_run(tmp_path / "run")
+    assert run.stored_ranks == (0, 1)
+    assert run.info.summary["n_spans"] == said["n_spans"]
+    memory = run.memory()
+    assert set(memory["rank"].to_pylist()) == {0, 1}
+    assert min(memory["bytes"].to_pylist()) > 1e7
+
+
+def test_a_script_that_fails_leaves_a_run_that_says_so(tmp_path: Path, ranks: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(3):\n"
+        "    loss = model(torch.ones(2, 4)).sum()\n"
+        "    loss.backward()\n"
+        "    dist.all_reduce(model.weight.grad)\n"
+        "    if step == 2: raise RuntimeError('the loss is not a number')\n"
+        "    optimizer.step()\n"
+    )
+    result = ranks.run([sys.executable, str(script)], ranks.env(tmp_path / "run"))
+    assert result.status == (1, 1)
+    assert result.errors.count("RuntimeError: the loss is not a number") == 2
+    run = open_run(tmp_path / "run")
+    assert run.info.finished
+    assert run.warnings == ("rank 0-1: the training ended with RuntimeError: the loss is not a number",)
+    spans = run.spans().to_pylist()
+    assert sum(row["kind"] == "all_reduce" for row in spans) == 2 * 3
+    assert sum(row["category"] == "step" for row in spans) == 2 * 2
+
+
+def test_a_rank_that_cannot_write_trains_on(tmp_path: Path, ranks: Any) -> None:
+    (tmp_path / "run").write_text("in the way")
+    code = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); print('done')"
+    result = ranks.run([sys.executable, "-c", code], ranks.env(tmp_path / "run"))
+    assert result.status == (0, 0)
+    assert result.output == "done\n" * 2
+    assert result.errors.count("foretrace: not recording: ") == 2

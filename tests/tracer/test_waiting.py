@@ -1,0 +1,93 @@
+"""Waiting is told from computing: a rank that waits for a late one does not compute meanwhile."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traces.activity import activity
+from traces.store import open_run
+
+LATE_NS = 300_000_000
+
+SCRIPT = """
+import sys, time
+import torch, torch.distributed as dist
+import foretrace
+from torch.distributed._functional_collectives import all_reduce
+
+dist.init_process_group("gloo")
+
+class Late(torch.nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.inner(x)
+        if dist.get_rank() == 1:
+            time.sleep(0.3)
+        way, z = self.way, y.detach().clone()
+        if way == "sync":
+            dist.all_reduce(z)
+        elif way == "async":
+            dist.all_reduce(z, async_op=True).wait()
+        elif way == "scatter":
+            dist.reduce_scatter_tensor(torch.zeros(8), z[:2].flatten())
+        elif way == "functional":
+            z = all_reduce(z, "sum", dist.group.WORLD) + 0
+        elif dist.get_rank() == 1:
+            dist.send(z, 0)
+        else:
+            dist.recv(z, 1)
+        return y
+
+for way in sys.argv[2:]:
+    model = Late(way)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with foretrace.record(f"{sys.argv[1]}/{way}"):
+        for _ in range(2):
+            dist.barrier()
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+WAYS = ("sync", "async", "scatter", "functional", "p2p")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
+    """One recording for each way to wait, made one after the other by the same processes."""
+    folder = tmp_path_factory.mktemp("waiting")
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    result = ranks.run([sys.executable, str(script), str(folder), *WAYS], ranks.env())
+    assert result.status == (0, 0), result.errors
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_time_blocked_in_communication_is_not_compute(runs: Path, way: str) -> None:
+    run = open_run(runs / way)
+    assert run.warnings == ()
+    for step in (0, 1):
+        spans = {
+            rank: [row for row in run.spans([rank]).to_pylist() if row["step"] == step] for rank in (0, 1)
+        }
+        waited, late = (
+            next(row for row in spans[rank] if row["axis"] and row["kind"] != "barrier") for rank in (0, 1)
+        )
+        assert waited["duration_ns"] > 0.7 * LATE_NS
+        assert late["duration_ns"] < 0.5 * LATE_NS
+        assert waited["name"] == "Late"
+        computed_ns = sum(row["duration_ns"] for row in spans[0] if row["category"] == "compute")
+        assert computed_ns < 0.5 * LATE_NS
+        found = activity(run, 0, step)
+        state = dict.fromkeys(found.states, 0)
+        for start, end, index in zip(found.start_ns, found.end_ns, found.state, strict=True):
+            state[found.states[index]] += int(end - start)
+        assert max(state, key=lambda name: state[name]) == "wait:world", state
