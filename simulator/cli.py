@@ -62,11 +62,24 @@ def _settings(command: Command) -> Command:
     default="folded",
     help="Simulate one rank per pipeline stage for all that do the same, or every one. [default: folded]",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "event", "compiled"]),
+    default="auto",
+    help="On SimPy, on numba, or whichever is sooner done; the timeline is the same. [default: auto]",
+)
 @click.option("-o", "--output", type=click.Path(), help="Directory to keep the run in.")
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
-    config: str | None, ranks: str, output: str | None, report: str | None, *, as_json: bool, **flags: Any
+    config: str | None,
+    ranks: str,
+    engine: str,
+    output: str | None,
+    report: str | None,
+    *,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """Predict one training step of a layout: time, memory, timeline.
 
@@ -83,7 +96,7 @@ def simulate(
     console = Console(stderr=True, quiet=as_json)
     with console.status("simulating") if console.is_terminal else nullcontext() as status:
         tell = None if status is None else status.update
-        simulation = run_simulation(job, tell, folded=ranks == "folded")
+        simulation = run_simulation(job, tell, folded=ranks == "folded", engine=engine)
     if output is not None:
         simulation.write(output)
     if report is not None:

@@ -6,6 +6,7 @@ SimulationError
 ├── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
 ├── ConfigError    a run.toml or a setting that cannot be understood
 ├── TableError     a table of measurements that cannot be read, or a cell of it
+├── EngineError    an engine that does not exist, or cannot run here
 └── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
 
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
@@ -34,6 +35,10 @@ class ConfigError(SimulationError):
 
 class TableError(SimulationError):
     """A table of measurements, or a cell of it, cannot be used."""
+
+
+class EngineError(SimulationError):
+    """An engine does not exist, or needs a package that is not installed."""
 
 
 class ProgramError(SimulationError):

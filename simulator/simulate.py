@@ -13,7 +13,7 @@ import pyarrow as pa
 from simulator.build import build, job_groups, representatives
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
-from simulator.engine import event
+from simulator.engine import choose
 from simulator.job import Job
 from simulator.memory_over_time import memory_over_time
 from simulator.network import Network
@@ -61,13 +61,16 @@ class Simulation:
         return write_run(path, self.info, self.spans, self.memory)
 
 
-def simulate(job: Job, progress: Progress | None = None, *, folded: bool = True) -> Simulation:
+def simulate(
+    job: Job, progress: Progress | None = None, *, folded: bool = True, engine: str = "auto"
+) -> Simulation:
     """Predict ``job.n_steps`` training steps of *job*.
 
     Args:
         job: what to run, and on what.
         progress: told about each phase.
         folded: simulate one rank per pipeline rank and let it stand for those that do the same.
+        engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
 
     Raises:
         SimulationError, TopologyError, TraceError: the job cannot run as described.
@@ -78,8 +81,9 @@ def simulate(job: Job, progress: Progress | None = None, *, folded: bool = True)
     compute = ComputeModel(job.cluster.device, job.precision)
     network = Network(job.cluster, place(job.layout.world_size, job.cluster))
     program = build(job, network, compute, folded=folded, groups=groups)
+    runner = choose(engine, program.n_tasks, tell)
     tell(f"running {program.n_tasks:,} tasks")
-    spans = event.run(program)
+    spans = runner.run(program)
     tell("adding up")
     stages = rank_memories(job)
     stands_for = representatives(job.layout) if folded else None
@@ -100,7 +104,7 @@ def simulate(job: Job, progress: Progress | None = None, *, folded: bool = True)
     )
     simulation = Simulation(info=info, spans=spans, memory=memory)
     summary = figures(job, simulation.run, stages, rests_on=compute.notes)
-    return replace(simulation, info=replace(info, summary={**summary, "engine": event.NAME}))
+    return replace(simulation, info=replace(info, summary={**summary, "engine": runner.NAME}))
 
 
 def _version() -> str:

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces.cli": TRACES | COMMAND,
     "traces.report_cli": TRACES | COMMAND,
     "simulator": SIMULATOR,
-    "simulator.engine": SIMULATOR | {"simpy"},
+    "simulator.engine": SIMULATOR | {"simpy", "numba"},
     "simulator.cli": SIMULATOR | COMMAND,
     "tracer": TRACER,
     "tracer.cli": TRACER | COMMAND,

@@ -1,1 +1,41 @@
 """Engines: they give a program its clock. All of them answer ``run(program)`` with the same timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Final
+
+from simulator.errors import EngineError
+
+ENGINES: Final = ("auto", "event", "compiled")
+"""Names of engines: on SimPy, on numba, or whichever is sooner done."""
+
+WORTH_LOADING: Final = 50_000
+"""Tasks from which loading numba and compiled code (about 0.2 s) pays off, at 300,000 tasks/s on SimPy."""
+
+
+def choose(name: str, n_tasks: int, tell: Callable[[str], None] = lambda _: None) -> ModuleType:
+    """Return the module of engine *name*: it has ``NAME``, ``run(program)`` and ``times(program)``.
+
+    Args:
+        name: one of ``ENGINES``.
+        n_tasks: size of the program, which decides for ``"auto"``.
+        tell: told when something is about to be compiled.
+
+    Raises:
+        EngineError: no engine of that name, or it needs a package that is not installed.
+    """
+    if name not in ENGINES:
+        raise EngineError(f"engine {name!r}: one of {', '.join(ENGINES)}")
+    has_numba = find_spec("numba") is not None
+    if name == "compiled" and not has_numba:
+        raise EngineError("the compiled engine needs numba: pip install 'foretrace[fast]', or --engine event")
+    if name == "auto":
+        name = "compiled" if has_numba and n_tasks >= WORTH_LOADING else "event"
+    engine = import_module(f"{__name__}.{name}")
+    if name == "compiled" and not engine.is_compiled():
+        tell("compiling the engine, once (some seconds)")
+    return engine

@@ -13,7 +13,7 @@ import pytest
 from simulator.build import build, job_groups, representatives
 from simulator.build_stages import job_plan, n_stages, split_layers
 from simulator.compute import ComputeModel
-from simulator.engine import event
+from simulator.engine import compiled, event
 from simulator.job import Job
 from simulator.models import load_model
 from simulator.program import Transfer
@@ -113,6 +113,13 @@ def test_folding_changes_nothing_for_the_ranks_that_are_simulated(name: str, sha
     job = make_job(name, pp=2, m=8, dp=2, sharding=sharding)
     stored = set(representatives(job.layout))
     assert rows_of(job) == [row for row in rows_of(job, folded=False) if row["rank"] in stored]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_both_engines_give_the_same_table(name: str) -> None:
+    job = make_job(name, dp=2, sharding="zero3", recompute="full", n_steps=2)
+    program = build(job, Wire(5000), ComputeModel(job.cluster.device, job.precision))
+    assert compiled.run(program).equals(event.run(program))
 
 
 @pytest.mark.parametrize(

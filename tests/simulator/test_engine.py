@@ -1,9 +1,13 @@
-"""Laws of the event engine on random programs, and what it says when a program cannot run."""
+"""Laws of the engines on random programs, and what they say when a program cannot run."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -12,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import event
-from simulator.errors import ProgramError
+from simulator.engine import WORTH_LOADING, choose, compiled, event
+from simulator.errors import EngineError, ProgramError
 from simulator.program import Label, Program, Transfer
 from simulator.schedules import Action, plan
 
 STREAMS = ("compute", "tp", "dp")
+ENGINES = [event, compiled]
 
 
 @dataclass
@@ -102,6 +107,22 @@ def longest_path(tasks: list[Task], costs: list[int]) -> tuple[list[int], list[i
         when[node] = max((when[a] + edge["ns"] for a, _, edge in graph.in_edges(node, data=True)), default=0)
     ends = [when["met", t.instance] if t.instance >= 0 else when["end", at] for at, t in enumerate(tasks)]
     return [when["start", at] for at in range(len(tasks))], ends
+
+
+@settings(max_examples=400, deadline=None)
+@given(drawn=runnable(), damaged=st.booleans())
+def test_both_engines_agree_to_the_nanosecond(drawn: tuple[list[Task], list[int]], *, damaged: bool) -> None:
+    """Also where a program cannot run to its end: the same error, word for word."""
+    tasks, costs = drawn
+    if damaged:
+        tasks = [replace(task, deps=[*task.deps, len(tasks) - 1]) for task in tasks]
+    results: list[object] = []
+    for engine in ENGINES:
+        try:
+            results.append([column.tolist() for column in engine.times(make(tasks, costs))])
+        except ProgramError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
 
 
 @settings(deadline=None)
@@ -236,8 +257,48 @@ def test_the_timeline_carries_communications_and_steps() -> None:
     assert windows == [(0, 0, 0, 40), (1, 0, 0, 40), (1, 1, 40, 5)]
 
 
-def test_an_empty_program_has_an_empty_timeline() -> None:
-    assert event.run(make([], [])).num_rows == 0
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_empty_program_has_an_empty_timeline(engine: Any) -> None:
+    assert engine.run(make([], [])).num_rows == 0
+
+
+def test_the_engine_is_chosen_by_name_or_by_size() -> None:
+    assert choose("event", 10**9) is event
+    assert choose("compiled", 1) is compiled
+    assert choose("auto", WORTH_LOADING) is compiled
+    assert choose("auto", WORTH_LOADING - 1) is event
+    with pytest.raises(EngineError, match=r"engine 'fast': one of auto, event, compiled"):
+        choose("fast", 1)
+
+
+def test_without_numba_everything_runs_on_the_event_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.engine.find_spec", lambda _: None)
+    assert choose("auto", 10**9) is event
+    with pytest.raises(EngineError, match=r"needs numba: pip install 'foretrace\[fast\]', or --engine event"):
+        choose("compiled", 1)
+
+
+def test_compiling_is_announced_and_only_once(tmp_path: Path) -> None:
+    """A fresh process with an empty cache says so; the next one finds what the first has kept."""
+    code = (
+        "from simulator.engine import choose, compiled; import sys; "
+        "sys.path.insert(0, 'tests/simulator'); from test_engine import Task, make; said = []; "
+        "choose('compiled', 1, said.append).run(make([Task(0, 0, 5)], [])); print(said)"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert said == ["['compiling the engine, once (some seconds)']\n", "[]\n"]
 
 
 def test_a_participant_without_a_task_is_named() -> None:

@@ -1,0 +1,161 @@
+"""The compiled engine, on numba: the contract of the event engine over arrays, for millions of tasks.
+
+Streams work in order and nobody competes for anything, so a task starts at the latest end of what it waits
+for, in whatever order one works that out. One pass over tasks and dependencies does: no queue of events.
+Compilation takes a few seconds once; numba keeps the result on disk, beside this file or in the user's cache.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+from simulator.engine.deadlock import explain
+from simulator.engine.spans import spans
+from simulator.errors import ProgramError
+from simulator.program import Int32Array, Int64Array, Program
+
+NAME: Final = "compiled"
+"""Name of this engine in summaries."""
+
+NEVER: Final = -1
+"""Start or end of a task that has not started or ended."""
+
+
+def run(program: Program) -> pa.Table:
+    """Return the timeline of *program*: one row per task, and one per rank and step.
+
+    Raises:
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+    """
+    start_ns, end_ns = times(program)
+    return spans(program, start_ns, end_ns)
+
+
+def times(program: Program) -> tuple[Int64Array, Int64Array]:
+    """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
+
+    Raises:
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+    """
+    cost = np.array([t.latency_ns + t.wire_ns for t in program.transfers], np.int64)
+    transfer_ns = cost[program.instance_transfer] if program.n_instances else np.empty(0, np.int64)
+    start_ns, end_ns = _pass(
+        (program.rank, program.stream, len(program.streams)),
+        (program.dep_start, program.deps),
+        (program.instance, program.instance_participants, transfer_ns),
+        program.duration_ns,
+    )
+    if program.n_tasks and end_ns.min() == NEVER:
+        raise ProgramError(explain(program, start_ns, end_ns))
+    return start_ns, end_ns
+
+
+def is_compiled() -> bool:
+    """Return whether a compiled version of this file is on disk already."""
+    source = Path(__file__)
+    kept = Path(_pass.stats.cache_path).glob(f"{source.stem}.*.nbi")
+    return any(index.stat().st_mtime >= source.stat().st_mtime for index in kept)
+
+
+def _previous_on_stream(rank: Int32Array, stream: Int32Array, n_streams: int) -> Int64Array:
+    """Return for every task the one before it on its stream, -1 for the first."""
+    last = np.full((rank.max() + 1 if len(rank) else 0) * n_streams, NEVER, np.int64)
+    previous = np.empty(len(rank), np.int64)
+    for task in range(len(rank)):
+        lane = np.int64(rank[task]) * n_streams + stream[task]
+        previous[task] = last[lane]
+        last[lane] = task
+    return previous
+
+
+def _grouped(key: Int64Array, n_keys: int) -> tuple[Int64Array, Int64Array]:
+    """Return the positions of each key as CSR: those of key *k* are ``at[start[k]:start[k + 1]]``."""
+    start = np.zeros(n_keys + 1, np.int64)
+    for k in key:
+        if k >= 0:
+            start[k + 1] += 1
+    for k in range(n_keys):
+        start[k + 1] += start[k]
+    at = np.empty(start[n_keys], np.int64)
+    fill = start[:-1].copy()
+    for position in range(len(key)):
+        k = key[position]
+        if k >= 0:
+            at[fill[k]] = position
+            fill[k] += 1
+    return start, at
+
+
+def _clock(
+    lanes: tuple[Int32Array, Int32Array, int],
+    dependencies: tuple[Int64Array, Int64Array],
+    meetings: tuple[Int64Array, Int32Array, Int64Array],
+    duration_ns: Int64Array,
+) -> tuple[Int64Array, Int64Array]:
+    """Return start and end of every task; -1 where it is never reached.
+
+    A task is *free* when its stream and its dependencies let it start. Free tasks are worked off one by one:
+    one that computes ends after its duration, one that communicates ends with its meeting when the last
+    participant is free. What has ended frees the tasks that wait for it.
+    """
+    rank, stream, n_streams = lanes
+    dep_start, deps = dependencies
+    instance, participants, transfer_ns = meetings
+    n = len(rank)
+    previous = _previous(rank, stream, n_streams)
+    follower = np.full(n, NEVER, np.int64)
+    waits = dep_start[1:] - dep_start[:-1]
+    owner = np.empty(len(deps), np.int64)
+    for task in range(n):
+        owner[dep_start[task] : dep_start[task + 1]] = task
+        if previous[task] >= 0:
+            follower[previous[task]] = task
+            waits[task] += 1
+    next_start, next_edge = _csr(deps, n)
+    member_start, member = _csr(instance, len(participants))
+    missing = participants.astype(np.int64)
+    start_ns, end_ns, ready_ns = np.full(n, NEVER), np.full(n, NEVER), np.zeros(n, np.int64)
+    free = np.empty(n, np.int64)
+    n_free = 0
+    for task in range(n):
+        if waits[task] == 0:
+            free[n_free] = task
+            n_free += 1
+    alone = np.empty(1, np.int64)
+    while n_free:
+        n_free -= 1
+        task = free[n_free]
+        start_ns[task] = ready_ns[task]
+        meeting = instance[task]
+        if meeting < 0:
+            alone[0] = task
+            ended, at_ns = alone, start_ns[task] + duration_ns[task]
+        else:
+            missing[meeting] -= 1
+            if missing[meeting]:
+                continue
+            ended = member[member_start[meeting] : member_start[meeting + 1]]
+            at_ns = transfer_ns[meeting] + start_ns[ended].max()
+        for other in ended:
+            end_ns[other] = at_ns
+            first, last = next_start[other], next_start[other + 1]
+            for edge in range(first - 1, last):
+                waiter = owner[next_edge[edge]] if edge >= first else follower[other]
+                if waiter >= 0:
+                    ready_ns[waiter] = max(ready_ns[waiter], at_ns)
+                    waits[waiter] -= 1
+                    if waits[waiter] == 0:
+                        free[n_free] = waiter
+                        n_free += 1
+    return start_ns, end_ns
+
+
+_jit: Final[Any] = njit(cache=True)
+_previous: Final[Any] = _jit(_previous_on_stream)
+_csr: Final[Any] = _jit(_grouped)
+_pass: Final[Any] = _jit(_clock)
