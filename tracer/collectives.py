@@ -67,7 +67,7 @@ class CollectiveHook:
         issued = self._session.guarded("collectives", self._issued)
         redispatch, after = overload.redispatch, self._after
 
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = before(operator, args)
             result = redispatch(keyset & after, *args, **kwargs)
             if communication is not None:
@@ -188,7 +188,7 @@ class WaitHook:
         )
         pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
 
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = completions.of_work(work)
             watch = completions.claim(communication) if communication is not None else None
             pause()

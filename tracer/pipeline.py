@@ -87,11 +87,11 @@ class PipelineHook:
         """Wrap a method whose first argument is the number of the micro-batch."""
         begins, ends = (self._session.guarded("modules", f) for f in (self._begins, self._ends))
 
-        def method(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
-            full = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
-            state = begins(stage, microbatch, kind_of(bool(full)))
+        def method(stage: Any, /, *args: Any, **kwargs: Any) -> Any:
+            full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
+            state = begins(stage, _microbatch(args, kwargs), kind_of(bool(full)))
             try:
-                return original(stage, microbatch, *args, **kwargs)
+                return original(stage, *args, **kwargs)
             finally:
                 ends(state)
 
@@ -120,16 +120,17 @@ class PipelineHook:
         """Wrap the method that computes the loss of a micro-batch, on the last stage only."""
         begins, ends = (self._session.guarded("modules", f) for f in (self._loss_begins, self._ends))
 
-        def method(schedule: Any, stage: Any, output: Any, targets: Any, microbatch: int, *args: Any) -> Any:
-            state = begins(stage, microbatch)
+        def method(schedule: Any, /, *args: Any, **kwargs: Any) -> Any:
+            state = begins(args)
             try:
-                return original(schedule, stage, output, targets, microbatch, *args)
+                return original(schedule, *args, **kwargs)
             finally:
                 ends(state)
 
         return method
 
-    def _loss_begins(self, stage: Any, microbatch: int) -> tuple[int, Position]:
+    def _loss_begins(self, args: tuple[Any, ...]) -> tuple[int, Position]:
+        stage, _, _, microbatch = args[:4]  # stage, output, targets, number of the micro-batch
         state = self._begins(stage, microbatch, "forward")
         self._session.lane.replace("forward", Block("loss", is_glue=not stage.is_last))
         return state
@@ -138,9 +139,9 @@ class PipelineHook:
         """Wrap a method that returns the transfers of a micro-batch: they will be known by their tensors."""
         announce = self._session.guarded("pipeline", self._announce)
 
-        def method(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
-            transfers = original(stage, microbatch, *args, **kwargs)
-            announce(kind, content, stage, microbatch, transfers)
+        def method(stage: Any, /, *args: Any, **kwargs: Any) -> Any:
+            transfers = original(stage, *args, **kwargs)
+            announce(kind, content, stage, _microbatch(args, kwargs), transfers)
             return transfers
 
         return method
@@ -153,7 +154,7 @@ class PipelineHook:
     def _noting_stage(self, original: Any) -> Any:
         note = self._session.guarded("pipeline", self._note_stage)
 
-        def method(stage: Any, *args: Any, **kwargs: Any) -> None:
+        def method(stage: Any, /, *args: Any, **kwargs: Any) -> None:
             original(stage, *args, **kwargs)
             note(stage)
 
@@ -169,7 +170,7 @@ class PipelineHook:
     def _noting_schedule(self, original: Any) -> Any:
         note = self._session.guarded("pipeline", self._note_schedule)
 
-        def method(schedule: Any, *args: Any, **kwargs: Any) -> None:
+        def method(schedule: Any, /, *args: Any, **kwargs: Any) -> None:
             original(schedule, *args, **kwargs)
             note(schedule)
 
@@ -184,6 +185,11 @@ class PipelineHook:
 
 def _backward_kind(full: bool) -> str:  # noqa: FBT001 - the value that torch passes
     return "backward" if full else "backward_input"
+
+
+def _microbatch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the first argument, which is the number of the micro-batch whatever its name."""
+    return int(args[0] if args else next(iter(kwargs.values())))
 
 
 def _numbers(stage: Any, microbatch: int) -> tuple[int, int, int]:
