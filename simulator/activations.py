@@ -7,6 +7,7 @@ attention, gated MLPs, experts, fused attention, and context parallelism. Tensor
 
 from __future__ import annotations
 
+from simulator.framework import load_framework
 from simulator.job import Job
 from simulator.model import share
 from simulator.ops import DTYPE_BYTES
@@ -22,6 +23,8 @@ def kept_bytes(job: Job, layer: int) -> int:
     """Return what one micro-batch keeps of *layer* from forward to backward, under ``job.recompute``."""
     if job.recompute == "full":
         return layer_input_bytes(job)
+    if job.recompute == "selective" and load_framework(job.framework).selective == "operations":
+        return _saved_bytes(job, layer)
     return _attention_bytes(job, scores=job.recompute == "none") + _mlp_bytes(job, layer)
 
 
@@ -32,6 +35,20 @@ def recomputed_bytes(job: Job, layer: int) -> int:
     return _attention_bytes(job, scores=True) + _mlp_bytes(job, layer) - kept_bytes(job, layer)
 
 
+def _saved_bytes(job: Job, layer: int) -> int:
+    """Input of the layer, every other result of its products (query, value, up or gate, down), attention's.
+
+    Reference: torchtitan ``parallelize_llama.py``, selective activation checkpointing of operations.
+    """
+    model, layout, width = job.model, job.layout, DTYPE_BYTES[job.precision]
+    n_tokens, heads = tokens_per_rank(job), model.n_heads // layout.tp
+    features = heads * (model.head_dim + model.value_head_dim)
+    features += model.kv_heads_per_rank(layout.tp) * model.value_head_dim
+    found = 2 * layer_input_bytes(job) + n_tokens * (features * width + heads * 4)
+    ffn_hidden = model.ffn_hidden if not model.is_moe(layer) else model.moe_ffn_hidden * model.top_k
+    return found + n_tokens * share(ffn_hidden, layout.tp) * width
+
+
 def head_bytes(job: Job) -> int:
     """Return what one micro-batch keeps of the head beside logits: inputs of norm and matrix."""
     return 2 * hidden_bytes(job, tokens_per_shard(job))
@@ -40,18 +57,23 @@ def head_bytes(job: Job) -> int:
 def logits_bytes(job: Job, in_flight: int) -> int:
     """Return the logits of the last stage: fp32 log-probabilities of *in_flight* micro-batches are kept.
 
-    One micro-batch at a time also has its logits in ``job.precision`` and their gradient in fp32.
+    One micro-batch at a time also has its logits in ``job.precision`` and their gradient in fp32, or what
+    the framework has instead.
     """
+    framework = load_framework(job.framework)
     n_logits = tokens_per_rank(job) * share(job.model.vocab, job.layout.tp)
-    cast = DTYPE_BYTES[job.precision] if job.precision != "fp32" else 0
-    return n_logits * (4 * in_flight + 4 + cast)
+    uncast = 4 - 6 if job.precision == "fp32" else 0
+    return n_logits * (framework.logits_kept_bytes * in_flight + framework.logits_working_bytes + uncast)
 
 
 def _branch_bytes(job: Job) -> int:
     """Inputs of a block's norm and of its first matrix, and the mask of its dropout (a byte per element)."""
-    n_tokens = tokens_per_shard(job)
-    mask = n_tokens * job.model.hidden if job.model.dropout else 0
-    return 2 * hidden_bytes(job, n_tokens) + mask
+    framework, n_tokens = load_framework(job.framework), tokens_per_shard(job)
+    elements = n_tokens * job.model.hidden
+    found = 2 * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
+    if framework.keeps_gathered_inputs:
+        found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, n_tokens)
+    return found + (4 * elements if framework.keeps_norm_in_fp32 else 0)
 
 
 def _attention_bytes(job: Job, *, scores: bool) -> int:
@@ -97,6 +119,8 @@ def _mlp_bytes(job: Job, layer: int) -> int:
 def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
     """Inputs (two with a gate) and output of the activation function."""
     inputs = 2 if job.model.gated else 1
+    if job.model.gated and load_framework(job.framework).keeps_gate_output:
+        inputs += 1
     inner = share(ffn_hidden, job.layout.tp)
     return n_tokens * inner * (inputs + 1) * DTYPE_BYTES[job.precision]
 

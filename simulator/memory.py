@@ -14,6 +14,7 @@ from simulator.activations import (
     recomputed_bytes,
     working_bytes,
 )
+from simulator.framework import load_framework
 from simulator.job import Job
 from simulator.model import share
 from simulator.ops import DTYPE_BYTES
@@ -115,13 +116,17 @@ def stage_memory(
         kept += layer_input_bytes(job) // DTYPE_BYTES[job.precision]
     brought_back = max((recomputed_bytes(job, layer) for layer in layers), default=0)
     states = _stage_states(job, layers, first=first, last=last)
+    framework = load_framework(job.framework)
+    has_buckets = job.layout.dp * job.layout.cp >= framework.bucket_ranks
+    n_params = sum(sum(unit) for unit in _units(job, layers, first=first, last=last))
     items = {
         **states._asdict(),
         "activations": kept * in_flight + (brought_back if in_flight else 0),
         "gathered": _gathered_bytes(job, layers, first=first, last=last),
         "logits": logits_bytes(job, in_flight) if last else 0,
         "buffers": max((working_bytes(job, layer) for layer in layers), default=0)
-        + (2 * layer_input_bytes(job) if job.layout.pp > 1 else 0),
+        + (2 * layer_input_bytes(job) if job.layout.pp > 1 else 0)
+        + (framework.bucket_bytes * n_params if has_buckets else 0),
         "reserved": job.cluster.device.reserved_bytes,
     }
     return StageMemory(stage=stage, in_flight=in_flight, activation_bytes_per_microbatch=kept, items=items)

@@ -58,3 +58,52 @@ def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, a
     from simulator.validate_kernels import validate_kernels
 
     report(validate_kernels(table, device=device, burst=burst), worst, as_json=as_json)
+
+
+@validate.command()
+@common
+def collectives(table: str, worst: int, *, as_json: bool) -> None:
+    """Times of collectives and transfers between GPUs.
+
+    For example: foretrace validate collectives collectives.csv
+    """
+    from simulator.validate_collectives import validate_collectives
+
+    report(validate_collectives(table), worst, as_json=as_json)
+
+
+@validate.command()
+@common
+@click.option("--steps", type=click.Path(dir_okay=False), help="Table of steps. [default: steps.csv beside]")
+def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
+    """Peak memory of a rank: allocated, reserved, or as nvidia-smi shows it.
+
+    For example: foretrace validate memory memory.csv
+    """
+    from simulator.validate_memory import validate_memory
+
+    report(validate_memory(table, steps=steps), worst, as_json=as_json)
+
+
+@validate.command()
+@common
+@click.option(
+    "--ran", type=click.Path(dir_okay=False), help="Runs that completed. [default: memory.csv beside]"
+)
+@click.option("--steps", type=click.Path(dir_okay=False), help="Table of steps. [default: steps.csv beside]")
+def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: bool) -> None:
+    """Whether runs fit into memory: those that failed, and those that completed.
+
+    For example: foretrace validate fit failed_runs.csv
+    """
+    from simulator.validate_fit import validate_fit
+
+    found = validate_fit(table, ran=ran, steps=steps)
+    if as_json:
+        click.echo(json.dumps(found.document(worst)))
+        return
+    from rich.console import Console
+
+    from simulator.validate_render import show_fit
+
+    show_fit(found, Console(), worst)

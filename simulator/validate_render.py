@@ -8,7 +8,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from simulator.validate import Spread, Validation, reasons
+from simulator.validate import Failed, Spread, Validation, reasons
+from simulator.validate_fit import FitValidation
 
 SHOWN_FAMILIES: Final = 40
 """Most families that are listed; all of them are in ``--json``."""
@@ -42,9 +43,31 @@ def show(validation: Validation, console: Console, n_worst: int) -> None:
     _failures(validation, console)
 
 
+def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
+    """Print which runs were predicted to fit, by how they ended."""
+    score = found.score
+    console.print(
+        f"[bold]fit[/]: {len(found.verdicts):,} runs, {len(found.failures):,} not predicted, "
+        f"score {'-' if score is None else _percent(score)} (mean share of wrong verdicts)",
+        highlight=False,
+    )
+    table = Table(box=None, header_style="dim")
+    for name in ("run", "predicted to fit", "not to fit"):
+        table.add_column(name, justify="left" if name == "run" else "right")
+    for name, counts in found.confusion.items():
+        table.add_row(name, f"{counts['fits']:,}", f"{counts['does_not_fit']:,}")
+    console.print(table)
+    for one in found.wrong(n_worst):
+        console.print(
+            f"completed, predicted not to fit: {one.id} {one.what}: "
+            f"{one.needed_bytes / 1e9:.1f} of {one.limit_bytes / 1e9:.1f} GB",
+            highlight=False,
+        )
+    _reasons(found.failures, console)
+
+
 def _failures(validation: Validation, console: Console) -> None:
-    for reason, count in reasons(validation.failures).items():
-        console.print(f"[yellow]![/] {count} not predicted: {reason}", highlight=False)
+    _reasons(validation.failures, console)
     for note in validation.notes:
         console.print(note, style="dim", highlight=False)
 
@@ -64,3 +87,8 @@ def _table(name: str, spreads: Iterable[Spread], scores: dict[str, float] | None
 
 def _percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
+
+
+def _reasons(failures: Iterable[Failed], console: Console) -> None:
+    for reason, count in reasons(failures).items():
+        console.print(f"[yellow]![/] {count} not predicted: {reason}", highlight=False)

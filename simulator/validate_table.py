@@ -52,10 +52,19 @@ class Row:
         """Return whether the cell says true; *default* if it is empty."""
         return {"true": True, "false": False, "1": True, "0": False}.get(self.text(column).lower(), default)
 
+    def over(self, other: Row) -> Row:
+        """Return the row with the cells of *other* where its own are empty."""
+        own = {column: cell for column, cell in self._cells.items() if self.text(column)}
+        return Row({**other._cells, **own}, self.number)
+
+    def only(self, columns: Iterable[str]) -> Row:
+        """Return the row with *columns* alone."""
+        return Row({column: self._cells.get(column) for column in columns}, self.number)
+
     @property
     def id(self) -> str:
         """What the table calls the row, or its number."""
-        return self.text("id") or self.text("step_id") or f"row {self.number}"
+        return self.text("step_id") or self.text("id") or f"row {self.number}"
 
 
 def read_table(path: str | Path, required: Iterable[str]) -> list[Row]:

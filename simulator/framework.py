@@ -1,0 +1,111 @@
+"""What training frameworks keep in memory: conventions as data, chosen by name, never by model or run."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from simulator.errors import JobError
+
+SELECTIVE: Final = ("core", "operations")
+SPLITS: Final = ("even", "cost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """Memory conventions of one training framework.
+
+    Attributes:
+        name: of the profile.
+        matches: what a table or a person calls it; lower case, a part of the text is enough.
+        fp32_gradients: precisions in which gradients are accumulated in fp32.
+        bucket_bytes: per parameter, what communication buckets hold beside the gradients.
+        bucket_ranks: least number of data-parallel ranks that have buckets.
+        logits_kept_bytes: per logit, for every micro-batch in flight on the last stage.
+        logits_working_bytes: per logit, for one micro-batch at a time.
+        keeps_gathered_inputs: inputs of column-parallel matrices are kept as gathered over tensor-parallel
+            ranks, rather than gathered again.
+        keeps_gate_output: the activated gate is kept beside gate, up and their product: no fused kernel.
+        keeps_norm_in_fp32: inputs of norms are kept in fp32 too: no fused kernel.
+        selective: what ``recompute="selective"`` keeps: all but the attention ``"core"``, or only the results
+            of every other matrix product and of attention (``"operations"``).
+        split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
+        allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
+        sources: where each convention was read.
+    """
+
+    name: str
+    matches: tuple[str, ...]
+    fp32_gradients: tuple[str, ...] = ("bf16", "fp16")
+    bucket_bytes: int = 0
+    bucket_ranks: int = 2
+    logits_kept_bytes: int = 4
+    logits_working_bytes: int = 6
+    keeps_gathered_inputs: bool = False
+    keeps_gate_output: bool = False
+    keeps_norm_in_fp32: bool = False
+    selective: str = "core"
+    split: str = "even"
+    allocator_slack: float = 0.03
+    sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("selective", SELECTIVE), ("split", SPLITS)):
+            if getattr(self, name) not in allowed:
+                raise JobError(
+                    f"framework {self.name}: {name}={getattr(self, name)!r}: one of {', '.join(allowed)}"
+                )
+
+
+def framework_names() -> list[str]:
+    """Return the names of the profiles, sorted."""
+    folder = resources.files("simulator") / "frameworks"
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+@cache
+def load_framework(name: str) -> Framework:
+    """Return a profile by name.
+
+    Raises:
+        JobError: there is none of that name.
+
+    >>> load_framework("megatron").logits_kept_bytes
+    4
+    """
+    if name not in framework_names():
+        near = difflib.get_close_matches(name, framework_names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(framework_names())}"
+        raise JobError(f"framework={name!r}: {hint}")
+    text = (resources.files("simulator") / "frameworks" / f"{name}.toml").read_text(encoding="utf-8")
+    given: dict[str, Any] = tomllib.loads(text)
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
+    missing = [f.name for f in fields(Framework) if f.default is MISSING and f.default_factory is MISSING]
+    if absent := [key for key in missing if key not in values and key != "name"]:
+        raise JobError(f"framework {name}: missing {', '.join(absent)}")
+    return Framework(name=name, **values)
+
+
+def framework_of(text: str) -> str:
+    """Return the name of the profile that *text* speaks of; ``"megatron"`` if it speaks of none.
+
+    The longest match counts, so that "Megatron-DeepSpeed" is not Megatron-LM.
+
+    >>> framework_of("nanotron v0.5"), framework_of("Megatron-DeepSpeed")
+    ('nanotron', 'megatron-deepspeed')
+    """
+    found = [
+        (len(part), name)
+        for name in framework_names()
+        for part in load_framework(name).matches
+        if part in text.lower()
+    ]
+    return max(found)[1] if found else "megatron"

@@ -1,0 +1,129 @@
+"""Framework conventions: what each of them changes in memory, and that the default changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import booleans, sampled_from
+
+from simulator import framework
+from simulator.activations import kept_bytes, logits_bytes
+from simulator.errors import JobError
+from simulator.framework import Framework, framework_names, framework_of, load_framework
+from simulator.job import Job
+from simulator.memory import stage_memory
+from simulator.models import load_model
+from simulator.validate_memory import stage_layers, stage_memories
+from topologies.catalog import load_cluster
+from traces.layout import Layout
+
+
+def job(layout: Layout | None = None, **settings: object) -> Job:
+    layout = layout or Layout()
+    return Job(
+        model=load_model("llama3-8b"),
+        cluster=load_cluster("dgx-h100", layout.world_size),
+        layout=layout,
+        global_batch=layout.dp * 8,
+        seq_len=4096,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def kept(name: str, tp: int = 1, **settings: object) -> int:
+    return kept_bytes(job(Layout(tp=tp), framework=name, **settings), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nanotron v0.5", "nanotron"),
+        ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("NeMo/Megatron", "megatron"),
+        ("llm-foundry/composer FSDP", "composer"),
+        ("torchtitan +compile", "torchtitan"),
+        ("something new", "megatron"),
+    ],
+)
+def test_a_framework_is_recognised_as_people_write_it(text: str, name: str) -> None:
+    assert framework_of(text) == name
+
+
+def test_every_profile_says_where_its_conventions_were_read() -> None:
+    for name in framework_names():
+        profile, plain = load_framework(name), Framework(name=name, matches=())
+        for convention in (
+            "bucket_bytes",
+            "keeps_gathered_inputs",
+            "keeps_gate_output",
+            "selective",
+            "split",
+        ):
+            if getattr(profile, convention) != getattr(plain, convention):
+                assert profile.sources.get(convention), f"{name}: {convention}"
+
+
+def test_an_unknown_profile_names_a_near_one() -> None:
+    with pytest.raises(JobError, match="did you mean nanotron"):
+        load_framework("nanotorn")
+
+
+def test_nanotron_keeps_the_activated_gate_and_gathered_inputs() -> None:
+    """Per token: one more of the 14,336 of a gate; and 7/8 of two hidden states that tp=8 would share out."""
+    assert kept("nanotron") - kept("megatron") == 4096 * 2 * 14336
+    more = kept("nanotron", 8) - kept("megatron", 8)
+    assert more == 4096 * 2 * (14336 // 8) + 2 * (4096 * 2 * 4096 * 7 // 8)
+
+
+def test_torchtitan_keeps_every_other_product_of_a_selected_layer() -> None:
+    """Input, query, value, gate, down and the result of attention with its statistic, of Llama 3 8B."""
+    per_token = 2 * (4096 + 4096 + 1024 + 14336 + 4096 + 4096) + 4 * 32
+    assert kept("torchtitan", recompute="selective") == 4096 * per_token
+    assert kept("torchtitan", recompute="full") == kept("megatron", recompute="full")
+
+
+def test_nanotron_holds_buckets_only_with_data_parallel_ranks() -> None:
+    def gradients_of(dp: int) -> int:
+        some = job(Layout(dp=dp), framework="nanotron")
+        memory = stage_memory(some, range(32), 0, 1, first=True, last=True)
+        plain = stage_memory(replace(some, framework="megatron"), range(32), 0, 1, first=True, last=True)
+        return memory.items["buffers"] - plain.items["buffers"]
+
+    assert gradients_of(2) - gradients_of(1) == 2 * load_model("llama3-8b").n_params
+
+
+def test_logits_follow_the_framework() -> None:
+    n_logits = 4096 * 128256
+    assert logits_bytes(job(framework="nanotron"), 3) == n_logits * (4 * 3 + 8)
+    assert logits_bytes(job(framework="megatron"), 3) == n_logits * (4 * 3 + 6)
+
+
+def test_stages_by_cost_leave_the_head_its_share() -> None:
+    """The head of Llama 3 8B costs as much as 2.4 of its layers."""
+    sizes = [len(layers) for layers in stage_layers(job(Layout(pp=4), framework="nanotron"))]
+    assert sizes == [9, 9, 8, 6]
+    assert [len(layers) for layers in stage_layers(job(Layout(pp=4)))] == [8, 8, 8, 8]
+
+
+@given(
+    name=sampled_from(framework_names()),
+    pp=sampled_from([1, 2, 4, 8]),
+    virtual=sampled_from([1, 2]),
+    sp=booleans(),
+)
+def test_stages_hold_every_layer_once_and_fewer_micro_batches_each(
+    name: str, pp: int, virtual: int, *, sp: bool
+) -> None:
+    some = job(Layout(pp=pp), framework=name, sequence_parallel=sp)
+    layers = stage_layers(some)
+    assert [layer for stage in layers for layer in stage] == list(range(32))
+    held = [memory.in_flight for _, memory in stage_memories(some, virtual)]
+    assert held == sorted(held, reverse=True)
+    assert 1 <= held[-1] <= held[0] <= some.n_microbatches
+
+
+def test_a_profile_that_is_not_one_is_refused() -> None:
+    with pytest.raises(JobError, match="selective"):
+        framework.Framework(name="x", matches=(), selective="some")
