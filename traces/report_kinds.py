@@ -86,13 +86,13 @@ class Kinds:
         """Return the number of the communication along *axis*."""
         return self._number[f"axis:{axis}"]
 
-    def lane(self, axis: str, stream: str) -> dict[str, Any]:
+    def lane(self, axis: str, direction: str) -> dict[str, Any]:
         """Return a lane as the page takes it: axis, label, kind; the compute lane has no axis and no kind."""
         if axis == HOST:
             return {"axis": "", "label": HOST, "kind": self.host}
         if not axis:
             return {"axis": "", "label": "", "kind": None}
-        arrow = " →" if "send" in stream else " ←" if "recv" in stream else ""
+        arrow = {"send": " →", "recv": " ←"}.get(direction, "")
         return {"axis": axis, "label": axis_label(axis) + arrow, "kind": self.axis(axis)}
 
     @property

@@ -1,7 +1,8 @@
 """The lanes of one rank in one step, as the viewer draws them.
 
 The first lane covers the step exactly: work as it ran, and between it the states of ``traces.activity``.
-Below it lies one lane per axis and stream of communication, and one of what the host does.
+Below it lie lanes for the communication of each axis, as few as keep spans from overlapping, and one for
+what the host does.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from traces.layout import AXES
 from traces.report_kinds import COMPUTE_CATEGORIES, HOST
 
 LaneKey = tuple[str, str, int]
-"""Axis, stream, and level: 0 unless spans of that stream overlap."""
+"""Axis, direction (``send``, ``recv`` or none), and level: 0 unless spans of that axis overlap."""
 
-_MOST_LEVELS: Final = 4
-"""Lanes that the overlapping spans of one stream may take; what does not fit there is left out."""
+_MOST_LEVELS: Final = 12
+"""Lanes that the overlapping spans of one axis may take; what does not fit there is left out."""
+
+_DIRECTIONS: Final = ("send", "recv")
+"""Kinds of point-to-point transfers, which get lanes of their own."""
 
 STATE_ROW: Final = -1
 """In ``Pieces.row``: nothing ran, or nothing that the timeline names."""
@@ -83,18 +87,18 @@ def communication_lanes(spans: pa.Table, low: int, high: int) -> dict[LaneKey, I
     communication = np.flatnonzero(inside & is_one_of(spans, "category", COMMUNICATION))
     host = np.flatnonzero(inside & is_one_of(spans, "category", (HOST,)))
     for rows, axis_of in ((communication, None), (host, HOST)):
-        for axis, stream, chosen in _by_axis_and_stream(spans, rows, axis_of):
+        for axis, direction, chosen in _by_axis_and_direction(spans, rows, axis_of):
             ordered = chosen[np.argsort(start[chosen], kind="stable")]
             for level, part in enumerate(_without_overlap(ordered, start, end)):
-                lanes[axis, stream, level] = part
+                lanes[axis, direction, level] = part
     return lanes
 
 
-def lane_order(key: LaneKey) -> tuple[int, str, bool, str, int]:
+def lane_order(key: LaneKey) -> tuple[int, str, bool, int]:
     """Sort lanes from the innermost axis outwards, sends before receives, the host last."""
-    axis, stream, level = key
+    axis, direction, level = key
     place = AXES.index(axis) if axis in AXES else len(AXES) + (axis == HOST)
-    return place, axis, "recv" in stream, stream, level
+    return place, axis, direction == "recv", level
 
 
 def hidden_ns(lane: Pieces, start_ns: Int64Array, end_ns: Int64Array) -> Int64Array:
@@ -128,17 +132,23 @@ def _by_stream(spans: pa.Table, rows: NDArray[np.intp]) -> Iterator[NDArray[np.i
         yield chosen
 
 
-def _by_axis_and_stream(
+def _by_axis_and_direction(
     spans: pa.Table, rows: NDArray[np.intp], axis: str | None
 ) -> Iterator[tuple[str, str, NDArray[np.intp]]]:
-    """Yield axis, stream and rows of each stream of each axis; *axis* if given instead of the column."""
+    """Yield axis, direction and rows of each lane, before overlaps; *axis* if given instead of the column."""
+    if not len(rows):
+        return
     axis_codes, axis_names = labels(spans, "axis")
-    stream_codes, stream_names = labels(spans, "stream")
-    pairs = axis_codes[rows].astype(np.int64) * max(len(stream_names), 1) + stream_codes[rows]
-    for pair in np.unique(pairs):
-        chosen = rows[pairs == pair]
-        named = axis or axis_names[axis_codes[chosen[0]]] or UNNAMED_AXIS
-        yield named, stream_names[stream_codes[chosen[0]]], chosen
+    kind_codes, kind_names = labels(spans, "kind")
+    is_directed = np.array([name in _DIRECTIONS for name in kind_names], np.bool_)
+    direction = np.where(is_directed[kind_codes], kind_codes, -1)[rows]
+    key = axis_codes[rows].astype(np.int64) * (len(kind_names) + 1) + direction
+    for lane in np.unique(key):
+        chosen = rows[key == lane]
+        first = chosen[0]
+        kind = kind_names[kind_codes[first]]
+        named = axis or axis_names[axis_codes[first]] or UNNAMED_AXIS
+        yield named, kind if kind in _DIRECTIONS else "", chosen
 
 
 def _without_overlap(ordered: NDArray[np.intp], start: Int64Array, end: Int64Array) -> list[Int64Array]:

@@ -38,7 +38,7 @@ def run_entry(view: View, kinds: Kinds, pack: Pack, key: str, label: str) -> dic
         "tick_ns": pack_spans(view, pack, key),
         "rows": list(rows.entries),
         "row_of": list(rows.row_of),
-        "lanes": [kinds.lane(axis, stream) for axis, stream, _ in view.lanes],
+        "lanes": [kinds.lane(axis, direction) for axis, direction, _ in view.lanes],
         "default_step": view.default_step,
         "steps": [_step_entry(view, step, kinds) for step in view.steps],
         "memory": pack_memory(memory, {rank: row for row, rank in enumerate(view.rows)}, pack, key),

@@ -14,6 +14,9 @@ from traces.run import Run
 _LARGE_LOSS: Final = 0.15
 """Share of the step above which a loss is shown as bad: an eighth of the machine and more is idle."""
 
+_CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")
+"""Schedules whose bubble has a closed form."""
+
 _SAID: Final = 3
 """Losses that the story of a step names."""
 
@@ -165,13 +168,19 @@ def _by_axis(summary: Mapping[str, Any]) -> str:
 
 
 def _ideal_bubble(run: Run) -> str:
-    """Return the bubble of an ideal pipeline, where the closed form holds: (p - 1) / (m + p - 1)."""
+    """Return the bubble of an ideal pipeline where a closed form is known, (p - 1) / (v m + p - 1).
+
+    With p stages, m micro-batches and v virtual stages per rank, 1 but for the interleaved schedule.
+    Reference: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
+    """
     job, layout = run.info.job or {}, run.info.layout
     batches = number(job.get("n_microbatches"))
-    if layout is None or not batches or job.get("schedule") not in ("gpipe", "1f1b"):
+    interleaved = job.get("schedule") == "interleaved-1f1b"
+    virtual = number(job.get("virtual_stages")) if interleaved else 1.0
+    if layout is None or not batches or not virtual or job.get("schedule") not in _CLOSED_FORM:
         return "idle over total"
-    ideal = (layout.pp - 1) / (batches + layout.pp - 1)
-    return f"(p−1)/(m+p−1) = {format_share(ideal)}"
+    ideal = (layout.pp - 1) / (virtual * batches + layout.pp - 1)
+    return f"(p−1)/({'v·' if interleaved else ''}m+p−1) = {format_share(ideal)}"
 
 
 def _memory(run: Run) -> list[dict[str, str]]:

@@ -117,11 +117,14 @@ def test_page_draws_without_errors_or_requests(
     opened.page.close()
 
 
+@pytest.mark.parametrize("width", [1400, 390])
 def test_two_runs_are_drawn_row_by_row(
-    browser: Any, tmp_path: Path, pipeline_run: Run, recorded_pipeline_run: Run
+    browser: Any, tmp_path: Path, pipeline_run: Run, recorded_pipeline_run: Run, width: int
 ) -> None:
-    opened = Opened(browser, tmp_path / "r.html", (pipeline_run, recorded_pipeline_run))
+    opened = Opened(browser, tmp_path / "r.html", (pipeline_run, recorded_pipeline_run), width)
     assert opened.problems == []
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert opened.page.evaluate(overflow) <= 0
     slots = opened.page.evaluate("foretrace.view.slots.map(slot => [slot.rank, slot.run.key])")
     assert slots == [[rank, key] for rank in (0, 4, 8, 12) for key in "ab"]
     assert opened.page.locator("#waterfall .fall").count() > 2

@@ -62,6 +62,7 @@ function unpackRun(info, columns) {
   run.memory = info.memory.map(series => ({
     ...series, t: own('memory.t').subarray(series.from, series.to), bytes: own('memory.bytes').subarray(series.from, series.to),
   }));
+  run.n_digits = String(run.microbatch.reduce((most, batch) => Math.max(most, batch), 0)).length;
   run.kind = new Uint8Array(delta.length);
   for (let i = 0; i < delta.length; i++) run.kind[i] = LABELS[run.description[i]][0];
   return run;

@@ -218,20 +218,25 @@ function drawWorkLabel(g, run, i, level, x0, x1, y, height) {
   g.fillStyle = inkOn(flatColour(KINDS[run.kind[i]]));
   g.textAlign = 'center';
   g.textBaseline = 'middle';
-  for (const [text, scale] of workLabels(run, i, level)) {
+  for (const [text, scale, widest] of workLabels(run, i, level)) {
     g.font = `600 ${size * scale}px ${FONT}`;
-    if (g.measureText(text).width > room) continue;
+    if (g.measureText(widest || text).width > room) continue;
     g.fillText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
     return;
   }
 }
 
-/** Return the labels of a cell from longest to shortest, each with its size relative to the largest. */
+/**
+ * Return the labels of a cell from longest to shortest: text, size relative to the largest, and what must fit
+ * if not the text itself, so that cells of one size are labelled alike whatever their number.
+ */
 function workLabels(run, i, level) {
   const kind = KINDS[run.kind[i]];
   const batch = run.microbatch[i];
   if (level === 0) {
-    return batch < 0 ? [[kind.label, 1], [kind.letter, 1]] : [[`${kind.letter} ${batch}`, 1], [`${batch}`, 1], [`${batch}`, 0.77]];
+    if (batch < 0) return [[kind.label, 1], [kind.letter, 1]];
+    const widest = '0'.repeat(run.n_digits);
+    return [[`${kind.letter} ${batch}`, 1, `${kind.letter} ${widest}`], [`${batch}`, 1, widest], [`${batch}`, 0.77, widest]];
   }
   const layer = run.layer[i] >= 0 ? `L${run.layer[i]}` : '';
   const name = level === 2 ? labelOf(run, i).name : '';

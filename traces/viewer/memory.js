@@ -113,7 +113,8 @@ function fillPeaks() {
   if (!rows.length) return;
   const names = [...new Set(rows.flatMap(({ peak }) => peak.parts.map(part => part[0])))];
   const whole = Math.max(META.memory_limit_bytes || 0, ...rows.map(({ peak }) => peak.bytes));
-  const colour = name => colours().series[names.indexOf(name) % colours().series.length];
+  const apart = [0, 5, 3, 6, 1, 4, 2, 7];   // the series runs from cold to warm: neighbours in a bar should not
+  const colour = name => colours().series[apart[names.indexOf(name) % apart.length]];
   const swatch = name => element('span', { class: 'swatch', style: { background: colour(name) } });
   const heads = ['row', 'at its highest', 'peak', 'of the device', 'at', ...names];
   table.replaceChildren(

@@ -41,7 +41,7 @@ function fillLegend() {
     if (!kinds.length) continue;
     children.push(element('span', { class: 'group' }, title), ...kinds.map(legendButton));
   }
-  children.push(element('span', { class: 'note' }, META.legend_note));
+  children.push(element('span', { class: 'note' }, META.legend_note + (RUNS.some(run => run.n_chunks > 1) ? ' A light band on top of a cell: a later part of the model on the same rank.' : '')));
   $('#legend').replaceChildren(...children);
 }
 

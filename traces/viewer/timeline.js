@@ -62,7 +62,7 @@ function drawRow(g, slot, index) {
   for (let lane = 1; lane < lanes.length; lane++) {
     const [y, tall] = view.lanes[lane];
     drawCommunication(g, slot, lane, top + y, tall);
-    if (tall >= 5 && !narrow()) {
+    if (tall >= 5 && !narrow() && lanes[lane].label !== lanes[lane - 1].label) {
       text(g, lanes[lane].label, view.left - 5, top + y + tall / 2 + 0.5, {
         align: 'right', size: Math.min(9, tall + 2), colour: axisColour(lanes[lane].axis),
       });
