@@ -210,6 +210,25 @@ def test_click_follows_a_microbatch_and_escape_lets_go(pipeline: Opened) -> None
     assert pipeline.page.evaluate("foretrace.view.follow") is None
 
 
+def test_click_on_a_transfer_marks_it_on_every_rank(browser: Any, tmp_path: Path, fsdp_run: Run) -> None:
+    opened = Opened(browser, tmp_path / "r.html", (fsdp_run,))
+    opened.page.locator("#schedule").scroll_into_view_if_needed()
+    place = opened.page.evaluate(
+        """() => { const {view, laneRange, toX, rowTop} = foretrace, {run, row} = view.slots[1];
+        const i = laneRange(run, row, 1)[0] + 2, box = document.querySelector('#schedule').getBoundingClientRect();
+        return {x: box.left + toX((run.start[i] + run.end[i]) / 2), y: box.top + rowTop(1) + view.lanes[1][0] + 3,
+                sequence: run.sequence[i]}; }"""
+    )
+    opened.page.mouse.move(place["x"], place["y"])
+    assert "all gather · DP · Rank 1" in opened.page.inner_text("#tip")
+    opened.page.mouse.click(place["x"], place["y"])
+    met = opened.page.evaluate(
+        "foretrace.meeting().map(({slot, first}) => [slot.rank, slot.run.sequence[first]])"
+    )
+    assert met == [[rank, place["sequence"]] for rank in range(4)]
+    opened.page.close()
+
+
 def test_shift_drag_measures(pipeline: Opened) -> None:
     cell = pipeline.cell(0, "backward", 1)
     pipeline.page.keyboard.down("Shift")

@@ -60,6 +60,11 @@ function drawTransferLabel(g, run, i, colour, x0, x1, y, height) {
   for (const words of [`${operation} ${layer}`, `${initials} ${layer}`, layer]) {
     if (!words || g.measureText(words).width + 7 > x1 - x0) continue;
     const ink = isPale ? surface().ink : inkOn(colour);
+    g.strokeStyle = isPale ? mix(colour, surface().bg, PALE) : colour;   // read it where pale meets solid
+    g.lineWidth = 3;
+    g.textAlign = 'left';
+    g.textBaseline = 'middle';
+    g.strokeText(words, x0 + 3, y + height / 2 + 0.5);
     text(g, words, x0 + 3, y + height / 2 + 0.5, { size: height - 4, weight: 500, colour: ink });
     return;
   }

@@ -52,7 +52,7 @@ async function start() {
   $('#whole').addEventListener('click', resetWindow);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', event => setTheme(event.matches ? 'dark' : 'light'));
   window.addEventListener('resize', requestDraw);
-  window.foretrace = { view, kinds: KINDS, runs: () => RUNS, toX, toTime, rowTop, laneRange, labelOf };   // for the console
+  window.foretrace = { view, kinds: KINDS, runs: () => RUNS, toX, toTime, rowTop, laneRange, meeting };   // for the console
   document.body.dataset.ready = '1';
 }
 
