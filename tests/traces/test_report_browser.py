@@ -37,6 +37,16 @@ CELL = """([slot, kind, batch]) => {
 }"""
 """Finds one pass on the page: slot, kind, micro-batch to the middle of its cell."""
 
+TRANSFER = """([slot, nth]) => {
+  const {view, laneRange, toX, rowTop} = window.foretrace;
+  const {run, row} = view.slots[slot];
+  const i = laneRange(run, row, 1)[0] + nth;
+  const box = document.querySelector('#schedule').getBoundingClientRect();
+  return {x: box.left + toX((run.start[i] + run.end[i]) / 2),
+          y: box.top + rowTop(slot) + view.lanes[1][0] + 3, sequence: run.sequence[i]};
+}"""
+"""Finds the n-th transfer in the first lane of communication."""
+
 PIXEL = """([x, y]) => {
   const canvas = document.querySelector('#schedule'), box = canvas.getBoundingClientRect();
   return [...canvas.getContext('2d').getImageData(x - box.left, y - box.top, 1, 1).data].slice(0, 3);
@@ -213,12 +223,7 @@ def test_click_follows_a_microbatch_and_escape_lets_go(pipeline: Opened) -> None
 def test_click_on_a_transfer_marks_it_on_every_rank(browser: Any, tmp_path: Path, fsdp_run: Run) -> None:
     opened = Opened(browser, tmp_path / "r.html", (fsdp_run,))
     opened.page.locator("#schedule").scroll_into_view_if_needed()
-    place = opened.page.evaluate(
-        """() => { const {view, laneRange, toX, rowTop} = foretrace, {run, row} = view.slots[1];
-        const i = laneRange(run, row, 1)[0] + 2, box = document.querySelector('#schedule').getBoundingClientRect();
-        return {x: box.left + toX((run.start[i] + run.end[i]) / 2), y: box.top + rowTop(1) + view.lanes[1][0] + 3,
-                sequence: run.sequence[i]}; }"""
-    )
+    place = opened.page.evaluate(TRANSFER, [1, 2])
     opened.page.mouse.move(place["x"], place["y"])
     assert "all gather · DP · Rank 1" in opened.page.inner_text("#tip")
     opened.page.mouse.click(place["x"], place["y"])
