@@ -51,6 +51,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "simulate": ("simulator.cli", "Predict one training step of a layout: time, memory, timeline."),
         "record": ("tracer.cli", "Record a real torch.distributed run, without editing its script."),
+        "ingest": ("tracer.ingest_cli", "Take over traces of other tools: Kineto, Chakra, timers, tables."),
         "analyze": ("traces.cli", "Where the time of a run goes, rank by rank; adds up to 100 %."),
         "compare": ("traces.cli", "Two runs side by side: what differs, by cause."),
         "report": (
@@ -58,6 +59,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "One self-contained HTML page for a run, or two on one axis.",
         ),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
+        "memory": ("simulator.memory_cli", "Does a job fit, which rank is fullest, what would make it fit."),
         "validate": ("simulator.validate_cli", "Hold predictions against tables of measurements."),
         "topology": ("topologies.cli", "Machines: list, show, check, and measure this one."),
     }

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator.cli": SIMULATOR | COMMAND,
     "tracer": TRACER,
     "tracer.cli": TRACER | COMMAND,
+    "tracer.ingest_cli": TRACER | COMMAND,
 }
 """Longest prefix wins; the standard library and a module's own package are always allowed."""
 

@@ -1,7 +1,8 @@
-"""Errors a user can cause while recording.
+"""Errors a user can cause while recording, or while taking over what another tool has recorded.
 
 RecordError
-└── LaunchError   the command to record cannot be started
+├── LaunchError   the command to record cannot be started
+└── IngestError   a trace of another tool cannot be read
 
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
 """
@@ -13,3 +14,7 @@ class RecordError(ValueError):
 
 class LaunchError(RecordError):
     """The command to record cannot be started."""
+
+
+class IngestError(RecordError):
+    """A trace of another tool cannot be read."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,10 @@ RUN_ENTRIES: Final = frozenset({"run.json", SPANS, "ranks", "memory.arrow", "lin
 
 
 def write_run(
-    path: str | os.PathLike[str], info: RunInfo, spans: pa.Table, memory: pa.Table | None = None
+    path: str | os.PathLike[str],
+    info: RunInfo,
+    spans: pa.Table | Iterable[pa.Table],
+    memory: pa.Table | None = None,
 ) -> Path:
     """Write a complete run to the directory *path*, all of it or nothing; return the directory.
 
@@ -39,7 +43,7 @@ def write_run(
     Args:
         path: the run directory.
         info: its description.
-        spans: timeline of the stored ranks.
+        spans: timeline of the stored ranks; or several, one behind the other, each of whole ranks.
         memory: memory over time in the columns of ``traces.timeline.MEMORY``.
 
     Raises:
@@ -48,10 +52,7 @@ def write_run(
     """
     target = Path(path).absolute()
     _check_replaceable(target)
-    spans = checked(spans)
-    stored = set(spans["rank"].unique().to_pylist())
-    if outside := [rank for rank in stored if not 0 <= rank < info.world_size]:
-        raise RunError(f"spans of rank {max(outside)} in a run of {info.world_size} ranks")
+    tables = [spans] if isinstance(spans, pa.Table) else spans
     if memory is not None:
         memory = _checked_memory(memory)
     try:
@@ -60,7 +61,8 @@ def write_run(
             fresh = Path(scratch) / "run"
             (fresh / SPANS).mkdir(parents=True)
             (fresh / "run.json").write_text(info.to_json(), encoding="utf-8")
-            _write_spans(fresh / SPANS, spans)
+            for table in tables:
+                _write_spans(fresh / SPANS, _checked_ranks(table, info.world_size))
             if memory is not None:
                 _write_table(fresh / "memory.arrow", memory)
             _swap(fresh, target, Path(scratch) / "old")
@@ -92,6 +94,15 @@ def _check_replaceable(target: Path) -> None:
         raise RunError(f"{target} is a file or a link; give a directory that is new, empty or a run")
     if target.is_dir() and any(target.iterdir()) and not (target / "run.json").is_file():
         raise RunError(f"{target} has files in it and is not a run: nothing written; give a new directory")
+
+
+def _checked_ranks(spans: pa.Table, world_size: int) -> pa.Table:
+    """Return *spans* as a timeline, or raise TimelineError; RunError if it has ranks outside the world."""
+    spans = checked(spans)
+    stored = set(spans["rank"].unique().to_pylist())
+    if outside := [rank for rank in stored if not 0 <= rank < world_size]:
+        raise RunError(f"spans of rank {max(outside)} in a run of {world_size} ranks")
+    return spans
 
 
 def _checked_memory(memory: pa.Table) -> pa.Table:

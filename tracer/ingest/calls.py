@@ -1,0 +1,156 @@
+"""What the collectives of a Kineto trace are: kind, size, group, from wherever the file says it.
+
+From torch 2.4 on, each NCCL kernel carries it. Before, the host's call does (``record_param_comms``, from
+torch 2.3), or an annotation ``nccl:<op>`` has at least the shape of the input. Kernel and call are brought
+together by the
+launch: the runtime call with the kernel's correlation number lies within the call on the same thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from tracer.ingest.events import CALL_NAME, arguments, number, text, to_ns, whole
+from tracer.ingest.groups import TraceGroups
+from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
+from traces.columns import Int64Array
+from traces.layout import Group
+
+_INTERNAL: Final = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "groupstart", "groupend"})
+"""Names in ``record_param_comms`` that are no communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What is known about one collective or transfer; "" , 0 and -1 mean unknown."""
+
+    kind: str = UNKNOWN
+    dtype: str = ""
+    size_bytes: int = 0
+    group: Group | None = None
+    sequence: int = -1
+    peer: int = -1
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCalls:
+    """The host's calls of collectives on all threads, sorted by start; times in ns."""
+
+    tid: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
+    calls: tuple[Call, ...]
+
+    def around(self, tid: Int64Array, t_ns: Int64Array) -> list[Call | None]:
+        """Return for each moment on a thread the innermost call around it, None if there is none."""
+        found: list[Call | None] = []
+        by_thread = {int(t): np.flatnonzero(self.tid == t) for t in np.unique(self.tid)}
+        for thread, moment in zip(tid.tolist(), t_ns.tolist(), strict=True):
+            rows = by_thread.get(thread)
+            if rows is None:
+                found.append(None)
+                continue
+            at = int(np.searchsorted(self.start_ns[rows], moment, side="right")) - 1
+            inside = [rows[i] for i in range(max(at - 3, 0), at + 1) if moment <= self.end_ns[rows[i]]]
+            found.append(_united([self.calls[i] for i in inside]) if inside else None)
+        return found
+
+
+def from_arguments(said: Mapping[str, Any], groups: TraceGroups, source: str) -> Call | None:
+    """Return the call that metadata *said* describes; None if it describes none."""
+    name = said.get("Collective name")
+    if not isinstance(name, str) or name.lower().replace("_", "") in _INTERNAL:
+        return None
+    label, width = dtype(str(said.get("dtype", "")))
+    largest = max(whole(said.get("In msg nelems")) or 0, whole(said.get("Out msg nelems")) or 0, 0)
+    kind = collective_kind(name)
+    peer = said.get("Dst Rank") if kind == "send" else said.get("Src Rank") if kind == "recv" else None
+    peer_rank, order = whole(peer), whole(said.get("Seq"))
+    return Call(
+        kind=kind,
+        dtype=label,
+        size_bytes=largest * width if largest < 1 << 56 else 0,
+        group=groups.of(said),
+        sequence=order if order is not None and order >= 0 else -1,
+        peer=peer_rank if peer_rank is not None and peer_rank >= 0 else -1,
+        source=source,
+    )
+
+
+def host_calls(notes: Sequence[Mapping[str, Any]], base_ns: int, groups: TraceGroups) -> HostCalls:
+    """Return what the host's calls and annotations say about collectives."""
+    rows: list[tuple[int, int, int, Call]] = []
+    for note in notes:
+        ts, dur, tid = number(note.get("ts")), number(note.get("dur")), whole(note.get("tid"))
+        name = str(note.get("name", ""))
+        if ts is None or dur is None or tid is None or dur < 0 or note.get("cat") == "gpu_user_annotation":
+            continue
+        call = None
+        if name == CALL_NAME:
+            call = from_arguments(arguments(note), groups, "call on the host")
+        elif name.startswith(("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "xccl:")):
+            call = _from_annotation(name, arguments(note))
+        if call is not None:
+            start_ns = base_ns + to_ns(ts)
+            rows.append((start_ns, start_ns + to_ns(dur), tid, call))
+    rows.sort(key=lambda row: row[:3])
+    start, end, thread = (np.array([row[i] for row in rows], np.int64) for i in range(3))
+    return HostCalls(thread, start, end, tuple(row[3] for row in rows))
+
+
+def named(calls: Sequence[Call | None]) -> Counter[str]:
+    """Return how often each source told what a communication is."""
+    return Counter(call.source for call in calls if call is not None and call.source)
+
+
+def _from_annotation(name: str, said: Mapping[str, Any]) -> Call:
+    """Return the call that an annotation such as ``nccl:all_reduce`` tells, with the shape of its input."""
+    kinds, shapes = said.get("Input type"), said.get("Input Dims")
+    label, width = dtype(str(kinds[0])) if isinstance(kinds, list) and kinds else ("", 0)
+    elements = _elements(shapes[0]) if isinstance(shapes, list) and shapes else 0
+    words = text(name).partition(" ")[2]
+    peers = words.split("->") if "->" in words else []
+    kind = collective_kind(name)
+    peer = whole(peers[1 if kind == "send" else 0]) if len(peers) == 2 else None
+    return Call(
+        kind=kind,
+        dtype=label,
+        size_bytes=elements * width if elements < 1 << 56 else 0,
+        peer=-1 if peer is None else peer,
+        source="annotation on the host",
+    )
+
+
+def _elements(shape: object) -> int:
+    """Return the number of elements of a shape, of a list of shapes together."""
+    if not isinstance(shape, list) or not shape:
+        return 0
+    if all(isinstance(part, list) for part in shape):
+        return sum(_elements(part) for part in shape)
+    sizes = [whole(size) for size in shape]
+    if any(size is None or size < 0 for size in sizes):
+        return 0
+    return math.prod(size for size in sizes if size is not None)
+
+
+def _united(calls: Sequence[Call]) -> Call:
+    """Return what nested calls of one collective say together, the outer ones first."""
+    best = calls[0]
+    for call in calls[1:]:
+        best = replace(
+            best,
+            kind=call.kind if best.kind == UNKNOWN else best.kind,
+            dtype=best.dtype or call.dtype,
+            size_bytes=best.size_bytes or call.size_bytes,
+            group=best.group or call.group,
+            sequence=best.sequence if best.sequence >= 0 else call.sequence,
+            peer=best.peer if best.peer >= 0 else call.peer,
+        )
+    return best

@@ -1,0 +1,305 @@
+r"""Reads the events of a Chrome trace, as Kineto and others write it, block by block.
+
+Kineto has written every event in one layout since 2022 (``{\n    "ph": "X", "cat": "kernel", ...\n  }``).
+Where a file has it, the events that matter are found by searching bytes and parsed by Arrow; nothing else is
+looked at. Any other layout is decoded event by event. Both hold one block of the file in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, Any, Final
+
+from tracer.errors import IngestError
+from tracer.ingest.events import (
+    CALL_NAME,
+    DEVICE,
+    DEVICE_CATEGORIES,
+    LAUNCH,
+    LAUNCH_CATEGORIES,
+    NOTE_CATEGORIES,
+    Trace,
+    device_events,
+    from_objects,
+    launch_events,
+    objects,
+)
+from tracer.ingest.sources import UNREADABLE
+
+BLOCK_BYTES: Final = 1 << 24
+"""Part of a file that is held at a time: larger ones were not faster."""
+
+_EVENT: Final = b'{\n    "ph": "X", "cat": "'
+_END: Final = b"\n  }"
+_BETWEEN: Final = b"\n  },\n  {"
+_EVENTS_KEY: Final = b'"traceEvents": ['
+_DEVICE: Final = (b"kernel", b"gpu_mem", b"Kernel", b"Mem")
+_LAUNCH: Final = (b"cuda_", b"Runtime")
+_NOTES: Final = (b"user_annotation", b"gpu_user_annotation", b'cpu_op", "name": "record_param_comms')
+_LARGEST_VALUE: Final = 1 << 28
+"""Longest single value, in characters, that is decoded; a trace has none near it."""
+
+
+def has_kineto_layout(start: bytes) -> bool:
+    """Whether a file that begins with *start* has the layout that Kineto writes."""
+    at = start.find(_EVENTS_KEY)
+    return at >= 0 and start.startswith(b'\n  {\n    "ph": "', at + len(_EVENTS_KEY))
+
+
+def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
+    """Read a file in Kineto's layout.
+
+    Args:
+        stream: the decompressed file.
+        operators: read CPU operators only, for a file without device events.
+    """
+    trace = Trace()
+    with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses one block while the next is searched
+        waiting: list[Future[None]] = []
+        for block in _blocks(stream, trace):
+            trace.n_events += block.count(b'\n    "ph": "')
+            work = _work(block, operators=operators)
+            for done in waiting:
+                done.result()
+            waiting = [pool.submit(_parse, trace, work)]
+        for done in waiting:
+            done.result()
+    return trace
+
+
+def read_any_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
+    """Read a Chrome trace of any layout: an array of events, or an object with ``traceEvents``.
+
+    Raises:
+        IngestError: the file is not JSON of that shape, or nests too deeply.
+    """
+    trace = Trace()
+    held: dict[str, list[dict[str, Any]]] = {"device": [], "launch": []}
+    try:
+        for event in _Decoder(stream, trace).events():
+            trace.n_events += 1
+            _keep(trace, held, event, operators=operators)
+            if len(held["device"]) + len(held["launch"]) >= 1 << 16:
+                _flush(trace, held)
+    except RecursionError as error:
+        raise IngestError("values are nested too deeply to be a trace") from error
+    _flush(trace, held)
+    return trace
+
+
+def _keep(trace: Trace, held: dict[str, list[dict[str, Any]]], event: object, *, operators: bool) -> None:
+    """Put *event* where it belongs; what is not an event is counted."""
+    if not isinstance(event, dict):
+        trace.lost["malformed event"] += 1
+        return
+    category = event.get("cat")
+    if event.get("ph") != "X" or not isinstance(category, str):
+        return
+    if operators:
+        if category == "cpu_op":
+            trace.operators.append(event)
+    elif category in DEVICE_CATEGORIES:
+        held["device"].append(event)
+    elif category in LAUNCH_CATEGORIES:
+        held["launch"].append(event)
+    elif category in NOTE_CATEGORIES or event.get("name") == CALL_NAME:
+        trace.notes.append(event)
+
+
+def _flush(trace: Trace, held: dict[str, list[dict[str, Any]]]) -> None:
+    trace.device.append(from_objects(held["device"], DEVICE))
+    trace.launches.append(from_objects(held["launch"], LAUNCH))
+    held["device"], held["launch"] = [], []
+
+
+def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[bytes]:
+    """Yield the file in pieces that end between two events; header and footer go into *trace*."""
+    rest = b""
+    begun = False
+    while True:
+        try:
+            part = stream.read(BLOCK_BYTES)
+        except UNREADABLE as error:
+            trace.cut = f"damaged: {error}"
+            part = b""
+        rest += part
+        if not begun and _EVENTS_KEY in rest:
+            before, key, rest = rest.partition(_EVENTS_KEY)
+            trace.header = _header(before + key + b"]}")
+            begun = True
+        if not part:
+            break
+        cut = rest.rfind(_BETWEEN)
+        if cut >= 0:
+            yield rest[: cut + len(_END) + 1]
+            rest = rest[cut + len(_END) + 1 :]
+    end = rest.rfind(b"\n  }\n  ]")
+    if end < 0:
+        trace.cut = trace.cut or "the file ends in the middle"
+        yield rest[: rest.rfind(_END) + len(_END)] if _END in rest else b""
+        return
+    yield rest[: end + len(_END)]
+    footer = rest[end + len(b"\n  }\n  ]") :].strip().removeprefix(b",")
+    trace.header = {**_header(b"{" + footer), **trace.header}
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """Return the keys of a JSON object, none if it cannot be read."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return (
+        {name: value for name, value in found.items() if name != "traceEvents"}
+        if isinstance(found, dict)
+        else {}
+    )
+
+
+def _work(block: bytes, *, operators: bool) -> dict[str, list[bytes]]:
+    """Return the texts of the events of *block* that matter, by what they are."""
+    if operators:
+        return {"operators": _texts(block, b'cpu_op"')}
+    return {
+        "device": [found for word in _DEVICE for found in _texts(block, word)],
+        "launches": [found for word in _LAUNCH for found in _texts(block, word)],
+        "notes": [found for word in _NOTES for found in _texts(block, word)],
+    }
+
+
+def _texts(block: bytes, category: bytes) -> list[bytes]:
+    """Return the text of every event whose category begins with *category*."""
+    found = []
+    start = _EVENT + category
+    at = block.find(start)
+    while at >= 0:
+        end = block.find(_END, at)
+        if end < 0:
+            break
+        found.append(block[at : end + len(_END)])
+        at = block.find(start, end)
+    return found
+
+
+def _parse(trace: Trace, work: dict[str, list[bytes]]) -> None:
+    """Parse the texts of one block into *trace*."""
+    trace.operators += objects(work.get("operators", ()), trace.lost)
+    trace.device.append(device_events(work.get("device", ()), trace.lost))
+    trace.launches.append(launch_events(work.get("launches", ()), trace.lost))
+    trace.notes += objects(work.get("notes", ()), trace.lost)
+
+
+class _Decoder:
+    """Decodes a Chrome trace value by value, holding little more than one block of its text."""
+
+    def __init__(self, stream: IO[bytes], trace: Trace) -> None:
+        self._stream = stream
+        self._trace = trace
+        self._json = json.JSONDecoder()
+        self._text = ""
+        self._at = 0
+        self._tail = b""
+        self._ended = False
+
+    def events(self) -> Iterator[object]:
+        """Yield the events, whatever the order of the other keys."""
+        opening = self._peek()
+        if opening == "[":
+            self._at += 1
+            yield from self._array()
+        elif opening == "{":
+            self._at += 1
+            yield from self._object()
+        else:
+            raise IngestError(f"not a trace: begins with {opening or 'nothing'!r}, not with [ or {{")
+
+    def _object(self) -> Iterator[object]:
+        while (mark := self._peek()) and mark != "}":
+            if mark == ",":
+                self._at += 1
+                continue
+            key = self._value()
+            if key is None or self._peek() != ":":
+                break
+            self._at += 1
+            if key == "traceEvents" and self._peek() == "[":
+                self._at += 1
+                yield from self._array()
+            elif (value := self._value()) is not _NOTHING:
+                self._trace.header[str(key)] = value
+        if self._peek() != "}":
+            self._trace.cut = self._trace.cut or "the file ends in the middle"
+
+    def _array(self) -> Iterator[object]:
+        while (mark := self._peek()) and mark != "]":
+            if mark == ",":
+                self._at += 1
+                continue
+            value = self._value()
+            if value is _NOTHING:
+                self._trace.cut = self._trace.cut or f"not JSON after event {self._trace.n_events}"
+                return
+            yield value
+        if mark == "]":
+            self._at += 1
+        else:
+            self._trace.cut = self._trace.cut or "the file ends in the middle"
+
+    def _peek(self) -> str:
+        """Return the next character that is not a space, "" at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _value(self) -> object:
+        """Return the next value, ``_NOTHING`` if there is none."""
+        self._peek()
+        while True:
+            try:
+                value, end = self._json.raw_decode(self._text, self._at)
+            except ValueError as error:
+                near_end = getattr(error, "pos", 0) >= len(self._text) - 64 or "Unterminated" in str(error)
+                if not near_end or len(self._text) - self._at > _LARGEST_VALUE or not self._more():
+                    return _NOTHING
+                continue
+            if end == len(self._text) and isinstance(value, int | float) and self._more():
+                continue  # a number may go on in the next block
+            self._at = end
+            return value
+
+    def _more(self) -> bool:
+        """Read on; False at the end of the file."""
+        if self._ended:
+            return False
+        wanted = max(BLOCK_BYTES, len(self._text) - self._at)
+        try:
+            part = self._stream.read(wanted)
+        except UNREADABLE as error:
+            self._trace.cut = f"damaged: {error}"
+            part = b""
+        self._ended = not part
+        data = self._tail + part
+        keep = 0 if self._ended else _incomplete(data)
+        self._tail = data[len(data) - keep :]
+        self._text = self._text[self._at :] + data[: len(data) - keep].decode("utf-8", "replace")
+        self._at = 0
+        return bool(data)
+
+
+_NOTHING: Final = object()
+
+
+def _incomplete(data: bytes) -> int:
+    """Return how many bytes at the end of *data* are the beginning of a character in UTF-8."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return back if length > back else 0
+    return 0

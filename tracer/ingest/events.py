@@ -1,0 +1,241 @@
+"""Events of a Chrome trace as Arrow tables: the columns that matter, checked one by one.
+
+Times stay what the file says, in microseconds, until ``tracer.ingest.kineto`` puts them on the file's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import json as arrow_json
+
+from traces.columns import Int64Array
+
+ARGUMENTS: Final[Mapping[str, pa.DataType]] = {
+    "stream": pa.int64(),
+    "device": pa.int64(),
+    "correlation": pa.int64(),
+    "bytes": pa.float64(),
+    "Collective name": pa.string(),
+    "dtype": pa.string(),
+    "In msg nelems": pa.int64(),
+    "Out msg nelems": pa.int64(),
+    "Group size": pa.int64(),
+    "Process Group Name": pa.string(),
+    "Process Group Description": pa.string(),
+    "Process Group Ranks": pa.string(),
+    "Global rank start": pa.int64(),
+    "Global rank stride": pa.int64(),
+    "Seq": pa.int64(),
+    "Src Rank": pa.int64(),
+    "Dst Rank": pa.int64(),
+}
+"""Arguments of device events that are read; the metadata of collectives is there from torch 2.4 on."""
+
+DEVICE: Final = pa.schema(
+    [
+        ("cat", pa.string()),
+        ("name", pa.string()),
+        ("ts", pa.float64()),
+        ("dur", pa.float64()),
+        *ARGUMENTS.items(),
+    ]
+)
+"""Kernels and copies on a device, times in microseconds."""
+
+LAUNCH: Final = pa.schema(
+    [
+        ("name", pa.string()),
+        ("tid", pa.int64()),
+        ("ts", pa.float64()),
+        ("dur", pa.float64()),
+        ("correlation", pa.int64()),
+    ]
+)
+"""Calls of the CUDA or HIP runtime on the host, times in microseconds."""
+
+DEVICE_CATEGORIES: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
+LAUNCH_CATEGORIES: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
+NOTE_CATEGORIES: Final = frozenset({"user_annotation", "gpu_user_annotation"})
+CALL_NAME: Final = "record_param_comms"
+"""Operator in which torch notes what each collective is."""
+
+_LABELS: Final = ("cat", "name", *(name for name, kind in ARGUMENTS.items() if kind == pa.string()))
+_STRUCT: Final = pa.struct(list(ARGUMENTS.items()))
+_JSON_DEVICE: Final = pa.schema([*list(DEVICE)[:4], ("args", _STRUCT)])
+_JSON_LAUNCH: Final = pa.schema([*list(LAUNCH)[:4], ("args", pa.struct([("correlation", pa.int64())]))])
+_BLOCK_BYTES: Final = 1 << 24
+_INT64: Final = 1 << 63
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one trace file holds.
+
+    Attributes:
+        header: keys of the file beside its events.
+        device: kernels and copies, columns ``DEVICE``.
+        launches: runtime calls, columns ``LAUNCH``.
+        notes: annotations and calls of collectives, as JSON objects.
+        operators: CPU operators, as JSON objects; only where the file has no device events.
+        n_events: number of events seen.
+        lost: what could not be understood, by reason.
+        cut: how the file ends in the middle, "" if it does not.
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    device: list[pa.Table] = field(default_factory=list)
+    launches: list[pa.Table] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    operators: list[dict[str, Any]] = field(default_factory=list)
+    n_events: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    cut: str = ""
+
+    def device_table(self) -> pa.Table:
+        """Return all device events in one table."""
+        return _joined(self.device, _encoded_schema(DEVICE))
+
+    def launch_table(self) -> pa.Table:
+        """Return all runtime calls in one table."""
+        return _joined(self.launches, _encoded_schema(LAUNCH))
+
+
+def device_events(texts: Sequence[bytes], lost: Counter[str]) -> pa.Table:
+    """Return device events from the JSON *texts* of single events; columns ``DEVICE``, labels encoded."""
+    return _parsed(texts, _JSON_DEVICE, DEVICE, lost)
+
+
+def launch_events(texts: Sequence[bytes], lost: Counter[str]) -> pa.Table:
+    """Return runtime calls from the JSON *texts* of single events; columns ``LAUNCH``, labels encoded."""
+    return _parsed(texts, _JSON_LAUNCH, LAUNCH, lost)
+
+
+def objects(texts: Iterable[bytes], lost: Counter[str]) -> list[dict[str, Any]]:
+    """Return the JSON objects in *texts*; those that are none are counted in *lost*."""
+    found = []
+    for text in texts:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        else:
+            lost["malformed event"] += 1
+    return found
+
+
+def from_objects(events: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return *events* in the columns of *schema*; a value of a wrong type becomes null."""
+    columns = {
+        name: [_value(event, name, kind) for event in events]
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    }
+    return _encoded(pa.table(columns, schema=schema))
+
+
+def number(value: object) -> float | None:
+    """Return *value* as a finite number, None if it is none; numbers in strings count."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        result = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return result if math.isfinite(result) else None
+
+
+def whole(value: object) -> int | None:
+    """Return *value* as an integer of 64 bits, None if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if -_INT64 <= value < _INT64 else None
+    found = number(value)
+    return int(found) if found is not None and abs(found) < _INT64 else None
+
+
+def to_ns(us: float) -> int:
+    """Return microseconds as whole nanoseconds; ``us * 1000`` of a date has lost the last 256 of them.
+
+    >>> to_ns(1669783687389292.0)
+    1669783687389292000
+    """
+    full = math.floor(us)
+    return full * 1000 + round((us - full) * 1000)
+
+
+def all_to_ns(us: NDArray[np.float64]) -> Int64Array:
+    """Return an array of microseconds as whole nanoseconds, as exactly as ``to_ns``."""
+    full = np.floor(us)
+    ns: Int64Array = full.astype(np.int64) * 1000 + np.rint((us - full) * 1000).astype(np.int64)
+    return ns
+
+
+def text(value: object) -> str:
+    """Return *value* as text that Arrow can hold: what is no character is replaced."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the ``args`` of *event*, empty if they are not an object."""
+    found = event.get("args")
+    return found if isinstance(found, dict) else {}
+
+
+def _parsed(texts: Sequence[bytes], shape: pa.Schema, schema: pa.Schema, lost: Counter[str]) -> pa.Table:
+    """Parse with Arrow; where a value has an unexpected type, event by event."""
+    if not texts:
+        return _encoded(schema.empty_table())
+    options = arrow_json.ParseOptions(
+        explicit_schema=shape, unexpected_field_behavior="ignore", newlines_in_values=True
+    )
+    try:
+        table = arrow_json.read_json(
+            pa.BufferReader(b"\n".join(texts)), arrow_json.ReadOptions(block_size=_BLOCK_BYTES), options
+        )
+    except pa.ArrowException:
+        return from_objects(objects(texts, lost), schema)
+    flat = table.flatten().rename_columns(
+        [name.removeprefix("args.") for name in table.flatten().column_names]
+    )
+    return _encoded(flat.select(schema.names))
+
+
+def _value(event: Mapping[str, Any], name: str, kind: pa.DataType) -> object:
+    """Return the value of column *name* in *event*, None if there is none of that type."""
+    value = event.get(name) if name in {"cat", "name", "ts", "dur", "tid"} else arguments(event).get(name)
+    if value is None:
+        return None
+    if kind == pa.string():
+        return text(value)
+    return number(value) if kind == pa.float64() else whole(value)
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    """Return *table* with its labels as dictionaries: a kernel's name is stored once."""
+    columns = [
+        column.dictionary_encode() if name in _LABELS and not pa.types.is_dictionary(column.type) else column
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    return pa.table(columns, names=table.column_names)
+
+
+def _encoded_schema(schema: pa.Schema) -> pa.Schema:
+    label = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema([(f.name, label if f.type == pa.string() else f.type) for f in schema])
+
+
+def _joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Return *tables* as one, in one piece per column."""
+    filled = [table for table in tables if table.num_rows]
+    if not filled:
+        return schema.empty_table()
+    return pa.concat_tables(filled).unify_dictionaries().combine_chunks()

@@ -1,0 +1,87 @@
+"""Process groups of a trace: members, axis and number, out of what the file says about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tracer.groups import axis_of
+from tracer.ingest.events import whole
+from traces.info import stable_group_id
+from traces.layout import Group
+
+_MOST_RANKS: Final = 1 << 20
+"""Largest group that is believed."""
+
+
+@dataclass(slots=True)
+class TraceGroups:
+    """The process groups that one file refers to.
+
+    Attributes:
+        rank: whose file it is, -1 if unknown.
+        world_size: number of ranks of the job, 0 if unknown.
+        known: by number, the groups seen so far.
+        sources: where members were taken from, for the evidence.
+    """
+
+    rank: int
+    world_size: int
+    configured: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    known: dict[int, Group] = field(default_factory=dict)
+    sources: set[str] = field(default_factory=set)
+
+    @classmethod
+    def from_header(cls, rank: int, world_size: int, info: Mapping[str, Any]) -> TraceGroups:
+        """Return the groups that the ``distributedInfo`` of a Kineto file lists."""
+        groups = cls(rank, world_size)
+        listed = info.get("pg_config")
+        for entry in listed if isinstance(listed, list) else ():
+            if isinstance(entry, dict):
+                members = tuple(r for r in map(whole, entry.get("ranks") or ()) if r is not None)
+                name = str(entry.get("pg_name", ""))
+                groups.configured[name] = (str(entry.get("pg_desc", "")), members)
+        return groups
+
+    def of(self, said: Mapping[str, Any]) -> Group | None:
+        """Return the group of a collective with the metadata *said*; None if nothing tells its members."""
+        name = said.get("Process Group Name", said.get("Process Group ID"))
+        label = "" if name is None else str(name)
+        description, members = self.configured.get(label, ("", ()))
+        description = str(said.get("Process Group Description") or description)
+        members = self._members(said, members)
+        if not members:
+            return None
+        return self.add(label, description, members)
+
+    def add(self, name: str, description: str, ranks: tuple[int, ...]) -> Group:
+        """Return the group of *ranks*, noting it."""
+        number = stable_group_id(name, ranks)
+        if number not in self.known:
+            everyone = len(ranks) == self.world_size
+            fallback = "world" if everyone else f"group {name}" if name else "unknown"
+            axis = axis_of(description, fallback=fallback)
+            self.known[number] = Group(id=number, axis=axis, ranks=ranks)
+        return self.known[number]
+
+    def _members(self, said: Mapping[str, Any], configured: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the members: spelled out, from the header, or from a start and a stride."""
+        spelled = said.get("Process Group Ranks")
+        size = whole(said.get("Group size"))
+        members = () if "..." in str(spelled) else tuple(map(int, re.findall(r"\d{1,7}", str(spelled or ""))))
+        if members:
+            self.sources.add("members spelled out by the file")
+            return members
+        if configured:
+            self.sources.add("members from the header of the file")
+            return configured
+        start, stride = whole(said.get("Global rank start")), whole(said.get("Global rank stride"))
+        if size and start is not None and stride and 0 < size <= _MOST_RANKS and min(start, stride) >= 0:
+            self.sources.add("members from first rank and stride")
+            return tuple(range(start, start + size * stride, stride))
+        if size and size == self.world_size:
+            self.sources.add("as large as the world: everybody")
+            return tuple(range(size))
+        return ()

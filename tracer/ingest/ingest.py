@@ -1,0 +1,84 @@
+"""Takes over trace files as a run directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tracer.errors import IngestError
+from tracer.ingest import kineto
+from tracer.ingest.joining import join
+from tracer.ingest.kinds import kind_of
+from tracer.ingest.recording import Recording
+from tracer.ingest.sources import Progress, Source, find_sources
+from traces.info import RunInfo
+from traces.store import write_run
+
+READERS: Final[Mapping[str, Callable[[Source, Progress | None], Recording]]] = {
+    "kineto": kineto.read,
+}
+"""By kind of file, what reads it."""
+
+
+def ingest(
+    paths: Iterable[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    name: str = "",
+    progress: Progress | None = None,
+) -> RunInfo:
+    """Read trace files of another tool and write them as one run.
+
+    Args:
+        paths: files, folders, archives; one file per rank, or one of several ranks.
+        output: run directory to write.
+        name: what to call the run; the last part of *output* if empty.
+        progress: called while files are read.
+
+    Returns:
+        The description of the run: what was found, inferred from what, and lost.
+
+    Raises:
+        IngestError: nothing of it can be read, or the files are of different kinds.
+        RunError: *output* cannot be written.
+    """
+    sources = find_sources(paths)
+    kinds = {source: kind_of(source) for source in sources}
+    found = sorted(set(kinds.values()) - {""})
+    if not found:
+        raise IngestError(f"{sources[0].name} is no trace that foretrace knows; docs/ingest.md lists them")
+    if len(found) > 1:
+        raise IngestError(
+            f"files of different kinds, {' and '.join(found)}: take them over one kind at a time"
+        )
+    recordings, failed = _read(READERS[found[0]], [s for s in sources if kinds[s]], progress)
+    if not recordings:
+        raise IngestError(failed[0])
+    joined = join(recordings, name or Path(output).absolute().name, found[0])
+    ignored = [f"{source.name} is no trace: left out" for source in sources if not kinds[source]]
+    info = _with_warnings(joined.info, [*failed, *ignored])
+    write_run(output, info, joined.written())
+    return info
+
+
+def _read(
+    reader: Callable[[Source, Progress | None], Recording], sources: list[Source], progress: Progress | None
+) -> tuple[list[Recording], list[str]]:
+    """Return what could be read of *sources*, and why the others could not."""
+    recordings: list[Recording] = []
+    failed: list[str] = []
+    for source in sources:
+        try:
+            recordings.append(reader(source, progress))
+        except IngestError as error:
+            said = str(error)
+            failed.append(said if source.name in said else f"{source.name}: {said}")
+    return recordings, failed
+
+
+def _with_warnings(info: RunInfo, more: list[str]) -> RunInfo:
+    """Return *info* with *more* warnings."""
+    return replace(info, warnings=(*info.warnings, *more))

@@ -1,0 +1,163 @@
+"""What the name of a kernel, of a collective or of a data type says."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final, NamedTuple
+
+UNKNOWN: Final = "unknown"
+"""Kind of a communication that the file does not tell."""
+
+_KINDS: Final = {
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "all_reduce",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "allgatherv": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "reducescatterv": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallsingle": "all_to_all",
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "sendrecv": "send_recv",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+}
+"""Names of collectives, without underscores, as c10d, NCCL, gloo and Kineto write them."""
+
+_COMMUNICATION: Final = re.compile(
+    r"^nccl|^rccl|^msccl|ncclKernel|ncclDevKernel|deep_ep::|^nvshmem|nvshmemi?_"
+    r"|cross_device_reduce|(?:one|two)_shot_all_reduce|multimem_all_reduce|all_reduce_(?:one|two)_shot",
+    re.IGNORECASE,
+)
+"""Kernels that communicate: NCCL and RCCL; DeepEP; NVSHMEM; the custom all-reduces of vLLM and of torch's
+symmetric memory. What is not listed counts as compute."""
+
+_NCCL_KIND: Final = re.compile(
+    r"(?:nccl|rccl)(?:Dev)?Kernel_(\w*?(?:AllReduce|AllGatherV|AllGather|ReduceScatter|AllToAllPivot|AllToAll|Broadcast"
+    r"|SendRecv|Reduce))", re.IGNORECASE,
+)  # fmt: skip
+
+_DTYPES: Final = {
+    spelled: (short, width)
+    for short, width, names in (
+        ("fp64", 8, "double f64 float64"),
+        ("fp32", 4, "float f32 float32"),
+        ("fp16", 2, "half f16 float16"),
+        ("bf16", 2, "bfloat16 bf16"),
+        ("fp8", 1, "float8e4m3fn float8e5m2 float8e4m3fnuz float8e5m2fnuz f8e4m3 f8e5m2"),
+        ("int64", 8, "long longint int64 i64 int64t"),
+        ("int32", 4, "int int32 i32 int32t"),
+        ("uint32", 4, "u32 uint32 uint32t"),
+        ("int16", 2, "short int16"),
+        ("int8", 1, "char int8 i8 int8t"),
+        ("uint8", 1, "byte uint8 u8 uint8t"),
+        ("bool", 1, "bool"),
+        ("complex64", 8, "complexfloat complex64"),
+    )
+    for spelled in names.split()
+}
+"""Names of data types in C++, in Python and in NCCL's kernels; name here, and bytes per element."""
+
+
+class Kernel(NamedTuple):
+    """What a kernel is: ``category`` and ``kind`` of the timeline, and the name to show."""
+
+    category: str
+    kind: str
+    name: str
+
+
+@cache
+def kernel(category: str, name: str) -> Kernel:
+    """Return what the device event *name* of the trace's *category* is.
+
+    >>> kernel("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)")[:2]
+    ('collective', 'all_reduce')
+    >>> kernel("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)")[:2]
+    ('copy', 'host_to_device')
+    """
+    shown = _shown(name)
+    if category in {"gpu_memset", "Memset"} or name.startswith("Memset"):
+        return Kernel("copy", "memset", shown)
+    if category in {"gpu_memcpy", "Memcpy"} or name.startswith("Memcpy"):
+        return Kernel("copy", _copy_kind(name), shown)
+    if not is_communication(name):
+        return Kernel("compute", "kernel", shown)
+    found = _NCCL_KIND.search(name)
+    kind = collective_kind(found[1]) if found else _custom_kind(name)
+    return Kernel("collective", kind, shown)
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel of that name moves data between devices."""
+    return _COMMUNICATION.search(name) is not None
+
+
+@cache
+def collective_kind(name: str) -> str:
+    """Return the kind of the collective that some library calls *name*; ``UNKNOWN`` if it is not known.
+
+    >>> collective_kind("_reduce_scatter_base"), collective_kind("AllGather"), collective_kind("wait")
+    ('reduce_scatter', 'all_gather', 'unknown')
+    """
+    word = name.lower().partition(" ")[0]
+    return _KINDS.get(re.sub(r"[^a-z]", "", word.rpartition(":")[2]), UNKNOWN)
+
+
+@cache
+def dtype(name: str) -> tuple[str, int]:
+    """Return name and bytes per element of the data type *name*, ``("", 0)`` if it is not known.
+
+    >>> dtype("c10::BFloat16"), dtype("Float")
+    (('bf16', 2), ('fp32', 4))
+    """
+    return _DTYPES.get(re.sub(r"[^a-z0-9]", "", name.lower().rpartition(":")[2]), ("", 0))
+
+
+def kernel_dtype(name: str) -> str:
+    """Return the data type in the name of an NCCL kernel, "" if there is none or if it is only bytes."""
+    for word in re.split(r"[_(]", name):
+        if (found := dtype(word)[0]) and found not in {"int8", "uint8"}:
+            return found
+    return ""
+
+
+def _shown(name: str) -> str:
+    """Return a kernel's name without what no person reads: return type and arguments, and not too long."""
+    short = name.removeprefix("void ")
+    if short.endswith(")") and (at := short.find("(", 1)) > 0 and "(anonymous" not in short:
+        short = short[:at]
+    return short if len(short) <= 160 else short[:159] + "…"
+
+
+def _copy_kind(name: str) -> str:
+    for short, kind in (("HtoD", "host_to_device"), ("DtoH", "device_to_host"), ("PtoP", "peer_to_peer")):
+        if short in name:
+            return kind
+    return "device_to_device" if "DtoD" in name else "copy"
+
+
+def _custom_kind(name: str) -> str:
+    lower = name.lower()
+    if any(word in lower for word in ("dispatch", "combine", "alltoall", "all_to_all")):
+        return "all_to_all"
+    if "reduce_scatter" in lower:
+        return "reduce_scatter"
+    if "reduce" in lower:
+        return "all_reduce"
+    return "all_gather" if "gather" in lower else UNKNOWN

@@ -1,0 +1,137 @@
+"""Makes a recording of one Kineto file: device events, steps, and what the host did meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tracer.errors import IngestError
+from tracer.ingest.calls import host_calls
+from tracer.ingest.chrome import has_kineto_layout, read_any_layout, read_kineto_layout
+from tracer.ingest.device import device_rows
+from tracer.ingest.events import Trace, whole
+from tracer.ingest.groups import TraceGroups
+from tracer.ingest.host import Known, Steps, gap_rows, host_only_rows, step_rows, steps_of
+from tracer.ingest.launches import launches_of
+from tracer.ingest.recording import Recording
+from tracer.ingest.rows import stacked
+from tracer.ingest.sources import Progress, Source, head, opened
+
+MOST_RANKS: Final = 1 << 20
+"""Largest world that is believed."""
+
+
+def read(source: Source, progress: Progress | None = None) -> Recording:
+    """Read one Kineto or Chrome trace of a rank.
+
+    Raises:
+        IngestError: the file cannot be read, is no trace, or holds nothing that has a duration.
+    """
+    fast = has_kineto_layout(head(source))
+    reader = read_kineto_layout if fast else read_any_layout
+    with opened(source, progress) as stream:
+        trace = reader(stream)
+    if not any(table.num_rows for table in trace.device):
+        with opened(source) as stream:
+            trace.operators = reader(stream, operators=True).operators
+    try:
+        return translated(trace, source.name)
+    except (OverflowError, pa.ArrowException) as error:
+        raise IngestError(f"{source.name} holds numbers that no trace has: {error}") from error
+
+
+def translated(trace: Trace, name: str) -> Recording:
+    """Return the recording of one rank that *trace* holds.
+
+    Raises:
+        IngestError: nothing in it has a duration.
+    """
+    info = trace.header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world_size = _rank(info), _world_size(info)
+    base_ns = whole(trace.header.get("baseTimeNanoseconds")) or 0
+    groups = TraceGroups.from_header(-1 if rank is None else rank, world_size or 0, info)
+    steps = steps_of(trace.notes, base_ns)
+    result = Recording(
+        name=name,
+        spans=pa.table({}),
+        rank=rank,
+        world_size=world_size,
+        lost=trace.lost,
+        facts=_facts(trace.header),
+    )
+    known = Known(
+        base_ns=base_ns,
+        notes=trace.notes,
+        calls=host_calls(trace.notes, base_ns, groups),
+        launches=launches_of(trace.launch_table(), base_ns),
+        steps=steps,
+        groups=groups,
+        result=result,
+    )
+    device = device_rows(trace.device_table(), known)
+    if device is None:
+        spans = host_only_rows(trace, known)
+    else:
+        timeline, launch = device
+        spans = stacked([timeline, gap_rows(timeline, launch, known)])
+    if not spans.num_rows:
+        raise IngestError(f"{name} holds no event with a duration: no kernel, no operator, no annotation")
+    result.spans = stacked([spans, step_rows(steps, spans)])
+    result.groups = tuple(groups.known.values())
+    _note(result, trace, steps, groups, rank)
+    return result
+
+
+def _note(result: Recording, trace: Trace, steps: Steps, groups: TraceGroups, rank: int | None) -> None:
+    """Write down where things were taken from, and what is missing."""
+    if rank is not None:
+        result.evidence["rank"] = "distributedInfo in the file"
+    if steps.number.size:
+        result.evidence["step"] = "ProfilerStep annotations"
+    if groups.sources:
+        result.evidence["group"] = "; ".join(sorted(groups.sources))
+    if trace.cut:
+        result.warnings.append(f"{trace.cut}; what was complete is shown")
+
+
+def _rank(info: Mapping[str, Any]) -> int | None:
+    rank = whole(info.get("rank"))
+    return rank if rank is not None and 0 <= rank < MOST_RANKS else None
+
+
+def _world_size(info: Mapping[str, Any]) -> int | None:
+    size = whole(info.get("world_size"))
+    return size if size is not None and 1 <= size <= MOST_RANKS else None
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that the name of a file tells, None if it does not.
+
+    >>> rank_in_name("trace_rank-12.json.gz"), rank_in_name("worker3_step_12.169.pt.trace.json"),
+    rank_in_name("a.json") (12, 3, None)
+    """
+    base = name.rpartition("/")[2].rpartition(":")[2]
+    found = re.search(r"(?:rank|worker|gpu)[-_ ]?(\d{1,6})(?!\d)", base, re.IGNORECASE)
+    return int(found[1]) if found else None
+
+
+def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the header says about the machine, for ``run.json``."""
+    devices = header.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
+    facts: dict[str, Any] = {}
+    if isinstance(first.get("name"), str):
+        facts["device"] = {"name": first["name"]}
+        if memory := whole(first.get("totalGlobalMem")):
+            facts["device"]["memory_bytes"] = memory
+    info = header.get("distributedInfo")
+    versions = {"nccl": info.get("nccl_version")} if isinstance(info, dict) else {}
+    versions |= {name: header.get(f"{name}_version") for name in ("cupti", "cuda_runtime", "roctracer")}
+    facts["versions"] = {
+        name: str(value) for name, value in versions.items() if isinstance(value, str | int | float)
+    }
+    return facts

@@ -1,0 +1,110 @@
+"""What a reader makes of one rank's trace, before ranks are joined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from traces.columns import Int64Array
+from traces.layout import Group, Layout
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """The trace of one rank, or of several on one clock.
+
+    Attributes:
+        name: file it comes from.
+        spans: a timeline; times in ns on the file's own clock, ``group`` by ``traces.info.stable_group_id``,
+            ``sequence`` in order of time, or as the file numbers them.
+        rank: whose it is; None if the file does not say. Of several ranks, the first.
+        world_size: number of ranks of the job; None if the file does not say.
+        groups: process groups that ``spans`` refers to.
+        numbered: whether ``sequence`` is the file's own number, equal on all ranks.
+        layout: parallel degrees, where the file tells them.
+        evidence: by column or property, where it was taken from.
+        lost: what could not be understood, by reason.
+        warnings: what limits the recording.
+        facts: further facts for ``run.json``: device, versions.
+    """
+
+    name: str
+    spans: pa.Table
+    rank: int | None = None
+    world_size: int | None = None
+    groups: tuple[Group, ...] = ()
+    numbered: bool = False
+    layout: Layout | None = None
+    evidence: dict[str, str] = field(default_factory=dict)
+    lost: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tuple[Int64Array, Int64Array]:
+    """Distribute spans over lanes so that none overlap; return the lane of each, and their new starts.
+
+    A span that begins up to *grain_ns* before its predecessor ends, as rounded times do, is cut by that much.
+    One that truly overlaps goes to the first lane that is free.
+
+    Args:
+        start: of the spans, ascending, in ns; shape ``(n_spans,)``.
+        end: of the spans.
+        grain_ns: resolution of the file's clock.
+        limit: most lanes; spans that find none free get lane -1.
+    """
+    lane = np.zeros(len(start), np.int64)
+    begin = start.copy()
+    if not len(start):
+        return lane, begin
+    ended = np.maximum.accumulate(end)[:-1]
+    if (start[1:] >= ended).all():
+        return lane, begin
+    free: list[int] = []
+    for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        fits = (j for j, until in enumerate(free) if until <= a or until <= min(a + grain_ns, b))
+        found = next(fits, -1)
+        if found >= 0:
+            begin[i] = max(a, free[found])
+        elif len(free) < limit:
+            found = len(free)
+            free.append(b)
+        lane[i] = found
+        if found >= 0:
+            free[found] = b
+    return lane, begin
+
+
+def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
+    """Flatten nested spans: return ``(index, start, end)`` of pieces in which span *index* is the innermost.
+
+    Spans of one thread, sorted by start, longer ones first among equals. One that outlasts the span it began
+    in, which a thread cannot do, is cut to it.
+    """
+    pieces: list[tuple[int, int, int]] = []
+    stack: list[tuple[int, int]] = []
+    now = 0
+
+    def advance(until: int) -> None:
+        nonlocal now
+        while stack and stack[-1][1] <= until:
+            index, stop = stack.pop()
+            if stop > now:
+                pieces.append((index, now, stop))
+                now = stop
+        if stack and until > now:
+            pieces.append((stack[-1][0], now, until))
+        now = max(now, until)
+
+    for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        advance(a)
+        stop = min(b, stack[-1][1]) if stack else b
+        if stop > a:
+            stack.append((i, stop))
+    if stack:
+        advance(stack[0][1])
+    return pieces

@@ -1,0 +1,194 @@
+"""Finds the files of a trace, and opens them whatever they are packed in: plain, gzip, zip, tar."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, cast
+
+from tracer.errors import IngestError
+
+HEAD_BYTES: Final = 1 << 20
+"""Start of a file that its kind is told from; a header with the members of large groups fits in it."""
+
+UNREADABLE: Final = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
+"""What the standard library raises on damaged archives."""
+
+Progress = Callable[[str, int], None]
+"""Called with the name of a file and how many of its stored bytes have been read since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One trace file, or one member of an archive.
+
+    Attributes:
+        path: the file on disk.
+        member: name inside the archive, "" if the file is not one.
+        size_bytes: what it takes on disk, for progress.
+    """
+
+    path: Path
+    member: str
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+
+def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Source]:
+    """Return the files at *paths*, those in folders and archives included, in the order of their names.
+
+    Hidden files are left out.
+
+    Raises:
+        IngestError: a path does not exist, an archive cannot be listed, or nothing is there.
+    """
+    found: list[Source] = []
+    for given in paths:
+        path = Path(given)
+        if not path.exists():
+            raise IngestError(f"{path} does not exist; give trace files, or a folder of them")
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and not file.name.startswith("."):
+                found += _members(file)
+    if not found:
+        raise IngestError(f"no files in {', '.join(map(str, paths))}")
+    return found
+
+
+@contextmanager
+def opened(source: Source, progress: Progress | None = None) -> Iterator[IO[bytes]]:
+    """Open *source* for reading, decompressed.
+
+    Raises:
+        IngestError: it cannot be opened, or turns out to be damaged while it is read.
+    """
+    try:
+        with source.path.open("rb") as file:
+            counted = _Counted(file, source, progress)
+            if source.member:
+                with _opened_member(counted, source) as stream:
+                    yield stream
+            elif _magic(source.path)[:2] == b"\x1f\x8b":
+                with gzip.GzipFile(fileobj=cast("IO[bytes]", counted)) as stream:
+                    yield cast("IO[bytes]", stream)
+            else:
+                yield cast("IO[bytes]", counted)
+    except UNREADABLE as error:
+        raise IngestError(f"cannot read {source.name}: {_said(error)}") from error
+
+
+def head(source: Source) -> bytes:
+    """Return the first ``HEAD_BYTES`` of *source*; fewer if it is damaged behind them."""
+    with opened(source) as stream:
+        parts: list[bytes] = []
+        size = 0
+        try:
+            while size < HEAD_BYTES and (part := stream.read(min(1 << 16, HEAD_BYTES - size))):
+                parts.append(part)
+                size += len(part)
+        except UNREADABLE:
+            if not parts:
+                raise
+        return b"".join(parts)
+
+
+class _Counted(io.RawIOBase):
+    """A file that says how much of it has been read."""
+
+    def __init__(self, file: IO[bytes], source: Source, progress: Progress | None) -> None:
+        super().__init__()
+        self._file = file
+        self._name = source.name
+        self._progress = progress
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        if self._progress is not None and data:
+            self._progress(self._name, len(data))
+        return data
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _members(path: Path) -> list[Source]:
+    """Return the files that *path* is made of."""
+    size_bytes = path.stat().st_size
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return [
+                    Source(path, info.filename, info.compress_size)
+                    for info in sorted(archive.infolist(), key=lambda info: info.filename)
+                    if not info.is_dir()
+                ]
+        if path.name.endswith((".tar", ".tar.gz", ".tgz")):
+            with tarfile.open(path) as tar:
+                named = sorted((info for info in tar if info.isfile()), key=lambda info: info.name)
+                return [
+                    Source(path, info.name, info.size)
+                    for info in named
+                    if not Path(info.name).name.startswith(".")
+                ]
+    except UNREADABLE as error:
+        raise IngestError(f"cannot read {path}: {_said(error)}") from error
+    return [Source(path, "", size_bytes)]
+
+
+@contextmanager
+def _opened_member(file: _Counted, source: Source) -> Iterator[IO[bytes]]:
+    """Open a member of a zip or tar archive; one that is gzipped itself is decompressed, too."""
+    if zipfile.is_zipfile(source.path):
+        with zipfile.ZipFile(cast("IO[bytes]", file)) as archive, archive.open(source.member) as stream:
+            yield from _unzipped(stream, source.member)
+        return
+    with tarfile.open(fileobj=cast("IO[bytes]", file)) as tar:
+        member = tar.extractfile(source.member)
+        if member is None:
+            raise IngestError(f"{source.name} is not a file")
+        yield from _unzipped(member, source.member)
+
+
+def _unzipped(stream: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+    if name.endswith(".gz"):
+        with gzip.GzipFile(fileobj=stream) as inner:
+            yield cast("IO[bytes]", inner)
+    else:
+        yield stream
+
+
+def _magic(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
+
+
+def _said(error: Exception) -> str:
+    """Return what *error* says, in one line."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
