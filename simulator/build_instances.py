@@ -64,12 +64,16 @@ class Costs:
         network: what communications cost.
         folded: each rank stands for all of its pipeline stage. It then carries the slowest of the groups
             that it stands for: whoever waits for all of them waits for that one.
+
+    Attributes:
+        uneven: scopes in which those groups were found to differ.
     """
 
     def __init__(self, groups: Groups, network: Network, *, folded: bool) -> None:
         self._groups = groups
         self._network = network
         self._folded = folded
+        self.uneven: set[str] = set()
 
     def channel(self, rank: int, message: Message) -> tuple[int, int, int]:
         """Return ``(group, source, destination)`` of *message* on *rank*; -1, -1 for a collective."""
@@ -88,7 +92,10 @@ class Costs:
             ranks: Sequence[int] = self._groups.of_pipeline_rank(pp)
         else:
             ranks = [group.ranks[0] for group in self._groups.on_pipeline_rank(message.scope, pp)]
-        return max((self._cost(one, message) for one in ranks), key=lambda t: (t.latency_ns + t.wire_ns, t))
+        found = {self._cost(one, message) for one in ranks}
+        if len(found) > 1:
+            self.uneven.add(message.scope)
+        return max(found, key=lambda t: (t.latency_ns + t.wire_ns, t))
 
     def _cost(self, rank: int, message: Message) -> Transfer:
         if message.peer_pp < 0:

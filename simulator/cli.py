@@ -60,7 +60,8 @@ def _settings(command: Command) -> Command:
     "--ranks",
     type=click.Choice(["folded", "all"]),
     default="folded",
-    help="Simulate one rank per pipeline stage for all that do the same, or every one. [default: folded]",
+    help="Keep one rank per pipeline rank, which stands for all that do the same, or every one. "
+    "[default: folded]",
 )
 @click.option(
     "--engine",
@@ -96,7 +97,7 @@ def simulate(
     console = Console(stderr=True, quiet=as_json)
     with console.status("simulating") if console.is_terminal else nullcontext() as status:
         tell = None if status is None else status.update
-        simulation = run_simulation(job, tell, folded=ranks == "folded", engine=engine)
+        simulation = run_simulation(job, tell, expanded=ranks == "all", engine=engine)
     if output is not None:
         simulation.write(output)
     if report is not None:
@@ -156,7 +157,7 @@ def _headline(summary: Mapping[str, Any]) -> Table:
         + (f"  ({by_axis})" if by_axis else ""),
         "waiting for other ranks": _percent(summary["waiting_fraction"]),
         "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
-        f"{summary['n_ranks_stored']:,} simulated ({summary['engine']} engine)",
+        f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
     }
     table = Table(box=None, show_header=False, pad_edge=True)
     for name, value in rows.items():

@@ -65,6 +65,8 @@ class Program:
         instance_participants: number of tasks in the program that take part.
         transfers: cost of each distinct communication.
         instance_transfer: index into ``transfers``.
+        uneven: scopes in which a folded rank stands for groups of different speed, and has the slowest. While
+            there are none, every rank does exactly what the one that stands for it does.
     """
 
     rank: Int32Array
@@ -90,6 +92,7 @@ class Program:
     instance_participants: Int32Array
     transfers: tuple[Transfer, ...]
     instance_transfer: Int32Array
+    uneven: tuple[str, ...] = ()
 
     @property
     def n_tasks(self) -> int:

@@ -189,6 +189,7 @@ class ProgramBuilder:
             deps=deps,
             streams=STREAMS,
             labels=tuple(self._labels),
+            uneven=tuple(sorted(self._costs.uneven)),
             **found._asdict(),
         )
 

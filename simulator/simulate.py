@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from simulator.build import build, job_groups, representatives
+from simulator.build_groups import Groups
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import choose
 from simulator.job import Job
 from simulator.memory_over_time import memory_over_time
 from simulator.network import Network
-from simulator.rank_memory import rank_memories
+from simulator.rank_memory import RankMemory, rank_memories
 from simulator.summary import figures, job_name, memory_warnings
 from topologies.placement import place
 from traces.info import RunInfo
@@ -36,11 +39,13 @@ class Simulation:
         info: its description; ``info.summary`` holds the figures.
         spans: timeline of the simulated ranks.
         memory: memory of these ranks over time.
+        expands: whether ``write`` stores every rank, although some stand for others here.
     """
 
     info: RunInfo
     spans: pa.Table
     memory: pa.Table
+    expands: bool = False
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -58,11 +63,21 @@ class Simulation:
         Raises:
             RunError: *path* is something else than a run, or cannot be written.
         """
-        return write_run(path, self.info, self.spans, self.memory)
+        if not self.expands:
+            return write_run(path, self.info, self.spans, self.memory)
+        run, ranks = self.run, range(self.info.world_size)
+        info = replace(self.info, representatives=None)
+        memory = _expanded_memory(self.memory, [run.source(rank) for rank in ranks])
+        return write_run(path, info, (run.spans([rank]) for rank in ranks), memory)
 
 
 def simulate(
-    job: Job, progress: Progress | None = None, *, folded: bool = True, engine: str = "auto"
+    job: Job,
+    progress: Progress | None = None,
+    *,
+    folded: bool = True,
+    expanded: bool = False,
+    engine: str = "auto",
 ) -> Simulation:
     """Predict ``job.n_steps`` training steps of *job*.
 
@@ -70,6 +85,8 @@ def simulate(
         job: what to run, and on what.
         progress: told about each phase.
         folded: simulate one rank per pipeline rank and let it stand for those that do the same.
+        expanded: keep every rank: exact copies of folded ones where all groups are alike, otherwise each is
+            simulated.
         engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
 
     Raises:
@@ -81,15 +98,44 @@ def simulate(
     compute = ComputeModel(job.cluster.device, job.precision)
     network = Network(job.cluster, place(job.layout.world_size, job.cluster))
     program = build(job, network, compute, folded=folded, groups=groups)
+    if expanded and program.uneven:
+        folded = False
+        tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
+        program = build(job, network, compute, folded=False, groups=groups)
     runner = choose(engine, program.n_tasks, tell)
     tell(f"running {program.n_tasks:,} tasks")
     spans = runner.run(program)
     tell("adding up")
-    stages = rank_memories(job)
+    memories = rank_memories(job)
     stands_for = representatives(job.layout) if folded else None
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
-    memory = memory_over_time(spans, {rank: stages[job.layout.coord(rank).pp] for rank in stored})
-    info = RunInfo(
+    simulation = Simulation(
+        info=_info(job, groups, stands_for, memories),
+        spans=spans,
+        memory=memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored}),
+        expands=expanded and folded,
+    )
+    summary = figures(job, simulation.run, memories, rests_on=compute.notes)
+    if simulation.expands:
+        summary["n_ranks_stored"] = job.layout.world_size
+    return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
+
+
+def _expanded_memory(memory: pa.Table, sources: Sequence[int]) -> pa.Table:
+    """Return the memory of every rank, given that of the rank that stands for it, ``sources[rank]``."""
+    stored = {rank: memory.filter(pc.equal(memory["rank"], rank)) for rank in set(sources)}
+    place, field = memory.schema.get_field_index("rank"), memory.schema.field("rank")
+    return pa.concat_tables(
+        stored[source].set_column(place, field, pa.array(np.full(stored[source].num_rows, rank, np.int32)))
+        for rank, source in enumerate(sources)
+    )
+
+
+def _info(
+    job: Job, groups: Groups, stands_for: tuple[int, ...] | None, memories: Sequence[RankMemory]
+) -> RunInfo:
+    """Return the description of the run, without its figures."""
+    return RunInfo(
         origin="simulated",
         world_size=job.layout.world_size,
         name=job_name(job),
@@ -99,12 +145,9 @@ def simulate(
         job={**job_settings(job), "n_microbatches": job.n_microbatches},
         groups=tuple(groups.all),
         representatives=stands_for,
-        warnings=tuple(memory_warnings(job, stages)),
+        warnings=tuple(memory_warnings(job, memories)),
         versions={"foretrace": _version()},
     )
-    simulation = Simulation(info=info, spans=spans, memory=memory)
-    summary = figures(job, simulation.run, stages, rests_on=compute.notes)
-    return replace(simulation, info=replace(info, summary={**summary, "engine": runner.NAME}))
 
 
 def _version() -> str:

@@ -155,3 +155,29 @@ def test_progress_is_told() -> None:
 def test_a_layout_that_does_not_fill_the_machine_is_refused() -> None:
     with pytest.raises(JobError, match="500 GPUs cannot be filled"):
         make_job(gpus=500, tp=8)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"pp": 2, "dp": 2, "tp": 2},
+        {"pp": 2, "dp": 2, "tp": 2, "schedule": "interleaved-1f1b", "sharding": "fsdp"},
+        {"pp": 4, "dp": 2, "schedule": "dualpipe", "global_batch": 16},
+        {"pp": 2, "cp": 2, "dp": 2, "steps": 2},
+        {"model": "mixtral-8x7b", "dp": 4, "ep": 2, "tp": 2},
+        {"pp": 2, "dp": 3, "tp": 2, "global_batch": 6},  # nodes filled unevenly: each rank is simulated
+    ],
+)
+def test_expanding_is_exact(given: dict[str, Any], tmp_path: Path) -> None:
+    """What is written for every rank is what simulating every rank gives, span for span."""
+    job = make_job(**{"n_layers": 4, **given})
+    written = open_run(simulate(job, expanded=True).write(tmp_path / "run"))
+    each = simulate(job, folded=False)
+    assert written.info.representatives is None
+    assert written.stored_ranks == tuple(range(job.layout.world_size))
+    assert written.info.summary["n_ranks_stored"] == job.layout.world_size
+    for rank in written.ranks:
+        assert written.spans([rank]).to_pylist() == each.run.spans([rank]).to_pylist()
+    assert written.memory().to_pylist() == each.memory.to_pylist()
+    for key in ("step_time_s", "n_spans", "bubble_fraction", "exposed_by_axis"):
+        assert written.info.summary[key] == pytest.approx(each.summary[key])
