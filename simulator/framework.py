@@ -61,12 +61,12 @@ class Framework:
                 )
 
 
-def framework_names() -> list[str]:
+@cache
+def framework_names() -> tuple[str, ...]:
     """Return the names of the profiles, sorted."""
     folder = resources.files("simulator") / "frameworks"
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+    found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return tuple(sorted(found))
 
 
 @cache

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.errors import JobError
+from simulator.framework import framework_names
 from simulator.model import Model
 from topologies.cluster import Cluster
 from traces.layout import Layout
@@ -15,6 +16,8 @@ SHARDINGS: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 
 RECOMPUTES: Final = ("none", "selective", "full")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
+OFFLOADS: Final = ("none", "optimizer", "states", "activations", "all")
+"""What lives in the memory of the host: optimizer states; and gradients and sharded parameters; and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,13 @@ class Job:
         flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
             are written to memory and kept for backward.
         framework: whose memory conventions hold, a name of ``simulator.framework.framework_names``.
+        offload: what lives in the memory of the host between uses, one of ``OFFLOADS``. Memory knows of it,
+            time does not yet.
+        shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
+            them. Fewer is HSDP: copies are replicated.
+        lora_rank: rank of the adapters on every matrix of a layer, whose base weights are frozen; 0 means
+            that everything is trained. Memory knows of it, time does not yet.
+        quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
         n_steps: optimizer steps to simulate.
     """
 
@@ -62,10 +72,21 @@ class Job:
     fp32_gradients: bool = True
     flash_attention: bool = True
     framework: str = "megatron"
+    offload: str = "none"
+    shard_ranks: int = 0
+    lora_rank: int = 0
+    quantized_base: bool = False
     n_steps: int = 1
 
     def __post_init__(self) -> None:
-        for name, allowed in (("sharding", SHARDINGS), ("recompute", RECOMPUTES), ("precision", PRECISIONS)):
+        choices = {
+            "sharding": SHARDINGS,
+            "recompute": RECOMPUTES,
+            "precision": PRECISIONS,
+            "offload": OFFLOADS,
+            "framework": framework_names(),
+        }
+        for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}")
         for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
@@ -73,8 +94,11 @@ class Job:
                 raise JobError(f"{name}={value}: at least 1")
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
+        if self.quantized_base and not self.lora_rank:
+            raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         self._check_layout()
         self._check_batch()
+        self._check_shards()
 
     @property
     def n_microbatches(self) -> int:
@@ -98,6 +122,16 @@ class Job:
             raise JobError(
                 f"global_batch={self.global_batch} is not a multiple of dp*micro_batch = "
                 f"{self.layout.dp}*{self.micro_batch} = {chunk}; {below} or {below + chunk} would work"
+            )
+
+    def _check_shards(self) -> None:
+        replicas = self.layout.dp * self.layout.cp
+        if self.shard_ranks < 0 or self.lora_rank < 0:
+            raise JobError(f"shard_ranks={self.shard_ranks}, lora_rank={self.lora_rank}: not negative")
+        if self.shard_ranks and replicas % self.shard_ranks:
+            raise JobError(
+                f"shard_ranks={self.shard_ranks} does not divide dp*cp = {self.layout.dp}*{self.layout.cp} = "
+                f"{replicas} ranks"
             )
 
     def _check_layout(self) -> None:

@@ -1,0 +1,160 @@
+"""``foretrace memory``, what it proposes, and the memory of offloading, HSDP, LoRA and QLoRA."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis.strategies import builds, integers, sampled_from
+
+from foretrace import main
+from simulator.errors import JobError
+from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
+from simulator.memory import StageMemory, stage_memory
+from simulator.models import load_model
+from simulator.remedies import changes, fits, peak_bytes, remedies
+from simulator.states import NF4_BITS
+from topologies.catalog import load_cluster
+from traces.layout import Layout
+
+LLAMA_70B = (
+    "memory --model llama3-70b --cluster dgx-h100 --gpus 64 --tp 8 --global-batch 256 --micro-batch 2 "
+    "--seq-len 8192"
+).split()
+
+
+def job(layout: Layout | None = None, model: str = "llama2-7b", **settings: object) -> Job:
+    layout = layout or Layout()
+    return Job(
+        model=load_model(model),
+        cluster=load_cluster("dgx-a100", layout.world_size),
+        layout=layout,
+        global_batch=layout.dp * 4,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def memory_of(some: Job) -> StageMemory:
+    return stage_memory(some, range(some.model.n_layers), 0, 1, first=True, last=True)
+
+
+jobs = builds(
+    lambda dp, tp, sharding, recompute, micro_batch: job(
+        Layout(dp=dp, tp=tp), sharding=sharding, recompute=recompute, micro_batch=micro_batch
+    ),
+    sampled_from([1, 2, 8]),
+    sampled_from([1, 2]),
+    sampled_from(SHARDINGS),
+    sampled_from(RECOMPUTES),
+    sampled_from([1, 2, 4]),
+)
+
+
+@given(some=jobs, offload=sampled_from(OFFLOADS))
+def test_what_leaves_the_device_is_on_the_host(some: Job, offload: str) -> None:
+    whole, parted = memory_of(some), memory_of(replace(some, offload=offload))
+    assert parted.peak_bytes + parted.host_bytes == whole.peak_bytes
+    assert parted.host_bytes >= 0
+    assert all(parted.items[name] <= size for name, size in whole.items.items())
+
+
+def test_offloading_all_leaves_what_is_computed_with() -> None:
+    memory = memory_of(job(sharding="zero3", offload="all"))
+    assert [memory.items[name] for name in ("parameters", "gradients", "optimizer")] == [0, 0, 0]
+    assert memory.items["gathered"] > 0
+    assert 0 < memory.items["activations"] < memory_of(job()).items["activations"]
+
+
+def test_parameters_that_are_not_sharded_stay() -> None:
+    assert memory_of(job(offload="all")).items["parameters"] == 2 * load_model("llama2-7b").n_params
+
+
+@pytest.mark.parametrize(("shard_ranks", "ranks"), [(0, 16), (16, 16), (8, 8), (2, 2)])
+def test_hybrid_sharding_spreads_one_copy_over_fewer_ranks(shard_ranks: int, ranks: int) -> None:
+    some = job(Layout(dp=16), sharding="fsdp", shard_ranks=shard_ranks)
+    assert memory_of(some).items["optimizer"] == 8 * -(-load_model("llama2-7b").n_params // ranks)
+
+
+def test_adapters_alone_have_gradients_and_optimizer_states() -> None:
+    """Rank 16 on q k v (fused), o, gate and up (fused), down of 32 layers; the base in 16 bit."""
+    model = load_model("llama2-7b")
+    adapters = 32 * 16 * ((4096 + 3 * 4096) + 2 * 4096 + (4096 + 2 * 11008) + (11008 + 4096))
+    items = memory_of(job(sharding="ddp", lora_rank=16)).items
+    assert items["parameters"] == 2 * (model.n_params + adapters)
+    assert (items["gradients"], items["optimizer"]) == (4 * adapters, 12 * adapters)
+
+
+def test_a_quantised_base_takes_little_more_than_four_bits() -> None:
+    model = load_model("llama2-7b")
+    matrices = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    wanted = 2 * (model.n_params - matrices) + matrices * NF4_BITS / 8
+    half = memory_of(job(sharding="ddp", lora_rank=1)).items["parameters"]
+    quarter = memory_of(job(sharding="ddp", lora_rank=1, quantized_base=True)).items["parameters"]
+    assert half - quarter == pytest.approx(2 * model.n_params - wanted, rel=1e-6)
+
+
+def test_the_seven_billion_of_qlora_fit_into_eight_gigabytes() -> None:
+    """pytorch/torchtune's README measures 7.4 GiB (7.95 GB) for QLoRA of Llama 3.1 8B on one RTX 4090."""
+    some = job(lora_rank=8, quantized_base=True, recompute="full", sharding="ddp")
+    assert memory_of(some).peak_bytes == pytest.approx(7.95e9, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"offload": "disk"}, "offload='disk'"),
+        ({"framework": "jax"}, "framework='jax'"),
+        ({"quantized_base": True}, "lora_rank"),
+        ({"lora_rank": -1}, "not negative"),
+        ({"layout": Layout(dp=8), "shard_ranks": 3}, "does not divide"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        job(**settings)  # type: ignore[arg-type]
+
+
+@given(some=jobs)
+def test_every_change_needs_less_and_every_remedy_fits(some: Job) -> None:
+    before = peak_bytes(some)
+    for change in changes(some):
+        assert change.peak_bytes == peak_bytes(change.job) < before
+    assert all(fits(remedy.job) for remedy in remedies(some))
+
+
+@given(dp=sampled_from([2, 4, 8]), micro_batch=integers(1, 4))
+def test_other_layouts_fill_the_same_gpus(dp: int, micro_batch: int) -> None:
+    some = job(Layout(dp=dp), micro_batch=1 if micro_batch == 3 else micro_batch)
+    assert all(change.job.layout.world_size == dp for change in changes(some))
+
+
+def test_the_verb_says_what_does_not_fit_and_what_would() -> None:
+    run = CliRunner().invoke(main, LLAMA_70B)
+    assert run.exit_code == 0
+    assert "does not fit" in run.output
+    assert "would fit: sharding=zero3" in run.output
+    assert "activations" in run.output
+
+
+def test_the_verb_prints_one_object() -> None:
+    run = CliRunner().invoke(main, [*LLAMA_70B, "--json"])
+    document = json.loads(run.output)
+    assert not document["fits"]
+    assert document["spare_bytes"] == document["memory_limit_bytes"] - document["peak_memory_bytes"] < 0
+    assert document["largest"][0]["item"] == "activations"
+    assert {one["change"] for one in document["would_fit"]} >= {"recompute=full", "sharding=fsdp"}
+    (stage,) = document["stages"]
+    assert stage["ranks"] == [0, 63]
+    assert sum(stage["bytes"].values()) == document["peak_memory_bytes"]
+
+
+def test_the_verb_takes_what_only_memory_knows() -> None:
+    flags = ["--lora-rank", "8", "--quantized-base", "--offload", "optimizer", "--framework", "torchtitan"]
+    run = CliRunner().invoke(main, [*LLAMA_70B, *flags, "--json"])
+    assert json.loads(run.output)["fits"]
+    wrong = CliRunner().invoke(main, [*LLAMA_70B, "--quantized-base"])
+    assert wrong.exit_code == 2
+    assert "lora_rank" in wrong.output
