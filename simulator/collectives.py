@@ -7,46 +7,13 @@ are per direction. A time has two parts: one that does not depend on size (laten
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import log, log2
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from topologies.link import Curve, Table
 
-KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-
-
-class Protocol(NamedTuple):
-    """How NCCL moves bytes: what one hop costs, and what share of the wire carries data.
-
-    Attributes:
-        base_s: time of an operation without any hop.
-        intra_hop_s: one hop of a ring inside a node.
-        ring_hops, tree_hops: one hop between nodes, in latencies of the network for small messages.
-        share: of the bandwidth that carries data.
-    """
-
-    base_s: float
-    intra_hop_s: float
-    ring_hops: float
-    tree_hops: float
-    share: float
-
-
-PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
-    {
-        "ll": Protocol(6.6e-6, 0.6e-6, 1.0, 5.0 / 2.7, 0.5),
-        "ll128": Protocol(14.0e-6, 1.9e-6, 4.0 / 2.7, 8.5 / 2.7, 0.92),
-        "simple": Protocol(8.4e-6, 3.4e-6, 14.0 / 2.7, 14.0 / 2.7, 1.0),
-    }
-)
-"""NCCL 2.30.7, ``src/graph/tuning.cc``: latencies of ring and tree on NVLink and network, and the share of
-the bandwidth. The table gives a hop between nodes as 2.7, 4 and 14 us (ring) or 5, 8.5 and 14 us (tree) for
-every network; here 2.7 us is the latency of the link: a slower network is slower in every protocol."""
-
-POST_S: Final = 1.0e-6
-"""Time to post one message to a NIC. NCCL 2.30.7, ``src/graph/tuning.cc``, network post overhead."""
+KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 
 
 def bus_factor(kind: str, n: int) -> float:
@@ -59,7 +26,7 @@ def bus_factor(kind: str, n: int) -> float:
     """
     if n < 2:
         return 0.0
-    return {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "p2p": 1.0}.get(kind, (n - 1) / n)
+    return {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "reduce": 1.0, "p2p": 1.0}.get(kind, (n - 1) / n)
 
 
 def ring_steps(kind: str, n: int) -> int:
@@ -104,18 +71,6 @@ def tree_hops(n_domains: int) -> int:
     (2, 12, 14)
     """
     return 2 * (n_domains - 1).bit_length()
-
-
-def hierarchical_s(*levels: tuple[float, float]) -> tuple[float, float]:
-    """Return latency and wire time of a collective that works inside nodes and between them at once.
-
-    A large array is cut into chunks that flow through all levels, so that the slowest level sets the pace and
-    every level's latency is paid once. Each of *levels* is a pair of latency and wire time.
-
-    >>> hierarchical_s((1e-5, 2e-3), (3e-5, 5e-3))
-    (4e-05, 0.005)
-    """
-    return sum(latency_s for latency_s, _ in levels), max(wire_s for _, wire_s in levels)
 
 
 def nvls_factor(n: int) -> float:

@@ -149,6 +149,10 @@ def _parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str,
     device = cluster.device
     facts = {f"peak.{dtype}": _flops(peak) for dtype, peak in device.peak_flops_per_s.items()}
     facts |= {key: _figure(name, getattr(device, name)) for name, key in KEYS.items()}
+    if device.gemm_tiles:
+        facts["tiles"] = f"{len(device.gemm_tiles.tiles)} sizes on {device.gemm_tiles.processors} processors"
+    for name, kernel in device.attention_kernels.items():
+        facts[f"attention.kernels.{name}"] = f"{kernel.forward.efficiency:g} of the peak forward"
     yield f"device {device.name}", facts, device.sources
     for link in filter(None, (cluster.intra, cluster.nic)):
         facts = {

@@ -13,6 +13,7 @@ from topologies.device import Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, build
 from topologies.link import LinkSpec
+from topologies.node import NodeSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Cluster:
         nic: one NIC, or None for a machine of one node.
         nics_per_node: NICs of one node.
         fabric_spec: how NICs are wired.
+        node: how the GPUs of a node are wired to each other.
         cores: processor cores that the processes of one node share; 0 where devices are GPUs.
         time_slice_s: how long a process holds a core that others wait for.
         price_usd_per_gpu_hour: what one device costs, if known.
@@ -47,6 +49,7 @@ class Cluster:
     nic: LinkSpec | None = None
     nics_per_node: int = 0
     fabric_spec: FabricSpec = field(default_factory=FabricSpec)
+    node: NodeSpec = field(default_factory=NodeSpec)
     cores: int = 0
     time_slice_s: float = 0.0
     price_usd_per_gpu_hour: float | None = None
@@ -121,6 +124,7 @@ class Cluster:
             "time_slice_s": self.time_slice_s,
             "device": self.device.describe(),
             "intra": self.intra.describe(),
+            "node": self.node.describe(),
             "nic": self.nic.describe() if self.nic else None,
             "fabric": self.fabric_spec.describe() | {"sources": self._fabric_sources()},
             "price_usd_per_gpu_hour": self.price_usd_per_gpu_hour,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import networkx as nx
 
 from topologies.errors import CatalogError, FabricError
+from topologies.node import wires
 
 if TYPE_CHECKING:
     from topologies.cluster import Cluster
@@ -116,13 +117,17 @@ def _add(graph: nx.DiGraph[str], name: str) -> str:
 
 
 def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
-    """Hang every GPU on the switch of its node."""
-    hub = "host" if cluster.device.kind == "cpu" else "nvswitch"
-    intra = cluster.intra
-    for gpu in range(cluster.n_gpus):
-        switch = _add(graph, f"{hub}:{cluster.node_of(gpu)}")
-        ends = (_add(graph, f"gpu:{gpu}"), switch)
-        _wire(graph, ends, intra.bandwidth_bytes_per_s, intra.latency_s / 2, intra.kind)
+    """Wire the GPUs of every node to each other."""
+    hub = "nvswitch" if cluster.device.kind == "gpu" and cluster.intra.kind == "nvlink" else "host"
+    hub = "host" if cluster.node.host else hub
+    full = cluster.gpus_per_node
+    for node in range(cluster.n_nodes):
+        gpus = list(range(node * full, min((node + 1) * full, cluster.n_gpus)))
+        for gpu in gpus:
+            _add(graph, f"gpu:{gpu}")
+        found = wires(cluster.node, cluster.intra, gpus, hub=f"{hub}:{node}", full=full)
+        for a, b, bytes_per_s, latency_s, kind in found:
+            _wire(graph, (_add(graph, a), _add(graph, b)), bytes_per_s, latency_s, kind)
 
 
 def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:

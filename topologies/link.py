@@ -12,6 +12,9 @@ from topologies.errors import CatalogError
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 """Operations whose use of a link may have been measured."""
 
+PROTOCOLS: Final = ("ll", "ll128", "simple")
+"""Protocols of NCCL."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -82,6 +85,9 @@ class LinkSpec:
         latency_s: of one message from end to end of an uncongested link, software included.
         efficiency: share of the bandwidth that a large transfer reaches; a curve or table goes before it.
         reduces: the switches add numbers themselves (NVLink SHARP).
+        protocols: those of NCCL that may be used over it; all of them if empty.
+        algorithms: those that its software chooses from; all of NCCL's if empty.
+        chunk_bytes: what must have arrived in whole before any of it goes on; 0 where bytes stay in order.
         curves: fitted use by operation, a key of ``COLLECTIVES``.
         tables: measured use by operation; goes before a curve.
         sources: where each figure comes from.
@@ -93,6 +99,9 @@ class LinkSpec:
     latency_s: float
     efficiency: float = 1.0
     reduces: bool = False
+    protocols: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    chunk_bytes: int = 0
     curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
     tables: Mapping[str, Table] = field(default_factory=dict, hash=False, repr=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
@@ -102,6 +111,8 @@ class LinkSpec:
             raise CatalogError(
                 f"link {self.name}: bandwidth = {self.bandwidth_bytes_per_s} must be above zero"
             )
+        if unknown := sorted(set(self.protocols) - set(PROTOCOLS)):
+            raise CatalogError(f"link {self.name}: protocol {unknown[0]!r}: one of {', '.join(PROTOCOLS)}")
         if not 0 < self.efficiency <= 1:
             raise CatalogError(
                 f"link {self.name}: efficiency = {self.efficiency} is a share, above 0 and at most 1"
@@ -122,6 +133,9 @@ class LinkSpec:
             "latency_s": self.latency_s,
             "efficiency": self.efficiency,
             "reduces": self.reduces,
+            "protocols": list(self.protocols),
+            "algorithms": list(self.algorithms),
+            "chunk_bytes": self.chunk_bytes,
             "curves": {op: asdict(curve) for op, curve in self.curves.items()},
             "tables": {
                 op: {"ranks": sorted(table.times_s), "up_to_bytes": table.sizes_bytes[-1]}

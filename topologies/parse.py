@@ -11,6 +11,7 @@ from topologies.device import DTYPES, KEYS, Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, Link
 from topologies.link import COLLECTIVES, Curve, LinkSpec, Table
+from topologies.node import NodeSpec
 from topologies.parse_kernel import kernels_from, tiles_from
 from topologies.reader import Section, number, text, truth, whole
 from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
@@ -57,12 +58,13 @@ def link_from(section: Section, name: str) -> LinkSpec:
     tables: dict[str, Table] = {}
     collectives = section.section("collectives")
     sizes_bytes = collectives.get("sizes", _sizes, ())
+    measured = collectives.get("bandwidth", parse_bandwidth, bandwidth)
     sources: dict[str, str] = {}
     for op, inner in collectives.sections().items():
         if op not in COLLECTIVES:
             raise CatalogError(f"{inner.where}: unknown operation {op!r}; one of {', '.join(COLLECTIVES)}")
         if inner.is_table("times_us"):
-            tables[op] = _table_from(inner, sizes_bytes, bandwidth)
+            tables[op] = _table_from(inner, sizes_bytes, measured)
         else:
             curves[op] = _curve_from(inner)
         sources |= _finish(inner, f"{op}.")
@@ -74,6 +76,9 @@ def link_from(section: Section, name: str) -> LinkSpec:
         latency_s=section.get("latency", parse_time),
         efficiency=section.get("efficiency", number, 1.0),
         reduces=section.get("reduces", truth, False),
+        protocols=section.get("protocols", _names, ()),
+        algorithms=section.get("algorithms", _names, ()),
+        chunk_bytes=section.get("chunk", parse_bytes, 0),
         curves=curves,
         tables=tables,
         sources=sources | section.sources,
@@ -106,6 +111,12 @@ def _table_from(section: Section, sizes_bytes: tuple[int, ...], bytes_per_s: flo
         raise CatalogError(f"{rows.where}: {error}") from None
 
 
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError('must be a list of names, ["simple"]')
+    return tuple(text(name) for name in value)
+
+
 def _sizes(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise TypeError('must be a list of sizes, ["512 B", "1 KiB"]')
@@ -130,35 +141,38 @@ def cluster_from(
         CatalogError: a key is missing, unknown, or its value cannot be used.
         UnitError: a quantity has no unit that fits.
     """
-
-    def link(key: str) -> LinkSpec:
-        if section.is_table(key):
-            return link_from(section.section(key), key)
-        return load_link(section.get(key, text))
-
     device = device_from(section.section("device")) if section.is_table("device") else None
     device = device or load_device(section.get("device", text))
     gpus_per_node = section.get("gpus_per_node", whole)
     n_gpus = section.get("n_gpus", whole, gpus_per_node)
     cores = section.get("cores", whole, 0)
     fabric_spec, fabric_sources = _fabric_from(section)
+    node = section.section("node")
+    host = _link(node, "host", load_link) if "host" in node else None
     cluster = Cluster(
         name=section.get("name", text, default_name),
         description=section.get("description", text, ""),
         device=device,
         n_gpus=1 if cores else n_gpus,
         gpus_per_node=gpus_per_node,
-        intra=link("intra"),
-        nic=link("nic") if "nic" in section else None,
+        intra=_link(section, "intra", load_link),
+        nic=_link(section, "nic", load_link) if "nic" in section else None,
         nics_per_node=section.get("nics_per_node", whole, 0),
         fabric_spec=fabric_spec,
+        node=NodeSpec(kind=node.get("kind", text, "switch"), host=host),
         cores=cores,
         time_slice_s=section.get("time_slice", parse_time, 0.0),
         price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),
     )
     section.done()
-    cluster = replace(cluster, sources=section.sources | fabric_sources)
+    cluster = replace(cluster, sources=section.sources | fabric_sources | _finish(node, "node."))
     return cluster.sized(n_gpus) if cores else cluster
+
+
+def _link(section: Section, key: str, load_link: Callable[[str], LinkSpec]) -> LinkSpec:
+    if section.is_table(key):
+        return link_from(section.section(key), key)
+    return load_link(section.get(key, text))
 
 
 def _fabric_from(section: Section) -> tuple[FabricSpec, dict[str, str]]:

@@ -20,6 +20,7 @@ import networkx as nx
 
 from topologies.cluster import Cluster
 from topologies.errors import FabricError
+from topologies.rings import ring_bytes_per_s
 
 LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3}
 """Height of the tiers that traffic between domains climbs; ``nvswitch`` and ``host`` lie inside a domain."""
@@ -75,13 +76,7 @@ class Reach:
             for name in names
             if _tier(name) == "gpu"
         }
-        self._intra = {
-            gpu: sum(
-                data["bandwidth_bytes_per_s"]
-                for _, _, data in self._inside.out_edges(f"gpu:{gpu}", data=True)
-            )
-            for gpu in self._domain
-        }
+        self._rings: dict[tuple[int, ...], float] = {}
         self._placed = tuple(placed)
         self._flow: dict[tuple[str, str], float] | None = None
         self._ways_up: dict[tuple[str, int], _WayUp] = {}
@@ -101,13 +96,12 @@ class Reach:
             members[self._domain[gpu]].append(gpu)
         domains = list(members.values())
         n_local = max(len(found) for found in domains)
-        neighbours = [gpu for found in domains if len(found) > 1 for gpu in found]
         inter_bytes_per_s, latency_s = self._between(domains) if len(domains) > 1 else (inf, 0.0)
         return GroupShape(
             n_ranks=len(gpus),
             n_domains=len(domains),
             n_local=n_local,
-            intra_bytes_per_s=min((self._intra[gpu] for gpu in neighbours), default=inf),
+            intra_bytes_per_s=min(self._ring(found) for found in domains),
             inter_bytes_per_s=inter_bytes_per_s,
             inter_latency_s=latency_s,
         )
@@ -118,11 +112,18 @@ class Reach:
             ends = (f"gpu:{a}", f"gpu:{b}")
             path = nx.shortest_path(self._inside, *ends)
             latency_s = sum(self._inside.edges[hop]["latency_s"] for hop in pairwise(path))
-            return Tier(name="node", bytes_per_s=min(self._intra[a], self._intra[b]), latency_s=latency_s)
+            return Tier(name="node", bytes_per_s=self._ring([a, b]), latency_s=latency_s)
         shape = self.shape([a, b])
         level = self._meeting_level([a], [b])
         name = next(tier for tier, height in LEVEL.items() if height == level)
         return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
+
+    def _ring(self, gpus: Sequence[int]) -> float:
+        """Return what each of *gpus*, of one domain, can send to the next of them."""
+        key = tuple(sorted(gpus))
+        if key not in self._rings:
+            self._rings[key] = ring_bytes_per_s(self._inside, key)
+        return self._rings[key]
 
     def _between(self, domains: list[list[int]]) -> tuple[float, float]:
         """Return what the weakest domain can send out, and the latency, on a ring through *domains*."""

@@ -77,7 +77,11 @@ class Section:
 
     def sections(self) -> dict[str, Section]:
         """Return every table in this one by name."""
-        return {key: self.section(key) for key, value in self._table.items() if isinstance(value, dict)}
+        return {
+            key: self.section(key)
+            for key, value in self._table.items()
+            if isinstance(value, dict) and "value" not in value
+        }
 
     def note_source(self, key: str) -> None:
         """Take the table's own ``source`` as that of *key*, for a figure that is a table itself."""

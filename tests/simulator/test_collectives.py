@@ -1,17 +1,13 @@
 """Formulas of collectives: closed forms, laws and the tables they read."""
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
 
 from simulator.collectives import (
     KINDS,
-    PROTOCOLS,
     bus_factor,
     half_size_s,
-    hierarchical_s,
     measured_s,
     nvls_factor,
     ring_s,
@@ -19,6 +15,7 @@ from simulator.collectives import (
     tree_factor,
     tree_hops,
 )
+from simulator.nccl import PROTOCOLS
 from topologies.errors import CatalogError
 from topologies.link import Curve, Table
 
@@ -124,18 +121,11 @@ def test_between_ranks_a_table_is_read_in_the_logarithm() -> None:
     assert measured_s(TABLE, "all_gather", 512, 4)[0] == 2e-6
 
 
-@given(levels=sampled_from([[(1e-6, 2.0)], [(1e-6, 2.0), (3e-6, 1.0)], [(0.0, 0.0), (0.0, inf)]]))
-def test_levels_overlap_on_the_wire_and_add_up_in_latency(levels: list[tuple[float, float]]) -> None:
-    latency_s, wire_s = hierarchical_s(*levels)
-    assert latency_s == sum(latency for latency, _ in levels)
-    assert wire_s == max(wire for _, wire in levels)
-
-
 def test_protocols_trade_latency_for_bandwidth() -> None:
     """LL is for small messages, Simple for large, LL128 between them."""
     ll, ll128, simple = PROTOCOLS["ll"], PROTOCOLS["ll128"], PROTOCOLS["simple"]
-    assert ll.ring_hops < ll128.ring_hops < simple.ring_hops
-    assert ll.tree_hops < ll128.tree_hops < simple.tree_hops
+    assert ll.ring_net_s < ll128.ring_net_s < simple.ring_net_s
+    assert ll.tree_net_s < ll128.tree_net_s < simple.tree_net_s
     assert ll.share < ll128.share < simple.share == 1
 
 

@@ -49,7 +49,8 @@ def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster
     wanted = str(name_or_path)
     path = Path(wanted) if wanted.endswith(".toml") or "/" in wanted else _find(_HOME, wanted, "cluster")
     with _naming(path):
-        cluster = cluster_from(Section(read_toml(path), str(path)), path.stem, load_device, load_link)
+        table = _with_base(read_toml(path), _HOME, "cluster")
+        cluster = cluster_from(Section(table, str(path)), path.stem, load_device, load_link)
     return cluster if n_gpus is None else cluster.sized(n_gpus)
 
 
@@ -80,9 +81,9 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_link(name: str) -> LinkSpec:
-    """Return a link of the catalogue. Raises CatalogError if there is none of that name."""
+    """Return a link of the catalogue, over that of its ``base``. Raises CatalogError if there is none."""
     path = _find(_HOME / "links", name, "link")
-    return link_from(Section(read_toml(path), str(path)), name)
+    return link_from(Section(_with_base(read_toml(path), path.parent, "link"), str(path)), name)
 
 
 @contextmanager

@@ -1,0 +1,122 @@
+"""What NCCL may do: protocols and algorithms with their latencies, and what a user forbids or demands.
+
+Figures are those of NCCL 2.30.7, ``src/graph/tuning.cc``. Its latencies between nodes include 2.7 us of an
+InfiniBand network in the low-latency protocol; here the link says its own, and the rest is the protocol's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from simulator.errors import SimulationError
+
+
+class Protocol(NamedTuple):
+    """How NCCL moves bytes: what one hop costs, and what share of the wire carries data.
+
+    Attributes:
+        ring_base_s, tree_base_s: time of an operation without any hop.
+        ring_intra_s, tree_intra_s: one hop inside a node, over NVLink.
+        ring_net_s, tree_net_s: one hop between nodes, beyond the latency of the link.
+        share: of the bandwidth that carries data.
+    """
+
+    ring_base_s: float
+    tree_base_s: float
+    ring_intra_s: float
+    tree_intra_s: float
+    ring_net_s: float
+    tree_net_s: float
+    share: float
+
+
+PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
+    {
+        "ll": Protocol(6.6e-6, 6.8e-6, 0.6e-6, 0.6e-6, 0.0, 2.3e-6, 0.5),
+        "ll128": Protocol(14.0e-6, 14.0e-6, 1.9e-6, 1.25e-6, 1.3e-6, 5.8e-6, 0.92),
+        "simple": Protocol(8.4e-6, 8.4e-6, 3.4e-6, 4.0e-6, 11.3e-6, 11.3e-6, 1.0),
+    }
+)
+"""Flags beside the data (``ll``: 4 bytes in 8, ``ll128``: 120 in 128), or a fence after it (``simple``)."""
+
+ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet", "pat", "pairwise")
+"""What NCCL chooses from; ``collnet`` where switches between nodes reduce, ``pairwise`` for all-to-all."""
+
+TEXTBOOK: Final = ("halving_doubling", "direct")
+"""Algorithms that NCCL does not have; used only where they are asked for by name."""
+
+LL_OF_NVLINK: Final = 0.1
+"""Most that LL carries between nodes, as a share of a GPU's NVLink: 45 of 450 GB/s (Hopper, 2 nodes)."""
+
+LL_TREE: Final = 1 / 1.9
+"""What a tree in LL carries of what a ring in LL does: 1/3.8 against 1/2 of the bus."""
+
+NVLS_INTRA_S: Final = 25.0e-6
+"""Latency of the switches' part of an NVLS tree."""
+
+NVLS_NET_S: Final = 20.9e-6 - 2.7e-6
+"""One hop between nodes of an NVLS tree, beyond the latency of the link."""
+
+COLLNET_S: Final = 31.0e-6 - 2.7e-6
+"""A reduction by the switches between nodes, there and back, beyond the latency of the link."""
+
+PAT_BASE_S: Final = 8.0e-6
+PAT_RANK_S: Final = 2.8e-6
+PAT_NET: Final = 1 / 3.5
+PAT_SHARE: Final = 0.75
+"""PAT: base, what each rank adds, part of a hop that each doubling costs, share of the bandwidth."""
+
+POST_S: Final = 1.0e-6
+"""Time to post one message to a NIC: network post overhead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The algorithms and protocols that may be used, as ``NCCL_ALGO`` and ``NCCL_PROTO`` say it.
+
+    Attributes:
+        algorithms: all that NCCL has, unless a user asks for others.
+        protocols: in the order of ``PROTOCOLS``.
+        forced: whether a user restricted the algorithms, so that tables of NCCL's own choice do not apply.
+    """
+
+    algorithms: tuple[str, ...] = ALGORITHMS
+    protocols: tuple[str, ...] = tuple(PROTOCOLS)
+    forced: bool = False
+
+
+def choice(algorithm: str = "", protocol: str = "") -> Choice:
+    """Return the choice that two settings in the syntax of NCCL leave.
+
+    A setting is a list of names, ``"ring,tree"``, or of what to leave out, ``"^tree"``; empty means all.
+    Capitals, hyphens and underscores do not matter.
+
+    Raises:
+        SimulationError: a name is unknown, or nothing is left.
+
+    >>> choice("Tree", "^LL128").protocols
+    ('ll', 'simple')
+    """
+    algorithms = _selected(algorithm, ALGORITHMS, (*ALGORITHMS, *TEXTBOOK), "algorithm")
+    return Choice(algorithms, _selected(protocol, PROTOCOLS, PROTOCOLS, "protocol"), bool(algorithm))
+
+
+def _selected(setting: str, default: Iterable[str], known: Iterable[str], what: str) -> tuple[str, ...]:
+    if not setting.strip():
+        return tuple(default)
+    wanted = [name.strip().lower().replace("-", "_") for name in setting.strip().lstrip("^").split(",")]
+    wanted = ["nvls_tree" if name == "nvlstree" else name for name in wanted]
+    wanted = ["collnet" if name.startswith("collnet") else name for name in wanted]
+    known = tuple(known)
+    if unknown := [name for name in wanted if name not in known]:
+        raise SimulationError(f"{what} {unknown[0]!r}: one of {', '.join(known)}")
+    if setting.strip().startswith("^"):
+        found = tuple(name for name in default if name not in wanted)
+    else:
+        found = tuple(name for name in known if name in wanted)
+    if not found:
+        raise SimulationError(f"{what} {setting!r} leaves nothing of {', '.join(default)}")
+    return found

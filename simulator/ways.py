@@ -1,0 +1,236 @@
+"""The ways of a collective between nodes: latency and wire time of each algorithm in each protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Final, NamedTuple
+
+from simulator.collectives import bus_factor, ring_steps, tree_factor, tree_hops
+from simulator.nccl import (
+    COLLNET_S,
+    LL_OF_NVLINK,
+    LL_TREE,
+    NVLS_INTRA_S,
+    NVLS_NET_S,
+    PAT_BASE_S,
+    PAT_NET,
+    PAT_RANK_S,
+    PAT_SHARE,
+    POST_S,
+    PROTOCOLS,
+    Choice,
+    Protocol,
+)
+from topologies.cluster import Cluster
+from topologies.reach import GroupShape
+
+Inside = Callable[[str, float, int, float], tuple[float, float]]
+"""Latency and wire time of a collective inside a node: kind, bytes, ranks, bytes per second of a rank."""
+
+
+class Way(NamedTuple):
+    """One way to do a collective: what it costs before the first byte, what the bytes take, its name."""
+
+    latency_s: float
+    wire_s: float
+    name: str
+
+    @property
+    def total_s(self) -> float:
+        """Time if nothing else uses the links."""
+        return self.latency_s + self.wire_s
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Finds the ways of groups that span nodes.
+
+    Attributes:
+        cluster: the machine.
+        inside: what the part inside a node takes.
+        choice: algorithms and protocols that may be used.
+    """
+
+    cluster: Cluster
+    inside: Inside
+    choice: Choice
+
+    def ways(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
+        """Yield every way to move *size_bytes* by *kind* in a group of *shape*."""
+        nic = self.cluster.nic
+        allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
+        names = [name for name in self.choice.protocols if name in allowed] or list(allowed)
+        for name in names:
+            protocol = PROTOCOLS[name]
+            for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
+                yield Way(*way, f"{algorithm}/{name}")
+        for algorithm, way in self._in_simple(kind, size_bytes, shape):
+            yield Way(*way, f"{algorithm}/simple")
+
+    def _by_protocol(
+        self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol
+    ) -> Iterator[tuple[str, tuple[float, float]]]:
+        if kind == "all_to_all":
+            yield "pairwise", self._pairwise(size_bytes, shape, protocol)
+            return
+        if kind == "p2p" and protocol.share < 1 and size_bytes > P2P_LL_BYTES:
+            return
+        if "ring" in self._algorithms(kind, shape):
+            yield "ring", self._ring(kind, size_bytes, shape, protocol)
+        if "tree" in self._algorithms(kind, shape):
+            yield "tree", self._tree(size_bytes, shape, protocol)
+
+    def _in_simple(
+        self, kind: str, size_bytes: int, shape: GroupShape
+    ) -> Iterator[tuple[str, tuple[float, float]]]:
+        known = {
+            "nvls_tree": self._nvls_tree,
+            "collnet": self._collnet,
+            "pat": self._pat,
+            "halving_doubling": self._halving_doubling,
+            "direct": self._direct,
+        }
+        for algorithm in self._algorithms(kind, shape):
+            if algorithm in known:
+                yield algorithm, known[algorithm](kind, size_bytes, shape)
+
+    def _algorithms(self, kind: str, shape: GroupShape) -> tuple[str, ...]:
+        """Return the algorithms that may be used for *kind*; a ring where the choice has none for it."""
+        nic = self.cluster.nic
+        allowed = (
+            nic.algorithms if nic and nic.algorithms and not self.choice.forced else self.choice.algorithms
+        )
+        fit = {"all_reduce": _REDUCES, "all_gather": _GATHERS, "reduce_scatter": _GATHERS}.get(
+            kind, ("ring",)
+        )
+        return tuple(name for name in allowed if name in fit and self._applies(name, shape)) or ("ring",)
+
+    def _applies(self, algorithm: str, shape: GroupShape) -> bool:
+        nic = self.cluster.nic
+        return {
+            "nvls_tree": self.cluster.intra.reduces and shape.n_local > 1,
+            "collnet": bool(nic and nic.reduces),
+            "pat": shape.n_local == 1,
+        }.get(algorithm, True)
+
+    def _ring(self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol) -> tuple[float, float]:
+        """Return latency and wire time of one ring through all ranks, on as many rails as the group has."""
+        n, n_local = shape.n_ranks, shape.n_local
+        net_steps = ring_steps(kind, shape.n_domains)
+        hop_s = shape.inter_latency_s + protocol.ring_net_s
+        latency_s = protocol.ring_base_s + net_steps * hop_s
+        latency_s += (ring_steps(kind, n) - net_steps) * protocol.ring_intra_s
+        net_s = bus_factor(kind, n) * size_bytes / self._rate(shape, protocol)
+        if n_local < 2:
+            return latency_s, net_s
+        kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+        local_s = sum(self.inside(part, size_bytes, n_local, shape.intra_bytes_per_s)[1] for part in kinds)
+        return latency_s, max(net_s, local_s * bus_factor(kind, n) / bus_factor(kind, n_local))
+
+    def _tree(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> tuple[float, float]:
+        """Return latency and wire time of an all-reduce by two trees over chains inside the nodes.
+
+        A chain moves ``2 S`` over each link instead of the ``2(n-1)/n S`` of a ring.
+        """
+        n_local, hops = shape.n_local, tree_hops(shape.n_domains)
+        hop_s = shape.inter_latency_s + protocol.tree_net_s
+        latency_s = protocol.tree_base_s + 2 * (n_local - 1) * protocol.tree_intra_s + hops * hop_s
+        slow = LL_TREE if protocol.share <= PROTOCOLS["ll"].share else 1.0
+        net_s = tree_factor(shape.n_domains) * size_bytes / (slow * self._rate(shape, protocol))
+        latency_s += self._fill_s(size_bytes, shape, hops + 2 * (n_local - 1), protocol)
+        if n_local < 2:
+            return latency_s, net_s
+        local_s = self.inside("all_reduce", size_bytes, n_local, shape.intra_bytes_per_s)[1]
+        if not self.cluster.intra.reduces:
+            local_s *= 2 / bus_factor("all_reduce", n_local)
+        return latency_s, max(net_s, local_s)
+
+    def _nvls_tree(self, _kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
+        """Return latency and wire time of switches that reduce in each node and two trees between them."""
+        simple, hops = PROTOCOLS["simple"], tree_hops(shape.n_domains)
+        latency_s = NVLS_INTRA_S + hops * (shape.inter_latency_s + NVLS_NET_S)
+        latency_s += self._fill_s(size_bytes, shape, hops + 2, simple)
+        net_s = tree_factor(shape.n_domains) * size_bytes / self._rate(shape, simple)
+        local_s = self.inside("all_reduce", size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
+        return latency_s, max(net_s, local_s)
+
+    def _collnet(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
+        """Return latency and wire time where switches between nodes reduce (SHARP): each node sends ``S``.
+
+        Reference: Graham et al. 2016, doi:10.1109/COMHPC.2016.006.
+        """
+        net_s = size_bytes / self._rate(shape, PROTOCOLS["simple"])
+        latency_s = shape.inter_latency_s + COLLNET_S
+        if shape.n_local < 2:
+            return latency_s, net_s
+        return latency_s, max(net_s, self.inside(kind, size_bytes, shape.n_local, shape.intra_bytes_per_s)[1])
+
+    def _pat(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
+        """Return latency and wire time of NCCL's parallel aggregated trees, for one rank per node."""
+        simple, n = PROTOCOLS["simple"], shape.n_ranks
+        hop_s = (shape.inter_latency_s + simple.ring_net_s) * PAT_NET
+        latency_s = PAT_BASE_S + ceil(log2(n)) * hop_s + n * PAT_RANK_S
+        return latency_s, bus_factor(kind, n) * size_bytes / (PAT_SHARE * self._rate(shape, simple))
+
+    def _halving_doubling(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
+        """Return latency and wire time of recursive halving and doubling: ``log2 n`` steps each way.
+
+        Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521. Ranks beyond a
+        power of two are folded in first: one more step, and all bytes once more.
+        """
+        simple, n = PROTOCOLS["simple"], shape.n_ranks
+        passes = 2 if kind == "all_reduce" else 1
+        odd = n & (n - 1) > 0
+        hop_s = shape.inter_latency_s + simple.ring_net_s
+        steps = passes * (n.bit_length() - 1 + odd)
+        wire = (bus_factor(kind, 1 << (n.bit_length() - 1)) + passes * odd) * size_bytes
+        return simple.ring_base_s + steps * hop_s, shape.n_local * wire / self._rate(shape, simple)
+
+    def _direct(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
+        """Return latency and wire time where every rank sends its part to every other at once."""
+        simple, n, far = PROTOCOLS["simple"], shape.n_ranks, shape.n_ranks - shape.n_local
+        passes = 2 if kind == "all_reduce" else 1
+        hop_s = shape.inter_latency_s + simple.ring_net_s + far * POST_S
+        wire = passes * shape.n_local * far / n * size_bytes
+        return simple.ring_base_s + passes * hop_s, wire / self._rate(shape, simple)
+
+    def _pairwise(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> tuple[float, float]:
+        """Return latency and wire time of every rank sending to every other, near and far at once."""
+        n, n_local = shape.n_ranks, shape.n_local
+        far = n - n_local
+        latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far * POST_S
+        net_s = n_local * far / n * size_bytes / self._rate(shape, protocol)
+        if n_local < 2:
+            return latency_s, net_s
+        near = self.inside("all_to_all", size_bytes * n_local / n, n_local, shape.intra_bytes_per_s)
+        return latency_s, max(net_s, near[1])
+
+    def _rate(self, shape: GroupShape, protocol: Protocol) -> float:
+        """Return what the members in one node send out of it together in *protocol*, in bytes/s."""
+        nic, intra = self.cluster.nic, self.cluster.intra
+        rate = shape.inter_bytes_per_s * (nic.efficiency if nic else 1.0) * protocol.share
+        if protocol.share <= PROTOCOLS["ll"].share and intra.kind == "nvlink":
+            return min(rate, LL_OF_NVLINK * intra.bandwidth_bytes_per_s)
+        return rate
+
+    def _fill_s(self, size_bytes: int, shape: GroupShape, hops: int, protocol: Protocol) -> float:
+        """Return how long the first chunk takes through *hops* that each pass on whole chunks only.
+
+        A link that delivers out of order lets nobody read a chunk before its last byte. Chunks shrink for
+        small arrays, so that there are at least half as many as hops.
+        """
+        nic = self.cluster.nic
+        if not nic or not nic.chunk_bytes or protocol.share < 1:
+            return 0.0
+        rails = max(1.0, min(float(shape.n_local), shape.inter_bytes_per_s / nic.bandwidth_bytes_per_s))
+        chunk_bytes = min(nic.chunk_bytes * rails * hops, 2.0 * size_bytes)
+        return chunk_bytes / shape.inter_bytes_per_s
+
+
+P2P_LL_BYTES: Final = 16384
+"""Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD``."""
+
+_REDUCES: Final = ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct")
+_GATHERS: Final = ("ring", "collnet", "pat", "halving_doubling", "direct")

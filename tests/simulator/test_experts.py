@@ -1,0 +1,55 @@
+"""What a dispatch to experts moves: closed forms, laws, and what DeepEP measured."""
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers
+
+from simulator.errors import SimulationError
+from simulator.experts import Routing, expected_places, traffic
+from simulator.network import Network
+from topologies.catalog import load_cluster
+
+BATCH = Routing(tokens=4096, token_bytes=7168, top_k=8, max_nodes=4)
+
+
+@given(places=integers(1, 64), balls=integers(0, 64))
+def test_places_are_no_more_than_there_are_or_were_thrown(places: int, balls: int) -> None:
+    assert 0 <= expected_places(places, balls) <= min(places, max(balls, 1)) + 1e-9
+
+
+@given(nodes=integers(1, 32), local=integers(1, 8), top_k=integers(1, 16), limit=integers(0, 8))
+def test_a_token_goes_to_each_place_once(nodes: int, local: int, top_k: int, limit: int) -> None:
+    routing = Routing(tokens=1, token_bytes=1, top_k=top_k, max_nodes=limit)
+    copies = traffic(routing, nodes, local)
+    assert copies.far_nodes <= copies.nodes <= min(nodes, limit or nodes) + 1e-9
+    assert copies.near_hops <= copies.gpus <= nodes * local + 1e-9
+    assert copies.gpus <= top_k + 1e-9
+    assert nodes > 1 or copies.far_nodes == 0
+
+
+@pytest.mark.parametrize(("n_nodes", "gb_per_s"), [(2, 43), (4, 58), (8, 51)])
+def test_nodes_reach_the_bandwidth_that_deepep_measured(n_nodes: int, gb_per_s: float) -> None:
+    """deepseek-ai/DeepEP 1a0c8f6, README: H800, 400 Gb/s per GPU; it counts bytes to the own node, too."""
+    network = Network(load_cluster("hgx-h800", 8 * n_nodes))
+    transfer = network.experts(BATCH, range(8 * n_nodes))
+    counted = traffic(BATCH, n_nodes, 8).nodes * BATCH.tokens * BATCH.token_bytes
+    assert counted / transfer.wire_ns == pytest.approx(gb_per_s, rel=0.13)
+
+
+@pytest.mark.parametrize(("n_nodes", "measured_us"), [(1, 163), (2, 173), (4, 182), (8, 186), (32, 194)])
+def test_straight_transfers_take_what_deepep_measured(n_nodes: int, measured_us: float) -> None:
+    routing = Routing(tokens=128, token_bytes=7168 + 224, top_k=8)
+    network = Network(load_cluster("hgx-h800", 8 * n_nodes))
+    transfer = network.experts(routing, range(8 * n_nodes), low_latency=True)
+    assert (transfer.latency_ns + transfer.wire_ns) / 1e3 == pytest.approx(measured_us, rel=0.05)
+
+
+def test_a_machine_without_nics_has_no_low_latency_form() -> None:
+    network = Network(load_cluster("localhost", 4))
+    with pytest.raises(SimulationError, match="cluster localhost has no NICs"):
+        network.experts(BATCH, range(4), low_latency=True)
+
+
+def test_routing_to_no_expert_is_refused() -> None:
+    with pytest.raises(SimulationError, match="to 0 experts"):
+        Routing(tokens=1, token_bytes=1, top_k=0)

@@ -1,0 +1,132 @@
+"""Algorithms and protocols: what settings leave, and laws that every way obeys."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, sampled_from
+
+from simulator.collectives import bus_factor
+from simulator.errors import SimulationError
+from simulator.nccl import ALGORITHMS, PROTOCOLS, TEXTBOOK, choice
+from simulator.network import Network
+from topologies.catalog import load_cluster
+
+WAYS = [name for name in (*ALGORITHMS, *TEXTBOOK) if name != "nvls"]
+
+
+@cache
+def network(algorithm: str, protocol: str, n_gpus: int = 64) -> Network:
+    """Return a DGX H100 with one algorithm and one protocol."""
+    return Network(load_cluster("dgx-h100", n_gpus), choice=choice(algorithm, protocol))
+
+
+def total_ns(net: Network, kind: str, size: int, n_gpus: int) -> int:
+    """Return the time of a collective over the first *n_gpus*."""
+    transfer = net.collective(kind, size, range(n_gpus))
+    return transfer.latency_ns + transfer.wire_ns
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "protocol", "algorithms", "protocols"),
+    [
+        ("", "", ALGORITHMS, tuple(PROTOCOLS)),
+        ("Ring", "Simple", ("ring",), ("simple",)),
+        ("Tree,Ring", "", ("ring", "tree"), tuple(PROTOCOLS)),
+        ("^Tree", "^LL", tuple(name for name in ALGORITHMS if name != "tree"), ("ll128", "simple")),
+        ("NVLSTree", "", ("nvls_tree",), tuple(PROTOCOLS)),
+        ("CollnetDirect", "", ("collnet",), tuple(PROTOCOLS)),
+        ("halving-doubling", "", ("halving_doubling",), tuple(PROTOCOLS)),
+    ],
+)
+def test_settings_are_those_of_nccl(
+    algorithm: str, protocol: str, algorithms: tuple[str, ...], protocols: tuple[str, ...]
+) -> None:
+    found = choice(algorithm, protocol)
+    assert (found.algorithms, found.protocols) == (algorithms, protocols)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "protocol", "says"),
+    [
+        ("rnig", "", "algorithm 'rnig': one of ring, tree"),
+        ("", "LL256", "protocol 'll256': one of ll, ll128, simple"),
+        ("", "^ll,ll128,simple", "leaves nothing of ll, ll128, simple"),
+    ],
+)
+def test_a_setting_that_nccl_would_not_know_is_refused(algorithm: str, protocol: str, says: str) -> None:
+    with pytest.raises(SimulationError, match=says):
+        choice(algorithm, protocol)
+
+
+@given(size=integers(0, 2**34), kind=sampled_from(["all_reduce", "all_gather", "reduce_scatter"]))
+def test_the_free_choice_is_never_slower_than_any_algorithm_of_nccl(size: int, kind: str) -> None:
+    """Up to what NCCL's own choice inside a node and the sum of a ring's two halves were measured apart."""
+    free = total_ns(network("", ""), kind, size, 64)
+    for algorithm in ("ring", "tree", "nvls_tree"):
+        for protocol in PROTOCOLS:
+            assert free <= 1.001 * total_ns(network(algorithm, protocol), kind, size, 64)
+
+
+@given(size=integers(1, 2**36), algorithm=sampled_from(WAYS), n_nodes=integers(2, 8))
+def test_no_algorithm_sends_less_than_leaves_a_node(size: int, algorithm: str, n_nodes: int) -> None:
+    """Without switches that reduce, each node gives away all that it has but its own share of the result."""
+    net = network(algorithm, "simple")
+    out = 2 * (n_nodes - 1) / n_nodes if n_nodes > 2 else 1.0
+    transfer = net.collective("all_reduce", size, range(8 * n_nodes))
+    least_ns = out * size / (8 * 50e9) * 1e9
+    assert transfer.wire_ns >= least_ns * (1 - 1e-9) - 1
+
+
+@given(size=integers(0, 2**34), n_nodes=integers(2, 8))
+def test_a_ring_all_reduce_is_a_reduce_scatter_and_an_all_gather(size: int, n_nodes: int) -> None:
+    """On the wire, to the nanosecond, up to what the measured halves inside a node differ."""
+    net = Network(replace(load_cluster("dgx-h100", 64), intra=load_cluster("dgx1-v100").intra))
+    net.choice = choice("ring", "simple")
+    net = Network(net.cluster, choice=choice("ring", "simple"))
+    parts = [net.collective(kind, size, range(8 * n_nodes)) for kind in ("reduce_scatter", "all_gather")]
+    whole = net.collective("all_reduce", size, range(8 * n_nodes))
+    assert whole.wire_ns == pytest.approx(sum(part.wire_ns for part in parts), abs=2)
+
+
+def test_switches_that_reduce_halve_what_a_node_sends() -> None:
+    cluster = load_cluster("dgx-h100", 64)
+    assert cluster.nic is not None
+    sharp = Network(replace(cluster, nic=replace(cluster.nic, reduces=True)), range(0, 64, 8))
+    plain = Network(cluster, range(0, 64, 8))
+    size = 1 << 30
+    fast, slow = (net.collective("all_reduce", size, range(8)) for net in (sharp, plain))
+    assert fast.algorithm == "collnet/simple"
+    assert slow.wire_ns == pytest.approx(bus_factor("all_reduce", 8) * fast.wire_ns, rel=1e-6)
+
+
+def test_small_gathers_of_one_gpu_per_node_take_parallel_trees() -> None:
+    """Many nodes: the doublings of PAT instead of as many steps as there are nodes."""
+    net = Network(load_cluster("dgx-h100", 2048), range(0, 2048, 8))
+    assert net.collective("all_gather", 1 << 24, range(256)).algorithm.startswith(("pat", "ring"))
+    forced = Network(net.cluster, range(0, 2048, 8), choice("pat"))
+    assert forced.collective("all_gather", 1024, range(256)).algorithm == "pat/simple"
+
+
+def test_a_link_that_bears_no_low_latency_protocol_gets_none() -> None:
+    net = Network(load_cluster("aws-p4de", 16))
+    assert net.collective("all_reduce", 8, range(16)).algorithm.endswith("/simple")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "measured_us"),
+    [
+        ("aws-p4de", 8, 164.3),
+        ("aws-p4de", 64 << 20, 2644.6),
+        ("aws-p4de", 1 << 30, 26217.0),
+        ("aws-p5", 8, 69.1),
+        ("aws-p5", 8 << 20, 204.8),
+        ("aws-p5", 128 << 20, 870.3),
+        ("aws-p5", 1 << 30, 4607.6),
+    ],
+)
+def test_all_reduces_over_efa_take_what_aws_measured(name: str, size: int, measured_us: float) -> None:
+    """aws-samples/awsome-distributed-training, nccl-tests on two nodes."""
+    net = Network(load_cluster(name, 16))
+    assert total_ns(net, "all_reduce", size, 16) / 1e3 == pytest.approx(measured_us, rel=0.17)

@@ -1,0 +1,44 @@
+"""Which machine people mean."""
+
+import pytest
+
+from topologies.catalog import names
+from topologies.errors import CatalogError
+from topologies.words import machine
+
+READ = [
+    # words, GPUs, nodes, machine, NICs, Gb/s of one
+    ("A100-SXM (NVSwitch)", 8, 1, "dgx-a100", 8, 200),
+    ("A100-SXM-80GB p4de.24xlarge, EFA 400 Gb/s per node", 16, 2, "aws-p4de", 4, 100),
+    ("H100-SXM-80GB p5.48xlarge, EFA 3200 Gb/s per node", 16, 2, "aws-p5", 32, 100),
+    ("B200-SXM AWS p6-b200, EFAv4 8x400 Gb/s", 32, 4, "aws-p6-b200", 8, 400),
+    ("A100-SXM-80GB Jean Zay, 4x100 Gb/s OPA per node", 32, 4, "jean-zay-a100", 4, 100),
+    ("V100-SXM-32GB Jean Zay, OPA", 64, 16, "jean-zay-v100", 4, 100),
+    ("H800 (NVLink ~160 GB/s), CX7 400 Gb/s per GPU", 64, 8, "hgx-h800", 8, 400),
+    ("A100 (8 per node), CX-6", 16, 2, "dgx-a100", 8, 200),
+    ("H100, 8x200 Gb/s RoCE", 16, 2, "dgx-h100", 8, 200),
+    ("gb200_nvl72", 72, 18, "gb200-nvl72", 72, 400),
+    ("GB200 NVL72", 144, 36, "gb200-nvl72", 72, 400),
+    ("a3-megagpu-8g", 64, 8, "gcp-a3-mega", 8, 200),
+    ("h100_sxm", 4, 1, "dgx-h100", 8, 400),
+]
+
+
+@pytest.mark.parametrize("read", READ, ids=lambda read: read[0])
+def test_words_name_a_machine_and_its_network(read: tuple[str, int, int, str, int, float]) -> None:
+    words, n_gpus, n_nodes, name, n_nics, gbit = read
+    cluster = machine(words, n_gpus, n_nodes)
+    assert (cluster.name, cluster.nics_per_node) == (name, n_nics)
+    assert cluster.nic is not None
+    assert cluster.nic.bandwidth_bytes_per_s == pytest.approx(gbit * 1e9 / 8)
+    assert cluster.n_gpus >= n_gpus
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_name_of_the_catalogue_stands_for_itself(name: str) -> None:
+    assert machine(name, 2, 1).name == name
+
+
+def test_hardware_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(CatalogError, match="hardware 'not stated' names no machine of the catalogue"):
+        machine("not stated", 8, 1)

@@ -1,0 +1,125 @@
+"""Reads a machine out of the words by which people name their hardware in a table of measurements."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from topologies.catalog import load_cluster, load_link, names
+from topologies.cluster import Cluster
+from topologies.errors import CatalogError
+from topologies.fabric import FabricSpec
+
+MACHINES: Final = (
+    (r"jean.?zay.*v100|v100.*jean.?zay", "jean-zay-v100"),
+    (r"jean.?zay|omni-?path|\bopa\b", "jean-zay-a100"),
+    (r"p3dn", "aws-p3dn"),
+    (r"p4de", "aws-p4de"),
+    (r"p4d", "aws-p4d"),
+    (r"p5en|p5e", "aws-p5en"),
+    (r"p6e|gb200", "gb200-nvl72"),
+    (r"p6", "aws-p6-b200"),
+    (r"a3.?mega", "gcp-a3-mega"),
+    (r"a3.?ultra", "gcp-a3-ultra"),
+    (r"a3.?high|tcpx\b", "gcp-a3-high"),
+    (r"\ba4.?high", "gcp-a4"),
+    (r"a100.*pairwise|nc.?a100", "azure-nc-a100-v4"),
+    (r"h100.*pairwise|nc.?h100", "azure-nc-h100-v5"),
+    (r"p5|h100.*\b(efa|aws)\b", "aws-p5"),
+    (r"a100.*\b(efa|aws)\b", "aws-p4de"),
+    (r"h200.*\b(efa|aws)\b", "aws-p5en"),
+    (r"b200.*\b(efa|aws)\b", "aws-p6-b200"),
+    (r"gb300", "gb300-nvl72"),
+    (r"b300", "dgx-b300"),
+    (r"b200|\bb\b.*\bnvlink ?5|8 ?x? ?b\b", "dgx-b200"),
+    (r"h200", "dgx-h200"),
+    (r"h100.*pcie", "h100-pcie-8"),
+    (r"h100|h20\b", "dgx-h100"),
+    (r"h800", "hgx-h800"),
+    (r"mi300", "mi300x"),
+    (r"v100", "dgx1-v100"),
+    (r"a100.*40 ?gb", "dgx-a100-40gb"),
+    (r"[ab]?a(100|800)", "dgx-a100"),
+    (r"l40", "l40s-8"),
+    (r"a40\b|a6000", "a40-8"),
+    (r"[34]090", "rtx4090-8"),
+)
+"""What people write, in lower case, and the machine of the catalogue they mean; the first found counts."""
+
+NETWORKS: Final = (
+    (r"\befa", None),  # of that instance, see MACHINES
+    (r"tcpx", None),
+    (r"roce|a3.?ultra", "roce-400"),
+    (r"ethernet|\btcp\b", "ethernet-100"),
+    (r"xdr|cx-?8|connectx-?8", "ib-xdr"),
+    (r"ndr|cx-?7|connectx-?7", "ib-ndr"),
+    (r"hdr|cx-?6|connectx-?6", "ib-hdr"),
+    (r"\bedr|cx-?5|connectx-?5", "ib-edr"),
+    (r"infiniband|\bib\b", "ib-ndr"),
+)
+"""The network that is named, and the link of the catalogue; its width may be given beside it."""
+
+RACK: Final = 32
+"""Least GPUs of an NVLink domain that spans trays, which tables count as nodes."""
+
+_WIDTH: Final = r"(\d[\d,]*) ?(?:Gb/s|Gbps|Gbit/s)"
+
+
+def machine(words: str, n_gpus: int, n_nodes: int) -> Cluster:
+    """Return the machine that *words* name, with *n_nodes* nodes.
+
+    The name of a machine of the catalogue stands for itself. A network or its width beside the GPU, as in
+    ``"V100 x8 per node, IB 100 Gb/s"``, replaces that of the machine.
+
+    Args:
+        words: as in a table.
+        n_gpus: that took part.
+        n_nodes: that they were in.
+
+    Raises:
+        CatalogError: the words name no machine of the catalogue, or it cannot have so many nodes.
+
+    >>> machine("A100 (8 per node), CX-6", 16, 2).nic.name
+    'ib-hdr'
+    """
+    text = words.lower().replace("_", "-")
+    name = text if text in names() else next((name for form, name in MACHINES if re.search(form, text)), None)
+    if name is None:
+        raise CatalogError(
+            f"hardware {words!r} names no machine of the catalogue; one of {', '.join(names())}"
+        )
+    cluster = load_cluster(name)
+    if n_nodes < 2:
+        if n_gpus > cluster.gpus_per_node:
+            cluster = replace(cluster, gpus_per_node=n_gpus)
+        return cluster.sized(cluster.gpus_per_node)
+    if cluster.gpus_per_node >= RACK:  # a rack is one node; tables count its trays
+        return cluster.sized(-(-n_gpus // cluster.gpus_per_node) * cluster.gpus_per_node)
+    cluster = _with_network(cluster, text, words)
+    return cluster.sized(n_nodes * cluster.gpus_per_node)
+
+
+def _with_network(cluster: Cluster, text: str, words: str) -> Cluster:
+    """Return *cluster* with the network that *text* names, if it names one."""
+    name = next((name for form, name in NETWORKS if re.search(form, text)), None)
+    nic, n_nics = load_link(name) if name else cluster.nic, cluster.nics_per_node
+    if nic is None:
+        raise CatalogError(f"{cluster.name} has no network, and {text!r} names none")
+    several = re.search(r"(\d+) ?x ?" + _WIDTH, words)
+    one = re.search(_WIDTH, words)
+    if several:
+        n_nics = int(several[1])
+        nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(several[2]))
+    elif one and re.search(_WIDTH + r" per node", words):
+        nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(one[1]) / n_nics)
+    elif one and name:
+        per_gpu = re.search(_WIDTH + r" per GPU", words)
+        n_nics = cluster.gpus_per_node if per_gpu else 1
+        nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(one[1]))
+    spec = cluster.fabric_spec if cluster.fabric_spec.kind != "node" else FabricSpec(kind="rail")
+    return replace(cluster, nic=nic, nics_per_node=n_nics, fabric_spec=spec)
+
+
+def _bytes_per_s(gigabits: str) -> float:
+    return float(gigabits.replace(",", "")) * 1e9 / 8
