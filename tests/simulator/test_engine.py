@@ -125,6 +125,20 @@ def test_both_engines_agree_to_the_nanosecond(drawn: tuple[list[Task], list[int]
     assert results[0] == results[1]
 
 
+@settings(max_examples=200, deadline=None)
+@given(drawn=runnable(), data=st.data())
+def test_running_again_with_other_durations_is_running_another_program(
+    drawn: tuple[list[Task], list[int]], data: st.DataObject
+) -> None:
+    tasks, costs = drawn
+    other = [replace(t, duration_ns=data.draw(st.integers(0, 50)) if t.instance < 0 else 0) for t in tasks]
+    other_costs = [data.draw(st.integers(0, 50)) for _ in costs]
+    clock = compiled.Clock(make(tasks, costs))
+    found = clock.times(np.array([t.duration_ns for t in other], np.int64), np.array(other_costs, np.int64))
+    assert [x.tolist() for x in found] == [x.tolist() for x in event.times(make(other, other_costs))]
+    assert [x.tolist() for x in clock.times()] == [x.tolist() for x in event.times(make(tasks, costs))]
+
+
 @settings(deadline=None)
 @given(runnable())
 def test_every_task_is_where_the_longest_path_puts_it(drawn: tuple[list[Task], list[int]]) -> None:
