@@ -130,7 +130,7 @@ class Network:
         """Return latency and wire time among *n* neighbours that can each send *bytes_per_s*."""
         link = self._link(bytes_per_s)
         wire_bytes = bus_factor(kind, n) * size_bytes
-        ring_only = self.choice.forced and "nvls" not in self.choice.algorithms
+        ring_only = self.choice.forced and not {"nvls", "nvls_tree"} & set(self.choice.algorithms)
         if kind == "all_reduce" and ring_only and {"reduce_scatter", "all_gather"} <= set(link.tables):
             halves = [
                 self._inside(half, size_bytes, n, bytes_per_s) for half in ("reduce_scatter", "all_gather")
