@@ -101,22 +101,26 @@ def half_size_s(
     return latency_s, wire_bytes / (curve.efficiency * bytes_per_s) * ramp
 
 
-def measured_s(table: Table, kind: str, size_bytes: float, n: int) -> tuple[float, float]:
+def measured_s(
+    table: Table, kind: str, size_bytes: float, n: int, *, reduces: bool = False
+) -> tuple[float, float]:
     """Return latency and wire time from measured times, at the bandwidth they were measured at.
 
     The latency is the time at the smallest size. Between sizes the time is a straight line in the logarithms,
     beyond the largest it goes on at the rate between the last two. Between numbers of ranks both parts are
     lines in ``log2 n``; beyond the largest number the latency goes on along that line, and the wire time
-    grows as the bus factor of *kind* does.
+    grows as the bus factor of *kind* does; where switches reduce (*reduces*), that of an all-reduce stays, for a
+    GPU then offers its array once and gets it back once, among however many.
     """
     known = sorted(table.times_s)
     above = next((k for k in known if k >= n), known[-1])
     below = max((k for k in known if k < n), default=above)
     low, high = _at_size(table, size_bytes, below), _at_size(table, size_bytes, above)
     if n > above:
-        return high[0] + _rise_s(table, known) * log2(n / above), high[1] * bus_factor(kind, n) / bus_factor(
-            kind, above
-        )
+        growth = bus_factor(kind, n) / bus_factor(kind, above)
+        if reduces and kind == "all_reduce":
+            growth = 1.0
+        return high[0] + _rise_s(table, known) * log2(n / above), high[1] * growth
     weight = 1.0 if above == below else log2(n / below) / log2(above / below)
     return low[0] + (high[0] - low[0]) * weight, low[1] + (high[1] - low[1]) * weight
 

@@ -138,7 +138,7 @@ class Network:
             return sum(half[0] for half in halves), sum(half[1] for half in halves)
         if kind in link.tables:
             table = link.tables[kind]
-            latency_s, wire_s = measured_s(table, kind, size_bytes, n)
+            latency_s, wire_s = measured_s(table, kind, size_bytes, n, reduces=link.reduces)
             return latency_s, wire_s * table.bytes_per_s / bytes_per_s
         if kind in link.curves:
             return half_size_s(link.curves[kind], size_bytes, n, wire_bytes, bytes_per_s)

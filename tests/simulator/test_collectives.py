@@ -115,6 +115,12 @@ def test_beyond_a_table_size_goes_on_in_a_line_and_ranks_as_the_bus_factor() -> 
     assert wider_wire_s == pytest.approx(wire_s * (15 / 16) / (7 / 8))
 
 
+def test_where_switches_reduce_more_ranks_move_no_more_bytes() -> None:
+    plain, reduced = (measured_s(TABLE, "all_reduce", 10**6, 16, reduces=reduces) for reduces in (False, True))
+    assert reduced[1] == measured_s(TABLE, "all_reduce", 10**6, 8)[1] < plain[1]
+    assert reduced[0] == plain[0]
+
+
 def test_between_ranks_a_table_is_read_in_the_logarithm() -> None:
     latency_s, _ = measured_s(TABLE, "all_gather", 512, 6)
     assert 2e-6 < latency_s < 4e-6
