@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracer.ingest.events import CALL_NAME, arguments, number, text, to_ns, whole
+from tracer.ingest.events import CALL_NAME, text, whole
 from tracer.ingest.groups import TraceGroups
 from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
+from tracer.ingest.notes import COLLECTIVE, Notes
 from traces.columns import Int64Array
 from traces.layout import Group
 
@@ -49,17 +50,16 @@ class HostCalls:
     calls: tuple[Call, ...]
 
     def around(self, tid: Int64Array, t_ns: Int64Array) -> list[Call | None]:
-        """Return for each moment on a thread the innermost call around it, None if there is none."""
-        found: list[Call | None] = []
-        by_thread = {int(t): np.flatnonzero(self.tid == t) for t in np.unique(self.tid)}
-        for thread, moment in zip(tid.tolist(), t_ns.tolist(), strict=True):
-            rows = by_thread.get(thread)
-            if rows is None:
-                found.append(None)
-                continue
-            at = int(np.searchsorted(self.start_ns[rows], moment, side="right")) - 1
-            inside = [rows[i] for i in range(max(at - 3, 0), at + 1) if moment <= self.end_ns[rows[i]]]
-            found.append(_united([self.calls[i] for i in inside]) if inside else None)
+        """Return for each moment on a thread what the calls around it say, None if there are none."""
+        found: list[Call | None] = [None] * len(tid)
+        for thread in np.unique(tid).tolist():
+            own = np.flatnonzero(self.tid == thread)
+            asked = np.flatnonzero(tid == thread)
+            last = np.searchsorted(self.start_ns[own], t_ns[asked], side="right") - 1
+            for i, at in zip(asked.tolist(), last.tolist(), strict=True):
+                inside = [own[k] for k in range(max(at - 3, 0), at + 1) if t_ns[i] <= self.end_ns[own[k]]]
+                if inside:
+                    found[i] = _united([self.calls[k] for k in inside])
         return found
 
 
@@ -84,25 +84,24 @@ def from_arguments(said: Mapping[str, Any], groups: TraceGroups, source: str) ->
     )
 
 
-def host_calls(notes: Sequence[Mapping[str, Any]], base_ns: int, groups: TraceGroups) -> HostCalls:
+def host_calls(notes: Notes, groups: TraceGroups) -> HostCalls:
     """Return what the host's calls and annotations say about collectives."""
-    rows: list[tuple[int, int, int, Call]] = []
-    for note in notes:
-        ts, dur, tid = number(note.get("ts")), number(note.get("dur")), whole(note.get("tid"))
-        name = str(note.get("name", ""))
-        if ts is None or dur is None or tid is None or dur < 0 or note.get("cat") == "gpu_user_annotation":
+    rows: list[int] = []
+    calls: list[Call] = []
+    for row, note in enumerate(notes.notes):
+        if note.name == CALL_NAME:
+            call = from_arguments(note.said, groups, "call on the host")
+        elif note.name.startswith(COLLECTIVE):
+            call = _from_annotation(note.name, note.said)
+        else:
             continue
-        call = None
-        if name == CALL_NAME:
-            call = from_arguments(arguments(note), groups, "call on the host")
-        elif name.startswith(("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "xccl:")):
-            call = _from_annotation(name, arguments(note))
         if call is not None:
-            start_ns = base_ns + to_ns(ts)
-            rows.append((start_ns, start_ns + to_ns(dur), tid, call))
-    rows.sort(key=lambda row: row[:3])
-    start, end, thread = (np.array([row[i] for row in rows], np.int64) for i in range(3))
-    return HostCalls(thread, start, end, tuple(row[3] for row in rows))
+            rows.append(row)
+            calls.append(call)
+    kept = np.array(rows, np.int64)
+    start, end, tid = notes.start_ns[kept], notes.end_ns[kept], notes.tid[kept]
+    order = np.lexsort((end, start))
+    return HostCalls(tid[order], start[order], end[order], tuple(calls[i] for i in order))
 
 
 def named(calls: Sequence[Call | None]) -> Counter[str]:

@@ -8,7 +8,7 @@ looked at. Any other layout is decoded event by event. Both hold one block of th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any, Final
 
@@ -20,15 +20,16 @@ from tracer.ingest.events import (
     LAUNCH,
     LAUNCH_CATEGORIES,
     NOTE_CATEGORIES,
-    Trace,
     device_events,
     from_objects,
     launch_events,
     objects,
 )
+from tracer.ingest.notes import note_of
 from tracer.ingest.sources import UNREADABLE
+from tracer.ingest.trace import Trace
 
-BLOCK_BYTES: Final = 1 << 24
+BLOCK_BYTES: Final = 1 << 23
 """Part of a file that is held at a time: larger ones were not faster."""
 
 _EVENT: Final = b'{\n    "ph": "X", "cat": "'
@@ -105,7 +106,7 @@ def _keep(trace: Trace, held: dict[str, list[dict[str, Any]]], event: object, *,
     elif category in LAUNCH_CATEGORIES:
         held["launch"].append(event)
     elif category in NOTE_CATEGORIES or event.get("name") == CALL_NAME:
-        trace.notes.append(event)
+        _note(trace, event)
 
 
 def _flush(trace: Trace, held: dict[str, list[dict[str, Any]]]) -> None:
@@ -188,7 +189,14 @@ def _parse(trace: Trace, work: dict[str, list[bytes]]) -> None:
     trace.operators += objects(work.get("operators", ()), trace.lost)
     trace.device.append(device_events(work.get("device", ()), trace.lost))
     trace.launches.append(launch_events(work.get("launches", ()), trace.lost))
-    trace.notes += objects(work.get("notes", ()), trace.lost)
+    for event in objects(work.get("notes", ()), trace.lost):
+        _note(trace, event)
+
+
+def _note(trace: Trace, event: Mapping[str, Any]) -> None:
+    """Keep what is known of *event*, an annotation."""
+    if (note := note_of(event)) is not None:
+        trace.notes.append(note)
 
 
 class _Decoder:

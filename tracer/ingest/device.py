@@ -196,14 +196,16 @@ def _calls(
 ) -> list[Call]:
     """Return what is known about each communication kernel, in the order of the table."""
     host, launches = known.calls, known.launches
-    picked = table.filter(pa.array(communication)).select(list(ARGUMENTS)).to_pylist()
+    picked = table.filter(pa.array(communication)).select(list(ARGUMENTS))
+    told = picked.num_rows - picked["Collective name"].null_count
+    said_by_kernel = picked.to_pylist() if told else [{}] * picked.num_rows
     at = launch[communication]
     if len(host.calls) and len(launches.tid):
         around = host.around(np.where(at >= 0, launches.tid[at], -1), launches.start_ns[at])
     else:
-        around = [None] * len(picked)
+        around = [None] * picked.num_rows
     found = []
-    for said, near, own in zip(picked, around, kernels, strict=True):
+    for said, near, own in zip(said_by_kernel, around, kernels, strict=True):
         call = (
             from_arguments({k: v for k, v in said.items() if v is not None}, known.groups, "kernel")
             or near
@@ -242,18 +244,29 @@ def _with_calls(
         "size_bytes": _numbers(n, where, [call.size_bytes for call in calls], 0, np.int64),
         "dtype": _scattered(n, where, [call.dtype for call in calls], ""),
     }
-    kinds = columns["kind"].to_pylist() if calls else []
-    categories = columns["category"].to_pylist() if calls else []
-    for i, call in zip(where.tolist(), calls, strict=True):
-        kinds[i] = call.kind
-        if call.kind in {"send", "recv"}:
-            categories[i] = "p2p"
     if calls:
-        columns |= {"kind": kinds, "category": categories}
+        columns |= {
+            "kind": _relabelled(columns["kind"], where, [call.kind for call in calls]),
+            "category": _relabelled(columns["category"], where, [_category(call) for call in calls]),
+        }
     known.result.numbered = bool(calls) and all(
         call.sequence >= 0 for call in calls if call.group is not None
     )
     return rows(columns | filled)
+
+
+def _category(call: Call) -> str:
+    return "p2p" if call.kind in {"send", "recv"} else "collective"
+
+
+def _relabelled(column: pa.DictionaryArray, where: NDArray[np.intp], values: list[str]) -> pa.DictionaryArray:
+    """Return *column* with other labels at the rows *where*."""
+    names = column.dictionary.to_pylist()
+    names += sorted(set(values) - set(names))
+    number = {name: i for i, name in enumerate(names)}
+    codes = column.indices.to_numpy(zero_copy_only=False).copy()
+    codes[where] = [number[value] for value in values]
+    return coded(codes, names)
 
 
 def _everyone(groups: TraceGroups, result: Recording) -> Group | None:

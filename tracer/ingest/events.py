@@ -9,7 +9,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -74,39 +73,6 @@ _JSON_DEVICE: Final = pa.schema([*list(DEVICE)[:4], ("args", _STRUCT)])
 _JSON_LAUNCH: Final = pa.schema([*list(LAUNCH)[:4], ("args", pa.struct([("correlation", pa.int64())]))])
 _BLOCK_BYTES: Final = 1 << 24
 _INT64: Final = 1 << 63
-
-
-@dataclass(slots=True)
-class Trace:
-    """What one trace file holds.
-
-    Attributes:
-        header: keys of the file beside its events.
-        device: kernels and copies, columns ``DEVICE``.
-        launches: runtime calls, columns ``LAUNCH``.
-        notes: annotations and calls of collectives, as JSON objects.
-        operators: CPU operators, as JSON objects; only where the file has no device events.
-        n_events: number of events seen.
-        lost: what could not be understood, by reason.
-        cut: how the file ends in the middle, "" if it does not.
-    """
-
-    header: dict[str, Any] = field(default_factory=dict)
-    device: list[pa.Table] = field(default_factory=list)
-    launches: list[pa.Table] = field(default_factory=list)
-    notes: list[dict[str, Any]] = field(default_factory=list)
-    operators: list[dict[str, Any]] = field(default_factory=list)
-    n_events: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
-    cut: str = ""
-
-    def device_table(self) -> pa.Table:
-        """Return all device events in one table."""
-        return _joined(self.device, _encoded_schema(DEVICE))
-
-    def launch_table(self) -> pa.Table:
-        """Return all runtime calls in one table."""
-        return _joined(self.launches, _encoded_schema(LAUNCH))
 
 
 def device_events(texts: Sequence[bytes], lost: Counter[str]) -> pa.Table:
@@ -228,12 +194,13 @@ def _encoded(table: pa.Table) -> pa.Table:
     return pa.table(columns, names=table.column_names)
 
 
-def _encoded_schema(schema: pa.Schema) -> pa.Schema:
+def encoded_schema(schema: pa.Schema) -> pa.Schema:
+    """Return *schema* with labels as dictionaries."""
     label = pa.dictionary(pa.int32(), pa.string())
     return pa.schema([(f.name, label if f.type == pa.string() else f.type) for f in schema])
 
 
-def _joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+def joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     """Return *tables* as one, in one piece per column."""
     filled = [table for table in tables if table.num_rows]
     if not filled:

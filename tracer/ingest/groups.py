@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from tracer.groups import axis_of
@@ -14,6 +15,12 @@ from traces.layout import Group
 
 _MOST_RANKS: Final = 1 << 20
 """Largest group that is believed."""
+
+
+@cache
+def _spelled(ranks: str) -> tuple[int, ...]:
+    """Return the ranks in a list such as ``[0, 1]``; none if it was cut off."""
+    return () if "..." in ranks else tuple(map(int, re.findall(r"\d{1,7}", ranks)))
 
 
 @dataclass(slots=True)
@@ -70,7 +77,7 @@ class TraceGroups:
         """Return the members: spelled out, from the header, or from a start and a stride."""
         spelled = said.get("Process Group Ranks")
         size = whole(said.get("Group size"))
-        members = () if "..." in str(spelled) else tuple(map(int, re.findall(r"\d{1,7}", str(spelled or ""))))
+        members = _spelled(str(spelled or ""))
         if members:
             self.sources.add("members spelled out by the file")
             return members

@@ -12,18 +12,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tracer.ingest.calls import HostCalls
-from tracer.ingest.events import Trace, number, text, to_ns, whole
+from tracer.ingest.events import number, text, to_ns, whole
 from tracer.ingest.groups import TraceGroups
 from tracer.ingest.launches import Launches
+from tracer.ingest.notes import STEP, Notes, flattened
 from tracer.ingest.recording import Recording, innermost, lanes
-from tracer.ingest.rows import rows, stacked
+from tracer.ingest.rows import coded, rows, stacked
+from tracer.ingest.trace import Trace
 from traces.columns import BoolArray, Int64Array, int64
 from traces.timeline import empty
 
 SHORTEST_GAP_NS: Final = 5_000
 """Shorter pauses are the device's own: 1 to 4 µs lie between kernels that depend on each other."""
 
-_STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})")
 _BLOCKING: Final = re.compile(r"Synchronize|Memcpy|Malloc|Free|EventQuery|ModuleLoad", re.IGNORECASE)
 _MOST_LANES: Final = 256
 
@@ -76,7 +77,7 @@ class Known:
     """
 
     base_ns: int
-    notes: Sequence[Mapping[str, Any]]
+    notes: Notes
     calls: HostCalls
     launches: Launches
     steps: Steps
@@ -84,40 +85,25 @@ class Known:
     result: Recording
 
 
-@dataclass(frozen=True, slots=True)
-class _Annotations:
-    """What one thread was doing, innermost first: consecutive pieces; times in ns."""
-
-    start_ns: Int64Array
-    end_ns: Int64Array
-    names: tuple[str, ...]
-
-    def at(self, t_ns: int) -> str:
-        """Return the innermost annotation at *t_ns*, "" if there is none."""
-        index = int(np.searchsorted(self.start_ns, t_ns, side="right")) - 1
-        return self.names[index] if index >= 0 and t_ns < self.end_ns[index] else ""
-
-
-def steps_of(notes: Sequence[Mapping[str, Any]], base_ns: int) -> Steps:
+def steps_of(notes: Notes) -> Steps:
     """Return the steps that ``ProfilerStep`` annotations of the host mark."""
-    marks: dict[int, tuple[int, int, int]] = {}
-    optimizer: list[tuple[int, int]] = []
-    for note in notes:
-        span = _span(note, base_ns)
-        if span is None or note.get("cat") != "user_annotation":
-            continue
-        name = str(note.get("name", ""))
-        if found := _STEP.fullmatch(name):
-            marks.setdefault(int(found[1]), span)
-        elif name.startswith("Optimizer.step#"):
-            optimizer.append(span[:2])
-    ordered = sorted((start, end, tid, step) for step, (start, end, tid) in marks.items())
-    start = np.array([mark[0] for mark in ordered], np.int64)
-    end = np.array([mark[1] for mark in ordered], np.int64)
+    marks: dict[int, int] = {}
+    optimizer: list[int] = []
+    for row, note in enumerate(notes.notes):
+        if note.name.startswith("ProfilerStep#"):
+            if found := STEP.fullmatch(note.name):
+                marks.setdefault(int(found[1]), row)
+        elif note.name.startswith("Optimizer.step#"):
+            optimizer.append(row)
+    rows_ = np.array(list(marks.values()), np.int64)
+    number = np.array(list(marks), np.int64)
+    order = np.argsort(notes.start_ns[rows_], kind="stable")
+    rows_, number = rows_[order], number[order]
+    start, end = notes.start_ns[rows_], notes.end_ns[rows_].copy()
     end[:-1] = start[1:]
-    tid = ordered[0][2] if ordered else -1
-    number_ = np.array([mark[3] for mark in ordered], np.int64)
-    return Steps(number_, start, end, tid, np.array(sorted(optimizer), np.int64).reshape(-1, 2))
+    tid = int(notes.tid[rows_[0]]) if len(rows_) else -1
+    within = np.stack([notes.start_ns[optimizer], notes.end_ns[optimizer]], axis=1)
+    return Steps(number, start, end, tid, within[np.argsort(within[:, 0], kind="stable")])
 
 
 def step_rows(steps: Steps, spans: pa.Table) -> pa.Table:
@@ -160,46 +146,31 @@ def gap_rows(device: pa.Table, launch: NDArray[np.intp], known: Known) -> pa.Tab
     following = order[1:]
     gap = start[following] - busy_until >= SHORTEST_GAP_NS
     begin, stop, by = busy_until[gap], start[following][gap], launch[following][gap]
-    doing = _Doing(launches, _annotations(known.notes, known.base_ns))
-    pieces: list[tuple[int, int, str, str]] = []
-    for a, b, row in zip(begin.tolist(), stop.tolist(), by.tolist(), strict=True):
-        launched = int(launches.start_ns[row]) if row >= 0 else -1
-        if row < 0:
-            pieces.append((a, b, "unknown", "nothing launched it in the file"))
-        elif launched <= a:
-            pieces.append((a, b, "queued", "launched, but held back by the device"))
-        else:
-            late = min(launched, b)
-            pieces.append((a, late, "host", doing.named(a, late, int(launches.tid[row]))))
-            if b > late:
-                pieces.append((late, b, "launch", "from the launch to the start"))
-    if not pieces:
-        return empty()
-    at = np.array([piece[0] for piece in pieces], np.int64)
-    return rows(
-        {
-            "rank": np.zeros(len(at), np.int32),
-            "stream": ["idle"] * len(at),
-            "category": ["host"] * len(at),
-            "kind": [piece[2] for piece in pieces],
-            "name": [piece[3] for piece in pieces],
-            "start_ns": at,
-            "duration_ns": np.array([piece[1] for piece in pieces], np.int64) - at,
-            "step": steps.at(at),
-        }
-    )
+    launched = np.where(by >= 0, launches.start_ns[by], 0) if len(launches.tid) else np.zeros_like(begin)
+    late = (by >= 0) & (launched > begin)
+    until = np.where(late, np.minimum(launched, stop), stop)
+    pieces = [
+        _Pieces(begin[by < 0], stop[by < 0], "unknown", ["nothing in the file launched it"]),
+        _Pieces(begin[~late & (by >= 0)], stop[~late & (by >= 0)], "queued", ["held back on the device"]),
+        _Pieces(until[late], stop[late], "launch", ["from the launch to the start"]),
+    ]
+    tid = launches.tid[by[late]] if len(launches.tid) else np.zeros(0, np.int64)
+    code, names = _doing(known, begin[late], until[late], tid)
+    pieces.append(_Pieces(begin[late], until[late], "host", names, code))
+    return stacked([piece.table(steps) for piece in pieces])
 
 
 def host_only_rows(trace: Trace, known: Known) -> pa.Table:
     """Return the timeline of a file without a device; the innermost operator or annotation owns the time."""
     calls, steps, result = known.calls, known.steps, known.result
     threads: dict[int, list[tuple[int, int, str]]] = {}
-    for event in (*trace.operators, *trace.notes):
-        span = _span(event, known.base_ns)
-        name = text(event.get("name", ""))
-        if span is None or _STEP.fullmatch(name) or name.startswith("gloo:"):
-            continue
-        threads.setdefault(span[2], []).append((span[0], span[1], name))
+    for event in trace.operators:
+        if (span := _span(event, known.base_ns)) is not None:
+            threads.setdefault(span[2], []).append((*span[:2], text(event.get("name", ""))))
+    notes = known.notes
+    for start, end, tid, note in zip(notes.start_ns, notes.end_ns, notes.tid, notes.notes, strict=True):
+        if not STEP.fullmatch(note.name) and not note.name.startswith("gloo:"):
+            threads.setdefault(int(tid), []).append((int(start), int(end), note.name))
     on_gloo = np.array([call.source.startswith("annotation") for call in calls.calls], np.bool_)
     is_cpu = "gloo" in str(trace.header.get("distributedInfo") or {}) if trace.header else False
     result.warnings.append("no device in the file: what the host did is shown")
@@ -258,56 +229,68 @@ def _gloo_rows(calls: HostCalls, steps: Steps, groups: TraceGroups) -> pa.Table:
     )
 
 
-class _Doing:
-    """Says what a thread of the host was busy with: a blocking runtime call, else its annotation."""
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Parts of pauses with one cause; ``code`` numbers ``names``, all the first if it is None."""
 
-    def __init__(self, launches: Launches, annotations: Mapping[int, _Annotations]) -> None:
-        blocking = np.array([_BLOCKING.search(str(name)) is not None for name in launches.name], np.bool_)
-        rows_ = np.flatnonzero(blocking) if len(launches.name) else np.zeros(0, np.intp)
-        rows_ = rows_[np.argsort(launches.start_ns[rows_], kind="stable")]
-        self._start, self._end = launches.start_ns[rows_], launches.end_ns[rows_]
-        self._name = launches.name[rows_]
-        self._annotations = annotations
+    start_ns: Int64Array
+    end_ns: Int64Array
+    kind: str
+    names: Sequence[str]
+    code: Int64Array | None = None
 
-    def named(self, start_ns: int, end_ns: int, tid: int) -> str:
-        """Return what the host did from *start_ns* to *end_ns*, on thread *tid* before others."""
-        at = int(np.searchsorted(self._start, end_ns)) - 1
-        if at >= 0:
-            shared = min(end_ns, int(self._end[at])) - max(start_ns, int(self._start[at]))
-            if 2 * shared >= end_ns - start_ns:
-                return str(self._name[at])
-        middle = (start_ns + end_ns) // 2
-        if tid in self._annotations and (name := self._annotations[tid].at(middle)):
-            return name
-        return next((name for thread in self._annotations.values() if (name := thread.at(middle))), "host")
-
-
-def _annotations(notes: Sequence[Mapping[str, Any]], base_ns: int) -> dict[int, _Annotations]:
-    """Return the annotations of each thread, flattened; steps and single collectives are left out."""
-    threads: dict[int, list[tuple[int, int, str]]] = {}
-    for note in notes:
-        span = _span(note, base_ns)
-        name = text(note.get("name", ""))
-        if span is None or note.get("cat") != "user_annotation" or _STEP.fullmatch(name):
-            continue
-        threads.setdefault(span[2], []).append((span[0], span[1], name))
-    found = {}
-    for tid, spans in threads.items():
-        spans.sort(key=lambda span: (span[0], -span[1]))
-        start, end = (np.array([span[i] for span in spans], np.int64) for i in range(2))
-        pieces = innermost(start, end)
-        found[tid] = _Annotations(
-            np.array([piece[1] for piece in pieces], np.int64),
-            np.array([piece[2] for piece in pieces], np.int64),
-            tuple(spans[piece[0]][2][:160] for piece in pieces),
+    def table(self, steps: Steps) -> pa.Table:
+        """Return the rows of the timeline."""
+        some = self.end_ns > self.start_ns
+        start, n = self.start_ns[some], int(some.sum())
+        code = np.zeros(n, np.int64) if self.code is None else self.code[some]
+        one = np.zeros(n, np.int32)
+        return rows(
+            {
+                "rank": one,
+                "stream": coded(one, ["idle"]),
+                "category": coded(one, ["host"]),
+                "kind": coded(one, [self.kind]),
+                "name": coded(code, self.names),
+                "start_ns": start,
+                "duration_ns": self.end_ns[some] - start,
+                "step": steps.at(start),
+            }
         )
-    return found
+
+
+def _doing(known: Known, start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, list[str]]:
+    """Return what the host was busy with from *start* to *end*: numbers, and the names that they number.
+
+    A blocking runtime call that takes half of it or more; else the annotation of thread *tid* in the middle,
+    or of another thread.
+    """
+    launches = known.launches
+    threads, names = flattened(known.notes)
+    offset = len(names)
+    code = np.full(len(start), -1, np.int64)
+    middle = (start + end) // 2
+    for thread, flat in threads.items():
+        own = tid == thread
+        code[own] = flat.at(middle[own])
+    for flat in threads.values():
+        open_ = code < 0
+        code[open_] = flat.at(middle[open_])
+    blocking = np.array([_BLOCKING.search(name) is not None for name in launches.names], np.bool_)
+    at = np.flatnonzero(blocking[launches.code]) if len(launches.names) else np.zeros(0, np.int64)
+    at = at[np.argsort(launches.start_ns[at], kind="stable")]
+    if len(at):
+        last = at[np.maximum(np.searchsorted(launches.start_ns[at], end) - 1, 0)]
+        both = np.minimum(end, launches.end_ns[last]) - np.maximum(start, launches.start_ns[last])
+        code = np.where(2 * both >= end - start, offset + launches.code[last], code)
+    names = [*names, *launches.names, "host"]
+    return np.where(code < 0, len(names) - 1, code), names
 
 
 def _span(event: Mapping[str, Any], base_ns: int) -> tuple[int, int, int] | None:
     """Return start, end (ns) and thread of a host event; None if it has no usable time."""
     ts, dur, tid = number(event.get("ts")), number(event.get("dur")), whole(event.get("tid"))
-    if ts is None or dur is None or tid is None or dur < 0 or abs(ts) > 4e15 or dur > 4e15:
+    if ts is None or dur is None or tid is None or not 0 <= dur < 4e15 or abs(ts) > 4e15:
         return None
     start_ns = base_ns + to_ns(ts)
     return start_ns, start_ns + to_ns(dur), tid

@@ -12,13 +12,15 @@ from tracer.errors import IngestError
 from tracer.ingest.calls import host_calls
 from tracer.ingest.chrome import has_kineto_layout, read_any_layout, read_kineto_layout
 from tracer.ingest.device import device_rows
-from tracer.ingest.events import Trace, whole
+from tracer.ingest.events import whole
 from tracer.ingest.groups import TraceGroups
 from tracer.ingest.host import Known, Steps, gap_rows, host_only_rows, step_rows, steps_of
 from tracer.ingest.launches import launches_of
+from tracer.ingest.notes import Notes
 from tracer.ingest.recording import Recording
 from tracer.ingest.rows import stacked
 from tracer.ingest.sources import Progress, Source, head, opened
+from tracer.ingest.trace import Trace
 
 MOST_RANKS: Final = 1 << 20
 """Largest world that is believed."""
@@ -54,7 +56,8 @@ def translated(trace: Trace, name: str) -> Recording:
     rank, world_size = _rank(info), _world_size(info)
     base_ns = whole(trace.header.get("baseTimeNanoseconds")) or 0
     groups = TraceGroups.from_header(-1 if rank is None else rank, world_size or 0, info)
-    steps = steps_of(trace.notes, base_ns)
+    notes = Notes.of(trace.notes, base_ns)
+    steps = steps_of(notes)
     result = Recording(
         name=name,
         spans=pa.table({}),
@@ -65,8 +68,8 @@ def translated(trace: Trace, name: str) -> Recording:
     )
     known = Known(
         base_ns=base_ns,
-        notes=trace.notes,
-        calls=host_calls(trace.notes, base_ns, groups),
+        notes=notes,
+        calls=host_calls(notes, groups),
         launches=launches_of(trace.launch_table(), base_ns),
         steps=steps,
         groups=groups,
