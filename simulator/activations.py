@@ -66,12 +66,15 @@ def logits_bytes(job: Job, in_flight: int) -> int:
     return n_logits * (framework.logits_kept_bytes * in_flight + framework.logits_working_bytes + uncast)
 
 
-def _branch_bytes(job: Job) -> int:
-    """Inputs of a block's norm and of its first matrix, and the mask of its dropout (a byte per element)."""
+def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
+    """Inputs of a block's norm and of its first matrix, and the mask of its dropout (a byte per element).
+
+    *n_shared* of the two inputs are kept by the block that runs in parallel with this one.
+    """
     framework, n_tokens = load_framework(job.framework), tokens_per_shard(job)
     elements = n_tokens * job.model.hidden
-    found = 2 * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
-    if framework.keeps_gathered_inputs:
+    found = (2 - n_shared) * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
+    if framework.keeps_gathered_inputs and n_shared < 2:
         found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, n_tokens)
     return found + (4 * elements if framework.keeps_norm_in_fp32 else 0)
 
@@ -91,7 +94,9 @@ def _attention_bytes(job: Job, *, scores: bool) -> int:
     compressed = (
         2 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_head_dim if model.kv_lora_rank else 0
     )
-    found = _branch_bytes(job) + (n_tokens * features + tokens_per_shard(job) * compressed) * width
+    n_shared = int(model.parallel_blocks) + int(model.norms_per_layer == 1)
+    found = _branch_bytes(job, n_shared=n_shared)
+    found += (n_tokens * features + tokens_per_shard(job) * compressed) * width
     if model.qk_norm:
         found += n_tokens * (heads + kv_heads) * model.head_dim * width
     if not scores:

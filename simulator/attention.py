@@ -48,12 +48,10 @@ def rows_s(op: Op, one: AttentionPass, flops_per_s: float, processors: int) -> f
         flops_per_s: rate of its products over the whole device.
         processors: number of them.
     """
+    seen_at_most = min(op.n, op.window + TILE) if op.window else op.n
     width = PRODUCTS[op.kind] / 2 * (op.k + (op.v_dim or op.k)) + 2 * one.score_width
     rows = op.batch * -(-op.m // TILE)
-    seen = (op.n + min(TILE, op.n)) / 2 if op.causal else op.n
-    if op.window:
-        seen = min(seen, op.window + TILE)
+    seen = min((op.n + min(TILE, op.n)) / 2 if op.causal else op.n, seen_at_most)
     work_s = 2 * op.batch * op.m * seen * width / flops_per_s + rows * one.tile_overhead_s / processors
-    longest = min(op.n, op.window + TILE) if op.window else op.n
-    row_s = 2 * min(TILE, op.m) * longest * width / flops_per_s * processors
+    row_s = 2 * min(TILE, op.m) * seen_at_most * width / flops_per_s * processors
     return work_s + one.tail * row_s

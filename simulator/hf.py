@@ -10,44 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from simulator.errors import ModelError
+from simulator.hf_config import Config
 from simulator.model import Model
-
-
-class _Config:
-    """A config file whose keys are asked for by name and type."""
-
-    def __init__(self, values: Mapping[str, object], where: str) -> None:
-        self._values = values
-        self._where = where
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Return a whole number; ``null`` and a missing key give *default*."""
-        value = self._values.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(f"{self._where}: missing key {key!r}")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{self._where}: {key}={value!r}: a whole number is needed")
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        """Return true or false; ``null`` and a missing key give *default*."""
-        value = self._values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ModelError(f"{self._where}: {key}={value!r}: true or false is needed")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        """Return a number; ``null`` and a missing key give *default*."""
-        value = self._values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{self._where}: {key}={value!r}: a number is needed")
-        return float(value)
 
 
 def model_from_config(config: Mapping[str, object], *, where: str = "config.json") -> Model:
@@ -68,14 +32,14 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
             f"{where}: model_type={kind!r} is not supported; supported: {', '.join(sorted(READERS))}"
         )
     name = config.get("_name_or_path") or where
-    shape = READERS[kind](_Config(config, where))
+    shape = READERS[kind](Config(config, where))
     return Model(name=str(name), source=f"{where} ({kind})", **shape)  # type: ignore[arg-type]  # keys are Model's
 
 
 Shape = dict[str, int | bool | str]
 
 
-def _llama(config: _Config) -> Shape:
+def _llama(config: Config) -> Shape:
     """Llama 1 to 3, and what all of its descendants share."""
     heads = config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
@@ -96,7 +60,7 @@ def _llama(config: _Config) -> Shape:
     }
 
 
-def _mixtral(config: _Config) -> Shape:
+def _mixtral(config: Config) -> Shape:
     return {
         **_llama(config),
         "n_experts": config.integer("num_local_experts"),
@@ -105,15 +69,15 @@ def _mixtral(config: _Config) -> Shape:
     }
 
 
-def _qwen2(config: _Config) -> Shape:
+def _qwen2(config: Config) -> Shape:
     return {**_llama(config), "qkv_bias": True, "proj_bias": False}
 
 
-def _qwen3(config: _Config) -> Shape:
+def _qwen3(config: Config) -> Shape:
     return {**_llama(config), "head_dim": config.integer("head_dim", 128), "qk_norm": True}
 
 
-def _qwen3_moe(config: _Config) -> Shape:
+def _qwen3_moe(config: Config) -> Shape:
     return {
         **_qwen3(config),
         "n_experts": config.integer("num_experts"),
@@ -122,7 +86,7 @@ def _qwen3_moe(config: _Config) -> Shape:
     }
 
 
-def _gemma(config: _Config) -> Shape:
+def _gemma(config: Config) -> Shape:
     return {
         **_llama(config),
         "head_dim": config.integer("head_dim", 256),
@@ -130,11 +94,17 @@ def _gemma(config: _Config) -> Shape:
     }
 
 
-def _gemma2(config: _Config) -> Shape:
-    return {**_gemma(config), "norms_per_layer": 4}
+def _gemma2(config: Config) -> Shape:
+    """Gemma 2: every second layer sees everything."""
+    return {
+        **_gemma(config),
+        "norms_per_layer": 4,
+        "window": config.integer("sliding_window", 4096),
+        "global_every": 2,
+    }
 
 
-def _gpt2(config: _Config) -> Shape:
+def _gpt2(config: Config) -> Shape:
     hidden, heads = config.integer("n_embd"), config.integer("n_head")
     return {
         "n_layers": config.integer("n_layer"),
@@ -155,7 +125,130 @@ def _gpt2(config: _Config) -> Shape:
     }
 
 
-def _deepseek_v3(config: _Config) -> Shape:
+def _gemma3_text(config: Config) -> Shape:
+    """Gemma 3, its language model: every sixth layer sees everything."""
+    return {
+        **_gemma2(config),
+        "qk_norm": True,
+        "window": config.integer("sliding_window", 4096),
+        "global_every": config.integer("sliding_window_pattern", 6),
+    }
+
+
+def _mistral(config: Config) -> Shape:
+    return {**_llama(config), "window": config.integer("sliding_window", 0)}
+
+
+def _cohere(config: Config) -> Shape:
+    """Command R: one layer norm without bias for both blocks, tied embeddings."""
+    return {
+        **_llama(config),
+        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
+        "norm": "layernorm",
+        "norm_bias": False,
+        "norms_per_layer": 1,
+        "parallel_blocks": True,
+    }
+
+
+def _nemotron(config: Config) -> Shape:
+    """Nemotron-4 and Minitron: squared ReLU, layer norms."""
+    return {**_llama(config), "gated": False, "norm": "layernorm"}
+
+
+def _gpt_neox(config: Config) -> Shape:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    bias = config.flag("attention_bias", default=True)
+    return {
+        "n_layers": config.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "n_heads": heads,
+        "n_kv_heads": heads,
+        "head_dim": hidden // max(heads, 1),
+        "ffn_hidden": config.integer("intermediate_size"),
+        "vocab": config.integer("vocab_size"),
+        "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+        "parallel_blocks": config.flag("use_parallel_residual", default=True),
+        "gated": False,
+        "norm": "layernorm",
+        "qkv_bias": bias,
+        "proj_bias": bias,
+        "mlp_bias": True,
+    }
+
+
+def _falcon(config: Config) -> Shape:
+    """Falcon: 7B has one key head and one norm, the later ones grouped heads and a norm per block."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    new = config.flag("new_decoder_architecture", default=False)
+    multi_query = config.flag("multi_query", default=True)
+    bias = config.flag("bias", default=False)
+    return {
+        "n_layers": config.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "n_heads": heads,
+        "n_kv_heads": config.integer("num_kv_heads", heads) if new else 1 if multi_query else heads,
+        "head_dim": hidden // max(heads, 1),
+        "ffn_hidden": config.integer("ffn_hidden_size", 4 * hidden),
+        "vocab": config.integer("vocab_size"),
+        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
+        "parallel_blocks": new or config.flag("parallel_attn", default=True),
+        "norms_per_layer": 2 if new or not config.flag("parallel_attn", default=True) else 1,
+        "gated": False,
+        "norm": "layernorm",
+        "qkv_bias": bias,
+        "proj_bias": bias,
+        "mlp_bias": bias,
+    }
+
+
+def _bloom(config: Config) -> Shape:
+    """BLOOM: ALiBi needs no positions, and the embedding is normalised."""
+    hidden = config.integer("hidden_size")
+    heads = config.integer("n_head")
+    return {
+        "n_layers": config.integer("n_layer"),
+        "hidden": hidden,
+        "n_heads": heads,
+        "n_kv_heads": heads,
+        "head_dim": hidden // max(heads, 1),
+        "ffn_hidden": 4 * hidden,
+        "vocab": config.integer("vocab_size"),
+        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
+        "extra_params": 2 * hidden,
+        "gated": False,
+        "norm": "layernorm",
+        "qkv_bias": True,
+        "proj_bias": True,
+        "mlp_bias": True,
+    }
+
+
+def _bert(config: Config) -> Shape:
+    """BERT and its descendants: an encoder with token types, a norm after the embedding and a pooler."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    return {
+        "n_layers": config.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "n_heads": heads,
+        "n_kv_heads": heads,
+        "head_dim": hidden // max(heads, 1),
+        "ffn_hidden": config.integer("intermediate_size"),
+        "vocab": config.integer("vocab_size"),
+        "tied_embeddings": True,
+        "max_positions": config.integer("max_position_embeddings", 512),
+        "extra_params": config.integer("type_vocab_size", 2) * hidden + hidden * hidden + hidden,
+        "dropout": config.number("hidden_dropout_prob", 0.1) > 0,
+        "causal": False,
+        "gated": False,
+        "norm": "layernorm",
+        "qkv_bias": True,
+        "proj_bias": True,
+        "mlp_bias": True,
+    }
+
+
+def _deepseek_v3(config: Config) -> Shape:
     """DeepSeek-V3; its multi-token-prediction layer is not part of the model here."""
     nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
     return {
@@ -173,15 +266,22 @@ def _deepseek_v3(config: _Config) -> Shape:
     }
 
 
-READERS: Mapping[str, Callable[[_Config], Shape]] = MappingProxyType(
+READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
+        "bert": _bert,
+        "bloom": _bloom,
+        "cohere": _cohere,
         "deepseek_v3": _deepseek_v3,
+        "falcon": _falcon,
         "gemma": _gemma,
         "gemma2": _gemma2,
+        "gemma3_text": _gemma3_text,
         "gpt2": _gpt2,
+        "gpt_neox": _gpt_neox,
         "llama": _llama,
-        "mistral": _llama,
+        "mistral": _mistral,
         "mixtral": _mixtral,
+        "nemotron": _nemotron,
         "qwen2": _qwen2,
         "qwen3": _qwen3,
         "qwen3_moe": _qwen3_moe,

@@ -1,9 +1,9 @@
 """The network to train: its shapes, its parameters and its FLOPs.
 
-A ``Model`` is a decoder-only transformer: attention (multi-head, grouped-query, or multi-head latent), a
-dense or mixture-of-experts MLP, embedding and head. Every matrix is listed once, as a ``Linear`` with the
-shape that one tensor-parallel rank holds; parameter counts, FLOPs and the operations of
-``simulator.workload`` all come from these lists.
+A ``Model`` is a transformer, a decoder or an encoder: attention (multi-head, grouped-query, or multi-head
+latent; over the whole sequence or a window), an MLP (dense or a mixture of experts), embedding and head.
+Every matrix is listed once, as a ``Linear`` with the shape that one tensor-parallel rank holds; parameter
+counts, FLOPs and the operations of ``simulator.workload`` all come from these lists.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ _AT_LEAST_ONE = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "voc
 _NOT_NEGATIVE = (
     *("ffn_hidden", "n_experts", "top_k", "moe_ffn_hidden", "n_shared_experts", "n_dense_layers"),
     *("q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "max_positions"),
+    *("window", "global_every", "extra_params"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A decoder-only transformer.
+    """A transformer with one stack of layers, a decoder unless ``causal`` is false.
 
     Attributes:
         name: as a person would say it.
@@ -62,10 +63,17 @@ class Model:
         vocab: number of tokens in the vocabulary, as embedded (with padding if the checkpoint is padded).
         tied_embeddings: embedding and head are one matrix.
         norm: ``"rmsnorm"`` (one weight per feature) or ``"layernorm"`` (weight and bias).
-        norms_per_layer: 2, or 4 where the outputs of attention and MLP are normalised too (Gemma 2).
-        qk_norm: queries and keys are normalised per head (Qwen 3).
+        norm_bias: layer norms have a bias.
+        norms_per_layer: 2; 4 where outputs are normalised too (Gemma 2); 1 where attention and MLP read the
+            same normalised input (Falcon 7B, Command R).
+        parallel_blocks: attention and MLP read the same input (GPT-NeoX).
+        qk_norm: queries and keys are normalised per head.
         qkv_bias, proj_bias, mlp_bias: which matrices have biases.
-        max_positions: learned position embeddings; 0 means rotary.
+        max_positions: learned position embeddings; 0: rotary.
+        window: keys that a query of a local layer sees at most (sliding window); 0 means all.
+        global_every: with a window, every so many layers the last one sees everything; 0 means none does.
+        causal: a token sees only those before it; false for encoders.
+        extra_params: others outside the layers: token types, a norm after the embedding, a pooler.
         dropout: whether dropout is on, so that its masks are kept for backward.
         n_experts: routed experts of a mixture-of-experts layer; 0 means a dense model.
         top_k: routed experts that each token visits.
@@ -93,12 +101,18 @@ class Model:
     gated: bool = True
     tied_embeddings: bool = False
     norm: str = "rmsnorm"
+    norm_bias: bool = True
     norms_per_layer: int = 2
+    parallel_blocks: bool = False
     qk_norm: bool = False
     qkv_bias: bool = False
     proj_bias: bool = False
     mlp_bias: bool = False
     max_positions: int = 0
+    window: int = 0
+    global_every: int = 0
+    causal: bool = True
+    extra_params: int = 0
     dropout: bool = False
     n_experts: int = 0
     top_k: int = 0
@@ -123,6 +137,8 @@ class Model:
             )
         if self.norm not in ("rmsnorm", "layernorm"):
             raise ModelError(f"{self.name}: norm={self.norm!r}: one of rmsnorm, layernorm")
+        if self.norms_per_layer not in (1, 2, 4):
+            raise ModelError(f"{self.name}: norms_per_layer={self.norms_per_layer}: one of 1, 2, 4")
         if self.n_experts and not (self.moe_ffn_hidden and 1 <= self.top_k <= self.n_experts):
             raise ModelError(
                 f"{self.name}: n_experts={self.n_experts} needs moe_ffn_hidden (is {self.moe_ffn_hidden}) "
@@ -144,12 +160,18 @@ class Model:
     @property
     def norm_params(self) -> int:
         """Parameters of one norm over the residual stream."""
-        return self.hidden * (2 if self.norm == "layernorm" else 1)
+        return self.hidden * (2 if self.norm == "layernorm" and self.norm_bias else 1)
 
     @property
     def shared_ffn_hidden(self) -> int:
         """Inner width of the shared experts together; they run as one MLP."""
         return self.n_shared_experts * self.moe_ffn_hidden
+
+    def window_of(self, layer: int) -> int:
+        """Return how many keys a query of *layer* (from 0) sees at most; 0 means all."""
+        if self.global_every and (layer + 1) % self.global_every == 0:
+            return 0
+        return self.window
 
     def is_moe(self, layer: int) -> bool:
         """Return whether *layer* (from 0) has experts."""
@@ -193,7 +215,7 @@ class Model:
 
     def attention_params(self, tp: int = 1) -> int:
         """Return parameters of one attention block, norms included, on each of *tp* ranks."""
-        norms = self.norm_params * self.norms_per_layer // 2
+        norms = self.norm_params * (self.norms_per_layer // 2)
         if self.qk_norm:
             norms += 2 * self.head_dim
         if self.kv_lora_rank:
@@ -222,8 +244,8 @@ class Model:
         return self.attention_params(tp) + self.mlp_params(layer, tp) + self.expert_params(layer, tp, ep)
 
     def embedding_params(self, tp: int = 1) -> int:
-        """Return parameters of the token and position embeddings on each of *tp* ranks."""
-        return (share(self.vocab, tp) + self.max_positions) * self.hidden
+        """Return parameters of the embeddings, and what belongs to no layer, on each of *tp* ranks."""
+        return (share(self.vocab, tp) + self.max_positions) * self.hidden + self.extra_params
 
     def head_params(self, tp: int = 1) -> int:
         """Return parameters of the output matrix on each of *tp* ranks, tied or not; no final norm."""
@@ -260,14 +282,18 @@ class Model:
         not), L layers, H heads, Q head width, T = *seq_len*. Backward costs twice the forward.
 
         Args:
-            seq_len: tokens per sequence.
+            seq_len: tokens per sequence; of a layer with a window, what the window lets a token see.
             causal: count only the half of the attention matrix that a causal mask keeps. The default counts
                 it whole, as PaLM (arXiv:2204.02311, appendix B) and Megatron-LM (arXiv:2104.04473, eq. 3) do;
                 MFU is stated with the default.
         """
         weights = sum(self.matmul_params(layer) for layer in range(self.n_layers)) + self.head_params()
-        attention = 2 * self.n_layers * self.n_heads * (self.head_dim + self.value_head_dim) * seq_len
-        return 6 * weights + 3 * (attention // 2 if causal else attention)
+        per_key = 2 * self.n_heads * (self.head_dim + self.value_head_dim)
+        seen = 0.0
+        for layer in range(self.n_layers):
+            window = min(self.window_of(layer) or seq_len, seq_len)
+            seen += window * (1 - window / (2 * seq_len)) if causal and seq_len else window
+        return 6 * weights + round(3 * per_key * seen)
 
     def describe(self) -> dict[str, object]:
         """Return the shape and the counts derived from it, as written to ``run.json``."""

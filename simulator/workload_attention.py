@@ -21,19 +21,22 @@ from simulator.workload_linear import (
 def attention_block(job: Job, layer: int) -> Block:
     """Return the attention block of *layer* for one micro-batch on one rank."""
     *inputs, proj = job.model.attention_linears(job.layout.tp)
-    pieces = [residual_in(job, "attention"), norm(job, "attention")]
+    pieces = [residual_in(job, "attention")]
+    if job.model.norms_per_layer > 1:  # else the norm of the MLP serves both
+        pieces.append(norm(job, "attention"))
     for linear in inputs:
         if linear.name.endswith("_down"):
             pieces.append(replicated_linear(job, "attention", linear))
             pieces.append(norm(job, "attention", linear.n_out, tokens_per_shard(job), f"{linear.name}_norm"))
         else:
             pieces.append(column_linear(job, "attention", linear))
-    pieces += [*_position(job), *_core(job), row_linear(job, "attention", proj)]
+    pieces += [*_position(job), *_core(job, layer), row_linear(job, "attention", proj)]
     if job.model.norms_per_layer > 2:
         pieces.append(norm(job, "attention", name="post_norm"))
-    pieces.append(residual_out(job, "attention"))
+    if not job.model.parallel_blocks:
+        pieces.append(residual_out(job, "attention"))
     full = tuple(op for piece in pieces for op in piece.forward)
-    core = tuple(op for piece in _core(job) for op in piece.forward)
+    core = tuple(op for piece in _core(job, layer) for op in piece.forward)
     params = job.model.attention_params(job.layout.tp)
     return Block(
         name="attention",
@@ -63,14 +66,14 @@ def _position(job: Job) -> list[Piece]:
     return found
 
 
-def _core(job: Job) -> list[Piece]:
+def _core(job: Job, layer: int) -> list[Piece]:
     """Attention between all tokens of a sequence; under context parallelism keys and values are gathered.
 
     Every context-parallel rank holds an equal share of the causal triangle (the sequence is cut into ``2 cp``
     parts and dealt from both ends). Keys and values are gathered again in backward and their gradients
     reduce-scattered. Reference: Llama 3, arXiv:2407.21783, section 3.3.2.
     """
-    forward, backward = _fused_core(job) if job.flash_attention else _unfused_core(job)
+    forward, backward = _fused_core(job, layer) if job.flash_attention else _unfused_core(job)
     if job.layout.cp == 1:
         return [elementwise(forward, backward)]
     kv_heads = _heads(job)[1]
@@ -82,8 +85,8 @@ def _core(job: Job) -> list[Piece]:
     return [Piece((gather, *forward), back, back)]
 
 
-def _fused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
-    """Forward and backward of a fused causal kernel, which skips the masked half.
+def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """Forward and backward of a fused kernel, which skips what masks hide.
 
     Forward is two matrix products, backward five: the scores are computed again, so 2.5 times the forward.
     Reference: FlashAttention-2, arXiv:2307.08691, section 4.1 (its FLOP count).
@@ -91,12 +94,15 @@ def _fused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     model, (heads, kv_heads) = job.model, _heads(job)
     queries, keys = job.seq_len // job.layout.cp, job.seq_len
     width = model.head_dim + model.value_head_dim
-    flops = job.micro_batch * heads * queries * keys * width
+    window = model.window_of(layer)
+    flops = 2 * job.micro_batch * heads * width * _seen(queries, keys, window, causal=model.causal)
     operands = job.micro_batch * (queries * heads + keys * kv_heads) * width * DTYPE_BYTES[job.precision]
     forward = Op(
         *("attention.core", "attention", flops, operands, queries, keys, model.head_dim, job.precision),
         batch=job.micro_batch * heads,
         v_dim=model.value_head_dim,
+        causal=model.causal,
+        window=window if window < keys else 0,
     )
     backward = replace(
         forward,
@@ -106,6 +112,20 @@ def _fused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
         bytes_moved=2 * operands,
     )
     return (forward,), (backward,)
+
+
+def _seen(queries: int, keys: int, window: int, *, causal: bool) -> int:
+    """Return how many scores of a head are computed for *queries* of a sequence of *keys*.
+
+    Under a causal mask half of the matrix; under a window ``w`` of ``s`` keys ``w (2 s - w) / 2s`` of a row,
+    on average; without a mask a window opens to both sides.
+
+    >>> _seen(100, 100, 0, causal=True), _seen(100, 100, 0, causal=False), _seen(100, 100, 50, causal=True)
+    (5000, 10000, 3750)
+    """
+    if window <= 0 or window >= keys:
+        return queries * keys // 2 if causal else queries * keys
+    return queries * window * (2 * keys - window) // (2 * keys) if causal else queries * window
 
 
 def _unfused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:

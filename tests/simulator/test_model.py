@@ -14,10 +14,20 @@ from simulator.models import load_model, names
 
 PUBLISHED = {
     # parameters of the published checkpoints, as their safetensors metadata counts them
+    "bert-large": 335_141_888,
+    "bloom-176b": 176_247_271_424,
+    "command-r-35b": 34_980_831_232,
+    "falcon-7b": 6_921_720_704,
+    "gemma-7b": 8_537_680_896,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gpt-neox-20b": 20_554_567_680,
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
+    "llama3.2-1b": 1_235_814_400,
+    "qwen2.5-72b": 72_706_203_648,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
     "mistral-7b": 7_241_732_096,
@@ -97,7 +107,7 @@ def test_flops_are_palms_appendix_b(name: str) -> None:
 
 @given(name=sampled_from(names()), seq_len=integers(1, 65536))
 def test_a_causal_mask_halves_attention_and_nothing_else(name: str, seq_len: int) -> None:
-    model = load_model(name)
+    model = replace(load_model(name), window=0)
     weights = model.flops_per_token(0)
     full = model.flops_per_token(seq_len) - weights
     assert model.flops_per_token(seq_len, causal=True) - weights == full // 2
@@ -151,3 +161,33 @@ def test_describe_is_plain() -> None:
     described = load_model("llama3-8b").describe()
     assert described["n_params"] == PUBLISHED["llama3-8b"]
     assert all(isinstance(value, int | str | bool) for value in described.values())
+
+
+@pytest.mark.parametrize(("name", "billions"), [("nemotron4-15b", 15.6), ("nemotron4-340b", 341.0)])
+def test_nemotron_has_as_many_as_its_reports_say(name: str, billions: float) -> None:
+    """12.5 + 3.1 billion (arXiv:2402.16819); 331.6 + 9.4 billion (arXiv:2406.11704)."""
+    assert round(load_model(name).n_params / 1e9, 1) == billions
+
+
+def test_windows_alternate_as_the_model_says() -> None:
+    gemma2, mistral = load_model("gemma2-9b"), replace(load_model("mistral-7b"), window=4096)
+    assert [gemma2.window_of(layer) for layer in range(4)] == [4096, 0, 4096, 0]
+    assert {mistral.window_of(layer) for layer in range(32)} == {4096}
+
+
+@given(window=integers(1, 8192), seq_len=integers(1, 16384))
+def test_a_window_never_sees_more_than_all(window: int, seq_len: int) -> None:
+    """And as much, where the sequence is not longer than the window."""
+    whole, part = (replace(load_model("mistral-7b"), window=size) for size in (0, window))
+    for causal in (False, True):
+        seen, most = (model.flops_per_token(seq_len, causal=causal) for model in (part, whole))
+        assert seen <= most + 1
+        if window >= seq_len:
+            assert seen == pytest.approx(most, abs=1)
+
+
+def test_parallel_blocks_with_one_norm_have_one_norm() -> None:
+    falcon = load_model("falcon-7b")
+    assert falcon.layer_params(0) - replace(falcon, norms_per_layer=2).layer_params(0) == -falcon.norm_params
+    with pytest.raises(ModelError, match="norms_per_layer"):
+        replace(falcon, norms_per_layer=3)

@@ -92,6 +92,45 @@ CONFIGS: dict[str, dict[str, object]] = {
         "v_head_dim": 128,
         "vocab_size": 129280,
     },
+    "bert": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "vocab_size": 30522,
+    },
+    "bloom": {"hidden_size": 14336, "n_head": 112, "n_layer": 70, "vocab_size": 250880},
+    "cohere": {
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 40,
+        "vocab_size": 256000,
+    },
+    "falcon": {"hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32, "vocab_size": 65024},
+    "gemma3_text": {
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 1,
+        "vocab_size": 262144,
+    },
+    "gpt_neox": {
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 44,
+        "vocab_size": 50432,
+    },
+    "nemotron": {
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_attention_heads": 48,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 256000,
+    },
 }
 PARAMS = {
     "llama": 8_030_261_248,
@@ -104,6 +143,13 @@ PARAMS = {
     "gemma": 2_506_172_416,
     "gemma2": 9_241_705_984,
     "deepseek_v3": 671_026_404_352,
+    "bert": 109_482_240,
+    "bloom": 176_247_271_424,
+    "cohere": 34_980_831_232,
+    "falcon": 6_921_720_704,
+    "gemma3_text": 999_885_952,
+    "gpt_neox": 20_554_567_680,
+    "nemotron": 15_628_775_424,
 }
 SAME_AS = {
     "llama": "llama3-8b",
@@ -113,6 +159,12 @@ SAME_AS = {
     "qwen3": "qwen3-8b",
     "qwen3_moe": "qwen3-30b-a3b",
     "deepseek_v3": "deepseek-v3",
+    "bloom": "bloom-176b",
+    "cohere": "command-r-35b",
+    "falcon": "falcon-7b",
+    "gemma2": "gemma2-9b",
+    "gpt_neox": "gpt-neox-20b",
+    "nemotron": "nemotron4-15b",
 }
 DEFAULTED = {"num_key_value_heads", "tie_word_embeddings", "head_dim", "sliding_window", "q_lora_rank"}
 
@@ -149,7 +201,7 @@ def test_a_missing_key_is_named(kind: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"model_type": "mamba"}, "model_type='mamba' is not supported; supported: deepseek_v3, gemma"),
+        ({"model_type": "mamba"}, "model_type='mamba' is not supported; supported: bert, bloom, cohere"),
         ({}, "missing key 'model_type'"),
         (LLAMA3_8B | {"hidden_size": "4096"}, "hidden_size='4096': a whole number"),
         (LLAMA3_8B | {"tie_word_embeddings": 1}, "tie_word_embeddings=1: true or false"),

@@ -18,7 +18,10 @@ from simulator.workload import Block, Comm, Op, embedding_block, head_block, lay
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 
-MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b")
+MODELS = (
+    *("llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "gemma2-9b"),
+    *("command-r-35b", "bloom-176b", "nemotron4-15b"),
+)
 
 
 cluster = cache(load_cluster)
@@ -307,3 +310,32 @@ def test_adam_moves_a_known_number_of_bytes(
     """Clip: three passes over gradients. Adam: gradient read, weight and moments read and written."""
     some = job(precision=precision, fp32_gradients=fp32_gradients)
     assert sum(op.bytes_moved for op in optimizer_ops(some, 1000)) == 1000 * bytes_per_param
+
+
+def test_a_window_computes_what_it_lets_through() -> None:
+    """Of 8,192 keys a query sees 1,024 at most: 1024 (2 - 1/8) / 2 of a row on average. Half the layers."""
+    model = replace(two_layers("gemma2-9b"), window=1024)
+    cores = [
+        flops([layer_blocks(job(model, seq_len=8192), n)[0]], "forward", kind="attention") for n in (0, 1)
+    ]
+    assert cores[0] == cores[1] * 2 * 1024 * (2 * 8192 - 1024) // (2 * 8192) // 8192
+
+
+def test_an_encoder_computes_the_whole_matrix() -> None:
+    model = load_model("bert-large")
+    one = job(model, seq_len=512)
+    core = flops([layer_blocks(one, 0)[0]], "forward", kind="attention")
+    assert core == 2 * 2 * 16 * 512 * 512 * 64
+    decoder = flops(
+        [layer_blocks(job(replace(model, causal=True), seq_len=512), 0)[0]], "forward", kind="attention"
+    )
+    assert core == 2 * decoder
+
+
+def test_parallel_blocks_share_a_norm_and_a_residual() -> None:
+    names = [
+        [op.name for op in block.phases["forward"] if isinstance(op, Op)]
+        for block in layer_blocks(job("command-r-35b"), 0)
+    ]
+    assert not {"attention.norm", "attention.residual"} & set(names[0])
+    assert {"mlp.norm", "mlp.residual"} <= set(names[1])

@@ -1,0 +1,44 @@
+"""Typed access to the keys of a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simulator.errors import ModelError
+
+
+class Config:
+    """A config file whose keys are asked for by name and type."""
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values = values
+        self._where = where
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Return a whole number; ``null`` and a missing key give *default*."""
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelError(f"{self._where}: missing key {key!r}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ModelError(f"{self._where}: {key}={value!r}: a whole number is needed")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return true or false; ``null`` and a missing key give *default*."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError(f"{self._where}: {key}={value!r}: true or false is needed")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number; ``null`` and a missing key give *default*."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"{self._where}: {key}={value!r}: a number is needed")
+        return float(value)
