@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -43,6 +43,20 @@ class Network(Protocol):
         """Return the cost of one message."""
 
 
+class Answers(Protocol):
+    """What a program asks about its messages; ``Costs`` are the answers of a network."""
+
+    @property
+    def uneven(self) -> Collection[str]:
+        """Scopes in which a rank stands for groups of different speed."""
+
+    def channel(self, rank: int, message: Message) -> tuple[int, int, int]:
+        """Return ``(group, source, destination)`` of *message* on *rank*; -1, -1 for a collective."""
+
+    def transfer(self, rank: int, message: Message) -> Transfer:
+        """Return the cost of *message* as *rank* carries it out."""
+
+
 class Communications(NamedTuple):
     """Those fields of a ``Program`` that have to do with communication."""
 
@@ -64,16 +78,18 @@ class Costs:
         network: what communications cost.
         folded: each rank stands for all of its pipeline stage. It then carries the slowest of the groups
             that it stands for: whoever waits for all of them waits for that one.
-
-    Attributes:
-        uneven: scopes in which those groups were found to differ.
     """
 
     def __init__(self, groups: Groups, network: Network, *, folded: bool) -> None:
         self._groups = groups
         self._network = network
         self._folded = folded
-        self.uneven: set[str] = set()
+        self._uneven: set[str] = set()
+
+    @property
+    def uneven(self) -> Collection[str]:
+        """Scopes in which a rank was found to stand for groups of different speed."""
+        return self._uneven
 
     def channel(self, rank: int, message: Message) -> tuple[int, int, int]:
         """Return ``(group, source, destination)`` of *message* on *rank*; -1, -1 for a collective."""
@@ -94,7 +110,7 @@ class Costs:
             ranks = [group.ranks[0] for group in self._groups.on_pipeline_rank(message.scope, pp)]
         found = {self._cost(one, message) for one in ranks}
         if len(found) > 1:
-            self.uneven.add(message.scope)
+            self._uneven.add(message.scope)
         return max(found, key=lambda t: (t.latency_ns + t.wire_ns, t))
 
     def _cost(self, rank: int, message: Message) -> Transfer:
@@ -116,7 +132,7 @@ class Costs:
 
 
 def communications(
-    rank: Int32Array, message: Int32Array, batch: Int64Array, messages: Sequence[Message], costs: Costs
+    rank: Int32Array, message: Int32Array, batch: Int64Array, messages: Sequence[Message], costs: Answers
 ) -> Communications:
     """Join the tasks of all ranks that take part in the same communication.
 
@@ -191,7 +207,7 @@ def _occurrence(keys: Int64Array) -> Int64Array:
 
 
 def _transfers(
-    pairs: Sequence[tuple[int, Message]], use: NDArray[np.int64], costs: Costs
+    pairs: Sequence[tuple[int, Message]], use: NDArray[np.int64], costs: Answers
 ) -> tuple[tuple[Transfer, ...], Int32Array]:
     """Return the distinct costs, and which one each communication has; *use* indexes *pairs*."""
     distinct: dict[Transfer, int] = {}

@@ -6,18 +6,19 @@ Every rule follows a framework that is named where the rule is written; docs/sim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from simulator.build_chain import Chains, Pass
 from simulator.build_gradients import DataParallel
 from simulator.build_groups import Groups
 from simulator.build_instances import Message
-from simulator.build_stages import Unit, n_stages, split_layers, stage_units
+from simulator.build_pipeline import Pipeline, Visit
+from simulator.build_stages import Unit, split_layers, stage_units
 from simulator.compute import ComputeModel
 from simulator.job import Job
 from simulator.program import Label
-from simulator.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
-from simulator.schedules import Action, Plan, holders
+from simulator.program_builder import COMPUTE, DP, HOST, Task, Template
+from simulator.schedules import Action, Plan
 from simulator.workload import optimizer_ops
 from simulator.workload_linear import hidden_bytes, tokens_per_shard
 
@@ -29,26 +30,6 @@ FSDP2 frees the buffer of one all-gather before the next but one may begin; FSDP
 
 GRADIENT_NORM_BYTES: Final = 4
 """One fp32 sum of squares per rank."""
-
-
-class _Visit(NamedTuple):
-    """What tells the template of an action from others.
-
-    Attributes:
-        kind: of the action.
-        stage: its stage.
-        pp: pipeline rank that carries it out.
-        source: pipeline rank that it receives from, None if it does not receive.
-        destination: pipeline rank that it sends to, None if it does not send.
-        reduces: whether gradients are reduced over replicas.
-    """
-
-    kind: str
-    stage: int
-    pp: int
-    source: int | None
-    destination: int | None
-    reduces: bool
 
 
 class Templates:
@@ -67,11 +48,9 @@ class Templates:
         self._compute = compute
         self._chains = Chains(compute)
         self._data_parallel = DataParallel(job, groups)
-        self._units = _units_by_stage(job, n_stages(orders))
-        self._holders = holders(orders)
-        self._last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
-        self._has_one_stage_each = len(self._last) == len(orders) == len(self._units)
-        self._overlaps_p2p = job.overlap_p2p if job.overlap_p2p is not None else not self._has_one_stage_each
+        size_bytes = hidden_bytes(job, tokens_per_shard(job))
+        self._pipeline = Pipeline(orders, size_bytes, job.precision, overlap_p2p=job.overlap_p2p)
+        self._units = _units_by_stage(job, self._pipeline.n_stages)
         self._written: dict[object, Template] = {}
 
     def action(self, pp: int, action: Action) -> Template:
@@ -79,22 +58,13 @@ class Templates:
 
         The last backward of a stage reduces gradients, others may.
         """
-        is_last = action == self._last[pp, action.stage]
-        reduces = action.kind in "BW" and self._data_parallel.reduces(is_last=is_last)
-        before, after = (self._holders.get((action.stage + step, action.microbatch)) for step in (-1, 1))
-        if action.kind == "W":
-            before = after = None
-        source, destination = (before, after) if action.kind == "F" else (after, before)
-        visit = _Visit(
-            action.kind,
-            action.stage,
-            pp,
-            source if source != pp else None,
-            destination if destination != pp else None,
-            reduces,
-        )
+        visit = self._pipeline.visit(pp, action)
         if visit not in self._written:
-            self._written[visit] = self._write_action(visit)
+            template = self._written[visit] = Template()
+            template.launches = self._chains.is_host_bound(
+                self._units[visit.stage], Pass(visit.kind, self._job.recompute)
+            )
+            self._pipeline.write(template, visit, lambda: self._write_main_line(template, visit))
         return self._written[visit]
 
     def update(self, stages: tuple[int, ...]) -> Template:
@@ -129,30 +99,14 @@ class Templates:
             bytes_moved=sum(op.bytes_moved for op in ops),
         )
 
-    def _write_action(self, visit: _Visit) -> Template:
-        """Write receive, main line and send of an action.
-
-        A receive is posted when the action before it has been computed, so that its span shows the wait; a
-        send does not hold up what follows (Megatron-LM ``schedules.py``, without overlapped p2p). The host
-        waits for what was received (``batch_p2p_sync`` there). With overlapped p2p the receive is posted one
-        action earlier, and the host does not wait.
-        """
-        template, action = Template(), Pass(visit.kind, self._job.recompute)
-        units = self._units[visit.stage]
-        template.launches = self._chains.is_host_bound(units, action)
-        if visit.source is not None:
-            message = self._message(visit, "recv", visit.source)
-            if self._overlaps_p2p:
-                template.tails = (Template.BEFORE, template.add(message, (Template.EARLIER,)))
-            else:
-                template.synchronized = (template.then(message),)
+    def _write_main_line(self, template: Template, visit: Visit) -> None:
+        """Write what is done with the units of the stage."""
+        action, units = Pass(visit.kind, self._job.recompute), self._units[visit.stage]
+        reduces = visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
         if self._data_parallel.is_fully_sharded:
-            self._write_sharded(template, action, units, reduces=visit.reduces)
+            self._write_sharded(template, action, units, reduces=reduces)
         else:
-            self._write_whole(template, action, units, reduces=visit.reduces)
-        if visit.destination is not None:
-            template.add(self._message(visit, "send", visit.destination), template.tails)
-        return template
+            self._write_whole(template, action, units, reduces=reduces)
 
     def _write_whole(self, template: Template, action: Pass, units: Sequence[Unit], *, reduces: bool) -> None:
         """Write the main line where every rank holds all parameters; gradients follow in buckets."""
@@ -183,19 +137,6 @@ class Templates:
                 self._data_parallel.scatter(template, unit, template.tails)
             if gathers and at + UNSHARDED_UNITS < len(order):
                 gathered.append(gather(template, order[at + UNSHARDED_UNITS], template.tails))
-
-    def _message(self, visit: _Visit, kind: str, peer_pp: int) -> Task:
-        """Return the transfer of one micro-batch's activations or their gradients."""
-        size_bytes = hidden_bytes(self._job, tokens_per_shard(self._job))
-        name = "activations" if visit.kind == "F" else "gradients"
-        label = Label("p2p", kind, name, "pp", self._job.precision)
-        boundary = visit.stage + ((kind == "send") == (visit.kind == "F"))
-        message = Message(kind, "pp", size_bytes, self._job.precision, peer_pp, boundary)
-        stream = f"pp.{kind}"
-        if not self._has_one_stage_each:
-            is_next = (peer_pp - visit.pp) % self._job.layout.pp == 1
-            stream += f".{name}.{'next' if is_next else 'prev'}"
-        return Task(STREAMS.index(stream), label, message=message)
 
 
 def _units_by_stage(job: Job, n: int) -> list[tuple[Unit, ...]]:

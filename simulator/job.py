@@ -34,7 +34,7 @@ class Job:
         schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES`` or the path of a CSV file.
         virtual_stages: stages per pipeline rank; None: what the schedule has by default.
         overlap_p2p: post a receive one action ahead, so that the message travels while the rank computes, as
-            Megatron-LM does with virtual stages; None: on with several stages per rank.
+            Megatron-LM does with virtual stages; None: on with several stages per rank or split backward.
         deallocate_outputs: free what a stage has sent on, as Megatron-LM's ``deallocate_pipeline_outputs``.
         sharding: one of ``SHARDINGS``.
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.

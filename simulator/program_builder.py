@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simulator.build_instances import Costs, Message, communications
+from simulator.build_instances import Answers, Message, communications
 from simulator.program import Int32Array, Int64Array, Label, Program
 
 STREAMS: Final = (
@@ -27,8 +27,9 @@ STREAMS: Final = (
 )
 """In-order queues of a rank. One per axis: NCCL runs the collectives of a communicator in order.
 
-With one stage per rank all messages of a direction share a queue. With several, what goes to and comes from
-each neighbour has queues of its own, because sender and receiver need not come to them in the same order.
+With one stage per rank all messages of a direction share a queue. With several, or with overlapped p2p, what
+goes to and comes from each neighbour has queues of its own: sender and receiver need not come to it in the
+same order, and a message that nobody takes yet must not hold up another.
 """
 
 COMPUTE: Final = STREAMS.index("compute")
@@ -139,7 +140,7 @@ class ProgramBuilder:
         costs: what a communication costs and which group carries it.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Answers) -> None:
         self._costs = costs
         self._labels: dict[Label, int] = {}
         self._messages: dict[Message, int] = {}

@@ -1,0 +1,98 @@
+"""What a schedule makes of a rank: when it receives, computes and sends, whatever an action is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from simulator.build_instances import Message
+from simulator.build_stages import n_stages
+from simulator.program import Label
+from simulator.program_builder import STREAMS, Task, Template
+from simulator.schedules import Action, Plan, holders
+
+
+class Visit(NamedTuple):
+    """What tells the template of an action from others.
+
+    Attributes:
+        kind: of the action.
+        stage: its stage.
+        pp: pipeline rank that carries it out.
+        source: pipeline rank that it receives from, None if it does not receive.
+        destination: pipeline rank that it sends to, None if it does not send.
+        is_last: whether it is the last of its rank and stage to make weight gradients.
+    """
+
+    kind: str
+    stage: int
+    pp: int
+    source: int | None
+    destination: int | None
+    is_last: bool
+
+
+class Pipeline:
+    """Writes receives and sends around what the actions of a plan do.
+
+    Args:
+        orders: the plan.
+        size_bytes: of a message between stages: activations or their gradients.
+        dtype: of its elements.
+        overlap_p2p: post a receive one action earlier; None: if a rank has several stages, or if backward is
+            split, which is of no use where ranks wait for messages.
+
+    Attributes:
+        n_stages: stages of the model.
+    """
+
+    def __init__(self, orders: Plan, size_bytes: int, dtype: str, *, overlap_p2p: bool | None) -> None:
+        self.n_stages = n_stages(orders)
+        self._n_ranks = len(orders)
+        self._holders = holders(orders)
+        self._last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
+        has_several = len(self._last) > len(orders)
+        is_split = any(action.kind == "W" for own in orders for action in own)
+        self._overlaps = has_several or is_split if overlap_p2p is None else overlap_p2p
+        self._has_queue_per_neighbour = has_several or self._overlaps
+        self._size_bytes, self._dtype = size_bytes, dtype
+
+    def visit(self, pp: int, action: Action) -> Visit:
+        """Return what *action* is on pipeline rank *pp*."""
+        before, after = (self._holders.get((action.stage + step, action.microbatch)) for step in (-1, 1))
+        ends = (before, after) if action.kind == "F" else (after, before)
+        source, destination = (
+            None if action.kind == "W" or end == pp else end for end in ends
+        )  # weight gradients stay where they are, and what stays on the rank is not sent
+        is_last = action == self._last[pp, action.stage]
+        return Visit(action.kind, action.stage, pp, source, destination, is_last)
+
+    def write(self, template: Template, visit: Visit, main: Callable[[], object]) -> None:
+        """Write receive, main line and send of an action; *main* appends the main line.
+
+        A receive is posted when the action before it has been computed, so that its span shows the wait; a
+        send does not hold up what follows (Megatron-LM ``schedules.py``, without overlapped p2p). The host
+        waits for what was received (``batch_p2p_sync`` there). With overlapped p2p the receive is posted one
+        action earlier, and the host does not wait.
+        """
+        if visit.source is not None:
+            message = self._message(visit, "recv", visit.source)
+            if self._overlaps:
+                template.tails = (Template.BEFORE, template.add(message, (Template.EARLIER,)))
+            else:
+                template.synchronized = (template.then(message),)
+        main()
+        if visit.destination is not None:
+            template.add(self._message(visit, "send", visit.destination), template.tails)
+
+    def _message(self, visit: Visit, kind: str, peer_pp: int) -> Task:
+        """Return the transfer of one micro-batch's activations or their gradients."""
+        name = "activations" if visit.kind == "F" else "gradients"
+        boundary = visit.stage + ((kind == "send") == (visit.kind == "F"))
+        stream = f"pp.{kind}"
+        if self._has_queue_per_neighbour:
+            is_next = (peer_pp - visit.pp) % self._n_ranks == 1
+            stream += f".{name}.{'next' if is_next else 'prev'}"
+        label = Label("p2p", kind, name, "pp", self._dtype)
+        message = Message(kind, "pp", self._size_bytes, self._dtype, peer_pp, boundary)
+        return Task(STREAMS.index(stream), label, message=message)

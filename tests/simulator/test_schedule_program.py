@@ -1,0 +1,120 @@
+"""How long schedules take: closed forms, what their papers claim, and the whole job's program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from simulator.engine import compiled, event
+from simulator.program import Int64Array
+from simulator.schedule_program import schedule_program
+from simulator.schedules import ACTION_KINDS, SCHEDULES
+
+ranks, times = st.integers(1, 6), st.integers(1, 9)
+
+
+def spans_of(
+    name: str, p: int, m: int, v: int | None = None, *, f: int = 1, i: int = 1, w: int = 1, link: int = 0
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return rank, start and end of every action; each stage takes *f*, *i* and *w*, a message *link*."""
+    found = schedule_program(name, p, m, v)
+    by_kind = {"F": f, "B": i + w, "I": i, "W": w}
+    action_ns = np.array([[by_kind[kind]] * found.n_stages for kind in ACTION_KINDS], np.int64)
+    program = found.with_times(action_ns, np.full((p, p), link, np.int64))
+    start_ns, end_ns = compiled.times(program)
+    own = found.cell >= 0
+    return program.rank[own].astype(np.int64), start_ns[own], end_ns[own]
+
+
+def idle_inside(name: str, p: int, m: int, v: int | None = None) -> list[int]:
+    """Return for each rank how long it idles between its first and its last action, if F = I = W = 1."""
+    rank, start_ns, end_ns = spans_of(name, p, m, v)
+    return [
+        int(end_ns[rank == r].max() - start_ns[rank == r].min() - (end_ns - start_ns)[rank == r].sum())
+        for r in range(p)
+    ]
+
+
+@settings(deadline=None)
+@given(p=ranks, m=st.integers(1, 16), f=times, i=times, w=times)
+def test_one_stage_per_rank_has_the_textbook_makespan(p: int, m: int, f: int, i: int, w: int) -> None:
+    """(m + p - 1)(f + b), and m p (f + b) without pipelining: Narayanan et al. 2021, section 2.2."""
+    for name, slots in (("gpipe", m + p - 1), ("1f1b", m + p - 1), ("naive", m * p)):
+        assert spans_of(name, p, m, f=f, i=i, w=w)[2].max() == slots * (f + i + w)
+
+
+@settings(deadline=None)
+@given(p=ranks, rounds=st.integers(1, 4), v=st.integers(1, 4), f=times, i=times)
+def test_v_stages_per_rank_divide_the_bubble_by_v(p: int, rounds: int, v: int, f: int, i: int) -> None:
+    """(p - 1)(f + b) of stages that are 1/v as long: Narayanan et al. 2021, section 2.2."""
+    m = rounds * p
+    for name in ("interleaved-1f1b", "looped-bfs"):
+        assert spans_of(name, p, m, v, f=f, i=i)[2].max() == (v * m + p - 1) * (f + i + 1)
+
+
+@settings(deadline=None)
+@given(p=ranks, extra=st.integers(0, 10), f=times, w=times)
+def test_zb_h1_has_the_bubble_of_its_paper(p: int, extra: int, f: int, w: int) -> None:
+    """(p - 1)(F + I - W) where F = I >= W, a third of 1F1B's if all are equal: Qi et al. 2023, table 1."""
+    assume(w <= f)
+    m = 2 * p - 1 + extra
+    makespan = int(spans_of("zb-h1", p, m, f=f, i=f, w=w)[2].max())
+    assert makespan - m * (2 * f + w) == (p - 1) * (2 * f - w)
+
+
+@settings(deadline=None)
+@given(p=ranks, extra=st.integers(0, 10))
+def test_zero_bubble_schedules_never_idle_between_start_and_end(p: int, extra: int) -> None:
+    """F = I = W and enough micro-batches: figures 3 and 5 of Qi et al. 2023."""
+    m = 2 * p - 1 + extra
+    assert idle_inside("zb-h2", p, m) == [0] * p
+    assert idle_inside("zb-v", p, m) == [0] * p
+    assert idle_inside("zb-h1", p, m)[0] == p - 1
+
+
+@settings(deadline=None)
+@given(p=ranks, rounds=st.integers(2, 5), v=st.integers(1, 3))
+def test_interleaved_zero_bubble_is_not_slower_than_interleaved_1f1b(p: int, rounds: int, v: int) -> None:
+    split, whole = (spans_of(n, p, rounds * p, v)[2].max() for n in ("interleaved-zb", "interleaved-1f1b"))
+    assert split <= whole
+
+
+@settings(deadline=None)
+@given(half=st.integers(1, 5), extra=st.integers(0, 8))
+def test_dualpipe_has_half_the_bubble_of_its_authors(half: int, extra: int) -> None:
+    """Theirs is (p/2 - 1)(F&B + B - 3W), which is 2(p/2 - 1) if F = I = W and F&B takes as long as both.
+
+    With the two of a pair one after the other, the next rank need not wait for the end of the pair.
+    References: DeepSeek-V3, table 2; github.com/deepseek-ai/DualPipe.
+    """
+    p, m = 2 * half, 2 * (2 * half + extra)
+    assert spans_of("dualpipe", p, m)[2].max() - 3 * m == half - 1
+    assert spans_of("dualpipe-v", half, m // 2)[2].max() - 3 * m == half - 1
+
+
+@settings(deadline=None)
+@given(name=st.sampled_from(sorted(SCHEDULES)), p=ranks, m=st.integers(1, 12), link=st.integers(0, 5))
+def test_both_engines_agree_and_no_rank_beats_its_own_work(name: str, p: int, m: int, link: int) -> None:
+    assume(SCHEDULES[name].fits(p, m))
+    found = schedule_program(name, p, m)
+    draw = np.random.default_rng(p * 100 + m)
+    action_ns = draw.integers(1, 9, (len(ACTION_KINDS), found.n_stages))
+    program = found.with_times(action_ns, np.full((p, p), link, np.int64))
+    times = compiled.times(program)
+    assert [x.tolist() for x in times] == [x.tolist() for x in event.times(program)]
+    again = compiled.Clock(found.program).times(
+        found.durations(action_ns), found.transfers(np.full((p, p), link))
+    )
+    assert [x.tolist() for x in again] == [x.tolist() for x in times]
+    assert times[1].max() >= np.bincount(program.rank, program.duration_ns).max()
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "naive"])
+def test_no_schedule_is_slower_than_no_pipelining(name: str) -> None:
+    p, m = 4, 16
+    stages = schedule_program(name, p, m).n_stages
+    scale = {4: 2}.get(stages, 1)  # the same model in half as many stages takes twice as long in each
+    slow = spans_of("naive", p, m, f=2, i=2, w=2)[2].max()
+    assert spans_of(name, p, m, f=scale, i=scale, w=scale)[2].max() < slow
