@@ -9,20 +9,19 @@ GPU and its NIC is taken to be no slower than the NIC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import networkx as nx
 
 from topologies.errors import CatalogError, FabricError
 from topologies.node import wires
+from topologies.wiring import BUILDERS, GROUPED, KINDS, add, wire
 
 if TYPE_CHECKING:
     from topologies.cluster import Cluster
 
-TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine")
+TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine", "core")
 """What the part of a node's name before the colon may be, from the device outward."""
 
 
@@ -52,10 +51,14 @@ class FabricSpec:
     """How the nodes of a machine are wired together.
 
     Attributes:
-        kind: a key of ``BUILDERS``, or ``"links"``.
+        kind: one of ``KINDS``, or ``"links"``.
         oversubscription: bandwidth into a leaf from below over bandwidth out of it upward; 1 is non-blocking.
         nodes_per_leaf: nodes that share a leaf switch (fat tree) or a set of them, one per rail (rail).
         hop_latency_s: of one link between leaf and spine.
+        group_nodes: nodes of one site (two sites) or of one group (dragonfly).
+        group_bytes_per_s: from one site, or one group, to all others together, per direction.
+        group_latency_s: of that way.
+        shape: nodes along each dimension of a torus.
         links: every cable, where ``kind`` is ``"links"``.
     """
 
@@ -63,17 +66,30 @@ class FabricSpec:
     oversubscription: float = 1.0
     nodes_per_leaf: int = 32
     hop_latency_s: float = 0.0
+    group_nodes: int = 0
+    group_bytes_per_s: float = 0.0
+    group_latency_s: float = 0.0
+    shape: tuple[int, ...] = ()
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in BUILDERS and not self.links:
-            raise CatalogError(f"fabric kind {self.kind!r}: one of {', '.join(BUILDERS)}, or list [[links]]")
+        if self.kind not in KINDS and not self.links:
+            raise CatalogError(f"fabric kind {self.kind!r}: one of {', '.join(KINDS)}, or list [[links]]")
         if self.oversubscription < 1:
             raise CatalogError(
                 f"oversubscription = {self.oversubscription}: 1 is non-blocking, 2 half the bandwidth upward"
             )
         if self.nodes_per_leaf < 1:
             raise CatalogError(f"nodes_per_leaf = {self.nodes_per_leaf}: at least 1")
+        if self.kind in GROUPED and (self.group_nodes < 1 or self.group_bytes_per_s <= 0):
+            raise CatalogError(
+                f"fabric kind {self.kind!r} needs group_nodes and group_bandwidth, both above zero"
+            )
+        if (self.kind == "torus") != bool(self.shape) or any(length < 1 for length in self.shape):
+            raise CatalogError(
+                f"shape = {list(self.shape)}: a torus, and nothing else, has one: nodes along each "
+                "dimension, [4, 4]"
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return the wiring as plain JSON types."""
@@ -82,6 +98,10 @@ class FabricSpec:
             "oversubscription": self.oversubscription,
             "nodes_per_leaf": self.nodes_per_leaf,
             "hop_latency_s": self.hop_latency_s,
+            "group_nodes": self.group_nodes,
+            "group_bytes_per_s": self.group_bytes_per_s,
+            "group_latency_s": self.group_latency_s,
+            "shape": list(self.shape),
             "links": [list(link.ends) for link in self.links],
         }
 
@@ -98,22 +118,9 @@ def build(cluster: Cluster) -> nx.DiGraph[str]:
     else:
         _nodes(graph, cluster)
         if cluster.n_nodes > 1:
-            BUILDERS[cluster.fabric_spec.kind](graph, cluster)
+            BUILDERS[cluster.fabric_spec.kind](graph, cluster, _nics(graph, cluster))
     _check_connected(graph, cluster)
     return graph
-
-
-def _wire(
-    graph: nx.DiGraph[str], ends: tuple[str, str], bytes_per_s: float, latency_s: float, kind: str
-) -> None:
-    """Join two nodes both ways."""
-    for source, target in (ends, ends[::-1]):
-        graph.add_edge(source, target, bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, kind=kind)
-
-
-def _add(graph: nx.DiGraph[str], name: str) -> str:
-    graph.add_node(name, tier=name.partition(":")[0])
-    return name
 
 
 def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
@@ -124,10 +131,10 @@ def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
     for node in range(cluster.n_nodes):
         gpus = list(range(node * full, min((node + 1) * full, cluster.n_gpus)))
         for gpu in gpus:
-            _add(graph, f"gpu:{gpu}")
+            add(graph, f"gpu:{gpu}")
         found = wires(cluster.node, cluster.intra, gpus, hub=f"{hub}:{node}", full=full)
         for a, b, bytes_per_s, latency_s, kind in found:
-            _wire(graph, (_add(graph, a), _add(graph, b)), bytes_per_s, latency_s, kind)
+            wire(graph, (add(graph, a), add(graph, b)), bytes_per_s, latency_s, kind)
 
 
 def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
@@ -137,73 +144,30 @@ def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
             f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} "
             f"nodes of {cluster.gpus_per_node} GPUs and no NICs; give [nic] and nics_per_node"
         )
+    if cluster.fabric_spec.kind == "node":
+        raise FabricError(
+            f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} "
+            f"nodes and a fabric of kind 'node'; choose {', '.join(kind for kind in KINDS if kind != 'node')}"
+        )
     n_nics, n_gpus = cluster.nics_per_node, cluster.gpus_per_node
     pairs = {(j * n_gpus // n_nics, j) for j in range(n_nics)} | {
         (i, i * n_nics // n_gpus) for i in range(n_gpus)
     }
     found = []
     for node in range(cluster.n_nodes):
-        names = [_add(graph, f"nic:{node}.{j}") for j in range(n_nics)]
+        names = [add(graph, f"nic:{node}.{j}") for j in range(n_nics)]
         for local, j in sorted(pairs):
             gpu = node * n_gpus + local
             if gpu < cluster.n_gpus:
-                _wire(graph, (f"gpu:{gpu}", names[j]), cluster.nic.bandwidth_bytes_per_s, 0.0, "pcie")
+                wire(graph, (f"gpu:{gpu}", names[j]), cluster.nic.bandwidth_bytes_per_s, 0.0, "pcie")
         found.append(names)
     return found
-
-
-def _rail(graph: nx.DiGraph[str], cluster: Cluster) -> None:
-    """NIC *j* of every node goes to leaf *j* of its group of nodes; leaves meet in the spine."""
-    _leaves(graph, cluster, lambda pod, nic: pod * cluster.nics_per_node + nic, nics_per_leaf=1)
-
-
-def _fat_tree(graph: nx.DiGraph[str], cluster: Cluster) -> None:
-    """All NICs of a node go to the one leaf of its group of nodes; leaves meet in the spine."""
-    _leaves(graph, cluster, lambda pod, _nic: pod, nics_per_leaf=cluster.nics_per_node)
-
-
-def _leaves(
-    graph: nx.DiGraph[str], cluster: Cluster, leaf_of: Callable[[int, int], int], *, nics_per_leaf: int
-) -> None:
-    """Wire NICs to leaves as *leaf_of* says, and leaves to the spine where there is more than one."""
-    spec, nic = cluster.fabric_spec, cluster.nic
-    nics = _nics(graph, cluster)
-    if nic is None:
-        return
-    leaves: dict[str, None] = {}
-    for node, names in enumerate(nics):
-        for j, name in enumerate(names):
-            leaf = _add(graph, f"leaf:{leaf_of(node // spec.nodes_per_leaf, j)}")
-            leaves[leaf] = None
-            _wire(graph, (name, leaf), nic.bandwidth_bytes_per_s, nic.latency_s / 2, nic.kind)
-    if len(leaves) > 1:
-        below = spec.nodes_per_leaf * nics_per_leaf * nic.bandwidth_bytes_per_s
-        spine = _add(graph, "spine:0")
-        for leaf in leaves:
-            _wire(graph, (leaf, spine), below / spec.oversubscription, spec.hop_latency_s, nic.kind)
-
-
-def _single(_graph: nx.DiGraph[str], cluster: Cluster) -> None:
-    raise FabricError(
-        f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} nodes "
-        f"and a fabric of kind 'node'; choose {' or '.join(kind for kind in BUILDERS if kind != 'node')}"
-    )
-
-
-BUILDERS: Final[Mapping[str, Callable[[nx.DiGraph[str], Cluster], None]]] = MappingProxyType(
-    {
-        "node": _single,  # one node, nothing outside it
-        "rail": _rail,  # rail-optimised leaf and spine, as in NVIDIA's DGX SuperPOD
-        "fat-tree": _fat_tree,  # Leiserson 1985, doi:10.1109/TC.1985.6312192
-    }
-)
-"""How nodes are joined, by the ``kind`` in ``[fabric]``."""
 
 
 def _explicit(graph: nx.DiGraph[str], cluster: Cluster) -> None:
     """Wire exactly the links that the file lists."""
     for gpu in range(cluster.n_gpus):
-        _add(graph, f"gpu:{gpu}")
+        add(graph, f"gpu:{gpu}")
     for link in cluster.fabric_spec.links:
         tiers = {end.partition(":")[0] for end in link.ends}
         if not tiers <= set(TIERS):
@@ -216,11 +180,11 @@ def _explicit(graph: nx.DiGraph[str], cluster: Cluster) -> None:
             )
         spec = cluster.intra if tiers <= {"gpu", "nvswitch", "host"} or cluster.nic is None else cluster.nic
         for end in link.ends:
-            _add(graph, end)
+            add(graph, end)
         given = link.bandwidth_bytes_per_s
         bandwidth = spec.bandwidth_bytes_per_s if given is None else given
         latency_s = spec.latency_s / 2 if link.latency_s is None else link.latency_s
-        _wire(graph, link.ends, bandwidth, latency_s, spec.kind)
+        wire(graph, link.ends, bandwidth, latency_s, spec.kind)
 
 
 def _check_connected(graph: nx.DiGraph[str], cluster: Cluster) -> None:

@@ -111,6 +111,12 @@ def _table_from(section: Section, sizes_bytes: tuple[int, ...], bytes_per_s: flo
         raise CatalogError(f"{rows.where}: {error}") from None
 
 
+def _wholes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError("must be a list of whole numbers, [4, 4]")
+    return tuple(whole(entry) for entry in value)
+
+
 def _names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError('must be a list of names, ["simple"]')
@@ -183,6 +189,10 @@ def _fabric_from(section: Section) -> tuple[FabricSpec, dict[str, str]]:
         oversubscription=table.get("oversubscription", number, 1.0),
         nodes_per_leaf=table.get("nodes_per_leaf", whole, 32),
         hop_latency_s=table.get("hop_latency", parse_time, 0.0),
+        group_nodes=table.get("group_nodes", whole, 0),
+        group_bytes_per_s=table.get("group_bandwidth", parse_bandwidth, 0.0),
+        group_latency_s=table.get("group_latency", parse_time, 0.0),
+        shape=table.get("shape", _wholes, ()),
         links=links,
     )
     return spec, _finish(table, "fabric.")

@@ -22,7 +22,7 @@ from topologies.cluster import Cluster
 from topologies.errors import FabricError
 from topologies.rings import ring_bytes_per_s
 
-LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3}
+LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3, "core": 4}
 """Height of the tiers that traffic between domains climbs; ``nvswitch`` and ``host`` lie inside a domain."""
 
 
@@ -115,7 +115,7 @@ class Reach:
             return Tier(name="node", bytes_per_s=self._ring([a, b]), latency_s=latency_s)
         shape = self.shape([a, b])
         level = self._meeting_level([a], [b])
-        name = next(tier for tier, height in LEVEL.items() if height == level)
+        name = next((tier for tier, height in LEVEL.items() if height == level), "peer")
         return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
 
     def _ring(self, gpus: Sequence[int]) -> float:
@@ -127,22 +127,73 @@ class Reach:
 
     def _between(self, domains: list[list[int]]) -> tuple[float, float]:
         """Return what the weakest domain can send out, and the latency, on a ring through *domains*."""
-        pairs = zip(domains, [*domains[1:], domains[0]], strict=True)
-        level = max(self._meeting_level(a, b) for a, b in pairs)
+        pairs = list(zip(domains, [*domains[1:], domains[0]], strict=True))
+        levels = [self._meeting_level(a, b) for a, b in pairs]
+        if None in levels:
+            return self._over_peers(domains, pairs)
+        level = max(found for found in levels if found is not None)
         ways = [[self._way_up(f"gpu:{gpu}", level) for gpu in found] for found in domains]
         weakest = min(sum(way.bytes_per_s for way in found) for found in ways)
         return weakest, 2 * max(way.latency_s for found in ways for way in found)
 
-    def _meeting_level(self, a: list[int], b: list[int]) -> int:
-        """Return the lowest level at which every GPU of *a* shares a switch with some GPU of *b*."""
+    def _over_peers(
+        self, domains: list[list[int]], pairs: list[tuple[list[int], list[int]]]
+    ) -> tuple[float, float]:
+        """Return what the weakest domain can send, and the latency, where switches are joined side by side.
+
+        Every byte takes up a link for each hop between switches, so that all together send no more than all
+        links over the mean number of hops; each GPU has an equal share. Reference: the capacity argument of
+        Dally & Towles 2004, Principles and Practices of Interconnection Networks, section 3.3.
+        """
+        hops = [self._hops(a[0], b[0]) for a, b in pairs]
+        top = LEVEL["leaf"]
+        ways = [[self._way_up(f"gpu:{gpu}", top) for gpu in found] for found in domains]
+        peers = self._graph.subgraph([name for name in self._graph if _tier(name) == "leaf"])
+        total = sum(data["bandwidth_bytes_per_s"] for _, _, data in peers.edges(data=True))
+        share = total / (sum(hops) / len(hops)) / len(self._placed)
+        weakest = min(sum(min(way.bytes_per_s, share) for way in found) for found in ways)
+        hop_s = max((data["latency_s"] for _, _, data in peers.edges(data=True)), default=0.0)
+        climb_s = max(way.latency_s for found in ways for way in found)
+        return weakest, 2 * climb_s + max(hops) * hop_s
+
+    def _hops(self, a: int, b: int) -> int:
+        """Return the links between switches on the shortest way from GPU *a* to GPU *b*."""
+        ends = [next((name for name in self._leaves(gpu)), "") for gpu in (a, b)]
+        try:
+            return max(1, len(nx.shortest_path(self._outside(), *ends)) - 1)
+        except (nx.NetworkXNoPath, nx.NodeNotFound):
+            raise FabricError(
+                f"gpu:{a} and gpu:{b} meet in no switch above them: traffic between nodes climbs "
+                f"{' - '.join(LEVEL)} and down again; wire both to a common leaf or spine"
+            ) from None
+
+    def _leaves(self, gpu: int) -> list[str]:
+        nodes = self._way_up(f"gpu:{gpu}", LEVEL["leaf"]).nodes
+        return sorted(name for name in nodes if _tier(name) == "leaf")
+
+    def _outside(self) -> nx.DiGraph[str]:
+        """Return the fabric without GPUs: switches, and the cables between them."""
+        found: nx.DiGraph[str] = self._graph.subgraph(
+            [name for name in self._graph if LEVEL.get(_tier(name), 0) >= LEVEL["leaf"]]
+        )
+        return found
+
+    def _meeting_level(self, a: list[int], b: list[int]) -> int | None:
+        """Return the lowest level at which every GPU of *a* shares a switch with some GPU of *b*, if any."""
         for level in sorted(set(LEVEL.values()))[1:]:
             theirs = frozenset[str]().union(*(self._way_up(f"gpu:{gpu}", level).nodes for gpu in b))
             if all(self._way_up(f"gpu:{gpu}", level).nodes & theirs for gpu in a):
                 return level
-        raise FabricError(
-            f"gpu:{a[0]} and gpu:{b[0]} meet in no switch above them: traffic between nodes climbs "
-            f"{' - '.join(LEVEL)} and down again; wire both to a common leaf or spine"
-        )
+        for level in sorted(set(LEVEL.values()))[1:]:  # by way of a neighbour, over NVLink
+            ours, theirs = (self._switches(self._domain[gpus[0]], level) for gpus in (a, b))
+            if ours & theirs:
+                return level
+        return None
+
+    def _switches(self, domain: int, level: int) -> frozenset[str]:
+        """Return the switches up to *level* that the placed GPUs of a domain reach."""
+        gpus = [gpu for gpu in self._placed if self._domain[gpu] == domain]
+        return frozenset[str]().union(*(self._way_up(f"gpu:{gpu}", level).nodes for gpu in gpus))
 
     def _way_up(self, node: str, level: int) -> _WayUp:
         """Return the way of one GPU's traffic from *node* up to *level*."""
@@ -206,9 +257,10 @@ def tiers(cluster: Cluster) -> list[Tier]:
 
 def _with_every_tier(cluster: Cluster) -> Cluster:
     spec = cluster.fabric_spec
-    if spec.links or cluster.nic is None or spec.kind == "node":
+    if spec.links or cluster.nic is None or spec.kind in {"node", "torus"}:
         return cluster
-    return cluster.sized(max(cluster.n_gpus, cluster.gpus_per_node * (spec.nodes_per_leaf + 1)))
+    n_nodes = max(spec.nodes_per_leaf, spec.group_nodes) + 1
+    return cluster.sized(max(cluster.n_gpus, cluster.gpus_per_node * n_nodes))
 
 
 def _tier(name: str) -> str:
