@@ -143,8 +143,9 @@ def gathered_bytes(job: Job, units: Sequence[Unit]) -> int:
 
 
 def bucket_bytes(job: Job, units: Sequence[Unit]) -> int:
-    """Return what communication buckets of the framework hold beside the gradients."""
+    """Return what communication buckets of the framework hold beside gradients that are not sharded."""
     framework = load_framework(job.framework)
-    if job.layout.dp * job.layout.cp < framework.bucket_ranks:
+    sharded = job.sharding in ("zero2", "zero3", "fsdp")
+    if sharded or job.layout.dp * job.layout.cp < framework.bucket_ranks:
         return 0
     return framework.bucket_bytes * sum(unit.adapters if job.lora_rank else unit.params for unit in units)
