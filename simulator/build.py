@@ -12,11 +12,11 @@ from simulator.build_instances import Costs, Network
 from simulator.build_stages import job_plan
 from simulator.build_templates import Templates
 from simulator.compute import ComputeModel
+from simulator.folding import representatives
 from simulator.job import Job
 from simulator.program import Program
 from simulator.program_builder import ProgramBuilder
 from simulator.schedules import Action, has_two_copies, held_stages
-from traces.layout import Layout
 
 
 def build(
@@ -26,6 +26,7 @@ def build(
     *,
     folded: bool = True,
     groups: Groups | None = None,
+    special: Sequence[int] = (),
 ) -> Program:
     """Return the program of *job*.
 
@@ -33,8 +34,9 @@ def build(
         job: what to run.
         network: what communications cost.
         compute: how long operations take.
-        folded: simulate one rank per pipeline rank, which stands for all with the same ``pp``; otherwise all.
+        folded: simulate one rank for all that do the same; otherwise all.
         groups: the process groups of the job if they are known already.
+        special: ranks that do not do the same as others.
 
     Raises:
         ScheduleError: the schedule does not allow these stages and micro-batches.
@@ -43,10 +45,12 @@ def build(
     groups = groups or job_groups(job)
     orders = job_plan(job)
     templates = Templates(job, groups, compute, orders)
+    stands_for = representatives(job.layout, special)
     builder = ProgramBuilder(Costs(groups, network, folded=folded))
     for pp, actions in enumerate(orders):
-        members = groups.of_pipeline_rank(pp)
-        for rank in members[:1] if folded else members:
+        for rank in groups.of_pipeline_rank(pp):
+            if folded and stands_for[rank] != rank:
+                continue
             for step in range(job.n_steps):
                 _place_step(builder, templates, rank, (pp, actions), step)
     return builder.build()
@@ -55,12 +59,6 @@ def build(
 def job_groups(job: Job) -> Groups:
     """Return the process groups of *job*."""
     return Groups(job.layout, two_copies=has_two_copies(job.schedule))
-
-
-def representatives(layout: Layout) -> tuple[int, ...]:
-    """Return for every rank the one that stands for it when folded: the first with the same ``pp``."""
-    coords = (layout.coord(rank) for rank in range(layout.world_size))
-    return tuple(layout.rank(coord._replace(dp=0, cp=0, tp=0)) for coord in coords)
 
 
 def _place_step(

@@ -41,6 +41,12 @@ def _settings(command: Command) -> Command:
             ("--virtual-stages", int, "Stages per pipeline rank, where the schedule leaves a choice."),
             ("--overlap-p2p/--no-overlap-p2p", bool, "Receive for the next action while this one computes."),
             ("--deallocate-outputs/--no-deallocate-outputs", bool, "Free what a stage has sent on."),
+            ("--stragglers", str, "Ranks whose compute takes longer, e.g. 3:1.25,17:1.5."),
+            ("--compute-jitter", float, "Relative spread of every compute task. [default: 0]"),
+            ("--network-jitter", float, "Relative spread of every communication. [default: 0]"),
+            ("--rank-jitter", float, "Relative spread of ranks, drawn once per step. [default: 0]"),
+            ("--samples", int, "Steps to draw where there is jitter. [default: 100]"),
+            ("--seed", int, "Seed of the jitter. [default: 0]"),
             ("--sharding", str, "ddp, zero1, zero2, zero3 or fsdp. [default: zero1]"),
             ("--recompute", str, "none, selective or full. [default: none]"),
             ("--precision", str, "bf16, fp16 or fp32. [default: bf16]"),
@@ -159,6 +165,11 @@ def _headline(summary: Mapping[str, Any]) -> Table:
         "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
         f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
     }
+    if drawn := summary.get("step_time_distribution"):
+        low, middle, high = (format_time(drawn["quantiles_s"][q]) for q in ("0.05", "0.5", "0.95"))
+        rows["with jitter"] = (
+            f"{middle}, 5 to 95 %: {low} to {high} ({drawn['samples']} steps, seed {drawn['seed']})"
+        )
     table = Table(box=None, show_header=False, pad_edge=True)
     for name, value in rows.items():
         table.add_row(name, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 from simulator.errors import ConfigError, JobError
 from simulator.job import Job
 from simulator.models import load_model
+from simulator.variation import Variation
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 
@@ -29,6 +31,7 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             "name": "schedule",
             **{name: name for name in ("virtual_stages", "overlap_p2p", "deallocate_outputs")},
         },
+        "variation": {field.name: field.name for field in fields(Variation)},
         "training": {
             name: name
             for name in (
@@ -47,11 +50,18 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
         **dict.fromkeys(("overlap_p2p", "deallocate_outputs"), bool),
+        **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter"), float),
+        "stragglers": str, "samples": int, "seed": int,
     }
 )
 """Every setting and its type."""
 
-_TOML_NAMES: Final = {str: 'text, in "quotes"', int: "a whole number", bool: "true or false"}
+_TOML_NAMES: Final = {
+    str: 'text, in "quotes"',
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 _OF_JOB: Final = (
     *("global_batch", "micro_batch", "seq_len", "schedule", "sharding", "sequence_parallel", "recompute"),
     *(
@@ -129,6 +139,7 @@ def job_from(settings: Mapping[str, Any]) -> Job:
         cluster=load_cluster(given["cluster"], given.get("gpus", layout.world_size)),
         layout=layout,
         n_steps=given.get("steps", 1),
+        variation=Variation(**{name: given[name] for name in TABLES["variation"] if name in given}),
         **{name: given[name] for name in _OF_JOB if name in given},
     )
 
@@ -136,7 +147,8 @@ def job_from(settings: Mapping[str, Any]) -> Job:
 def job_settings(job: Job) -> dict[str, Any]:
     """Return every setting of *job* by name, defaults included; ``job_from`` makes the same job of them.
 
-    What is left to the schedule is left out. A model or machine that came from a file is given by its name, not by its path.
+    What is left to the schedule is left out. A model or machine that came from a file is given by its name,
+    not by its path.
     """
     settings = {"model": job.model.name, "cluster": job.cluster.name, "gpus": job.cluster.n_gpus}
     return {
@@ -144,6 +156,7 @@ def job_settings(job: Job) -> dict[str, Any]:
         **job.layout.degrees,
         **{name: value for name in _OF_JOB if (value := getattr(job, name)) is not None},
         "steps": job.n_steps,
+        **job.variation.settings(),
     }
 
 
@@ -181,8 +194,11 @@ def _checked(place: str, name: str, value: object) -> Any:
     """Return *value* if it has the type of setting *name*. Raises ConfigError if not."""
     if name not in KINDS:
         raise ConfigError(f"unknown setting {name!r}; {_nearest(name, KINDS)}")
-    if not isinstance(value, KINDS[name]) or (isinstance(value, bool) and KINDS[name] is int):
-        raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[KINDS[name]]}")
+    kind = KINDS[name]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[kind]}")
     return value
 
 
@@ -195,7 +211,7 @@ def _toml(value: object) -> str:
     """Return a setting as TOML writes it; backslashes and quotes only occur in paths."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
+    if isinstance(value, int | float):
         return str(value)
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from simulator.errors import JobError
 from simulator.framework import framework_names
 from simulator.model import Model
+from simulator.variation import Variation
 from topologies.cluster import Cluster
 from traces.layout import Layout
 
@@ -53,6 +54,7 @@ class Job:
             that everything is trained. Memory knows of it, time does not yet.
         quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
         n_steps: optimizer steps to simulate.
+        variation: stragglers and jitter.
     """
 
     model: Model
@@ -77,6 +79,7 @@ class Job:
     lora_rank: int = 0
     quantized_base: bool = False
     n_steps: int = 1
+    variation: Variation = field(default_factory=Variation)
 
     def __post_init__(self) -> None:
         choices = {

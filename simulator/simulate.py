@@ -12,15 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simulator.build import build, job_groups, representatives
+from simulator.build import build, job_groups
 from simulator.build_groups import Groups
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import choose
+from simulator.errors import JobError
+from simulator.folding import representatives
 from simulator.job import Job
 from simulator.memory_over_time import memory_over_time
 from simulator.network import Network
+from simulator.program import Program
 from simulator.rank_memory import RankMemory, rank_memories
+from simulator.sampling import distribution, sample_steps, straggling
 from simulator.summary import figures, job_name, memory_warnings
 from topologies.placement import place
 from traces.info import RunInfo
@@ -97,17 +101,19 @@ def simulate(
     groups = job_groups(job)
     compute = ComputeModel(job.cluster.device, job.precision)
     network = Network(job.cluster, place(job.layout.world_size, job.cluster))
-    program = build(job, network, compute, folded=folded, groups=groups)
+    factors = _straggler_factors(job)
+    program = build(job, network, compute, folded=folded, groups=groups, special=list(factors))
     if expanded and program.uneven:
         folded = False
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
         program = build(job, network, compute, folded=False, groups=groups)
+    program = replace(program, duration_ns=straggling(program, factors))
     runner = choose(engine, program.n_tasks, tell)
     tell(f"running {program.n_tasks:,} tasks")
     spans = runner.run(program)
     tell("adding up")
     memories = rank_memories(job)
-    stands_for = representatives(job.layout) if folded else None
+    stands_for = representatives(job.layout, factors) if folded else None
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     simulation = Simulation(
         info=_info(job, groups, stands_for, memories),
@@ -116,9 +122,30 @@ def simulate(
         expands=expanded and folded,
     )
     summary = figures(job, simulation.run, memories, rests_on=compute.notes)
+    if job.variation.is_random:
+        tell(f"drawing {job.variation.samples} steps")
+        summary["step_time_distribution"] = _distribution(job, program, stands_for, engine)
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
+
+
+def _straggler_factors(job: Job) -> dict[int, float]:
+    """Return the factors of stragglers. Raises JobError if one of them is not in the world."""
+    factors = job.variation.factors
+    if factors and (last := max(factors)) >= job.layout.world_size:
+        raise JobError(f"stragglers: rank {last} is outside a world of {job.layout.world_size}")
+    return factors
+
+
+def _distribution(
+    job: Job, program: Program, stands_for: tuple[int, ...] | None, engine: str
+) -> dict[str, Any]:
+    """Return how the time of a step is distributed."""
+    alike = np.bincount(np.array(stands_for or range(job.layout.world_size)))
+    in_step = job.layout.tp * job.layout.cp if stands_for else 1
+    step_s = sample_steps(program, job.variation, engine=engine, alike=alike, in_step=in_step)
+    return distribution(step_s, job.variation.seed)
 
 
 def _expanded_memory(memory: pa.Table, sources: Sequence[int]) -> pa.Table:

@@ -8,6 +8,7 @@ done. Nothing but the program decides the order, so that the same program always
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -42,21 +43,52 @@ def times(program: Program) -> tuple[Int64Array, Int64Array]:
     Raises:
         ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
     """
-    env = Environment()
-    clock = _Clock(env, program)
-    for tasks in _streams(program):
-        env.process(clock.stream(tasks))
-    env.run()
-    start_ns, end_ns = np.array(clock.start_ns, np.int64), np.array(clock.end_ns, np.int64)
-    if program.n_tasks and end_ns.min() == NEVER:
-        raise ProgramError(explain(program, start_ns, end_ns))
-    return start_ns, end_ns
+    return Clock(program).times()
 
 
-class _Clock:
+class Clock:
+    """A program made ready to be run many times, with other durations each time.
+
+    Args:
+        program: what to run.
+
+    Attributes:
+        duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
+        transfer_ns: time of each communication there, once everybody has arrived; shape ``(n_instances,)``.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.duration_ns = program.duration_ns
+        self.transfer_ns = _transfer_ns(program)
+
+    def times(
+        self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
+    ) -> tuple[Int64Array, Int64Array]:
+        """Return start and end of every task; durations that are left out are those of the program.
+
+        Raises:
+            ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+        """
+        program, env = self._program, Environment()
+        state = _State(
+            env,
+            replace(program, duration_ns=self.duration_ns if duration_ns is None else duration_ns),
+            self.transfer_ns if transfer_ns is None else transfer_ns,
+        )
+        for tasks in _streams(program):
+            env.process(state.stream(tasks))
+        env.run()
+        start_ns, end_ns = np.array(state.start_ns, np.int64), np.array(state.end_ns, np.int64)
+        if program.n_tasks and end_ns.min() == NEVER:
+            raise ProgramError(explain(program, start_ns, end_ns))
+        return start_ns, end_ns
+
+
+class _State:
     """What the streams share: who has ended, who waits for whom, who has arrived."""
 
-    def __init__(self, env: Environment, program: Program) -> None:
+    def __init__(self, env: Environment, program: Program, transfer_ns: Int64Array) -> None:
         self.env = env
         self.start_ns = [NEVER] * program.n_tasks
         self.end_ns = [NEVER] * program.n_tasks
@@ -65,7 +97,7 @@ class _Clock:
         self._waits_for = _cross_stream(program)
         self._waiters: dict[int, Event] = {}
         self._missing: list[int] = program.instance_participants.tolist()
-        self._transfer_ns = _transfer_ns(program)
+        self._transfer_ns: list[int] = transfer_ns.tolist()
         self._met: dict[int, Event] = {}
 
     def stream(self, tasks: list[int]) -> Generator[Event, None, None]:
@@ -117,8 +149,7 @@ def _cross_stream(program: Program) -> dict[int, list[int]]:
     return found
 
 
-def _transfer_ns(program: Program) -> list[int]:
+def _transfer_ns(program: Program) -> Int64Array:
     """Return how long each communication takes once everybody has arrived."""
     cost = np.array([transfer.latency_ns + transfer.wire_ns for transfer in program.transfers], np.int64)
-    found: list[int] = cost[program.instance_transfer].tolist() if program.n_instances else []
-    return found
+    return cost[program.instance_transfer] if program.n_instances else np.empty(0, np.int64)

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.build import build, representatives
+from simulator.build import build
 from simulator.build_gradients import DDP_BUCKET_BYTES
 from simulator.build_groups import Groups
 from simulator.build_stages import split_layers
 from simulator.compute import ComputeModel
 from simulator.engine import event
+from simulator.folding import representatives
 from simulator.job import SHARDINGS, Job
 from simulator.models import load_model
 from simulator.network import Network

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from simulator.build import build, job_groups, representatives
+from simulator.build import build, job_groups
 from simulator.build_stages import job_plan, n_stages, split_layers
 from simulator.compute import ComputeModel
 from simulator.engine import compiled, event
+from simulator.folding import representatives
 from simulator.job import Job
 from simulator.models import load_model
 from simulator.program import Transfer

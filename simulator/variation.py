@@ -1,0 +1,79 @@
+"""What differs from one rank or one step to the next: stragglers, and jitter with a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from simulator.errors import JobError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """How much a run departs from every rank and every step being alike.
+
+    Jitter is a random factor of mean 1 with a log-normal distribution; the number given is the standard
+    deviation of its logarithm, about the relative spread.
+
+    Attributes:
+        stragglers: ``rank:factor`` separated by commas; compute of that rank takes that much longer. They are
+            part of the timeline, jitter is not.
+        compute_jitter: drawn anew for every compute task.
+        network_jitter: drawn anew for every communication.
+        rank_jitter: drawn once per rank and step: clocks, temperature, neighbours on the host.
+        samples: steps to draw for the distribution of the step time.
+        seed: the same seed gives the same samples.
+    """
+
+    stragglers: str = ""
+    compute_jitter: float = 0.0
+    network_jitter: float = 0.0
+    rank_jitter: float = 0.0
+    samples: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("compute_jitter", "network_jitter", "rank_jitter"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise JobError(f"{name}={value}: between 0 (none) and 1; 0.02 is a spread of about 2 %")
+        if self.samples < 1 or self.seed < 0:
+            raise JobError(f"samples={self.samples}, seed={self.seed}: at least 1 and 0")
+        _ = self.factors
+
+    @property
+    def factors(self) -> dict[int, float]:
+        """By rank, how much longer its compute takes.
+
+        Raises:
+            JobError: ``stragglers`` is not of the form ``rank:factor``.
+        """
+        return dict(_factors(self.stragglers))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether steps differ from each other."""
+        return max(self.compute_jitter, self.network_jitter, self.rank_jitter) > 0
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that are not what they are by default."""
+        return {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+
+
+def _factors(text: str) -> Iterator[tuple[int, float]]:
+    """Yield rank and factor of each part of *text*."""
+    for part in text.split(","):
+        if not part.strip():
+            continue
+        rank, _, factor = part.partition(":")
+        try:
+            found = int(rank), float(factor)
+        except ValueError:
+            raise JobError(f"stragglers: {part.strip()!r} is not rank:factor, e.g. 3:1.25") from None
+        if found[0] < 0 or not 0 < found[1] < float("inf"):
+            raise JobError(f"stragglers: {part.strip()!r}: a rank of at least 0 and a factor above 0")
+        yield found
