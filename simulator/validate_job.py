@@ -82,6 +82,8 @@ def job_of(row: Row) -> Job:
     precision = _precision(row.text("precision", "bf16"))
     micro_batch = row.integer("micro_batch", 1)
     chunk = layout.dp * micro_batch
+    sharding, replicas = _sharding(row.text("sharding")), layout.dp * layout.cp
+    group = row.integer("shard_group", 0)  # of all data-parallel ranks, context parallel or not, if no fewer
     rounds = max(1, round(row.integer("global_batch", chunk) / chunk))
     return Job(
         model=model_of(row),
@@ -90,7 +92,8 @@ def job_of(row: Row) -> Job:
         global_batch=rounds * chunk,
         micro_batch=micro_batch,
         seq_len=row.integer("seq_len"),
-        sharding=_sharding(row.text("sharding")),
+        sharding=sharding,
+        shard_ranks=group if sharding != "ddp" and group < layout.dp and replicas % max(group, 1) == 0 else 0,
         sequence_parallel=row.flag("sp", default=True),
         recompute=_recompute(row.text("recompute", "none")),
         precision=precision,

@@ -19,7 +19,14 @@ from simulator.validate_table import Row, read_table
 from topologies.device import Device
 from topologies.errors import TopologyError
 
-DTYPES: Final = {"fp16/bf16": "bf16", "float16": "fp16", "bfloat16": "bf16", "mxfp8": "fp8"}
+DTYPES: Final = {
+    "fp16/bf16": "bf16",
+    "bf16/fp16": "bf16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "": "bf16",
+    **dict.fromkeys(("mxfp8", "fp8_e4m3", "e4m3", "float8"), "fp8"),
+}
 """What tables call a dtype, where it is not our name."""
 
 KERNELS: Final = {"FlashAttention": "flash1", "FlashAttention-2": "flash2", "FlashAttention-3": "flash3"}
@@ -103,20 +110,23 @@ def _what(row: Row, hardware: str) -> str:
 
 
 def _measured(row: Row, device: Device) -> tuple[list[Op], float]:
-    """Return the operations of a row, and what they took."""
+    """Return the operations of a row, and the microseconds they took, from its time or its TFLOP/s."""
     kind, dtype = row.text("kernel"), DTYPES.get(row.text("dtype"), row.text("dtype"))
     device.peak(dtype)
-    if kind == "attention":
+    counted: float | None = None
+    if "attention" in kind:
         ops, counted = attention_ops(row, dtype)
         ops = [replace(op, kernel=_kernel(row, device)) if op.kind in PRODUCTS else op for op in ops]
-        if row.text("time_us"):
-            return ops, row.number_in("time_us")
-        return ops, counted / row.number_in("tflops") / 1e6
-    if kind == "grouped_gemm":
-        return _grouped(row, dtype), row.number_in("time_us")
-    if kind == "gemm":
-        return product_ops(row, dtype), row.number_in("time_us")
-    raise TableError(f"kernel {kind!r}: one of gemm, grouped_gemm, attention")
+    elif "grouped" in kind:
+        ops = _grouped(row, dtype)
+    elif "gemm" in kind:
+        ops = product_ops(row, dtype)
+    else:
+        raise TableError(f"kernel {kind!r}: one of gemm, grouped_gemm, attention")
+    if row.text("time_us"):
+        return ops, row.number_in("time_us")
+    flops = sum(op.flops for op in ops) if counted is None else counted
+    return ops, flops / row.number_in("tflops") / 1e6
 
 
 def product_ops(row: Row, dtype: str) -> list[Op]:
@@ -144,7 +154,9 @@ def _grouped(row: Row, dtype: str) -> list[Op]:
         plain = gemm("grouped.wgrad", k, n, m, dtype, batch=groups, grouped=True)
         quantised = [_quantise(op, groups) for op in (forward, dgrad, plain)] if dtype == "fp8" else []
         return [forward, dgrad, plain, *quantised]
-    return [{"fwd": forward, "bwd_grad_act": forward, "bwd_grad_w": wgrad}[direction]]
+    if direction not in ("", "fwd", "bwd_grad_act", "bwd_grad_w"):
+        raise TableError(f"direction {direction!r} of a grouped product")
+    return [wgrad if direction == "bwd_grad_w" else forward]
 
 
 def _quantise(op: Op, groups: int) -> Op:

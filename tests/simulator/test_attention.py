@@ -68,7 +68,7 @@ def test_a_window_bounds_what_a_query_sees() -> None:
     [("flash3", 1, 16384, 642.0), ("flash3", 4, 4096, 612.0), ("cudnn", 4, 4096, 483.0)],
 )
 def test_measured_kernels_are_met(kernel: str, batch: int, seq: int, tflops: float) -> None:
-    """Bars of flash3_fp16_fwd.png in Dao-AILab/flash-attention 0251105, causal, 8 heads of 256, within 12 %."""
+    """Bars of flash3_fp16_fwd.png, Dao-AILab/flash-attention 0251105; causal, 8 heads of 256; within 12 %."""
     op = core(batch * 8, seq, seq, 256, kernel=kernel)
     assert flops_per_s(op, load_device("h100-sxm")) / 1e12 == pytest.approx(tflops, rel=0.12)
 

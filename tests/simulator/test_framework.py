@@ -127,3 +127,22 @@ def test_stages_hold_every_layer_once_and_fewer_micro_batches_each(
 def test_a_profile_that_is_not_one_is_refused() -> None:
     with pytest.raises(JobError, match="selective"):
         framework.Framework(name="x", matches=(), selective="some")
+
+
+@given(
+    name=sampled_from(framework_names()),
+    tp=sampled_from([1, 2]),
+    micro_batch=sampled_from([1, 4]),
+    in_flight=sampled_from([1, 2, 8]),
+)
+def test_recomputation_never_raises_the_peak_of_any_framework(
+    name: str, tp: int, micro_batch: int, in_flight: int
+) -> None:
+    some = job(Layout(tp=tp), framework=name, micro_batch=micro_batch)
+    peaks = [
+        stage_memory(
+            replace(some, recompute=recompute), range(32), 0, in_flight, first=True, last=True
+        ).peak_bytes
+        for recompute in ("none", "selective", "full")
+    ]
+    assert peaks == sorted(peaks, reverse=True)

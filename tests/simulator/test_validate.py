@@ -29,6 +29,9 @@ ROWS = (
     "k4,c,B200-SXM-180GB,grouped_gemm,bf16,fwd,308,3072,5120,80,,,,,,TE,890.714,870.21,80 groups",
     "k5,d,TPU v5p,gemm,bf16,fwd,4096,4096,4096,,,,,,,XLA,300.0,458,",
     "k6,d,A100-SXM-80GB,gemm,fp8,fwd,4096,4096,4096,,,,,,,torch,300.0,458,",
+    "k7,e,H100-SXM-80GB,gemm,bf16,fwd,8192,8192,8192,,,,,,,torch,,650,",
+    "k8,e,H100-SXM-80GB,grouped_gemm,bf16,sideways,512,4096,4096,8,,,,,,,300.0,,",
+    "k9,e,H100-SXM-80GB,convolution,bf16,fwd,512,4096,4096,8,,,,,,,300.0,,",
 )
 
 
@@ -66,11 +69,13 @@ def test_a_table_without_predictions_has_no_score() -> None:
 
 def test_every_row_is_predicted_or_refused_with_a_reason(table: Path) -> None:
     found = validate_kernels(table)
-    assert [row.id for row in found.rows] == ["k1", "k2", "k3", "k4"]
+    assert [row.id for row in found.rows] == ["k1", "k2", "k3", "k4", "k7"]
     assert all(abs(row.log_ratio) < 0.35 for row in found.rows)
     reasons = {failed.id: failed.reason for failed in found.failures}
     assert "TPU v5p" in reasons["k5"]
     assert "fp8" in reasons["k6"]
+    assert "sideways" in reasons["k8"]
+    assert "convolution" in reasons["k9"]
     assert found.score_by_group().keys() == {"gemm", "attention", "grouped_gemm"}
 
 
@@ -133,9 +138,9 @@ def test_the_verb_prints_one_object_or_a_table(table: Path) -> None:
     assert run.exit_code == 0
     document = json.loads(run.output)
     assert document["kind"] == "kernels"
-    assert document["rows"] == 6
+    assert document["rows"] == 9
     shown = CliRunner().invoke(main, ["validate", "kernels", str(table)])
-    assert "4 rows predicted, 2 failed" in shown.output
+    assert "5 rows predicted, 4 failed" in shown.output
 
 
 def test_a_missing_table_is_one_line(tmp_path: Path) -> None:

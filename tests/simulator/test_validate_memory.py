@@ -107,6 +107,8 @@ def test_a_row_without_a_step_takes_shape_but_no_layout_from_a_run_of_its_model(
         ({"precision": "mxfp8"}, "precision", "bf16"),
         ({"framework": "nanotron v0.5"}, "framework", "nanotron"),
         ({"framework": "Megatron-DeepSpeed", "precision": "fp16"}, "fp32_gradients", False),
+        ({"sharding": "zero1(group 2)", "shard_group": 2}, "shard_ranks", 2),
+        ({"framework": "InternEvo"}, "fp32_gradients", False),
         ({"global_batch": 15}, "global_batch", 16),
     ],
 )
