@@ -79,7 +79,7 @@ def read_any_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
     trace = Trace()
     held: dict[str, list[dict[str, Any]]] = {"device": [], "launch": []}
     try:
-        for event in _Decoder(stream, trace).events():
+        for event in Decoder(stream, trace).events():
             trace.n_events += 1
             _keep(trace, held, event, operators=operators)
             if len(held["device"]) + len(held["launch"]) >= 1 << 16:
@@ -199,7 +199,7 @@ def _note(trace: Trace, event: Mapping[str, Any]) -> None:
         trace.notes.append(note)
 
 
-class _Decoder:
+class Decoder:
     """Decodes a Chrome trace value by value, holding little more than one block of its text."""
 
     def __init__(self, stream: IO[bytes], trace: Trace) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tracer.errors import IngestError
-from tracer.ingest import kineto
+from tracer.ingest import kineto, optable, timers
 from tracer.ingest.joining import join
 from tracer.ingest.kinds import kind_of
 from tracer.ingest.recording import Recording
@@ -19,6 +19,8 @@ from traces.store import write_run
 
 READERS: Final[Mapping[str, Callable[[Source, Progress | None], Recording]]] = {
     "kineto": kineto.read,
+    "operations": optable.read,
+    "timers": timers.read,
 }
 """By kind of file, what reads it."""
 

@@ -59,10 +59,12 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         _add(parts, recording)
     if not all(recording.numbered for recording in recordings):
         parts.tables = {rank: numbered_in_order(table) for rank, table in parts.tables.items()}
-    for rank, reason in unmatched_ranks(parts.tables).items():
-        parts.warnings.append(f"rank {rank}: {reason}")
-        parts.tables[rank] = _unnumbered(parts.tables[rank])
-    clock = common_clock(parts.tables)
+    clock = {rank: Clock() for rank in parts.tables}
+    if not all(recording.one_clock for recording in recordings):
+        for rank, reason in unmatched_ranks(parts.tables).items():
+            parts.warnings.append(f"rank {rank}: {reason}")
+            parts.tables[rank] = _unnumbered(parts.tables[rank])
+        clock = common_clock(parts.tables)
     if any(clock[rank].offset_ns for rank in clock):
         parts.evidence["clock"] = (
             "ends of collectives that ranks share: offset of each rank is the median difference"
@@ -76,6 +78,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         world_size=layout.world_size if layout is not None else parts.world_size,
         name=name,
         layout=layout,
+        representatives=recordings[0].representatives if len(recordings) == 1 else None,
         groups=tuple(parts.groups[number] for number in sorted(parts.groups)),
         clock=clock,
         cluster={"device": parts.facts["device"]} if "device" in parts.facts else None,

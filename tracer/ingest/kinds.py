@@ -6,8 +6,11 @@ import re
 from typing import Final
 
 from tracer.errors import IngestError
+from tracer.ingest.optable import is_table
 from tracer.ingest.sources import Source, head
 
+_TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')
+_SPAN: Final = re.compile(rb'"ph"\s*:\s*"X"')
 _EVENT: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:\s*"')
 
 
@@ -17,7 +20,11 @@ def kind_of(source: Source) -> str:
         start = head(source)
     except IngestError:
         return ""
+    if is_table(start):
+        return "operations"
     body = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not body.startswith((b"{", b"[")):
         return ""
-    return "kineto" if _EVENT.search(body) else ""
+    if _EVENT.search(body):
+        return "timers" if _TIMER.search(body) and not _SPAN.search(body) else "kineto"
+    return ""

@@ -25,7 +25,9 @@ class Recording:
         world_size: number of ranks of the job; None if the file does not say.
         groups: process groups that ``spans`` refers to.
         numbered: whether ``sequence`` is the file's own number, equal on all ranks.
+        one_clock: whether the times of all its ranks are on one clock already.
         layout: parallel degrees, where the file tells them.
+        representatives: index rank, value the rank whose spans it shares, where the file holds only some.
         evidence: by column or property, where it was taken from.
         lost: what could not be understood, by reason.
         warnings: what limits the recording.
@@ -38,7 +40,9 @@ class Recording:
     world_size: int | None = None
     groups: tuple[Group, ...] = ()
     numbered: bool = False
+    one_clock: bool = False
     layout: Layout | None = None
+    representatives: tuple[int, ...] | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)

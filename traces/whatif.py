@@ -1,0 +1,148 @@
+"""What a recorded pipeline run would have taken if its operations had been alike, or faster.
+
+The ideal run has every operation take the mean of all its like, over ranks, stages and steps: the mean
+duration for compute, the median transfer for communication. A *slowdown* says how much longer the recorded
+durations take than that; that of one kind, stage, replica or worker, how much longer if only its own
+durations are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from traces.columns import Int64Array
+from traces.errors import RunError
+from traces.replay import FloatArray, Replay, replay
+from traces.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Slowdowns: step time over that of the ideal run, mean over steps. 1.0 costs nothing.
+
+    Attributes:
+        step_time_s: recorded.
+        undelayed_s: without the delays between operations (launches, data loading).
+        ideal_s: with all operations alike.
+        slowdown: ``undelayed_s / ideal_s``.
+        delay_slowdown: ``step_time_s / undelayed_s``.
+        by_kind: kind of operation to slowdown, worst first; so the others.
+        by_stage: pipeline stage to slowdown.
+        by_replica: data-parallel rank to slowdown.
+        by_worker: rank to slowdown.
+    """
+
+    step_time_s: float
+    undelayed_s: float
+    ideal_s: float
+    slowdown: float
+    delay_slowdown: float
+    by_kind: Mapping[str, float]
+    by_stage: Mapping[int, float]
+    by_replica: Mapping[int, float]
+    by_worker: Mapping[int, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as one JSON object."""
+        return asdict(self)
+
+
+def what_if(run: Run) -> WhatIf:
+    """Return how much unlike durations cost a recorded pipeline run, and whose they are.
+
+    Raises:
+        RunError: the run cannot be played again.
+    """
+    played = replay(run)
+    work = played.work
+    actual = np.maximum(work.work_ns, 0).astype(np.float64)
+    ideal = _ideal(played, actual)
+    kind, kinds = _kinds(played)
+    replica = _replicas(run, work.rank)
+    groups = [("kind", kind), ("stage", work.stage), ("replica", replica), ("worker", work.rank)]
+    scenarios = [actual, ideal]
+    where: list[tuple[str, int]] = []
+    for name, key in groups:
+        for value in np.unique(key).tolist():
+            scenarios.append(np.where(key == value, actual, ideal))
+            where.append((name, value))
+    mean = played.step_times_ns(np.stack(scenarios, axis=1), delays=False).mean(axis=0) / 1e9
+    undelayed, best = float(mean[0]), float(mean[1])
+    tables: dict[str, dict[Any, float]] = {name: {} for name, _ in groups}
+    for (name, value), seconds in sorted(
+        zip(where, mean[2:].tolist(), strict=True), key=lambda item: -item[1]
+    ):
+        tables[name][kinds[value] if name == "kind" else value] = seconds / best
+    recorded = float(_recorded_ns(played).mean()) / 1e9
+    return WhatIf(
+        step_time_s=recorded,
+        undelayed_s=undelayed,
+        ideal_s=best,
+        slowdown=undelayed / best,
+        delay_slowdown=recorded / undelayed,
+        by_kind=tables["kind"],
+        by_stage=tables["stage"],
+        by_replica=tables["replica"],
+        by_worker=tables["worker"],
+    )
+
+
+def scaled(run: Run, factors: Mapping[str, float]) -> dict[int, float]:
+    """Return by step how long it takes, in s, with operations of some kinds faster or slower.
+
+    Delays stay as recorded: with factors of 1 the recorded times come out.
+
+    Args:
+        run: a pipeline run.
+        factors: kind of operation, as ``WhatIf.by_kind`` names it, to the factor on its durations.
+
+    Raises:
+        RunError: the run cannot be played again, or has no operation of that kind.
+    """
+    played = replay(run)
+    kind, kinds = _kinds(played)
+    if unknown := sorted(set(factors) - set(kinds)):
+        raise RunError(f"no operation {unknown[0]!r} in {run.path}; it has {', '.join(sorted(kinds))}")
+    factor = np.array([factors.get(name, 1.0) for name in kinds])[kind]
+    times = played.step_times_ns((played.work.work_ns * factor)[:, None], delays=True)[:, 0]
+    return {int(step): float(ns) / 1e9 for step, ns in zip(played.steps, times, strict=True)}
+
+
+def _ideal(played: Replay, actual: FloatArray) -> FloatArray:
+    """Return the duration of each span if it were like all others that do the same."""
+    ideal = actual.copy()
+    work = played.work
+    for code in np.unique(work.what):
+        rows = work.what == code
+        ideal[rows] = np.median(actual[rows]) if work.is_communication[rows].any() else actual[rows].mean()
+    return ideal
+
+
+def _kinds(played: Replay) -> tuple[Int64Array, list[str]]:
+    """Return what each span is, both ends of a transfer as one, and the names."""
+    names = [name.replace("send ", "p2p ").replace("recv ", "p2p ") for name in played.work.names]
+    distinct = sorted(set(names))
+    code = np.array([distinct.index(name) for name in names], np.int64)
+    of_span: Int64Array = code[played.work.what]
+    return of_span, distinct
+
+
+def _replicas(run: Run, rank: Int64Array) -> Int64Array:
+    """Return the data-parallel rank of each global rank; 0 if the layout is unknown."""
+    layout = run.info.layout
+    if layout is None:
+        return np.zeros_like(rank)
+    of = {r: layout.coord(r).dp for r in np.unique(rank).tolist()}
+    return np.array([of[r] for r in rank.tolist()], np.int64)
+
+
+def _recorded_ns(played: Replay) -> FloatArray:
+    """Return how long each step took."""
+    work = played.work
+    last = [work.end_ns[work.step == step].max() for step in played.steps]
+    times: FloatArray = np.array(last, np.float64) - played.first_ns
+    return times
