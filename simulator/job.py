@@ -41,6 +41,7 @@ class Job:
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
         precision: dtype of parameters in compute, activations and their communication.
+        fp8: matrix products of layers run in 8 bits, quantised on the way; all else is in ``precision``.
         fp32_gradients: accumulate and reduce gradients in fp32, as Megatron-LM does by default and FSDP2 with
             ``reduce_dtype=torch.float32``; otherwise in ``precision``.
         flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
@@ -71,6 +72,7 @@ class Job:
     sequence_parallel: bool = True
     recompute: str = "none"
     precision: str = "bf16"
+    fp8: bool = False
     fp32_gradients: bool = True
     flash_attention: bool = True
     framework: str = "megatron"
@@ -99,6 +101,8 @@ class Job:
             raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
+        if self.fp8:
+            self.cluster.device.peak("fp8")
         self._check_layout()
         self._check_batch()
         self._check_shards()

@@ -97,6 +97,7 @@ def job_of(row: Row) -> Job:
         sequence_parallel=row.flag("sp", default=True),
         recompute=_recompute(row.text("recompute", "none")),
         precision=precision,
+        fp8="fp8" in row.text("precision"),
         fp32_gradients=precision in load_framework(framework).fp32_gradients,
         flash_attention=row.flag("flash_attention", default=True),
         framework=framework,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final, NamedTuple
 
 from simulator.job import Job
 from simulator.model import Linear
@@ -30,23 +31,55 @@ def tp_comm(job: Job, kind: str, width: int, overlap_ops: int = 0) -> Comm:
     return Comm(kind, "tp", size_bytes, overlap_ops, job.precision)
 
 
-def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> tuple[Op, Op, tuple[Op, ...]]:
-    """Return forward, input gradient and weight gradient (with that of the bias) of a matrix on this rank."""
-    dtype = job.precision
+class LinearOps(NamedTuple):
+    """Operations of a matrix on this rank: forward, input gradient, weight gradient with that of the bias."""
+
+    forward: tuple[Op, ...]
+    dgrad: tuple[Op, ...]
+    weights: tuple[Op, ...]
+
+    def piece(self) -> Piece:
+        """Return them without any communication."""
+        return Piece(self.forward, (*self.dgrad, *self.weights), self.dgrad, self.weights)
+
+
+IN_FULL: Final = ("router", "logits")
+"""Matrices that fp8 recipes leave in 16 bit: small, or sensitive (Transformer Engine, torchao)."""
+
+
+def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
+    """Return what a matrix does on this rank to *n_tokens* tokens.
+
+    With ``job.fp8`` its three products run in 8 bits. Inputs and gradients of outputs are quantised first, in
+    rows and in columns: two bytes read and two written per element. Weights are quantised once per step.
+    """
+    fp8 = job.fp8 and linear.name not in IN_FULL
+    dtype = "fp8" if fp8 else job.precision
     weights = [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]
     if linear.bias:
-        weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * DTYPE_BYTES[dtype], dtype))
-    return (
-        gemm(name, n_tokens, linear.n_out, linear.n_in, dtype),
-        gemm(f"{name}.dgrad", n_tokens, linear.n_in, linear.n_out, dtype),
+        width = DTYPE_BYTES[job.precision]
+        weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * width, job.precision))
+    return LinearOps(
+        (
+            *quantised(f"{name}.quantise", n_tokens * linear.n_in, on=fp8),
+            gemm(name, n_tokens, linear.n_out, linear.n_in, dtype),
+        ),
+        (
+            *quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, on=fp8),
+            gemm(f"{name}.dgrad", n_tokens, linear.n_in, linear.n_out, dtype),
+        ),
         tuple(weights),
     )
 
 
+def quantised(name: str, n_elements: int, *, on: bool) -> tuple[Op, ...]:
+    """Return the quantisation of *n_elements* to 8 bits, by rows and by columns, if it is *on*."""
+    return (memory(name, n_elements * (DTYPE_BYTES["bf16"] + 2 * DTYPE_BYTES["fp8"]), "fp8"),) if on else ()
+
+
 def replicated_linear(job: Job, block: str, linear: Linear) -> Piece:
     """Return a matrix that every tensor-parallel rank holds whole and applies to its own tokens."""
-    forward, dgrad, weights = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_shard(job))
-    return Piece((forward,), (dgrad, *weights), (dgrad,), weights)
+    return linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_shard(job)).piece()
 
 
 def column_linear(job: Job, block: str, linear: Linear) -> Piece:
@@ -57,20 +90,25 @@ def column_linear(job: Job, block: str, linear: Linear) -> Piece:
     Both run beside a GEMM. Reference: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2; Megatron-LM
     ``LinearWithGradAccumulationAndAsyncCommunication``.
     """
-    forward, dgrad, weights = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    ops = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    forward, dgrad, weights = ops
     if job.layout.tp == 1:
-        return Piece((forward,), (dgrad, *weights), (dgrad,), weights)
+        return ops.piece()
     if not job.sequence_parallel:
         beside = tp_comm(job, "all_reduce", linear.n_in, len(weights))
-        return Piece(
-            (forward,), (dgrad, beside, *weights), (dgrad, tp_comm(job, "all_reduce", linear.n_in)), weights
-        )
+        alone = tp_comm(job, "all_reduce", linear.n_in)
+        return Piece(forward, (*dgrad, beside, *weights), (*dgrad, alone), weights)
     gather = tp_comm(job, "all_gather", linear.n_in)
     scatter = tp_comm(job, "reduce_scatter", linear.n_in)
     return Piece(
-        (gather, forward),
-        (replace(gather, overlap_ops=1), dgrad, replace(scatter, overlap_ops=len(weights)), *weights),
-        (dgrad, scatter),
+        (gather, *forward),
+        (
+            replace(gather, overlap_ops=len(dgrad)),
+            *dgrad,
+            replace(scatter, overlap_ops=len(weights)),
+            *weights,
+        ),
+        (*dgrad, scatter),
         (gather, *weights),
     )
 
@@ -81,16 +119,16 @@ def row_linear(job: Job, block: str, linear: Linear) -> Piece:
     Forward ends in a reduce-scatter with sequence parallelism, whose backward is an all-gather, and in an
     all-reduce without, whose backward is nothing.
     """
-    forward, dgrad, weights = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    ops = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    forward, dgrad, weights = ops
     if job.layout.tp == 1:
-        return Piece((forward,), (dgrad, *weights), (dgrad,), weights)
+        return ops.piece()
     if not job.sequence_parallel:
-        return Piece(
-            (forward, tp_comm(job, "all_reduce", linear.n_out)), (dgrad, *weights), (dgrad,), weights
-        )
+        reduce = tp_comm(job, "all_reduce", linear.n_out)
+        return Piece((*forward, reduce), (*dgrad, *weights), dgrad, weights)
     gather = tp_comm(job, "all_gather", linear.n_out)
     scatter = tp_comm(job, "reduce_scatter", linear.n_out)
-    return Piece((forward, scatter), (gather, dgrad, *weights), (gather, dgrad), weights)
+    return Piece((*forward, scatter), (gather, *dgrad, *weights), (gather, *dgrad), weights)
 
 
 def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "norm") -> Piece:

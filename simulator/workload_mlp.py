@@ -21,6 +21,7 @@ from simulator.ops import (
 from simulator.workload_linear import (
     column_linear,
     norm,
+    quantised,
     replicated_linear,
     residual_in,
     residual_out,
@@ -139,7 +140,7 @@ def _grouped_mlp(job: Job) -> list[Piece]:
 def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     """One matrix per local expert, in one grouped kernel; *n_tokens* over all of them, evenly."""
     n_local = share(job.model.n_experts, job.layout.ep)
-    rows, dtype = share(n_tokens, n_local), job.precision
+    rows, dtype = share(n_tokens, n_local), "fp8" if job.fp8 else job.precision
     forward = gemm(name, rows, linear.n_out, linear.n_in, dtype, batch=n_local, grouped=True)
     dgrad = gemm(f"{name}.dgrad", rows, linear.n_in, linear.n_out, dtype, batch=n_local, grouped=True)
     wgrad = weight_gradient(
@@ -147,4 +148,6 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     )
     exact = 2 * n_tokens * linear.n_in * linear.n_out
     ops: list[Op] = [replace(op, flops=exact) for op in (forward, dgrad, wgrad)]
-    return Piece((ops[0],), (ops[1], ops[2]), (ops[1],), (ops[2],))
+    inputs = quantised(f"{name}.quantise", n_tokens * linear.n_in, on=job.fp8)
+    gradients = (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, on=job.fp8), ops[1])
+    return Piece((*inputs, ops[0]), (*gradients, ops[2]), gradients, (ops[2],))

@@ -16,6 +16,7 @@ from simulator.models import load_model
 from simulator.ops import PHASES
 from simulator.workload import Block, Comm, Op, embedding_block, head_block, layer_blocks, optimizer_ops
 from topologies.catalog import load_cluster
+from topologies.errors import CatalogError
 from traces.layout import Layout
 
 MODELS = (
@@ -339,3 +340,24 @@ def test_parallel_blocks_share_a_norm_and_a_residual() -> None:
     ]
     assert not {"attention.norm", "attention.residual"} & set(names[0])
     assert {"mlp.norm", "mlp.residual"} <= set(names[1])
+
+
+def test_fp8_products_are_quantised_and_the_head_stays_in_16_bit() -> None:
+    """Two bytes read and two written per element of an input; the same of the gradient of an output."""
+    plain, eight = ([*layer_blocks(job(fp8=fp8), 0), head_block(job(fp8=fp8))] for fp8 in (False, True))
+    assert flops(plain, "forward", "backward") == flops(eight, "forward", "backward")
+    phases = [op for block in eight for phase in ("forward", "backward") for op in block.phases[phase]]
+    ops = {op.name: op for op in phases if isinstance(op, Op)}
+    assert ops["mlp.up"].dtype == ops["mlp.up.dgrad"].dtype == ops["mlp.up.wgrad"].dtype == "fp8"
+    assert ops["head.logits"].dtype == ops["attention.core"].dtype == "bf16"
+    assert ops["mlp.up.quantise"].bytes_moved == 4 * 4096 * 4096
+    assert ops["mlp.up.dgrad.quantise"].bytes_moved == 4 * 4096 * 2 * 14336
+
+
+def test_experts_are_quantised_too_and_a_device_without_8_bits_is_refused() -> None:
+    block = layer_blocks(job("mixtral-8x7b", fp8=True), 0)[1]
+    ops = {op.name: op for op in block.phases["forward"] if isinstance(op, Op)}
+    assert (ops["moe.up"].dtype, ops["moe.router"].dtype) == ("fp8", "bf16")
+    assert ops["moe.up.quantise"].bytes_moved == 4 * 2 * 4096 * 4096
+    with pytest.raises(CatalogError, match="fp8"):
+        replace(job(), cluster=cluster("dgx-a100", 1), fp8=True)
