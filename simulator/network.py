@@ -60,6 +60,15 @@ class Network:
         """Return the cost of sending *size_bytes* from rank *src* to rank *dst*."""
         return self._transfer("p2p", size_bytes, (src, dst))
 
+    def neighbours_s(self, kind: str, size_bytes: int, n_ranks: int) -> float:
+        """Return the time of a collective among *n_ranks* neighbours of one node, whatever the placement."""
+        if n_ranks < 2:
+            return 0.0
+        gpus = range(min(n_ranks, self.cluster.gpus_per_node))
+        alone = self._reach.shape(gpus)
+        way = next(self._inside_one(kind, size_bytes, alone))
+        return way.total_s
+
     def experts(self, routing: Routing, ranks: Sequence[int], *, low_latency: bool = False) -> Transfer:
         """Return the cost of one dispatch or combine of experts that are spread evenly over *ranks*.
 
