@@ -1,0 +1,145 @@
+"""Times many layouts of one machine: the schedule of each is run, what its parts take is remembered.
+
+A layer takes the same time in every layout with the same tensor, context and expert parallelism, and a
+schedule has the same program in every layout with the same pipeline. Both are worked out once; a layout then
+costs one pass over the tasks of its schedule. Needs numba, as the compiled engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.build import job_groups
+from simulator.build_chain import Chains, Pass
+from simulator.build_instances import Costs
+from simulator.build_stages import Unit, split_layers
+from simulator.compute import ComputeModel
+from simulator.engine import choose
+from simulator.job import Job
+from simulator.model import Model
+from simulator.network import Network
+from simulator.program import Int64Array
+from simulator.program_builder import Template
+from simulator.schedule_program import ScheduleProgram, schedule_program
+from simulator.schedules import ACTION_KINDS
+from simulator.workload import embedding_block, head_block, layer_blocks
+from simulator.workload_linear import hidden_bytes, tokens_per_shard
+from topologies.cluster import Cluster
+from topologies.placement import place
+
+_ELSEWHERE: Final = {
+    *("cluster", "layout", "global_batch", "schedule", "virtual_stages", "overlap_p2p", "deallocate_outputs"),
+    *("n_steps", "variation", "sharding"),
+}
+_OF_UNITS: Final = tuple(field.name for field in fields(Job) if field.name not in _ELSEWHERE)
+"""Settings of a job on which the time of a layer depends; more of them only mean remembering more."""
+
+
+class PipelineTimes:
+    """Answers how long the forwards and backwards of a step take, in every layout of one machine.
+
+    The answer is that of the whole program of the job up to its last backward, where all groups of an axis
+    are alike, the device is slower than its host, and nothing of data parallelism is in the way.
+
+    Args:
+        cluster: the machine, used as a whole by every job.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._network = Network(cluster, place(cluster.n_gpus, cluster))
+        self._units: dict[Any, Int64Array] = {}
+        self._links: dict[tuple[int, int, int], Int64Array] = {}
+        self._schedules: dict[Any, tuple[ScheduleProgram, Any]] = {}
+
+    def pipeline_ns(self, job: Job) -> int:
+        """Return the time from the first forward to the last backward of a step of *job*, in ns.
+
+        Raises:
+            SimulationError: the job cannot run, or numba is not installed.
+        """
+        layout = job.layout
+        key = (job.schedule, layout.pp, job.n_microbatches, job.virtual_stages, job.overlap_p2p)
+        if key not in self._schedules:
+            made = schedule_program(*key[:4], overlap_p2p=job.overlap_p2p)
+            self._schedules[key] = (made, choose("compiled", 0).Clock(made.program))
+        found, clock = self._schedules[key]
+        size_bytes = hidden_bytes(job, tokens_per_shard(job))
+        links = self._link_ns(layout.pp, layout.world_size // layout.pp, size_bytes)
+        actions = self._action_ns(job, found.n_stages)
+        _, end_ns = clock.times(found.durations(actions), found.transfers(links))
+        return int(end_ns.max())
+
+    def _link_ns(self, n_ranks: int, stride: int, size_bytes: int) -> Int64Array:
+        """Return the time of a message between any two pipeline ranks that may be neighbours."""
+        key = (n_ranks, stride, size_bytes)
+        if key not in self._links:
+            found = np.zeros((n_ranks, n_ranks), np.int64)
+            for a in range(n_ranks):
+                for b in {(a + 1) % n_ranks, (a - 1) % n_ranks} - {a}:
+                    transfer = self._network.p2p(size_bytes, a * stride, b * stride)
+                    found[a, b] = transfer.latency_ns + transfer.wire_ns
+            self._links[key] = found
+        return self._links[key]
+
+    def _action_ns(self, job: Job, n_stages: int) -> Int64Array:
+        """Return how long each kind of action takes in each stage: ``(len(ACTION_KINDS), n_stages)``."""
+        layers = split_layers(job.model.n_layers, n_stages)
+        found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)
+        layout, model = job.layout, job.model
+        shared = (layout.tp, layout.cp, layout.ep, *(getattr(job, name) for name in _OF_UNITS))
+        for stage, held in enumerate(layers):
+            for kind, same in _alike(model, held).items():
+                found[:, stage] += len(same) * self._unit_ns(job, same[0], (kind, *shared))
+        found[:, 0] += self._unit_ns(job, -1, ("embedding", *shared))
+        found[:, -1] += self._unit_ns(job, model.n_layers, ("head", *shared))
+        return found
+
+    def _unit_ns(self, job: Job, layer: int, key: Hashable) -> Int64Array:
+        """Return how long each kind of action takes in a layer; -1: the embedding, ``n_layers``: the head."""
+        if key not in self._units:
+            if layer in (-1, job.model.n_layers):
+                unit = Unit(-1, ((embedding_block if layer < 0 else head_block)(job),))
+            else:
+                unit = Unit(layer, layer_blocks(job, layer))
+            costs = Costs(job_groups(job), self._network, folded=False)
+            chains = Chains(ComputeModel(job.cluster.device, job.precision))
+            self._units[key] = np.array(
+                [_alone_ns(chains, unit, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS], np.int64
+            )
+        return self._units[key]
+
+
+@lru_cache(maxsize=4096)
+def _alike(model: Model, layers: range) -> dict[tuple[bool, int], list[int]]:
+    """Return *layers* by what tells their work apart: experts, and how far attention looks back."""
+    found: dict[tuple[bool, int], list[int]] = {}
+    for layer in layers:
+        found.setdefault((model.is_moe(layer), model.window_of(layer)), []).append(layer)
+    return found
+
+
+def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:
+    """Return how long *action* takes in *unit* on rank 0 if nobody is waited for."""
+    template = Template()
+    chains.unit(template, unit, action)
+    waits: list[list[int]] = [[] for _ in template.tasks]
+    for waiter, other in template.waits:
+        if other >= 0:
+            waits[waiter].append(other)
+    ends: list[int] = []
+    free: dict[int, int] = {}
+    for task, others in zip(template.tasks, waits, strict=True):
+        start_ns = max([free.get(task.stream, 0), *(ends[other] for other in others)])
+        if task.message is None:
+            took_ns = task.duration_ns
+        else:
+            transfer = costs.transfer(0, task.message)
+            took_ns = transfer.latency_ns + transfer.wire_ns
+        ends.append(start_ns + took_ns)
+        free[task.stream] = ends[-1]
+    return max((ends[at] for at in template.tails if at >= 0), default=0)
