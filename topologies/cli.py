@@ -109,11 +109,69 @@ def check(path: str, *, as_json: bool) -> None:
     )
 
 
+@topology.command("draw")
+@click.argument("name")
+@click.option(
+    "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; the file's own if left out."
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="Write a page with a picture to this file."
+)
+def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
+    """Draw the fabric of a machine, as text or as an HTML page.
+
+    For example: foretrace topology draw dgx-h100 --gpus 32 -o fabric.html
+    """
+    from topologies.catalog import load_cluster
+    from topologies.draw import lines, page
+
+    cluster = load_cluster(name, n_gpus)
+    if output is None:
+        click.echo("\n".join(lines(cluster)))
+        return
+    _write(output, page(cluster))
+    click.echo(f"{output}: {cluster.n_gpus} GPUs of {cluster.name}")
+
+
+@topology.command("read")
+@click.argument("path")
+@click.option(
+    "--device", default="", help="Device of the catalogue, where the file does not say which it is."
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the machine to this TOML file.")
+def read(path: str, *, device: str, output: str | None) -> None:
+    """Turn NCCL's topology XML, or the text of `nvidia-smi topo -m`, into a machine.
+
+    For example: nvidia-smi topo -m > topo.txt; foretrace topology read topo.txt -o mine.toml
+    """
+    from topologies.discover import discover, to_toml
+
+    text = to_toml(discover(path), device)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    _write(output, text)
+    click.echo(f"{output}: try foretrace topology check {output}")
+
+
+def _write(path: str, text: str) -> None:
+    from pathlib import Path
+
+    from topologies.errors import CatalogError
+
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CatalogError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
 _DISTANCE: Mapping[str, str] = {
     "node": "inside its node",
     "nic": "over a NIC that two nodes share",
     "leaf": "to a node under the same leaf switch",
     "spine": "through the spine",
+    "core": "to another site or group",
+    "peer": "from switch to switch",
 }
 
 

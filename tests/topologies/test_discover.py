@@ -1,0 +1,113 @@
+"""Machines read from what a node's own tools print."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from topologies.catalog import load_cluster
+from topologies.cli import topology
+from topologies.discover import discover, to_toml
+from topologies.errors import CatalogError
+from topologies.reach import Reach
+
+HEAD = "\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\n"
+SWITCHED = HEAD + "".join(
+    f"GPU{a}\t" + "\t".join(" X " if a == b else "NV18" for b in range(4)) + "\tPIX\t0-51\t0\n"
+    for a in range(4)
+)
+SWITCHED += "NIC0\tPIX\tPIX\tPIX\tPIX\t X \n\nLegend:\n\n  X    = Self\n  NV#  = bonded set of # NVLinks\n"
+PAIRS = """
+        GPU0    GPU1    GPU2    GPU3    CPU Affinity
+GPU0     X      NV12    SYS     SYS     0-23
+GPU1    NV12     X      SYS     SYS     0-23
+GPU2    SYS     SYS      X      NV12    24-47
+GPU3    SYS     SYS     NV12     X      24-47
+"""
+XML = """<system version="1"><cpu numaid="0"><pci busid="0000:10:00.0" class="0x060400">
+<pci busid="0000:11:00.0" class="0x030200"><gpu dev="0" sm="80" rank="0" gdr="1">
+<nvlink target="0000:aa:00.0" count="6" tclass="0x068000"/>
+<nvlink target="0000:ab:00.0" count="6" tclass="0x068000"/>
+</gpu></pci>
+<pci busid="0000:12:00.0" class="0x030200"><gpu dev="1" sm="80" rank="1" gdr="1">
+<nvlink target="0000:aa:00.0" count="12" tclass="0x068000"/></gpu></pci>
+<pci busid="0000:13:00.0" class="0x020000"><nic><net name="mlx5_0" speed="200000" port="1"/></nic></pci>
+</pci></cpu></system>"""
+MESH = """<system version="1"><cpu numaid="0">
+<pci busid="0000:11:00.0"><gpu dev="0" sm="70">
+<nvlink target="0000:12:00.0" count="2" tclass="0x030200"/></gpu></pci>
+<pci busid="0000:12:00.0"><gpu dev="1" sm="70">
+<nvlink target="0000:11:00.0" count="2" tclass="0x030200"/></gpu></pci>
+</cpu></system>"""
+
+
+def written(folder: Path, text: str, name: str = "topo.txt") -> Path:
+    """Return the path of a file that holds *text*."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def width(folder: Path, text: str, device: str = "", n_gpus: int = 2) -> float:
+    """Return what GPUs get in a machine that was read from *text*, in GB/s."""
+    cluster = load_cluster(written(folder, to_toml(discover(written(folder, text)), device), "mine.toml"))
+    shape = Reach(cluster.fabric(), range(cluster.n_gpus)).shape(range(n_gpus))
+    return shape.intra_bytes_per_s / 1e9
+
+
+def test_equal_links_between_all_pairs_mean_a_switch(tmp_path: Path) -> None:
+    found = discover(written(tmp_path, SWITCHED))
+    assert (found.n_gpus, found.capability, len(found.nics)) == (4, "90", 1)
+    assert found.to_switch == dict.fromkeys(range(4), 18)
+    assert width(tmp_path, SWITCHED, n_gpus=4) == 450
+
+
+def test_blackwell_has_as_many_links_and_must_be_named(tmp_path: Path) -> None:
+    assert width(tmp_path, SWITCHED, "b200-sxm", 4) == 900
+
+
+def test_bridged_pairs_stay_pairs(tmp_path: Path) -> None:
+    found = discover(written(tmp_path, PAIRS))
+    assert found.between == {(0, 1): 12, (2, 3): 12}
+    with pytest.raises(CatalogError, match="does not say which GPU this is; give --device"):
+        to_toml(found)
+    assert width(tmp_path, PAIRS, "a100-80gb") == 300
+    assert width(tmp_path, PAIRS, "a100-80gb", 4) == 32
+
+
+def test_the_xml_of_nccl_says_device_links_and_speed(tmp_path: Path) -> None:
+    found = discover(written(tmp_path, XML))
+    assert (found.n_gpus, found.capability, found.nics) == (2, "80", [200.0])
+    assert found.to_switch == {0: 12, 1: 12}
+    assert width(tmp_path, XML) == 300
+    assert 'bandwidth = "200 Gb/s"' in to_toml(found)
+
+
+def test_links_between_gpus_come_with_their_number(tmp_path: Path) -> None:
+    assert discover(written(tmp_path, MESH)).between == {(0, 1): 2}
+    assert width(tmp_path, MESH) == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("hello", "names no GPU: give NCCL_TOPO_DUMP_FILE's XML or `nvidia-smi topo -m`"),
+        ("<system><cpu>", "is not XML"),
+        ("<system/>", "names no GPU"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(CatalogError, match=says):
+        discover(written(tmp_path, text))
+    with pytest.raises(CatalogError, match="cannot be read"):
+        discover(tmp_path / "missing")
+
+
+def test_the_verb_writes_a_machine_that_checks(tmp_path: Path) -> None:
+    source, target = written(tmp_path, SWITCHED), tmp_path / "mine.toml"
+    runner = CliRunner()
+    printed = runner.invoke(topology, ["read", str(source)], catch_exceptions=False).stdout
+    assert printed.startswith('device = "h100-sxm"\ngpus_per_node = 4\n')
+    runner.invoke(topology, ["read", str(source), "-o", str(target)], catch_exceptions=False)
+    checked = runner.invoke(topology, ["check", str(target)], catch_exceptions=False)
+    assert "4 GPUs in 1 NVLink domain(s)" in checked.stdout

@@ -1,0 +1,63 @@
+"""Pictures of fabrics."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from click.testing import CliRunner
+
+from topologies.catalog import load_cluster, names
+from topologies.cli import topology
+from topologies.draw import MOST_NODES, drawn, lines, page, svg
+from topologies.errors import CatalogError
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_machine_can_be_drawn_with_each_link_once(name: str) -> None:
+    cluster = load_cluster(name)
+    cluster = cluster.sized(2 * cluster.gpus_per_node) if cluster.nic else cluster
+    graph = cluster.fabric()
+    picture = ET.fromstring(svg(graph))
+    tags = [element.tag.rpartition("}")[2] for element in picture]
+    assert (tags.count("line"), tags.count("circle")) == (graph.number_of_edges() // 2, len(graph))
+
+
+def test_text_counts_links_by_kind() -> None:
+    said, *links = lines(load_cluster("dgx-h100", 16))
+    assert said == "1 spine, 8 leaf, 16 nic, 16 gpu, 2 nvswitch"
+    assert [" ".join(line.split()) for line in links] == [
+        "leaf - spine 8 x 1.6 TB/s 200 ns infiniband",
+        "nvswitch - gpu 16 x 450 GB/s 500 ns nvlink",
+        "gpu - nic 16 x 50 GB/s 0 ns pcie",
+        "nic - leaf 16 x 50 GB/s 1.35 us infiniband",
+    ]
+
+
+def test_of_a_large_machine_a_part_is_drawn_and_said() -> None:
+    large = load_cluster("dgx-h100", 8192)
+    assert drawn(large).fabric().number_of_nodes() <= MOST_NODES
+    assert re.search(r"8192 GPUs in 1024 nodes, of which \d+ nodes are drawn", page(large))
+    small = load_cluster("dgx-h100", 16)
+    assert drawn(small) is small
+
+
+def test_a_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "fabric.html"
+    result = CliRunner().invoke(topology, ["draw", "dgx-h100", "--gpus", "32", "-o", str(path)])
+    assert result.exit_code == 0
+    text = path.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert not re.findall(r'(?:src|href)="', text)
+
+
+def test_a_picture_that_cannot_be_written_is_one_line() -> None:
+    with pytest.raises(CatalogError, match=r"nowhere/fabric\.html cannot be written"):
+        CliRunner().invoke(
+            topology, ["draw", "dgx-h100", "-o", "nowhere/fabric.html"], catch_exceptions=False
+        )
+
+
+def test_without_a_file_it_is_text() -> None:
+    result = CliRunner().invoke(topology, ["draw", "localhost"], catch_exceptions=False)
+    assert "host - gpu" in result.stdout
