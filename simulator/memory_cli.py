@@ -12,6 +12,8 @@ from simulator.config import KINDS
 from simulator.framework import framework_names
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from simulator.job import Job
     from simulator.rank_memory import RankMemory
 
@@ -141,7 +143,6 @@ def _moment(job: Job, rank: RankMemory) -> str:
 def _show(found: dict[str, Any]) -> None:
     """Print the verdict, the ranks and the changes."""
     from rich.console import Console
-    from rich.table import Table
 
     from topologies.units import format_bytes
 
@@ -154,6 +155,25 @@ def _show(found: dict[str, Any]) -> None:
     console.print(
         f"fullest: pipeline rank {found['fullest_pipeline_rank']}, {found['when']}", highlight=False
     )
+    console.print(_stages(found))
+    if found["fits"]:
+        return
+    for one in found["would_fit"]:
+        console.print(
+            f"would fit: {one['change']}  {format_bytes(one['peak_memory_bytes'])}", highlight=False
+        )
+    if not found["would_fit"]:
+        console.print("no single change makes it fit; the closest:", highlight=False)
+        for one in sorted(found["would_need_less"], key=lambda one: one["peak_memory_bytes"])[:3]:
+            console.print(f"  {one['change']}  {format_bytes(one['peak_memory_bytes'])}", highlight=False)
+
+
+def _stages(found: dict[str, Any]) -> Table:
+    """Return the fullest pipeline ranks and what most of each is."""
+    from rich.table import Table
+
+    from topologies.units import format_bytes
+
     table = Table(box=None, header_style="dim")
     for name in ("stage", "ranks", "layers", "in flight", "peak", "most of it"):
         table.add_column(name, justify="left" if name == "most of it" else "right")
@@ -167,14 +187,4 @@ def _show(found: dict[str, Any]) -> None:
             format_bytes(rank["peak_bytes"]),
             ", ".join(f"{name} {format_bytes(size)}" for name, size in items),
         )
-    console.print(table)
-    if found["fits"]:
-        return
-    for one in found["would_fit"]:
-        console.print(
-            f"would fit: {one['change']}  {format_bytes(one['peak_memory_bytes'])}", highlight=False
-        )
-    if not found["would_fit"]:
-        console.print("no single change makes it fit; the closest:", highlight=False)
-        for one in sorted(found["would_need_less"], key=lambda one: one["peak_memory_bytes"])[:3]:
-            console.print(f"  {one['change']}  {format_bytes(one['peak_memory_bytes'])}", highlight=False)
+    return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from simulator.errors import TableError
 from simulator.framework import framework_of, load_framework
@@ -117,7 +117,8 @@ def model_of(row: Row) -> Model:
             raise TableError(f"model {name!r}: the widths of its latent attention are not given")
         dense = layers - row.integer("moe_layers", layers)
         return replace(base, name=name, n_layers=layers, n_dense_layers=dense)
-    gpt, experts = arch == "gpt", row.integer("experts", 0)
+    gpt = arch == "gpt"
+    biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), gpt)
     return Model(
         name=name,
         n_layers=layers,
@@ -130,22 +131,23 @@ def model_of(row: Row) -> Model:
         gated=row.flag("gated", default=not gpt),
         tied_embeddings=row.flag("tied_emb", default=gpt),
         norm="layernorm" if gpt else "rmsnorm",
-        qkv_bias=gpt,
-        proj_bias=gpt,
-        mlp_bias=gpt,
+        **biases,
         max_positions=row.integer("seq_len") if gpt else 0,
         dropout=gpt and not row.flag("flash_attention", default=True),
-        n_experts=experts,
-        top_k=row.integer("top_k", 0),
-        moe_ffn_hidden=row.integer("moe_ffn_hidden", 0),
-        n_shared_experts=_shared_experts(row),
-        n_dense_layers=layers - row.integer("moe_layers", layers) if experts else 0,
+        **_experts(row, layers),
     )
 
 
-def _shared_experts(row: Row) -> int:
-    width, one = row.integer("shared_expert_ffn", 0), row.integer("moe_ffn_hidden", 0)
-    return width // one if one else 0
+def _experts(row: Row, layers: int) -> dict[str, Any]:
+    """Return what a model with experts has beside its dense parts."""
+    experts, width = row.integer("experts", 0), row.integer("moe_ffn_hidden", 0)
+    return {
+        "n_experts": experts,
+        "top_k": row.integer("top_k", 0),
+        "moe_ffn_hidden": width,
+        "n_shared_experts": row.integer("shared_expert_ffn", 0) // width if width else 0,
+        "n_dense_layers": layers - row.integer("moe_layers", layers) if experts else 0,
+    }
 
 
 def _preset(name: str) -> Model | None:

@@ -16,6 +16,7 @@ from simulator.workload_linear import (
     tokens_per_rank,
     tokens_per_shard,
 )
+from simulator.workload_recompute import recompute_phase
 
 
 def attention_block(job: Job, layer: int) -> Block:
@@ -43,7 +44,7 @@ def attention_block(job: Job, layer: int) -> Block:
         layer=layer,
         params=params,
         expert_params=0,
-        phases=phases(pieces, {"none": (), "selective": core, "full": full}[job.recompute]),
+        phases=phases(pieces, recompute_phase(job, full, core)),
     )
 
 

@@ -30,6 +30,7 @@ from simulator.workload_linear import (
     tokens_per_shard,
     tp_comm,
 )
+from simulator.workload_recompute import recompute_phase
 
 
 def mlp_block(job: Job, layer: int) -> Block:
@@ -41,14 +42,14 @@ def mlp_block(job: Job, layer: int) -> Block:
     if model.norms_per_layer > 2:
         pieces.append(norm(job, name, name="post_norm"))
     pieces.append(residual_out(job, name))
-    full = tuple(op for piece in pieces for op in piece.forward) if job.recompute == "full" else ()
+    full = tuple(op for piece in pieces for op in piece.forward)
     experts = model.expert_params(layer, layout.tp, layout.ep)
     return Block(
         name=name,
         layer=layer,
         params=model.mlp_params(layer, layout.tp) + experts,
         expert_params=experts,
-        phases=phases(pieces, full),
+        phases=phases(pieces, recompute_phase(job, full, ())),
     )
 
 

@@ -361,3 +361,17 @@ def test_experts_are_quantised_too_and_a_device_without_8_bits_is_refused() -> N
     assert ops["moe.up.quantise"].bytes_moved == 4 * 2 * 4096 * 4096
     with pytest.raises(CatalogError, match="fp8"):
         replace(job(), cluster=cluster("dgx-a100", 1), fp8=True)
+
+
+def test_torchtitan_computes_every_other_product_again() -> None:
+    """Of a Llama layer: key (8 of 48 heads of the fused product), output and up; never attention or down."""
+    some = job(framework="torchtitan", recompute="selective")
+    blocks = layer_blocks(some, 0)
+    again = {op.name: op for block in blocks for op in block.phases["recompute"] if isinstance(op, Op)}
+    whole = {op.name: op for block in blocks for op in block.phases["forward"] if isinstance(op, Op)}
+    assert again["attention.qkv"].flops * 6 == whole["attention.qkv"].flops
+    assert again["attention.qkv"].n == 8 * 128
+    assert again["mlp.up"].flops * 2 == whole["mlp.up"].flops
+    assert again["attention.proj"] == whole["attention.proj"]
+    assert not {"mlp.down", "attention.core"} & set(again)
+    assert {"mlp.norm", "mlp.activation", "attention.rotary"} <= set(again)
