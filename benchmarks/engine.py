@@ -1,9 +1,11 @@
-"""How fast programs are built and run: tasks per second from 8 to 16,384 GPUs.
+"""How fast programs are built and run: both engines, from 8 to 16,384 GPUs.
 
     python benchmarks/engine.py [--repeat N] [--json]
 
 Every figure is the median over the repeats of processor time, which others on the machine disturb less than
-wall time. Cost should be linear in tasks, so that the last column stays level.
+wall time. Cost should be linear in tasks, so that tasks per second stay level. ``in all`` is what a caller waits
+for: program, timeline, memory over time and figures. ``expanded`` gives every rank its own rows in Arrow. Memory
+per task is what the program and the times of its tasks hold.
 """
 
 from __future__ import annotations
@@ -12,22 +14,32 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from statistics import median
 from typing import Any, Final
 
 from simulator.build import build
 from simulator.compute import ComputeModel
 from simulator.config import job_from
-from simulator.engine import event
+from simulator.engine import choose
 from simulator.job import Job
 from simulator.network import Network
+from simulator.program import Program
 from simulator.simulate import simulate
 
 COMMON: Final = {"cluster": "dgx-h100", "seq_len": 8192}
 CASES: Final[dict[str, dict[str, Any]]] = {
-    "llama3-8b, 8 GPUs, fsdp": {"model": "llama3-8b", "gpus": 8, "global_batch": 64, "sharding": "fsdp"},
+    "llama3-8b, 8 GPUs": {"model": "llama3-8b", "gpus": 8, "tp": 8, "global_batch": 64},
     "llama3-70b, 64 GPUs": {"model": "llama3-70b", "gpus": 64, "tp": 8, "pp": 4, "global_batch": 128},
     "llama3-70b, 512 GPUs": {"model": "llama3-70b", "gpus": 512, "tp": 8, "pp": 4, "global_batch": 1024},
+    "the same, zb-v": {
+        "model": "llama3-70b",
+        "gpus": 512,
+        "tp": 8,
+        "pp": 4,
+        "global_batch": 1024,
+        "schedule": "zb-v",
+    },
     "llama3-405b, 2,048 GPUs": {"model": "llama3-405b", "gpus": 2048, "tp": 8, "pp": 16, "global_batch": 512},
     "llama3-405b, 16,384 GPUs": {
         "model": "llama3-405b",
@@ -40,10 +52,12 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "model": "llama3-8b",
         "gpus": 8,
         "tp": 8,
-        "global_batch": 32,
+        "global_batch": 64,
         "folded": False,
     },
 }
+EXPANDED_RANKS: Final = 512
+"""Most ranks whose rows are expanded in memory."""
 
 
 def main() -> None:
@@ -56,18 +70,24 @@ def main() -> None:
     args = parser.parse_args()
     rows = [measure(name, dict(case), args.repeat) for name, case in CASES.items()]
     if args.json:
-        print(json.dumps({"engine": event.NAME, "repeat": args.repeat, "cases": rows}))
+        print(json.dumps({"repeat": args.repeat, "cases": rows}))
         return
-    print(f"{'case':30} {'tasks':>9} {'build s':>8} {'run s':>8} {'in all s':>9} {'run tasks/s':>12}")
+    heads = ("build s", "event s", "compiled", "in all s", "expanded", "event/s", "compiled/s", "B/task")
+    widths = (8, 8, 8, 8, 8, 11, 11, 6)
+    titles = (f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
+    print(f"{'case':29} {'tasks':>9}", *titles)
     for row in rows:
+        expanded = "" if row["expand_s"] is None else f"{row['expand_s']:.3f}"
         print(
-            f"{row['case']:30} {row['n_tasks']:>9,} {row['build_s']:>8.3f} {row['run_s']:>8.3f} "
-            f"{row['simulate_s']:>9.3f} {row['tasks_per_s']:>12,.0f}"
+            f"{row['case']:29} {row['n_tasks']:>9,} {row['build_s']:>8.3f} {row['event_s']:>8.3f} "
+            f"{row['compiled_s']:>8.4f} {row['simulate_s']:>8.3f} {expanded:>8} "
+            f"{row['n_tasks'] / row['event_s']:>11,.0f} {row['n_tasks'] / row['compiled_s']:>11,.0f} "
+            f"{row['bytes_per_task']:>6.0f}"
         )
 
 
 def measure(name: str, case: dict[str, Any], repeat: int) -> dict[str, Any]:
-    """Return the median times of one case.
+    """Return the median times of one case, in s.
 
     Args:
         name: what to call it.
@@ -77,16 +97,29 @@ def measure(name: str, case: dict[str, Any], repeat: int) -> dict[str, Any]:
     folded = case.pop("folded", True)
     job = job_from({**COMMON, **case})
     program = _program(job, folded=folded)
-    run_s = _median_s(lambda: event.times(program), repeat)
+    event, compiled = choose("event", 0), choose("compiled", 0)
+    compiled.times(program)  # loads the compiled code
+    simulation = simulate(job, folded=folded)
+    ranks = range(job.layout.world_size)
     return {
         "case": name,
         "world_size": job.layout.world_size,
         "n_tasks": program.n_tasks,
         "build_s": _median_s(lambda: _program(job, folded=folded), repeat),
-        "run_s": run_s,
-        "simulate_s": _median_s(lambda: simulate(job, folded=folded), repeat),
-        "tasks_per_s": program.n_tasks / run_s,
+        "event_s": _median_s(lambda: event.times(program), repeat),
+        "compiled_s": _median_s(lambda: compiled.times(program), repeat),
+        "simulate_s": _median_s(lambda: simulate(job, folded=folded, engine="compiled"), repeat),
+        "expand_s": _median_s(lambda: simulation.run.spans(ranks), repeat)
+        if len(ranks) <= EXPANDED_RANKS
+        else None,
+        "bytes_per_task": _bytes(program) / program.n_tasks,
     }
+
+
+def _bytes(program: Program) -> int:
+    """Return what the arrays of *program* hold, and start and end of its tasks."""
+    arrays = (getattr(program, field.name) for field in fields(program))
+    return sum(getattr(array, "nbytes", 0) for array in arrays) + 2 * 8 * program.n_tasks
 
 
 def _program(job: Job, *, folded: bool) -> Any:

@@ -2,10 +2,10 @@
 
     python benchmarks/transformer_step.py [--gpus N] [--repeat N] [--json]
 
-The same work is a benchmark of ASTRA-sim 2.0: tensor parallelism of 8 inside nodes, data parallelism across
-them, and on every rank one chain of 32 layers times 8 micro-batches, forward 500 us and backward 1,000 us each
-with a ring all-reduce of 32 MiB over 8 GPUs, then 32 ring all-reduces of 48 MiB over the replicas. On two cores
-(AMD EPYC) ASTRA-sim's analytical back end, revision 518bd513, takes 31.8 s and 670 MB for it.
+The same work was given to ASTRA-sim 2.0: tensor parallelism of 8 inside nodes, data parallelism across them,
+and on every rank one chain of 32 layers times 8 micro-batches, forward 500 us and backward 1,000 us, each with
+a ring all-reduce of 32 MiB over 8 GPUs, then 32 ring all-reduces of 48 MiB over the replicas. On two cores (AMD
+EPYC) ASTRA-sim's analytical back end, revision 518bd513, takes 31.8 s and 670 MB for it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def ring_all_reduce(size_bytes: float, n: int, link: tuple[float, float]) -> Transfer:
-    """Return the cost of a ring all-reduce: ``2(n-1)`` steps, each of a latency and an *n*-th of the array."""
+    """Return the cost of a ring all-reduce: ``2(n-1)`` steps of a latency and an *n*-th of the array."""
     bytes_per_s, latency_s = link
     steps = ring_steps("all_reduce", n)
     return Transfer(round(steps * latency_s * 1e9), round(steps * size_bytes / n / bytes_per_s * 1e9), "ring")
