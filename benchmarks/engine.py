@@ -3,9 +3,9 @@
     python benchmarks/engine.py [--repeat N] [--json]
 
 Every figure is the median over the repeats of processor time, which others on the machine disturb less than
-wall time. Cost should be linear in tasks, so that tasks per second stay level. ``in all`` is what a caller waits
-for: program, timeline, memory over time and figures. ``expanded`` gives every rank its own rows in Arrow. Memory
-per task is what the program and the times of its tasks hold.
+wall time. Cost should be linear in tasks, so that tasks per second stay level. ``in all`` is what a caller
+waits for: program, timeline, memory over time and figures. ``expanded`` gives every rank its own rows in
+Arrow. Memory per task is what the program and the times of its tasks hold.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/first_result.py [--repeat N] [--json]
 
-Each command runs in a process of its own. Wall time depends on what else the machine does, so that processor
-time and the largest resident memory stand beside it. The first case starts with an empty cache of compiled code,
-as on the day of installation.
+Each command runs in a process of its own. Wall time depends on what else the machine does, so that
+processor time and the largest resident memory stand beside it. The first case starts with an empty cache of
+compiled code, as on the day of installation.
 """
 
 from __future__ import annotations

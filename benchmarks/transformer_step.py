@@ -2,10 +2,10 @@
 
     python benchmarks/transformer_step.py [--gpus N] [--repeat N] [--json]
 
-The same work was given to ASTRA-sim 2.0: tensor parallelism of 8 inside nodes, data parallelism across them,
-and on every rank one chain of 32 layers times 8 micro-batches, forward 500 us and backward 1,000 us, each with
-a ring all-reduce of 32 MiB over 8 GPUs, then 32 ring all-reduces of 48 MiB over the replicas. On two cores (AMD
-EPYC) ASTRA-sim's analytical back end, revision 518bd513, takes 31.8 s and 670 MB for it.
+The same work was given to ASTRA-sim 2.0: tensor parallelism of 8 inside nodes, data parallelism across
+them, and on every rank one chain of 32 layers times 8 micro-batches, forward 500 us and backward 1,000 us,
+each with a ring all-reduce of 32 MiB over 8 GPUs, then 32 ring all-reduces of 48 MiB over the replicas. On
+two cores (AMD EPYC) ASTRA-sim's analytical back end, revision 518bd513, takes 31.8 s and 670 MB for it.
 """
 
 from __future__ import annotations
