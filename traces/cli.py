@@ -12,6 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from traces.compare import Comparison
+    from traces.findings import Finding
     from traces.metrics import Breakdown
     from traces.run import Run
 
@@ -21,6 +22,9 @@ SHOWN_RANKS: Final = 16
 SHOWN_SHARE: Final = 0.0005
 """Least share that has a column: what is less on every rank would be printed as 0.0 %."""
 
+SHOWN_FINDINGS: Final = 6
+"""Findings that a person reads; all are in the JSON."""
+
 PERFETTO_SPANS: Final = 5_000_000
 """Spans that Perfetto's page can hold: it needs 2 to 4 times the file in a memory of 2 GB
 (google/perfetto, docs/visualization/large-traces.md)."""
@@ -28,13 +32,16 @@ PERFETTO_SPANS: Final = 5_000_000
 
 @click.command()
 @click.argument("run", type=click.Path())
+@click.option("--gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for costs in money.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def analyze(run: str, *, as_json: bool) -> None:
+def analyze(run: str, gpu_hour: float | None, *, as_json: bool) -> None:
     """Where the time of a run goes, rank by rank; adds up to 100 %.
 
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
     runs still being written, are read alike.
     """
+    from traces.analysis import analysis
+    from traces.findings import findings
     from traces.metrics import breakdown, summarize
     from traces.store import open_run
 
@@ -42,6 +49,7 @@ def analyze(run: str, *, as_json: bool) -> None:
     summary = summarize(opened)
     if not as_json:
         _show_analysis(opened, summary)
+        _show_findings(findings(opened, gpu_hour))
         return
     ranks = [
         {
@@ -55,7 +63,8 @@ def analyze(run: str, *, as_json: bool) -> None:
         }
         for row in breakdown(opened)
     ]
-    click.echo(json.dumps({"run": run, **summary, "ranks": ranks, "warnings": list(opened.warnings)}))
+    document = {"run": run, **summary, "ranks": ranks, "warnings": list(opened.warnings)}
+    click.echo(json.dumps(document | analysis(opened, gpu_hour)))
 
 
 @click.command()
@@ -165,6 +174,14 @@ def _show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
     _show_warnings(console, run.warnings)
+
+
+def _show_findings(found: Sequence[Finding]) -> None:
+    """Print what the run loses, the dearest first."""
+    console = Console(highlight=False)
+    for one in found[:SHOWN_FINDINGS]:
+        money = "" if one.usd_per_hour is None else f", ${one.usd_per_hour:,.2f} an hour"
+        console.print(f"- {one.text}{money}", soft_wrap=True, markup=False)
 
 
 def _what(summary: Mapping[str, Any]) -> str:

@@ -1,0 +1,208 @@
+"""Analyses of runs whose every span is known: bandwidths, who waits for whom, critical path, findings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace import main
+from traces.analysis import analysis
+from traces.collectives import bandwidths, bus_factor, collectives
+from traces.critical_path import GAP, critical_path
+from traces.errors import RunError
+from traces.findings import findings
+from traces.gaps import gaps
+from traces.info import RunInfo
+from traces.kernels import group_of, kernel_groups
+from traces.layout import Group
+from traces.replay import replay
+from traces.run import Run
+from traces.store import open_run, write_run
+from traces.stragglers import stragglers
+from traces.timeline import timeline
+from traces.whatif import scaled, what_if
+from traces.windows import windows
+
+MS = 1_000_000
+
+
+def made(path: Path, rows: list[dict[str, Any]], world_size: int) -> Run:
+    names = sorted({name for row in rows for name in row})
+    blank = {
+        "axis": "",
+        "group": -1,
+        "sequence": -1,
+        "size_bytes": 0,
+        "step": 0,
+        "stream": "compute",
+        "name": "x",
+    }
+    columns: dict[str, object] = {name: [row.get(name, blank.get(name)) for row in rows] for name in names}
+    info = RunInfo(
+        origin="ingested",
+        world_size=world_size,
+        groups=(Group(id=0, axis="dp", ranks=tuple(range(world_size))),),
+    )
+    return open_run(write_run(path, info, timeline(columns)))
+
+
+def compute(rank: int, start: int, end: int, **more: Any) -> dict[str, Any]:
+    row = {"rank": rank, "category": "compute", "kind": "forward", "step": 0}
+    return row | {"start_ns": start, "duration_ns": end - start} | more
+
+
+def reduced(rank: int, start: int, end: int, number: int = 0) -> dict[str, Any]:
+    said = {"category": "collective", "kind": "all_reduce", "axis": "dp", "group": 0, "stream": "dp"}
+    return compute(rank, start, end, sequence=number, size_bytes=8 * MS, **said)
+
+
+def late_rank(path: Path) -> Run:
+    """Rank 1 computes 30 ms, the others 10; then all reduce 8 MB in 2 ms."""
+    rows = []
+    for rank in range(4):
+        done = 30 * MS if rank == 1 else 10 * MS
+        rows += [compute(rank, 0, done), reduced(rank, done, 32 * MS)]
+    return made(path, rows, 4)
+
+
+def test_bandwidth_is_of_the_transfer_not_of_the_wait(tmp_path: Path) -> None:
+    """8 MB in 2 ms are 4 GB/s; each of 4 ranks sends 1.5 times that."""
+    (row,) = collectives(late_rank(tmp_path / "run")).to_pylist()
+    assert (row["transfer_ns"], row["last_rank"], row["n_seen"]) == (2 * MS, 1, 4)
+    assert row["algbw_bytes_per_s"] == pytest.approx(4e9)
+    assert row["busbw_bytes_per_s"] == pytest.approx(6e9)
+    assert row["waiting_ns"] == 3 * 20 * MS
+
+
+def test_bus_factors_are_those_of_nccl_tests() -> None:
+    assert [bus_factor(kind, 8) for kind in ("all_reduce", "reduce_scatter", "broadcast")] == [
+        1.75,
+        0.875,
+        1.0,
+    ]
+
+
+def test_the_late_rank_is_named_with_what_it_costs(tmp_path: Path) -> None:
+    run = late_rank(tmp_path / "run")
+    (one,) = stragglers(run)
+    assert (one.rank, one.n_last, one.n_others, one.caused_ns, one.longest_ns) == (1, 1, 3, 60 * MS, 20 * MS)
+    worst = findings(run, usd_per_gpu_hour=2.0)[0]
+    assert worst.what == "waiting:dp"
+    assert worst.text.startswith("rank 1 comes last at 1 of 1 dp communications and makes 3 others wait")
+    assert worst.share == pytest.approx(60 / 128)
+    assert worst.usd_per_hour == pytest.approx(8 * 60 / 128)
+
+
+def test_the_critical_path_follows_the_late_rank(tmp_path: Path) -> None:
+    path = critical_path(late_rank(tmp_path / "run"), 0)
+    assert [(p.rank, p.start_ns, p.end_ns, p.kind) for p in path.pieces] == [
+        (1, 0, 30 * MS, "forward"),
+        (path.pieces[1].rank, 30 * MS, 32 * MS, "all_reduce dp"),
+    ]
+    assert path.by_kind() == {"forward": 30 * MS, "all_reduce dp": 2 * MS}
+    assert path.scaled_ns({"forward": 0.5}) == 17 * MS
+
+
+def test_gaps_on_the_path_are_gaps(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [compute(0, 0, 5), compute(0, 9, 12)], 1)
+    assert critical_path(run, 0).by_kind() == {"forward": 8, GAP: 4}
+
+
+pieces = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 20)), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(pieces=pieces, ends=st.lists(st.integers(20, 60), max_size=4))
+def test_the_path_is_as_long_as_the_makespan_and_has_no_holes(
+    pieces: list[tuple[int, int, int]], ends: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = [compute(rank, a, a + d, stream=f"s{i}") for i, (rank, a, d) in enumerate(pieces)]
+    for number, end in enumerate(ends):
+        stream = {"stream": f"c{number}"}
+        rows += [reduced(rank, max(end - 7 * (rank + 1), 0), end, number) | stream for rank in range(3)]
+    run = made(tmp_path_factory.mktemp("path") / "run", rows, 3)
+    extent = windows(run)
+    if not extent:
+        return
+    path = critical_path(run, 0)
+    first, last = min(w.start_ns for w in extent), max(w.end_ns for w in extent)
+    assert path.length_ns == last - first
+    assert path.scaled_ns({}) == path.length_ns
+    assert [p.end_ns for p in path.pieces[:-1]] == [p.start_ns for p in path.pieces[1:]]
+
+
+def test_a_simulated_pipeline_plays_again_exactly(pipeline_run: Run) -> None:
+    """A factor of one changes nothing, whatever the engine that made the timeline."""
+    times = scaled(pipeline_run, {})
+    played = replay(pipeline_run)
+    recorded = {
+        int(step): int(played.work.end_ns[played.work.step == step].max() - first)
+        for step, first in zip(played.steps, played.first_ns, strict=True)
+    }
+    assert {step: round(s * 1e9) for step, s in times.items()} == recorded
+    assert scaled(pipeline_run, {"forward": 0.5})[0] < times[0]
+    assert what_if(pipeline_run).slowdown >= 1.0 - 1e-9
+
+
+def test_a_kind_that_is_not_there_is_refused(pipeline_run: Run) -> None:
+    with pytest.raises(RunError, match="no operation 'sleep'"):
+        scaled(pipeline_run, {"sleep": 0.5})
+
+
+def test_a_run_without_micro_batches_cannot_be_played(fsdp_run: Run) -> None:
+    with pytest.raises(RunError, match="do not say their micro-batch"):
+        what_if(fsdp_run)
+
+
+def test_pauses_are_summed_by_cause(tmp_path: Path) -> None:
+    idle = {"stream": "idle", "category": "host", "kind": "host", "name": "cudaStreamSynchronize"}
+    rows = [
+        compute(0, 0, 10),
+        compute(0, 30, 40),
+        compute(0, 10, 25, **idle),
+        compute(0, 25, 30, **idle | {"kind": "launch"}),
+    ]
+    found = gaps(made(tmp_path / "run", rows, 1))
+    assert [(row["cause"], row["total_s"]) for row in found] == [("host", 1.5e-8), ("launch", 5e-9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("volta_sgemm_128x32_nt", "gemm"),
+        ("flash_fwd_splitkv_kernel", "attention"),
+        ("cudnn::bn_bw_1C11_kernel_new", "normalization"),
+        ("Memcpy HtoD", "copy and layout"),
+        ("something", "other"),
+    ],
+)
+def test_kernels_are_grouped_by_name(name: str, group: str) -> None:
+    assert group_of(name) == group
+
+
+def test_groups_of_kernels_share_all_compute(fsdp_run: Run) -> None:
+    assert sum(row["share"] for row in kernel_groups(fsdp_run)) == pytest.approx(1.0)
+
+
+def test_the_analysis_is_json_and_the_verb_prints_it(tmp_path: Path) -> None:
+    run = late_rank(tmp_path / "run")
+    document = json.loads(json.dumps(analysis(run)))
+    assert document["critical_path"]["length_s"] == pytest.approx(0.032)
+    done = CliRunner().invoke(main, ["analyze", str(tmp_path / "run"), "--json", "--gpu-hour", "2"])
+    assert json.loads(done.output)["findings"][0]["usd_per_hour"] == pytest.approx(3.75)
+    shown = CliRunner().invoke(main, ["analyze", str(tmp_path / "run")])
+    assert "rank 1 comes last at 1 of 1 dp" in shown.output
+
+
+@pytest.mark.parametrize("fixture", ["pipeline_run", "recorded_pipeline_run", "fsdp_run", "many_ranks_run"])
+def test_every_kind_of_run_is_analysed(fixture: str, request: pytest.FixtureRequest) -> None:
+    found = analysis(request.getfixturevalue(fixture))
+    assert found["critical_path"]["length_s"] > 0
+    assert all(0 < one["share"] < 1 for one in found["findings"])
+    assert bandwidths(request.getfixturevalue(fixture))

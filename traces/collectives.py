@@ -1,0 +1,165 @@
+"""Every communication of a run as one row: who came when, who came last, how fast the data moved.
+
+Bandwidths follow nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is size over time, bus bandwidth is
+that times what each rank must send per byte of the result. The time is that of the transfer: the shortest
+duration over ranks, which is that of the last to arrive, so that waiting does not count and clocks need not
+agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from traces.arrivals import COMMUNICATION
+from traces.columns import Int64Array, factorized, int64, is_one_of, labels
+from traces.metrics import represented
+from traces.run import Run
+
+_LABEL: Final = pa.dictionary(pa.int32(), pa.string())
+
+COLLECTIVES: Final = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("kind", _LABEL),
+        ("axis", _LABEL),
+        ("group", pa.int32()),
+        ("sequence", pa.int64()),
+        ("n_ranks", pa.int32()),  # members of the group; both ends of a transfer
+        ("n_seen", pa.int32()),  # members whose span is in the run
+        ("size_bytes", pa.int64()),
+        ("first_arrival_ns", pa.int64()),
+        ("last_arrival_ns", pa.int64()),
+        ("last_rank", pa.int32()),
+        ("end_ns", pa.int64()),
+        ("transfer_ns", pa.int64()),  # shortest duration of a member
+        ("waiting_ns", pa.int64()),  # what the members wait for the last one, added up
+        ("algbw_bytes_per_s", pa.float64()),
+        ("busbw_bytes_per_s", pa.float64()),
+    ]
+)
+"""Columns of ``collectives``."""
+
+
+def bus_factor(kind: str, n_ranks: int) -> float:
+    """Return what a rank sends per byte of the whole array.
+
+    >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("send", 2)
+    (1.75, 0.875, 1.0)
+    """
+    if kind == "all_reduce":
+        return 2 * (n_ranks - 1) / n_ranks
+    if kind in {"all_gather", "reduce_scatter", "all_to_all"}:
+        return (n_ranks - 1) / n_ranks
+    return 1.0
+
+
+def collectives(run: Run) -> pa.Table:
+    """Return one row per communication of the stored ranks, by last arrival; kept with the run.
+
+    Communication that cannot be joined (no number) makes a row of its own for each span.
+    """
+    return run.derived(_collectives)
+
+
+def bandwidths(run: Run) -> list[dict[str, Any]]:
+    """Return by kind, axis and size how fast data moved: counts, total times, median and best bus bandwidth.
+
+    Sizes are put together by powers of two; rows without a size have ``size_bytes`` 0 and no bandwidth.
+    """
+    table = collectives(run)
+    if not table.num_rows:
+        return []
+    kinds, kind_names = labels(table, "kind")
+    axes, axis_names = labels(table, "axis")
+    size = int64(table, "size_bytes")
+    bucket = np.where(size > 0, np.floor(np.log2(np.maximum(size, 1))).astype(np.int64), -1)
+    key = factorized(kinds, axes, bucket)
+    busbw = table["busbw_bytes_per_s"].to_numpy()
+    transfer, waiting = int64(table, "transfer_ns"), int64(table, "waiting_ns")
+    found = []
+    for number in range(int(key.max()) + 1):
+        rows = np.flatnonzero(key == number)
+        known = busbw[rows][busbw[rows] > 0]
+        found.append(
+            {
+                "kind": kind_names[kinds[rows[0]]],
+                "axis": axis_names[axes[rows[0]]],
+                "size_bytes": int(np.median(size[rows])),
+                "count": len(rows),
+                "transfer_s": float(transfer[rows].sum()) / 1e9,
+                "waiting_s": float(waiting[rows].sum()) / 1e9,
+                "median_busbw_bytes_per_s": float(np.median(known)) if len(known) else None,
+                "best_busbw_bytes_per_s": float(known.max()) if len(known) else None,
+            }
+        )
+    return sorted(found, key=lambda row: -float(row["transfer_s"]))
+
+
+def _collectives(run: Run) -> pa.Table:
+    table = run.spans()
+    table = table.take(np.flatnonzero(is_one_of(table, "category", COMMUNICATION)))
+    if not table.num_rows:
+        return COLLECTIVES.empty_table()
+    rank, group, start = (int64(table, name) for name in ("rank", "group", "start_ns"))
+    duration = int64(table, "duration_ns")
+    key, sender = _keys(table)
+    order = np.lexsort((start, key))
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    last = np.append(first[1:], len(order)) - 1
+    came = order[last]
+    n_seen = last - first + 1
+    transfer = np.minimum.reduceat(duration[order], first)
+    stands_for = represented(run)
+    weight = np.array([stands_for[r] for r in rank.tolist()], np.int64)
+    wait = np.maximum(duration - np.repeat(transfer, n_seen)[np.argsort(order, kind="stable")], 0)
+    members = _members(run, group[came], sender[came] >= 0)
+    size = int64(table, "size_bytes")[came]
+    kinds, kind_names = labels(table, "kind")
+    factor = np.array(
+        [bus_factor(kind_names[k], int(n)) for k, n in zip(kinds[came], members, strict=True)], np.float64
+    )
+    speed = np.where((transfer > 0) & (size > 0), size / np.maximum(transfer, 1) * 1e9, 0.0)
+    columns: Mapping[str, Any] = {
+        "step": int64(table, "step")[came],
+        "kind": table["kind"].take(came),
+        "axis": table["axis"].take(came),
+        "group": group[came],
+        "sequence": int64(table, "sequence")[came],
+        "n_ranks": members,
+        "n_seen": n_seen,
+        "size_bytes": size,
+        "first_arrival_ns": start[order[first]],
+        "last_arrival_ns": start[came],
+        "last_rank": rank[came],
+        "end_ns": np.maximum.reduceat((start + duration)[order], first),
+        "transfer_ns": transfer,
+        "waiting_ns": np.add.reduceat((wait * weight)[order], first),
+        "algbw_bytes_per_s": speed,
+        "busbw_bytes_per_s": speed * factor,
+    }
+    found = pa.table({name: columns[name] for name in COLLECTIVES.names}).cast(COLLECTIVES)
+    return found.take(np.argsort(start[came], kind="stable")).combine_chunks()
+
+
+def _keys(table: pa.Table) -> tuple[Int64Array, Int64Array]:
+    """Return a number per communication for each span, and the sender of a transfer, -1 elsewhere."""
+    rank, peer, group = (int64(table, name) for name in ("rank", "peer", "group"))
+    sequence = int64(table, "sequence")
+    p2p = is_one_of(table, "category", ("p2p",)) & (peer >= 0)
+    sends = is_one_of(table, "kind", ("send",))
+    sender = np.where(p2p, np.where(sends, rank, peer), -1)
+    receiver = np.where(p2p, np.where(sends, peer, rank), -1)
+    alone = (sequence < 0) | ((group < 0) & ~p2p)
+    own = np.where(alone, np.arange(len(rank)), -1)
+    return factorized(*(np.where(alone, -1, k) for k in (group, sender, receiver, sequence)), own), sender
+
+
+def _members(run: Run, group: Int64Array, is_transfer: Any) -> Int64Array:
+    """Return how many ranks take part; 1 where that is not known."""
+    sizes = {known.id: len(known.ranks) for known in run.info.groups}
+    count = np.array([sizes.get(number, 1) for number in group.tolist()], np.int64)
+    return np.where(is_transfer, 2, count)

@@ -1,0 +1,144 @@
+"""What a run loses, in words: one sentence per cause, with its cost, the dearest first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from traces.collectives import bandwidths
+from traces.errors import RunError
+from traces.gaps import gaps
+from traces.metrics import breakdown, summarize
+from traces.report_format import format_si, format_time
+from traces.run import Run
+from traces.stragglers import stragglers
+from traces.whatif import what_if
+
+LEAST_SHARE: Final = 0.005
+"""What costs less of a step than this is not worth a sentence."""
+
+SMALL_BYTES: Final = 1 << 20
+"""Collectives below this take as long as their latency: at 8 H100s bus bandwidth is a tenth of its peak."""
+
+MANY: Final = 100
+"""Small collectives per step that are worth putting together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause of lost time.
+
+    Attributes:
+        what: short name of the cause, for programs.
+        text: one sentence for a person.
+        cost_s: time of a step that it takes on the mean rank.
+        share: the same, of the step.
+        usd_per_hour: the same, of the price of all GPUs; None without a price.
+    """
+
+    what: str
+    text: str
+    cost_s: float
+    share: float
+    usd_per_hour: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return asdict(self)
+
+
+def findings(run: Run, usd_per_gpu_hour: float | None = None) -> list[Finding]:
+    """Return what the run loses, the dearest first; costs may overlap, they need not add up.
+
+    Args:
+        run: an open run.
+        usd_per_gpu_hour: price of one GPU, for costs in money.
+    """
+    summary = summarize(run)
+    step_s = summary["step_time_s"]
+    window_s = sum(row.window_ns * row.represents for row in breakdown(run)) / 1e9
+    said = [*_waiting(run, window_s), *_exposed(summary), *_bubble(summary), *_unlike(run)]
+    said += [*_idle(run, window_s), *_small(run, window_s)]
+    rate = None if usd_per_gpu_hour is None else usd_per_gpu_hour * run.info.world_size
+    found = [
+        Finding(
+            what=what,
+            text=f"{text}: {format_time(share * step_s)} a step, {share:.1%}",
+            cost_s=share * step_s,
+            share=share,
+            usd_per_hour=None if rate is None else rate * share,
+        )
+        for what, text, share in said
+        if share >= LEAST_SHARE
+    ]
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _waiting(run: Run, window_s: float) -> list[tuple[str, str, float]]:
+    """Say who makes whom wait: the worst rank of each axis."""
+    said, seen = [], set()
+    for one in stragglers(run):
+        if one.axis in seen:
+            continue
+        seen.add(one.axis)
+        whom = "1 other" if one.n_others == 1 else f"{one.n_others} others"
+        text = (
+            f"rank {one.rank} comes last at {one.n_last:,} of {one.n_joined:,} {one.axis} communications and "
+            f"makes {whom} wait, most in {one.worst_kind}"
+        )
+        said.append((f"waiting:{one.axis}", text, one.caused_ns / 1e9 / window_s))
+    return said
+
+
+def _unlike(run: Run) -> list[tuple[str, str, float]]:
+    """Say what operations that take unlike times cost a pipeline, and where most of it is."""
+    try:
+        found = what_if(run)
+    except RunError:
+        return []
+    kind, stage, worker = next(iter(found.by_kind)), next(iter(found.by_stage)), next(iter(found.by_worker))
+    text = (
+        f"like operations take unlike times (slowdown {found.slowdown:.2f}), most of all {kind} "
+        f"(alone {found.by_kind[kind]:.2f}), stage {stage} ({found.by_stage[stage]:.2f}), "
+        f"rank {worker} ({found.by_worker[worker]:.2f})"
+    )
+    return [("unlike", text, 1 - 1 / found.slowdown)]
+
+
+def _exposed(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
+    return [
+        (f"exposed:{axis}", f"data moves along {axis} while nobody computes", share)
+        for axis, share in summary["exposed_by_axis"].items()
+    ]
+
+
+def _bubble(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
+    return [("bubble", "pipeline stages wait for one another", summary["bubble_fraction"])]
+
+
+def _idle(run: Run, window_s: float) -> list[tuple[str, str, float]]:
+    """Say what the host did while devices were idle: the three worst causes."""
+    said = {
+        "host": "the device is idle because the host is late, in {}",
+        "launch": "the device is idle between launches and the starts of kernels",
+        "queued": "the device is idle although work is queued",
+        "unknown": "the device is idle, and nothing in the file launched what follows",
+    }
+    rows = [row for row in gaps(run) if row["cause"] in said][:3]
+    return [
+        (f"idle:{row['cause']}", said[row["cause"]].format(row["doing"]), row["total_s"] / window_s)
+        for row in rows
+    ]
+
+
+def _small(run: Run, window_s: float) -> list[tuple[str, str, float]]:
+    """Say where many small collectives take the time of few large ones."""
+    n_steps = max(len({row.step for row in breakdown(run)}), 1)
+    said = []
+    for row in bandwidths(run):
+        per_step = row["count"] / n_steps
+        if row["size_bytes"] and row["size_bytes"] < SMALL_BYTES and per_step >= MANY:
+            each = format_si(row["size_bytes"], "B")
+            text = f"{per_step:,.0f} {row['kind']} of about {each} along {row['axis']} cost their latency"
+            said.append((f"small:{row['axis']}", text, row["transfer_s"] / window_s))
+    return said

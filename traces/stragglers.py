@@ -1,0 +1,78 @@
+"""Who makes whom wait: the ranks that arrive last at collectives, and what that costs the others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from traces.collectives import collectives
+from traces.columns import int64, labels
+from traces.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """One rank as a cause of waiting, along one axis.
+
+    Attributes:
+        rank: which arrives last.
+        axis: of the communication.
+        n_last: communications at which it was the last to arrive.
+        n_joined: communications of that axis that it took part in as the last or not, of all ranks.
+        n_others: most ranks that wait for it at once.
+        n_steps: steps in which it was the last at least once.
+        caused_ns: waiting of all other members for it, added up.
+        longest_ns: longest time between the first arrival and its own.
+        worst_kind: kind of communication at which it caused most.
+    """
+
+    rank: int
+    axis: str
+    n_last: int
+    n_joined: int
+    n_others: int
+    n_steps: int
+    caused_ns: int
+    longest_ns: int
+    worst_kind: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return asdict(self)
+
+
+def stragglers(run: Run) -> list[Straggler]:
+    """Return the ranks that others wait for, those that cause most waiting first.
+
+    Only communication of which at least two members are in the run counts: one rank alone waits for nobody
+    that can be named.
+    """
+    table = collectives(run)
+    table = table.take(np.flatnonzero(int64(table, "n_seen") > 1))
+    rank, caused = int64(table, "last_rank"), int64(table, "waiting_ns")
+    skew = int64(table, "last_arrival_ns") - int64(table, "first_arrival_ns")
+    step, members = int64(table, "step"), int64(table, "n_ranks")
+    axes, axis_names = labels(table, "axis")
+    kinds, kind_names = labels(table, "kind")
+    found = []
+    for axis in np.unique(axes).tolist():
+        of_axis = axes == axis
+        for number in np.unique(rank[of_axis]).tolist():
+            rows = np.flatnonzero(of_axis & (rank == number))
+            by_kind = np.bincount(kinds[rows], weights=caused[rows].astype(np.float64))
+            found.append(
+                Straggler(
+                    rank=int(number),
+                    axis=axis_names[axis],
+                    n_last=len(rows),
+                    n_joined=int(of_axis.sum()),
+                    n_others=int(members[rows].max()) - 1,
+                    n_steps=len(np.unique(step[rows])),
+                    caused_ns=int(caused[rows].sum()),
+                    longest_ns=int(skew[rows].max()),
+                    worst_kind=kind_names[int(by_kind.argmax())],
+                )
+            )
+    return sorted(found, key=lambda one: -one.caused_ns)
