@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 examples/train_ddp.py
 
 from __future__ import annotations
 
-from model import Config, loss_of
+from model import loss_of
 from torch.nn.parallel import DistributedDataParallel
 from training import batch, build, flags, join, optimizer_of, train
 
@@ -20,12 +20,11 @@ def main() -> None:
     world = join()
     model = DistributedDataParallel(build(args, world), bucket_cap_mb=args.bucket_mb)
     optimizer = optimizer_of(model, args)
-    vocab = Config.read(args.config).vocab_size
 
     def step(number: int) -> float | None:
-        tokens = batch(args, vocab, number, world.rank, args.micro_batch).to(world.device)
+        tokens, targets = batch(args, world, number, world.rank, args.micro_batch)
         optimizer.zero_grad()
-        loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
+        loss = loss_of(model(tokens), targets)
         loss.backward()
         optimizer.step()
         return loss.item() if world.rank == 0 else None

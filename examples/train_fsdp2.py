@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 examples/train_fsdp2.py
 
 from __future__ import annotations
 
-from model import Config, loss_of
+from model import loss_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from training import batch, build, flags, join, optimizer_of, train
@@ -21,12 +21,11 @@ def main() -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = optimizer_of(model, args)
-    vocab = Config.read(args.config).vocab_size
 
     def step(number: int) -> float | None:
-        tokens = batch(args, vocab, number, world.rank, args.micro_batch).to(world.device)
+        tokens, targets = batch(args, world, number, world.rank, args.micro_batch)
         optimizer.zero_grad()
-        loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
+        loss = loss_of(model(tokens), targets)
         loss.backward()
         optimizer.step()
         return loss.item() if world.rank == 0 else None

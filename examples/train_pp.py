@@ -49,15 +49,14 @@ def main() -> None:
     stage = PipelineStage(model, world.rank, world.size, world.device, group=mesh.get_group("pp"))
     schedule = SCHEDULES[args.schedule](stage, args.microbatches, loss_fn=loss_of)
     optimizer = optimizer_of(model, args)
-    vocab = Config.read(args.config).vocab_size
 
     def step(number: int) -> float | None:
-        tokens = batch(args, vocab, number, 0, args.micro_batch * args.microbatches).to(world.device)
+        tokens, targets = batch(args, world, number, 0, args.micro_batch * args.microbatches)
         optimizer.zero_grad()
         losses: list[torch.Tensor] = []
-        inputs = [tokens[:, :-1]] if world.rank == 0 else []
-        targets = tokens[:, 1:] if world.rank == world.size - 1 else None
-        schedule.step(*inputs, target=targets, losses=losses if targets is not None else None)
+        inputs = [tokens] if world.rank == 0 else []
+        is_last = world.rank == world.size - 1
+        schedule.step(*inputs, target=targets if is_last else None, losses=losses if is_last else None)
         optimizer.step()
         return torch.stack(losses).mean().item() if losses else None
 

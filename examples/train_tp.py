@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 examples/train_tp.py
 
 from __future__ import annotations
 
-from model import Config, Llama, loss_of
+from model import Llama, loss_of
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -58,12 +58,11 @@ def main() -> None:
     model = build(args, world)
     parallelize(model, mesh)
     optimizer = optimizer_of(model, args)
-    vocab = Config.read(args.config).vocab_size
 
     def step(number: int) -> float | None:
-        tokens = batch(args, vocab, number, 0, args.micro_batch).to(world.device)  # the same on every rank
+        tokens, targets = batch(args, world, number, 0, args.micro_batch)  # the same on every rank
         optimizer.zero_grad()
-        loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
+        loss = loss_of(model(tokens), targets)
         loss.backward()
         optimizer.step()
         return loss.item() if world.rank == 0 else None

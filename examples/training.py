@@ -58,14 +58,18 @@ def join() -> World:
     return World(dist.get_rank(), dist.get_world_size(), device)
 
 
-def batch(args: argparse.Namespace, vocab: int, step: int, replica: int, n_sequences: int) -> Tensor:
-    """Return tokens of shape (n_sequences, seq_len + 1) that data-parallel *replica* sees in *step*.
+def batch(
+    args: argparse.Namespace, world: World, step: int, replica: int, n_sequences: int
+) -> tuple[Tensor, Tensor]:
+    """Return tokens and their successors, (n_sequences, seq_len) each, that *replica* sees in *step*.
 
     Each sequence starts anywhere and goes on by one rule, which a model can learn.
     """
+    vocab = Config.read(args.config).vocab_size
     generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step * 1_009 + replica)
     start = torch.randint(0, vocab, (n_sequences, 1), generator=generator)
-    return (start + 7 * torch.arange(args.seq_len + 1)) % vocab
+    tokens = ((start + 7 * torch.arange(args.seq_len + 1)) % vocab).to(world.device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def build(args: argparse.Namespace, world: World) -> Llama:

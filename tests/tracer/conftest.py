@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ from traces.store import open_run
 
 ROOT = Path(__file__).parents[2]
 FLAKES = re.compile("connectFullMesh|EADDRINUSE|Address already in use")
+NEWER = (2, 8)
+NEEDS_NEWER = {
+    "fsdp2": "FSDP2 runs on GPUs only",
+    "pp": "a batch of transfers drops all works but one, which gloo needs: 1F1B hangs by itself",
+}
+"""Examples that torch 2.6 cannot run on gloo, recorded or not, and why."""
+
 STEPS = 3
 SHAPE = {
     "model_type": "llama",
@@ -144,6 +152,7 @@ def job() -> Job:
 @pytest.fixture(scope="session")
 def ranks() -> type["Runner"]:
     """How to run processes of one world."""
+    pytest.importorskip("torch")
     return Runner
 
 
@@ -158,10 +167,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def example(config: Path, job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     """Return what runs an example, plain and recorded, and remembers it for the other tests."""
+    pytest.importorskip("torch")
 
     @cache
     def pair(words: str) -> Pair:
         name, *flags = words.split()
+        installed = tuple(int(part) for part in version("torch").split(".")[:2])
+        if name in NEEDS_NEWER and installed < NEWER:
+            pytest.skip(f"torch {version('torch')}: {NEEDS_NEWER[name]}")
         command = [sys.executable, str(ROOT / "examples" / f"train_{name}.py"), "--config", str(config)]
         command += (
             f"--steps {job.steps} --micro-batch {job.micro_batch} --seq-len {job.seq_len}".split() + flags
