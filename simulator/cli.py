@@ -71,9 +71,10 @@ def _settings(command: Command) -> Command:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "event", "compiled"]),
+    type=click.Choice(["auto", "event", "compiled", "contended"]),
     default="auto",
-    help="On SimPy, on numba, or whichever is sooner done; the timeline is the same. [default: auto]",
+    help="On SimPy, on numba, or whichever is sooner done: the timeline is the same. contended: transfers "
+    "on the same links slow each other down. [default: auto]",
 )
 @click.option("-o", "--output", type=click.Path(), help="Directory to keep the run in.")
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")

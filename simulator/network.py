@@ -118,7 +118,8 @@ class Network:
         if key not in self._transfers:
             ways = self._inside_one(*key) if key[2].n_domains == 1 else self._between.ways(*key)
             way = min(ways, key=lambda way: way.total_s)
-            self._transfers[key] = Transfer(to_ns(way.latency_s), to_ns(way.wire_s), way.name)
+            near, far = way.shares
+            self._transfers[key] = Transfer(to_ns(way.latency_s), to_ns(way.wire_s), way.name, near, far)
         return self._transfers[key]
 
     def _inside_one(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
@@ -128,7 +129,7 @@ class Network:
         link = self._link(shape.intra_bytes_per_s)
         measured = kind in link.tables or (kind in LIKE and LIKE[kind] in link.tables)
         how = "measured" if measured else "fitted" if kind in link.curves else "ring"
-        yield Way(latency_s + turns_s, wire_s, f"{link.name}/{how}")
+        yield Way(latency_s + turns_s, wire_s, f"{link.name}/{how}", wire_s, 0.0)
 
     def _link(self, bytes_per_s: float) -> LinkSpec:
         """Return the link inside a node that a ring of this width runs over."""

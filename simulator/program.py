@@ -36,11 +36,14 @@ class Transfer(NamedTuple):
         latency_ns: time that does not depend on other traffic.
         wire_ns: time of the busiest link when nothing else uses it.
         algorithm: how it is done, e.g. ``"ring/simple"``; shown in reports.
+        near, far: share of a rank's way into its node, and of its way out of it, that is full meanwhile.
     """
 
     latency_ns: int
     wire_ns: int
     algorithm: str = ""
+    near: float = 0.0
+    far: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,16 +31,37 @@ Inside = Callable[[str, float, int, float], tuple[float, float]]
 
 
 class Way(NamedTuple):
-    """One way to do a collective: what it costs before the first byte, what the bytes take, its name."""
+    """One way to do a collective: what it costs before the first byte, what the bytes take, its name.
+
+    ``near_s`` and ``far_s`` are what the bytes take inside the nodes and between them; the longer is
+    ``wire_s``.
+    """
 
     latency_s: float
     wire_s: float
     name: str
+    near_s: float = 0.0
+    far_s: float = 0.0
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Share of its wire time for which the way inside a node, and the way out of it, is full."""
+        if not self.wire_s:
+            return 0.0, 0.0
+        return min(self.near_s / self.wire_s, 1.0), min(self.far_s / self.wire_s, 1.0)
 
     @property
     def total_s(self) -> float:
         """Time if nothing else uses the links."""
         return self.latency_s + self.wire_s
+
+
+Cost = tuple[float, float, float]
+"""Latency, time of the bytes between nodes, and time of those inside them, both flowing at once."""
+
+
+def _way(latency_s: float, far_s: float, near_s: float, name: str) -> Way:
+    return Way(latency_s, max(far_s, near_s), name, near_s, far_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +86,13 @@ class Between:
         for name in names:
             protocol = PROTOCOLS[name]
             for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
-                yield Way(*way, f"{algorithm}/{name}")
+                yield _way(*way, f"{algorithm}/{name}")
         for algorithm, way in self._in_simple(kind, size_bytes, shape):
-            yield Way(*way, f"{algorithm}/simple")
+            yield _way(*way, f"{algorithm}/simple")
 
     def _by_protocol(
         self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol
-    ) -> Iterator[tuple[str, tuple[float, float]]]:
+    ) -> Iterator[tuple[str, Cost]]:
         if kind == "all_to_all":
             yield "pairwise", self._pairwise(size_bytes, shape, protocol)
             return
@@ -82,9 +103,7 @@ class Between:
         if "tree" in self._algorithms(kind, shape):
             yield "tree", self._tree(size_bytes, shape, protocol)
 
-    def _in_simple(
-        self, kind: str, size_bytes: int, shape: GroupShape
-    ) -> Iterator[tuple[str, tuple[float, float]]]:
+    def _in_simple(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[tuple[str, Cost]]:
         known = {
             "nvls_tree": self._nvls_tree,
             "collnet": self._collnet,
@@ -115,8 +134,8 @@ class Between:
             "pat": shape.n_local == 1,
         }.get(algorithm, True)
 
-    def _ring(self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol) -> tuple[float, float]:
-        """Return latency and wire time of one ring through all ranks, on as many rails as the group has."""
+    def _ring(self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of one ring through all ranks, on as many rails as the group has."""
         n, n_local = shape.n_ranks, shape.n_local
         net_steps = ring_steps(kind, shape.n_domains)
         hop_s = shape.inter_latency_s + protocol.ring_net_s
@@ -124,13 +143,13 @@ class Between:
         latency_s += (ring_steps(kind, n) - net_steps) * protocol.ring_intra_s
         net_s = bus_factor(kind, n) * size_bytes / self._rate(shape, protocol)
         if n_local < 2:
-            return latency_s, net_s
+            return latency_s, net_s, 0.0
         kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
         local_s = sum(self.inside(part, size_bytes, n_local, shape.intra_bytes_per_s)[1] for part in kinds)
-        return latency_s, max(net_s, local_s * bus_factor(kind, n) / bus_factor(kind, n_local))
+        return latency_s, net_s, local_s * bus_factor(kind, n) / bus_factor(kind, n_local)
 
-    def _tree(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> tuple[float, float]:
-        """Return latency and wire time of an all-reduce by two trees over chains inside the nodes.
+    def _tree(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of an all-reduce by two trees over chains inside the nodes.
 
         A chain moves ``2 S`` over each link instead of the ``2(n-1)/n S`` of a ring.
         """
@@ -141,15 +160,15 @@ class Between:
         net_s = tree_factor(shape.n_domains) * size_bytes / (slow * self._rate(shape, protocol))
         latency_s += self._fill_s(size_bytes, shape, hops + 2 * (n_local - 1), protocol)
         if n_local < 2:
-            return latency_s, net_s
+            return latency_s, net_s, 0.0
         local_s = sum(
             self.inside(half, size_bytes, n_local, shape.intra_bytes_per_s)[1]
             for half in ("reduce_scatter", "all_gather")
         )
-        return latency_s, max(net_s, local_s * 2 / bus_factor("all_reduce", n_local))
+        return latency_s, net_s, local_s * 2 / bus_factor("all_reduce", n_local)
 
-    def _nvls_tree(self, _kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
-        """Return latency and wire time of switches that reduce in each node and two trees between them.
+    def _nvls_tree(self, _kind: str, size_bytes: int, shape: GroupShape) -> Cost:
+        """Return the cost of switches that reduce in each node and two trees between them.
 
         On EFA it fills as slowly as a chain through the node would: 8 MiB to 1 GiB on two AWS p5.
         """
@@ -158,28 +177,28 @@ class Between:
         latency_s += self._fill_s(size_bytes, shape, hops + 2 * (shape.n_local - 1), simple)
         net_s = tree_factor(shape.n_domains) * size_bytes / self._rate(shape, simple)
         local_s = self.inside("all_reduce", size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
-        return latency_s, max(net_s, local_s)
+        return latency_s, net_s, local_s
 
-    def _collnet(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
-        """Return latency and wire time where switches between nodes reduce (SHARP): each node sends ``S``.
+    def _collnet(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
+        """Return the cost where switches between nodes reduce (SHARP): each node sends ``S``.
 
         Reference: Graham et al. 2016, doi:10.1109/COMHPC.2016.006.
         """
         net_s = size_bytes / self._rate(shape, PROTOCOLS["simple"])
         latency_s = shape.inter_latency_s + COLLNET_S
         if shape.n_local < 2:
-            return latency_s, net_s
-        return latency_s, max(net_s, self.inside(kind, size_bytes, shape.n_local, shape.intra_bytes_per_s)[1])
+            return latency_s, net_s, 0.0
+        return latency_s, net_s, self.inside(kind, size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
 
-    def _pat(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
-        """Return latency and wire time of NCCL's parallel aggregated trees, for one rank per node."""
+    def _pat(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
+        """Return the cost of NCCL's parallel aggregated trees, for one rank per node."""
         simple, n = PROTOCOLS["simple"], shape.n_ranks
         hop_s = (shape.inter_latency_s + simple.ring_net_s) * PAT_NET
         latency_s = PAT_BASE_S + ceil(log2(n)) * hop_s + n * PAT_RANK_S
-        return latency_s, bus_factor(kind, n) * size_bytes / (PAT_SHARE * self._rate(shape, simple))
+        return latency_s, bus_factor(kind, n) * size_bytes / (PAT_SHARE * self._rate(shape, simple)), 0.0
 
-    def _halving_doubling(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
-        """Return latency and wire time of recursive halving and doubling: ``log2 n`` steps each way.
+    def _halving_doubling(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
+        """Return the cost of recursive halving and doubling: ``log2 n`` steps each way.
 
         Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521. Ranks beyond a
         power of two are folded in first: one more step, and all bytes once more.
@@ -190,26 +209,26 @@ class Between:
         hop_s = shape.inter_latency_s + simple.ring_net_s
         steps = passes * (n.bit_length() - 1 + odd)
         wire = (bus_factor(kind, 1 << (n.bit_length() - 1)) + passes * odd) * size_bytes
-        return simple.ring_base_s + steps * hop_s, shape.n_local * wire / self._rate(shape, simple)
+        return simple.ring_base_s + steps * hop_s, shape.n_local * wire / self._rate(shape, simple), 0.0
 
-    def _direct(self, kind: str, size_bytes: int, shape: GroupShape) -> tuple[float, float]:
-        """Return latency and wire time where every rank sends its part to every other at once."""
+    def _direct(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
+        """Return the cost where every rank sends its part to every other at once."""
         simple, n, far = PROTOCOLS["simple"], shape.n_ranks, shape.n_ranks - shape.n_local
         passes = 2 if kind == "all_reduce" else 1
         hop_s = shape.inter_latency_s + simple.ring_net_s + far * POST_S
         wire = passes * shape.n_local * far / n * size_bytes
-        return simple.ring_base_s + passes * hop_s, wire / self._rate(shape, simple)
+        return simple.ring_base_s + passes * hop_s, wire / self._rate(shape, simple), 0.0
 
-    def _pairwise(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> tuple[float, float]:
-        """Return latency and wire time of every rank sending to every other, near and far at once."""
+    def _pairwise(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of every rank sending to every other, near and far at once."""
         n, n_local = shape.n_ranks, shape.n_local
         far = n - n_local
         latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far * POST_S
         net_s = n_local * far / n * size_bytes / self._rate(shape, protocol)
         if n_local < 2:
-            return latency_s, net_s
+            return latency_s, net_s, 0.0
         near = self.inside("all_to_all", size_bytes * n_local / n, n_local, shape.intra_bytes_per_s)
-        return latency_s, max(net_s, near[1])
+        return latency_s, net_s, near[1]
 
     def _rate(self, shape: GroupShape, protocol: Protocol) -> float:
         """Return what the members in one node send out of it together in *protocol*, in bytes/s."""

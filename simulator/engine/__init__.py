@@ -1,4 +1,8 @@
-"""Engines: they give a program its clock. All of them answer ``run(program)`` with the same timeline."""
+"""Engines: they give a program its clock. All of them answer ``run(program)`` with a timeline.
+
+``event`` and ``compiled`` give the same one; ``contended`` adds that transfers on the same links slow each
+other down.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import Final
 
 from simulator.errors import EngineError
 
-ENGINES: Final = ("auto", "event", "compiled")
-"""Names of engines: on SimPy, on numba, or whichever is sooner done."""
+ENGINES: Final = ("auto", "event", "compiled", "contended")
+"""Names of engines: whichever of the next two is sooner done; on SimPy, on numba; SimPy with shared links."""
 
 WORTH_LOADING: Final = 50_000
 """Tasks from which loading numba and compiled code (about 0.2 s) pays off, at 300,000 tasks/s on SimPy."""

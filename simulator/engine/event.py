@@ -60,7 +60,7 @@ class Clock:
     def __init__(self, program: Program) -> None:
         self._program = program
         self.duration_ns = program.duration_ns
-        self.transfer_ns = _transfer_ns(program)
+        self.transfer_ns = transfer_ns(program)
 
     def times(
         self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
@@ -70,26 +70,32 @@ class Clock:
         Raises:
             ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
         """
-        program, env = self._program, Environment()
-        state = _State(
-            env,
-            replace(program, duration_ns=self.duration_ns if duration_ns is None else duration_ns),
-            self.transfer_ns if transfer_ns is None else transfer_ns,
-        )
-        for tasks in _streams(program):
-            env.process(state.stream(tasks))
-        env.run()
-        start_ns, end_ns = np.array(state.start_ns, np.int64), np.array(state.end_ns, np.int64)
-        if program.n_tasks and end_ns.min() == NEVER:
-            raise ProgramError(explain(program, start_ns, end_ns))
-        return start_ns, end_ns
+        program = replace(self._program, duration_ns=self.duration_ns if duration_ns is None else duration_ns)
+        return finish(State(Environment(), program, self.transfer_ns if transfer_ns is None else transfer_ns))
 
 
-class _State:
+def finish(state: State) -> tuple[Int64Array, Int64Array]:
+    """Run every stream to its end and return start and end of every task, in ns.
+
+    Raises:
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+    """
+    program, env = state.program, state.env
+    for tasks in _streams(program):
+        env.process(state.stream(tasks))
+    env.run()
+    start_ns, end_ns = np.array(state.start_ns, np.int64), np.array(state.end_ns, np.int64)
+    if program.n_tasks and end_ns.min() == NEVER:
+        raise ProgramError(explain(program, start_ns, end_ns))
+    return start_ns, end_ns
+
+
+class State:
     """What the streams share: who has ended, who waits for whom, who has arrived."""
 
     def __init__(self, env: Environment, program: Program, transfer_ns: Int64Array) -> None:
         self.env = env
+        self.program = program
         self.start_ns = [NEVER] * program.n_tasks
         self.end_ns = [NEVER] * program.n_tasks
         self._duration_ns: list[int] = program.duration_ns.tolist()
@@ -97,7 +103,7 @@ class _State:
         self._waits_for = _cross_stream(program)
         self._waiters: dict[int, Event] = {}
         self._missing: list[int] = program.instance_participants.tolist()
-        self._transfer_ns: list[int] = transfer_ns.tolist()
+        self.transfer_ns_of: list[int] = transfer_ns.tolist()
         self._met: dict[int, Event] = {}
 
     def stream(self, tasks: list[int]) -> Generator[Event, None, None]:
@@ -124,10 +130,14 @@ class _State:
         self._missing[instance] -= 1
         if self._missing[instance]:
             return self._met.setdefault(instance, self.env.event())
-        done = self.env.timeout(self._transfer_ns[instance])
+        done = self.carry(instance)
         if instance in self._met:
             done.callbacks.append(self._met.pop(instance).trigger)
         return done
+
+    def carry(self, instance: int) -> Event:
+        """Return the event at which the bytes of *instance* have arrived, if it sets off now."""
+        return self.env.timeout(self.transfer_ns_of[instance])
 
 
 def _streams(program: Program) -> list[list[int]]:
@@ -149,7 +159,7 @@ def _cross_stream(program: Program) -> dict[int, list[int]]:
     return found
 
 
-def _transfer_ns(program: Program) -> Int64Array:
+def transfer_ns(program: Program) -> Int64Array:
     """Return how long each communication takes once everybody has arrived."""
     cost = np.array([transfer.latency_ns + transfer.wire_ns for transfer in program.transfers], np.int64)
     return cost[program.instance_transfer] if program.n_instances else np.empty(0, np.int64)

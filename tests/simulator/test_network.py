@@ -145,7 +145,7 @@ def test_one_gibibyte_stays_above_the_bound_and_near_it(n_gpus: int, bound_ms: f
 
 def test_eight_plain_gpus_are_the_textbook_ring() -> None:
     transfer = Network(plain(8)).collective("all_reduce", GIB, range(8))
-    assert transfer == Transfer(14_000, round(1.75 / 450 * 1e9), "inside/ring")
+    assert transfer == Transfer(14_000, round(1.75 / 450 * 1e9), "inside/ring", 1.0, 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,215 @@
+"""The event engine with links that are shared: transfers under way at once slow each other down.
+
+Every rank has a way into its node and a way out of it, in both directions. A transfer fills a share of them
+while its bytes flow (``Transfer.near`` and ``Transfer.far``); where several would fill one beyond its width,
+they share it max-min fairly (``simulator/fluid.py``). What a rank's ways are worth when all ranks communicate
+alike, oversubscription included, is in the network's answer already. Latency is not slowed.
+
+Where nothing meets on a link the timeline is that of the event engine, to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from simpy import Environment, Event
+
+from simulator.engine.event import State, finish, transfer_ns
+from simulator.engine.spans import spans
+from simulator.errors import ProgramError
+from simulator.fluid import Fluid, Span
+from simulator.program import Int64Array, Program
+
+NAME: Final = "contended"
+"""Name of this engine in summaries."""
+
+NEAR, FAR, IN, OUT = "near", "far", "in", "out"
+
+
+class Way(NamedTuple):
+    """A link of one rank.
+
+    Attributes:
+        rank: whose.
+        tier: ``"near"``, into its node, or ``"far"``, out of it.
+        direction: ``"in"`` or ``"out"``.
+    """
+
+    rank: int
+    tier: str
+    direction: str
+
+
+class Change(NamedTuple):
+    """Something happens to a link: it is slow, down or well again.
+
+    Attributes:
+        at_ns: when.
+        way: to which link.
+        capacity: share of its width from then on; 0 is down.
+    """
+
+    at_ns: int
+    way: Way
+    capacity: float
+
+
+def run(program: Program, changes: Sequence[Change] = ()) -> pa.Table:
+    """Return the timeline of *program*: one row per task, and one per rank and step.
+
+    Args:
+        program: what to run.
+        changes: what happens to links meanwhile.
+
+    Raises:
+        ProgramError: the program cannot run to its end: a cycle, a participant that never arrives, or a link
+            that is down for good.
+    """
+    start_ns, end_ns = times(program, changes)
+    return spans(program, start_ns, end_ns)
+
+
+def times(program: Program, changes: Sequence[Change] = ()) -> tuple[Int64Array, Int64Array]:
+    """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
+
+    Raises:
+        ProgramError: the program cannot run to its end.
+    """
+    check_changes(changes)
+    return finish(_Shared(program, transfer_ns(program), changes))
+
+
+def links(program: Program, changes: Sequence[Change] = ()) -> list[Span]:
+    """Return how full every link was, and when; ``link`` is a ``Way``.
+
+    Raises:
+        ProgramError: the program cannot run to its end.
+    """
+    check_changes(changes)
+    state = _Shared(program, transfer_ns(program), changes, watched=True)
+    finish(state)
+    return state.fluid.spans
+
+
+class Clock:
+    """A program made ready to be run many times, with other durations each time.
+
+    Args:
+        program: what to run.
+
+    Attributes:
+        duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
+        transfer_ns: time of each communication there, if alone; shape ``(n_instances,)``.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.duration_ns = program.duration_ns
+        self.transfer_ns = transfer_ns(program)
+
+    def times(
+        self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
+    ) -> tuple[Int64Array, Int64Array]:
+        """Return start and end of every task; durations that are left out are those of the program.
+
+        Raises:
+            ProgramError: the program cannot run to its end.
+        """
+        program = replace(self._program, duration_ns=self.duration_ns if duration_ns is None else duration_ns)
+        return finish(_Shared(program, self.transfer_ns if transfer_ns is None else transfer_ns))
+
+
+class _Shared(State):
+    """The streams' common state, with links between them."""
+
+    def __init__(
+        self, program: Program, total_ns: Int64Array, changes: Sequence[Change] = (), *, watched: bool = False
+    ) -> None:
+        super().__init__(Environment(), program, total_ns)
+        self.fluid = Fluid(watched=watched)
+        self._loads = loads(program)
+        self._done: dict[int, Event] = {}
+        self._changed = self.env.event()
+        self.env.process(self._tick())
+        for change in changes:
+            self.env.process(self._change(change))
+
+    def carry(self, instance: int) -> Event:
+        """Return the event at which the bytes of *instance* have arrived, if it sets off now."""
+        self._done[instance] = self.env.event()
+        self.env.process(self._flow(instance))
+        return self._done[instance]
+
+    def _flow(self, instance: int) -> Generator[Event, None, None]:
+        """Wait for the latency of *instance*, then let its bytes flow."""
+        transfer = self.program.transfers[self.program.instance_transfer[instance]]
+        total_ns = self.transfer_ns_of[instance]
+        latency_ns = min(transfer.latency_ns, total_ns)
+        yield self.env.timeout(latency_ns)
+        self._catch_up()
+        self.fluid.start(instance, total_ns - latency_ns, self._loads[instance])
+        self._wake()
+
+    def _change(self, change: Change) -> Generator[Event, None, None]:
+        """Change the capacity of a link when its time comes."""
+        yield self.env.timeout(change.at_ns)
+        self._catch_up()
+        self.fluid.set_capacity(change.way, change.capacity)
+        self._wake()
+
+    def _tick(self) -> Generator[Event, None, None]:
+        """End transfers as they come due; start anew whenever the traffic changes."""
+        while True:
+            end_ns = self.fluid.next_end_ns()
+            self._changed = self.env.event()
+            if end_ns is None:
+                yield self._changed
+            else:
+                yield self._changed | self.env.timeout(end_ns - int(self.env.now))
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Move the fluid to now, and tell those whose bytes have arrived."""
+        for instance in self.fluid.advance(int(self.env.now)):
+            self._done.pop(int(str(instance))).succeed()
+
+    def _wake(self) -> None:
+        if not self._changed.triggered:
+            self._changed.succeed()
+
+
+def loads(program: Program) -> list[Mapping[Any, float]]:
+    """Return what each communication of *program* fills of the links of the ranks that take part in it."""
+    found: list[Mapping[Any, float]] = []
+    order = np.argsort(program.instance, kind="stable")
+    order = order[program.instance[order] >= 0]
+    cuts = np.searchsorted(program.instance[order], np.arange(program.n_instances + 1))
+    for instance in range(program.n_instances):
+        transfer = program.transfers[program.instance_transfer[instance]]
+        load: dict[Way, float] = {}
+        for task in order[cuts[instance] : cuts[instance + 1]].tolist():
+            for way in _ways(program, task):
+                load[way] = transfer.near if way.tier == NEAR else transfer.far
+        found.append(load)
+    return found
+
+
+def _ways(program: Program, task: int) -> list[Way]:
+    """Return the links of its rank that a communication task uses; sends and receives use one direction."""
+    kind, rank = program.labels[program.label[task]].kind, int(program.rank[task])
+    directions = {"send": (OUT,), "recv": (IN,)}.get(kind, (IN, OUT))
+    return [Way(rank, tier, direction) for tier in (NEAR, FAR) for direction in directions]
+
+
+def check_changes(changes: Sequence[Change]) -> None:
+    """Raise ProgramError unless every one of *changes* is about a link that there can be."""
+    for change in changes:
+        way = change.way
+        if way.tier not in {NEAR, FAR} or way.direction not in {IN, OUT} or way.rank < 0 or change.at_ns < 0:
+            raise ProgramError(
+                f"change of {tuple(way)} at {change.at_ns} ns: a rank, near or far, in or out, from 0 ns on"
+            )
