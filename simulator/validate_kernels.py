@@ -185,7 +185,8 @@ def attention_ops(row: Row, dtype: str) -> tuple[list[Op], float]:
         {"forward": 1.0, "backward": 2.5}[one] for one in passes
     )
     if row.text("impl") == "PyTorch":
-        return list(_unfused(batch * heads, seq, width, dtype, passes)), counted
+        shape = (batch * heads, seq, width)
+        return list(_unfused(*shape, dtype, passes, causal=causal)), counted
     moved = batch * seq * (heads + kv_heads) * (width + v_width) * 2
     forward = Op(
         *("core", "attention", matrix // 2 if causal else matrix, moved, seq, seq, width, dtype),
@@ -208,16 +209,18 @@ def _kernel(row: Row, device: Device) -> str:
     return kernel
 
 
-def _unfused(heads: int, seq: int, width: int, dtype: str, passes: tuple[str, ...]) -> Iterator[Op]:
+def _unfused(
+    heads: int, seq: int, width: int, dtype: str, passes: tuple[str, ...], *, causal: bool
+) -> Iterator[Op]:
     """Attention as PyTorch writes it without a fused kernel: products, and passes over every score.
 
-    Softmax and dropout read and write the scores, dropout a byte of mask beside; in backward softmax reads
-    both its result and the gradient. Reference: ``attention_pytorch`` in benchmarks/
-    benchmark_flash_attention.py of Dao-AILab/flash-attention.
+    Softmax reads and writes the scores, in backward it reads its result and the gradient; dropout of nothing
+    makes a copy and a byte of mask; a causal mask is read and written over, both ways. Reference:
+    ``attention_pytorch`` in benchmarks/benchmark_flash_attention.py of Dao-AILab/flash-attention.
     """
     scores = heads * seq * seq * 2
     one = gemm("scores", seq, seq, width, dtype, batch=heads)
     for direction in passes:
         forward = direction == "forward"
         yield from [one] * (2 if forward else 4)
-        yield memory("softmax", int((4.5 if forward else 5.5) * scores), dtype, count=2)
+        yield memory("softmax", int(((3.5 if forward else 4.5) + 2 * causal) * scores), dtype, count=2)
