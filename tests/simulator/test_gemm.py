@@ -137,5 +137,5 @@ def test_impossible_tiles_are_refused(field: str, value: object) -> None:
 
 
 def test_a_device_of_a_class_says_that_it_was_not_measured() -> None:
-    assert any("not measured on it" in note for note in ComputeModel(load_device("a40"), "bf16").notes)
+    assert any("not measured on it" in note for note in ComputeModel(load_device("a6000"), "bf16").notes)
     assert not any("warning" in note for note in ComputeModel(load_device("a100-80gb"), "bf16").notes)
