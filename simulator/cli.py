@@ -52,6 +52,9 @@ def _settings(command: Command) -> Command:
             ("--precision", str, "bf16, fp16 or fp32. [default: bf16]"),
             ("--sequence-parallel/--no-sequence-parallel", bool, "With tp, shard along the sequence."),
             ("--fp32-gradients/--no-fp32-gradients", bool, "Keep and reduce gradients in fp32."),
+            ("--placement", str, "Ranks on GPUs: packed, spread, rail, or a file. [default: packed]"),
+            ("--nccl-algo", str, "Algorithms to choose from, as NCCL_ALGO: ring,tree or ^tree."),
+            ("--nccl-proto", str, "Protocols to choose from, as NCCL_PROTO: simple or ^ll128."),
             ("--flash-attention/--no-flash-attention", bool, "Fused attention, without scores in memory."),
         )
     ):

@@ -31,6 +31,7 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             "name": "schedule",
             **{name: name for name in ("virtual_stages", "overlap_p2p", "deallocate_outputs")},
         },
+        "network": {name: name for name in ("placement", "nccl_algo", "nccl_proto")},
         "variation": {field.name: field.name for field in fields(Variation)},
         "training": {
             name: name
@@ -46,6 +47,7 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
         **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
+        **dict.fromkeys(("placement", "nccl_algo", "nccl_proto"), str),
         **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep"), int),
         **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
@@ -72,6 +74,7 @@ _OF_JOB: Final = (
         "overlap_p2p",
         "deallocate_outputs",
     ),
+    *("placement", "nccl_algo", "nccl_proto"),
 )
 
 

@@ -54,6 +54,8 @@ class Job:
         lora_rank: rank of the adapters on every matrix of a layer, whose base weights are frozen; 0 means
             that everything is trained. Memory knows of it, time does not yet.
         quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
+        placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
+        nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
         n_steps: optimizer steps to simulate.
         variation: stragglers and jitter.
     """
@@ -80,6 +82,9 @@ class Job:
     shard_ranks: int = 0
     lora_rank: int = 0
     quantized_base: bool = False
+    placement: str = "packed"
+    nccl_algo: str = ""
+    nccl_proto: str = ""
     n_steps: int = 1
     variation: Variation = field(default_factory=Variation)
 

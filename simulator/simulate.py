@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from simulator.advice import slow_axes
 from simulator.build import build, job_groups
 from simulator.build_groups import Groups
 from simulator.compute import ComputeModel
@@ -21,9 +22,10 @@ from simulator.errors import JobError
 from simulator.folding import representatives
 from simulator.job import Job
 from simulator.memory_over_time import memory_over_time
+from simulator.nccl import choice
 from simulator.network import Network
 from simulator.program import Program
-from simulator.rank_memory import RankMemory, rank_memories
+from simulator.rank_memory import rank_memories
 from simulator.sampling import distribution, sample_steps, straggling
 from simulator.summary import figures, job_name, memory_warnings
 from topologies.placement import place
@@ -100,7 +102,11 @@ def simulate(
     tell("building the program")
     groups = job_groups(job)
     compute = ComputeModel(job.cluster.device, job.precision)
-    network = Network(job.cluster, place(job.layout.world_size, job.cluster))
+    network = Network(
+        job.cluster,
+        place(job.layout.world_size, job.cluster, job.placement),
+        choice(job.nccl_algo, job.nccl_proto),
+    )
     factors = _straggler_factors(job)
     program = build(job, network, compute, folded=folded, groups=groups, special=list(factors))
     if expanded and program.uneven:
@@ -116,7 +122,7 @@ def simulate(
     stands_for = representatives(job.layout, factors) if folded else None
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     simulation = Simulation(
-        info=_info(job, groups, stands_for, memories),
+        info=_info(job, groups, stands_for, [*memory_warnings(job, memories), *_slow(job, network)]),
         spans=spans,
         memory=memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored}),
         expands=expanded and folded,
@@ -158,9 +164,7 @@ def _expanded_memory(memory: pa.Table, sources: Sequence[int]) -> pa.Table:
     )
 
 
-def _info(
-    job: Job, groups: Groups, stands_for: tuple[int, ...] | None, memories: Sequence[RankMemory]
-) -> RunInfo:
+def _info(job: Job, groups: Groups, stands_for: tuple[int, ...] | None, warnings: Sequence[str]) -> RunInfo:
     """Return the description of the run, without its figures."""
     return RunInfo(
         origin="simulated",
@@ -172,9 +176,15 @@ def _info(
         job={**job_settings(job), "n_microbatches": job.n_microbatches},
         groups=tuple(groups.all),
         representatives=stands_for,
-        warnings=tuple(memory_warnings(job, memories)),
+        warnings=tuple(warnings),
         versions={"foretrace": _version()},
     )
+
+
+def _slow(job: Job, network: Network) -> list[str]:
+    """Return a sentence for each axis that sends the activations of every layer over slow links."""
+    size_bytes = 2 * job.micro_batch * job.seq_len * job.model.hidden
+    return [found.sentence(size_bytes) for found in slow_axes(job.layout, network, size_bytes)]
 
 
 def _version() -> str:
