@@ -90,7 +90,7 @@ def objects(texts: Iterable[bytes], lost: Counter[str]) -> list[dict[str, Any]]:
     found = []
     for text in texts:
         try:
-            value = json.loads(text)
+            value = json.loads(text.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
@@ -166,13 +166,20 @@ def _parsed(texts: Sequence[bytes], shape: pa.Schema, schema: pa.Schema, lost: C
     try:
         table = arrow_json.read_json(
             pa.BufferReader(b"\n".join(texts)), arrow_json.ReadOptions(block_size=_BLOCK_BYTES), options
-        )
+        ).flatten()
+        flat = table.rename_columns([name.removeprefix("args.") for name in table.column_names])
+        return _validated(_encoded(flat.select(schema.names)))
     except pa.ArrowException:
         return from_objects(objects(texts, lost), schema)
-    flat = table.flatten().rename_columns(
-        [name.removeprefix("args.") for name in table.flatten().column_names]
-    )
-    return _encoded(flat.select(schema.names))
+
+
+def _validated(table: pa.Table) -> pa.Table:
+    """Return *table*; raises ArrowInvalid if a label is not UTF-8, which Arrow does not ask when parsing."""
+    for column in table.columns:
+        if pa.types.is_dictionary(column.type):
+            for chunk in column.chunks:
+                chunk.dictionary.validate(full=True)
+    return table
 
 
 def _value(event: Mapping[str, Any], name: str, kind: pa.DataType) -> object:

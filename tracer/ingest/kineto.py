@@ -19,7 +19,7 @@ from tracer.ingest.launches import launches_of
 from tracer.ingest.notes import Notes
 from tracer.ingest.recording import Recording
 from tracer.ingest.rows import stacked
-from tracer.ingest.sources import Progress, Source, head, opened
+from tracer.ingest.sources import Progress, Source, first_line, head, opened
 from tracer.ingest.trace import Trace
 
 MOST_RANKS: Final = 1 << 20
@@ -42,7 +42,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     try:
         return translated(trace, source.name)
     except (OverflowError, pa.ArrowException) as error:
-        raise IngestError(f"{source.name} holds numbers that no trace has: {error}") from error
+        raise IngestError(f"{source.name} holds numbers that no trace has: {first_line(error)}") from error
 
 
 def translated(trace: Trace, name: str) -> Recording:

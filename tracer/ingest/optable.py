@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 from tracer.errors import IngestError
 from tracer.ingest.recording import Recording, lanes
 from tracer.ingest.rows import rows, stacked
-from tracer.ingest.sources import UNREADABLE, Progress, Source, opened
+from tracer.ingest.sources import UNREADABLE, Progress, Source, first_line, opened
 from traces.columns import BoolArray, Int64Array, factorized, int64
 from traces.errors import LayoutError
 from traces.layout import Group, Layout
@@ -93,7 +93,9 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     except (*UNREADABLE, pa.ArrowException, ValueError, TypeError) as error:
         if isinstance(error, IngestError):
             raise
-        raise IngestError(f"{source.name} cannot be read as a table of operations: {error}") from error
+        raise IngestError(
+            f"{source.name} cannot be read as a table of operations: {first_line(error)}"
+        ) from error
     result = Recording(name=source.name, spans=pa.table({}), numbered=True, one_clock=True)
     if found.num_rows > table.num_rows:
         result.lost["row with an empty cell"] += found.num_rows - table.num_rows

@@ -87,7 +87,7 @@ def opened(source: Source, progress: Progress | None = None) -> Iterator[IO[byte
             else:
                 yield cast("IO[bytes]", counted)
     except UNREADABLE as error:
-        raise IngestError(f"cannot read {source.name}: {_said(error)}") from error
+        raise IngestError(f"cannot read {source.name}: {first_line(error)}") from error
 
 
 def head(source: Source) -> bytes:
@@ -158,7 +158,7 @@ def _members(path: Path) -> list[Source]:
                     if not Path(info.name).name.startswith(".")
                 ]
     except UNREADABLE as error:
-        raise IngestError(f"cannot read {path}: {_said(error)}") from error
+        raise IngestError(f"cannot read {path}: {first_line(error)}") from error
     return [Source(path, "", size_bytes)]
 
 
@@ -189,6 +189,6 @@ def _magic(path: Path) -> bytes:
         return file.read(4)
 
 
-def _said(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return what *error* says, in one line."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

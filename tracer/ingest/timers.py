@@ -79,7 +79,7 @@ def _add(processes: dict[int, _Process], event: object, lost: Counter[str]) -> N
         lost["malformed event"] += 1
         return
     ph, ts, pid = event.get("ph"), number(event.get("ts")), whole(event.get("pid"))
-    if ph not in {"B", "E", "i", "I"}:
+    if not isinstance(ph, str) or ph not in {"B", "E", "i", "I"}:
         return
     if ts is None or abs(ts) >= _LONGEST_US:
         lost["event without a usable time"] += 1

@@ -1,0 +1,199 @@
+"""Broken traces end in one clear line or in counted losses: never a traceback, a hang, or a wrong sum."""
+
+import io
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from tracer.errors import RecordError
+from tracer.ingest.ingest import ingest
+from traces.errors import TraceError
+from traces.metrics import breakdown
+from traces.store import open_run
+
+N_INPUTS = 400
+"""Inputs per kind of file; the slow test tries 2,600 of each."""
+
+VALUES: tuple[Any, ...] = (
+    None, -1, 0, 1e308, -1e308, 1e30, 2**70, -(2**63), "", "7", "<b>&\"'", "\ud800", [], [[]], {}, True,
+    "[0, 1, ...]", "ProfilerStep#99999999999", "nccl:all_reduce", float("nan"), [[1, -5],
+    [2**80]], "e" * 5000,
+)  # fmt: skip
+
+
+def events() -> list[dict[str, Any]]:
+    """A step of one rank: a compute kernel, a copy, an all-reduce with metadata, launches, annotations."""
+    said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8}
+    said |= {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 3}
+    found = []
+    for i, (cat, name) in enumerate(
+        [("kernel", "k"), ("gpu_memcpy", "Memcpy HtoD"), ("kernel", "ncclDevKernel_X")]
+    ):
+        args = {"device": 0, "stream": 7 + i, "correlation": i + 1} | (said if "nccl" in name else {})
+        found.append(
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": 0,
+                "tid": 7,
+                "ts": 100.5 + 20 * i,
+                "dur": 10,
+                "args": args,
+            }
+        )
+        found.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 2,
+                      "ts": 95.5 + 20 * i, "dur": 2, "args": {"correlation": i + 1}})  # fmt: skip
+    for name in ("ProfilerStep#4", "Optimizer.step#SGD", "nccl:all_reduce"):
+        args = {"Input Dims": [[4, 2]], "Input type": ["float"]}
+        found.append(
+            {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": name,
+                "pid": 1,
+                "tid": 2,
+                "ts": 90,
+                "dur": 99,
+                "args": args,
+            }
+        )
+    return found
+
+
+def timers() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for rank in range(2):
+        found.append(
+            {"ph": "i", "name": "iteration begin", "ts": 0, "pid": rank, "tid": 0, "args": {"iteration": 1}}
+        )
+        for i, name in enumerate(("forward", "backward")):
+            said = {"iteration": 1, "microbatch": 0, "model_chunk": 0, "pp_rank": rank}
+            for ph, ts in (("B", 10 + 20 * i), ("E", 25 + 20 * i)):
+                found.append({"ph": ph, "name": name, "ts": ts, "pid": rank, "tid": 0, "args": said})
+        found.append(
+            {"ph": "i", "name": "iteration end", "ts": 90, "pid": rank, "tid": 0, "args": {"iteration": 1}}
+        )
+    return found
+
+
+def kineto_text(found: list[dict[str, Any]], header: str) -> str:
+    """Return *found* in the layout that Kineto writes."""
+    parts = []
+    for e in found:
+        first = ", ".join(f'"{key}": {json.dumps(e.get(key))}' for key in ("ph", "cat", "name", "pid", "tid"))
+        times = f'"ts": {json.dumps(e.get("ts"))}, "dur": {json.dumps(e.get("dur"))}'
+        parts.append(f'  {{\n    {first},\n    {times},\n    "args": {json.dumps(e.get("args"))}\n  }}')
+    return f'{{\n  {header}"traceEvents": [\n' + ",\n".join(parts) + '\n  ],\n  "traceName": "x"\n}\n'
+
+
+def table(luck: random.Random) -> bytes:
+    """Return a table of operations with cells out of place."""
+    rows = [
+        {"dp_rank": 0, "stage": s, "rank": s, "step": 1, "optype": kind, "start_ts": 0.1 * i + s, "duration":
+        0.1,
+         "seq_id": 0, "mc": 0, "mb_id": 0, "gmc": s}
+        for s in range(2) for i, kind in enumerate(("forward-compute", "forward-send", "backward-compute"))
+    ]  # fmt: skip
+    for _ in range(luck.randrange(4)):
+        row = luck.choice(rows)
+        row[luck.choice(list(row))] = luck.choice((None, -1, 10**6, 2**40, 0, 1))
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    if luck.random() < 0.3:
+        del columns[luck.choice(list(columns))]
+    columns["optype"] = [str(value) for value in columns.get("optype", [0] * 6)]
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def document(kind: str, luck: random.Random) -> bytes:
+    """Return a file of *kind* with some values replaced, events repeated, dropped and shuffled."""
+    if kind == "operations":
+        return table(luck)
+    found = timers() if kind == "timers" else events()
+    for _ in range(luck.randrange(4)):
+        event = luck.choice(found)
+        target = (
+            event["args"]
+            if luck.random() < 0.5 and isinstance(event["args"], dict) and event["args"]
+            else event
+        )
+        target[luck.choice(list(target))] = luck.choice(VALUES)
+    for _ in range(luck.randrange(3)):
+        found.insert(luck.randrange(len(found) + 1), luck.choice(found))
+    if luck.random() < 0.3:
+        luck.shuffle(found)
+    header: dict[str, Any] = {"distributedInfo": {"rank": 0, "world_size": 2, "backend": "nccl"}}
+    if luck.random() < 0.4:
+        header = {
+            luck.choice(["distributedInfo", "baseTimeNanoseconds", "deviceProperties"]): luck.choice(VALUES)
+        }
+    if kind == "timers":
+        return json.dumps(found).encode()
+    if kind == "any layout":
+        return json.dumps({**header, "traceEvents": found}).encode()
+    return kineto_text(found, json.dumps(header)[1:-1] + ", ").encode()
+
+
+def broken(data: bytes, luck: random.Random) -> bytes:
+    """Return *data* cut off, with bytes flipped, or nested deep; or as it is."""
+    choice = luck.random()
+    if choice < 0.2:
+        return data[: luck.randrange(len(data) + 1)]
+    if choice < 0.4:
+        flipped = bytearray(data)
+        for _ in range(luck.randrange(1, 8)):
+            flipped[luck.randrange(len(flipped))] = luck.randrange(256)
+        return bytes(flipped)
+    if choice < 0.43:
+        return data.replace(b"[", b"[" * 3000, 1)
+    return data
+
+
+def try_one(data: bytes, path: Path, outcome: Counter[str]) -> None:
+    """Take over *data* and analyse it; anything but one of our errors escapes."""
+    source = path / "trace"
+    source.write_bytes(data)
+    try:
+        info = ingest([source], path / "run")
+        run = open_run(path / "run")
+        for row in breakdown(run):
+            assert sum(row.ns.values()) == row.window_ns
+            assert min(row.ns.values()) >= 0
+        outcome["said" if info.dropped or info.warnings else "read"] += 1
+    except (RecordError, TraceError) as error:
+        outcome["refused"] += 1
+        outcome["refused in several lines"] += "\n" in str(error)
+
+
+KINDS = ("kineto", "any layout", "timers", "operations")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_broken_files_are_refused_or_counted(kind: str, tmp_path: Path) -> None:
+    luck = random.Random(kind)
+    outcome: Counter[str] = Counter()
+    for _ in range(N_INPUTS):
+        try_one(broken(document(kind, luck), luck), tmp_path, outcome)
+    assert outcome["refused"] > N_INPUTS // 50
+    assert outcome["refused in several lines"] == 0
+    assert outcome["read"] + outcome["said"] > N_INPUTS // 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_thousands_of_broken_files(kind: str, tmp_path: Path) -> None:
+    """2,600 of each kind, 10,400 in all."""
+    luck = random.Random(f"many {kind}")
+    outcome: Counter[str] = Counter()
+    for _ in range(2_600):
+        try_one(broken(document(kind, luck), luck), tmp_path, outcome)
+    assert outcome["refused in several lines"] == 0
+    assert outcome["refused"] + outcome["said"] + outcome["read"] == 2_600
