@@ -42,6 +42,7 @@ def _settings(command: Command) -> Command:
             ("--overlap-p2p/--no-overlap-p2p", bool, "Receive for the next action while this one computes."),
             ("--deallocate-outputs/--no-deallocate-outputs", bool, "Free what a stage has sent on."),
             ("--stragglers", str, "Ranks whose compute takes longer, e.g. 3:1.25,17:1.5."),
+            ("--link-changes", str, "Slow or failing links, rank:near|far:left[@time], e.g. 3:far:0.25@2ms."),
             ("--compute-jitter", float, "Relative spread of every compute task. [default: 0]"),
             ("--network-jitter", float, "Relative spread of every communication. [default: 0]"),
             ("--rank-jitter", float, "Relative spread of ranks, drawn once per step. [default: 0]"),

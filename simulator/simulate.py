@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from simulator.build import build, job_groups
 from simulator.build_groups import Groups
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
-from simulator.engine import choose
-from simulator.errors import JobError
+from simulator.engine import choose, contended
+from simulator.engine.contended import Change
+from simulator.errors import EngineError, JobError
 from simulator.folding import representatives
 from simulator.job import Job
+from simulator.link_changes import LINKS, link_changes, links_table
 from simulator.memory_over_time import memory_over_time
 from simulator.nccl import choice
 from simulator.network import Network
@@ -45,12 +48,14 @@ class Simulation:
         info: its description; ``info.summary`` holds the figures.
         spans: timeline of the simulated ranks.
         memory: memory of these ranks over time.
+        links: how full links were, in the columns of ``simulator.link_changes.LINKS``; None if not shared.
         expands: whether ``write`` stores every rank, although some stand for others here.
     """
 
     info: RunInfo
     spans: pa.Table
     memory: pa.Table
+    links: pa.Table | None = None
     expands: bool = False
 
     @property
@@ -69,6 +74,13 @@ class Simulation:
         Raises:
             RunError: *path* is something else than a run, or cannot be written.
         """
+        target = self._write(path)
+        if self.links is not None:
+            with pa.OSFile(str(target / "links.arrow"), "wb") as file, pa.ipc.new_file(file, LINKS) as writer:
+                writer.write_table(self.links)
+        return target
+
+    def _write(self, path: str | Path) -> Path:
         if not self.expands:
             return write_run(path, self.info, self.spans, self.memory)
         run, ranks = self.run, range(self.info.world_size)
@@ -108,23 +120,26 @@ def simulate(
         choice(job.nccl_algo, job.nccl_proto),
     )
     factors = _straggler_factors(job)
-    program = build(job, network, compute, folded=folded, groups=groups, special=list(factors))
+    changes = _changes(job)
+    special = sorted({*factors, *(change.way.rank for change in changes)})
+    program = build(job, network, compute, folded=folded, groups=groups, special=special)
     if expanded and program.uneven:
         folded = False
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
         program = build(job, network, compute, folded=False, groups=groups)
     program = replace(program, duration_ns=straggling(program, factors))
-    runner = choose(engine, program.n_tasks, tell)
+    runner = choose("contended" if changes and engine == "auto" else engine, program.n_tasks, tell)
     tell(f"running {program.n_tasks:,} tasks")
-    spans = runner.run(program)
+    spans, links = _run(runner, program, changes)
     tell("adding up")
     memories = rank_memories(job)
-    stands_for = representatives(job.layout, factors) if folded else None
+    stands_for = representatives(job.layout, special) if folded else None
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     simulation = Simulation(
         info=_info(job, groups, stands_for, [*memory_warnings(job, memories), *_slow(job, network)]),
         spans=spans,
         memory=memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored}),
+        links=links,
         expands=expanded and folded,
     )
     summary = figures(job, simulation.run, memories, rests_on=compute.notes)
@@ -134,6 +149,31 @@ def simulate(
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
+
+
+def _changes(job: Job) -> list[Change]:
+    """Return what happens to links. Raises JobError if it is to a rank that is not in the world."""
+    changes = link_changes(job.variation.link_changes)
+    if changes and (last := max(change.way.rank for change in changes)) >= job.layout.world_size:
+        raise JobError(f"link_changes: rank {last} is outside a world of {job.layout.world_size}")
+    return changes
+
+
+def _run(runner: ModuleType, program: Program, changes: Sequence[Change]) -> tuple[pa.Table, pa.Table | None]:
+    """Return the timeline, and how full links were if they are shared.
+
+    Raises:
+        EngineError: links change, but the engine does not share them.
+        ProgramError: the program cannot run to its end.
+    """
+    if runner.NAME == contended.NAME:
+        spans, filled = contended.watched(program, changes)
+        return spans, links_table(filled)
+    if changes:
+        raise EngineError(
+            f"link_changes need shared links, but the engine is {runner.NAME}: --engine contended"
+        )
+    return runner.run(program), None
 
 
 def _straggler_factors(job: Job) -> dict[int, float]:

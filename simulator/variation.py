@@ -19,6 +19,8 @@ class Variation:
     Attributes:
         stragglers: ``rank:factor`` separated by commas; compute of that rank takes that much longer. They are
             part of the timeline, jitter is not.
+        link_changes: ``rank:tier:capacity[@time]`` separated by commas, see ``simulator.link_changes``: what
+            is left of a rank's links from then on. Part of the timeline, too.
         compute_jitter: drawn anew for every compute task.
         network_jitter: drawn anew for every communication.
         rank_jitter: drawn once per rank and step: clocks, temperature, neighbours on the host.
@@ -27,6 +29,7 @@ class Variation:
     """
 
     stragglers: str = ""
+    link_changes: str = ""
     compute_jitter: float = 0.0
     network_jitter: float = 0.0
     rank_jitter: float = 0.0

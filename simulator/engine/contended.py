@@ -83,16 +83,16 @@ def times(program: Program, changes: Sequence[Change] = ()) -> tuple[Int64Array,
     return finish(_Shared(program, transfer_ns(program), changes))
 
 
-def links(program: Program, changes: Sequence[Change] = ()) -> list[Span]:
-    """Return how full every link was, and when; ``link`` is a ``Way``.
+def watched(program: Program, changes: Sequence[Change] = ()) -> tuple[pa.Table, list[Span]]:
+    """Return the timeline, and how full every link was when; ``link`` of a span is a ``Way``.
 
     Raises:
         ProgramError: the program cannot run to its end.
     """
     check_changes(changes)
     state = _Shared(program, transfer_ns(program), changes, watched=True)
-    finish(state)
-    return state.fluid.spans
+    start_ns, end_ns = finish(state)
+    return spans(program, start_ns, end_ns), state.fluid.spans
 
 
 class Clock:

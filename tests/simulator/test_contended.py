@@ -170,7 +170,8 @@ def test_a_link_that_stays_down_is_said() -> None:
 
 def test_links_say_how_full_they_were() -> None:
     cost = Transfer(0, 1000, "", 0.5, 1.0)
-    spans = contended.links(program([(1, (0, 1), cost)]))
+    timeline, spans = contended.watched(program([(1, (0, 1), cost)]))
+    assert timeline.equals(contended.run(program([(1, (0, 1), cost)])))
     assert {(span.link.rank, span.link.tier): span.used for span in spans} == {
         (0, NEAR): 0.5,
         (0, FAR): 1.0,

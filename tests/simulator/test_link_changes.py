@@ -1,0 +1,81 @@
+"""Slow and failing links as part of a run, and the record of how full links were."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis.strategies import floats, integers, sampled_from
+
+from simulator.config import job_from, job_settings
+from simulator.engine.contended import IN, OUT, Way
+from simulator.errors import EngineError, JobError
+from simulator.job import Job
+from simulator.link_changes import LINKS, link_changes
+from simulator.simulate import simulate
+
+
+def job(**settings: object) -> Job:
+    """Return a small job on two nodes."""
+    given: dict[str, object] = {
+        "model": "llama2-7b",
+        "cluster": "dgx-h100",
+        "gpus": 16,
+        "tp": 8,
+        "global_batch": 4,
+        **settings,
+    }
+    return job_from(given)
+
+
+@given(
+    rank=integers(0, 10**6), tier=sampled_from(["near", "far"]), left=floats(0, 1), at_us=integers(0, 10**6)
+)
+def test_a_change_says_rank_tier_what_is_left_and_when(rank: int, tier: str, left: float, at_us: int) -> None:
+    found = link_changes(f"{rank}:{tier}:{left!r}@{at_us} us, ")
+    assert [change.way for change in found] == [Way(rank, tier, IN), Way(rank, tier, OUT)]
+    assert {(change.at_ns, change.capacity) for change in found} == {(1000 * at_us, left)}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("3", "'3' is not rank:tier:capacity"),
+        ("3:far:half", "is not rank:tier:capacity"),
+        ("3:far:0.5@2", "is not rank:tier:capacity"),
+        ("3:up:0.5", "near or far"),
+        ("3:far:1.5", "a capacity between 0 and 1"),
+    ],
+)
+def test_a_change_of_another_form_is_refused(text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        link_changes(text)
+
+
+def test_a_slow_nic_makes_the_step_longer_and_shows_in_the_links(tmp_path: Path) -> None:
+    well, slow = (
+        simulate(job(**change), engine="contended") for change in ({}, {"link_changes": "3:far:0.1"})
+    )
+    assert slow.summary["step_time_s"] > 1.02 * well.summary["step_time_s"]
+    with pa.memory_map(str(slow.write(tmp_path / "run") / "links.arrow")) as file:
+        links = pa.ipc.open_file(file).read_all()
+    assert links.schema == LINKS
+    mine = links.filter(pa.compute.equal(links["rank"], 3))
+    assert pa.compute.max(mine.filter(pa.compute.equal(mine["tier"], "far"))["used"]).as_py() <= 0.1 + 1e-9
+
+
+def test_links_that_change_are_shared_without_being_asked() -> None:
+    assert simulate(job(link_changes="3:far:0.5")).summary["engine"] == "contended"
+    with pytest.raises(EngineError, match="but the engine is event: --engine contended"):
+        simulate(job(link_changes="3:far:0.5"), engine="event")
+
+
+def test_a_rank_outside_the_world_is_refused() -> None:
+    with pytest.raises(JobError, match="link_changes: rank 16 is outside a world of 16"):
+        simulate(job(link_changes="16:far:0.5"))
+
+
+def test_changes_are_among_the_settings_of_a_run() -> None:
+    settings = job_settings(job(link_changes="3:far:0.5"))
+    assert settings["link_changes"] == "3:far:0.5"
+    assert "link_changes" not in job_settings(job())
