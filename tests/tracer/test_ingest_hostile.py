@@ -83,6 +83,17 @@ def timers() -> list[dict[str, Any]]:
     return found
 
 
+def graph() -> list[dict[str, Any]]:
+    said = {"Name": "gemm", "NodeType": 4, "runtime": 5, "is_cpu_op": False}
+    return [said | {"Id": i, "data_deps": [i - 1] if i else []} for i in range(4)]
+
+
+def dump() -> list[dict[str, Any]]:
+    said = {"profiling_name": "nccl:all_reduce", "process_group": ["0", "default_pg"], "duration_ms": 0.5}
+    said |= {"input_sizes": [[4]], "input_dtypes": ["Float"]}
+    return [said | {"collective_seq_id": i, "time_created_ns": 10**6 * (i + 1)} for i in range(3)]
+
+
 def kineto_text(found: list[dict[str, Any]], header: str) -> str:
     """Return *found* in the layout that Kineto writes."""
     parts = []
@@ -117,14 +128,11 @@ def document(kind: str, luck: random.Random) -> bytes:
     """Return a file of *kind* with some values replaced, events repeated, dropped and shuffled."""
     if kind == "operations":
         return table(luck)
-    found = timers() if kind == "timers" else events()
+    found = {"timers": timers, "graph": graph, "dump": dump}.get(kind, events)()
     for _ in range(luck.randrange(4)):
         event = luck.choice(found)
-        target = (
-            event["args"]
-            if luck.random() < 0.5 and isinstance(event["args"], dict) and event["args"]
-            else event
-        )
+        args = event.get("args")
+        target = args if luck.random() < 0.5 and isinstance(args, dict) and args else event
         target[luck.choice(list(target))] = luck.choice(VALUES)
     for _ in range(luck.randrange(3)):
         found.insert(luck.randrange(len(found) + 1), luck.choice(found))
@@ -137,6 +145,8 @@ def document(kind: str, luck: random.Random) -> bytes:
         }
     if kind == "timers":
         return json.dumps(found).encode()
+    if kind in {"graph", "dump"}:
+        return json.dumps({**header, {"graph": "workload_graph", "dump": "entries"}[kind]: found}).encode()
     if kind == "any layout":
         return json.dumps({**header, "traceEvents": found}).encode()
     return kineto_text(found, json.dumps(header)[1:-1] + ", ").encode()
@@ -173,7 +183,7 @@ def try_one(data: bytes, path: Path, outcome: Counter[str]) -> None:
         outcome["refused in several lines"] += "\n" in str(error)
 
 
-KINDS = ("kineto", "any layout", "timers", "operations")
+KINDS = ("kineto", "any layout", "timers", "operations", "graph", "dump")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,7 +200,7 @@ def test_broken_files_are_refused_or_counted(kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_thousands_of_broken_files(kind: str, tmp_path: Path) -> None:
-    """2,600 of each kind, 10,400 in all."""
+    """2,600 of each kind, 15,600 in all."""
     luck = random.Random(f"many {kind}")
     outcome: Counter[str] = Counter()
     for _ in range(2_600):

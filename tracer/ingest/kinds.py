@@ -11,6 +11,8 @@ from tracer.ingest.sources import Source, head
 
 _TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')
 _SPAN: Final = re.compile(rb'"ph"\s*:\s*"X"')
+_GRAPH: Final = re.compile(rb'"workload_graph"\s*:|"schema"\s*:\s*"1\.')
+_FLIGHT: Final = re.compile(rb'"entries"\s*:')
 _EVENT: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:\s*"')
 
 
@@ -24,7 +26,16 @@ def kind_of(source: Source) -> str:
         return "operations"
     body = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not body.startswith((b"{", b"[")):
-        return ""
+        return _binary(start)
     if _EVENT.search(body):
         return "timers" if _TIMER.search(body) and not _SPAN.search(body) else "kineto"
-    return ""
+    if _GRAPH.search(body):
+        return "chakra"
+    return "flight recorder" if _FLIGHT.search(body) else ""
+
+
+def _binary(start: bytes) -> str:
+    """Return the kind of a file that is no text: a pickle, or messages that begin with Chakra's metadata."""
+    if start.startswith(b"\x80") and b"entries" in start:
+        return "flight recorder"
+    return "chakra" if b"\x06schema" in start[:32] else ""

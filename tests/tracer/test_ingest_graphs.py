@@ -1,0 +1,148 @@
+"""Chakra graphs and flight-recorder dumps become runs; what holds no times is refused."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.errors import IngestError
+from tracer.ingest.ingest import ingest
+from traces.run import Run
+from traces.store import open_run
+
+REAL = Path(os.environ.get("FORETRACE_REAL_TRACES", Path(__file__).parents[3] / "shared" / "real_traces"))
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no real traces at {REAL} (FORETRACE_REAL_TRACES)")
+
+
+def opened(source: Path, at: Path) -> Run:
+    ingest([source], at)
+    return open_run(at)
+
+
+def varint(value: int) -> bytes:
+    parts = []
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def message(*fields: tuple[int, int | bytes]) -> bytes:
+    found = b""
+    for tag, value in fields:
+        if isinstance(value, int):
+            found += varint(tag << 3) + varint(value)
+        else:
+            found += varint(tag << 3 | 2) + varint(len(value)) + value
+    return found
+
+
+NODES = [
+    {"Id": 1, "Name": "aten::mm", "NodeType": 4, "data_deps": [], "runtime": 10, "is_cpu_op": True},
+    {"Id": 2, "Name": "sgemm", "NodeType": 4, "data_deps": [1], "runtime": 30, "is_cpu_op": False},
+    {
+        "Id": 3,
+        "Name": "ncclDevKernel_AllReduce",
+        "NodeType": 7,
+        "data_deps": [2],
+        "runtime": 5,
+        "comm_size": 64,
+    },
+    {"Id": 4, "Name": "aten::add", "NodeType": 4, "data_deps": [1], "runtime": 7, "is_cpu_op": True},
+]
+
+
+def test_nodes_are_laid_out_as_early_as_they_may_be(tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(json.dumps({"workload_graph": NODES}))
+    spans = opened(tmp_path / "g.json", tmp_path / "run").spans().to_pylist()
+    placed = {row["name"]: (row["stream"], row["start_ns"], row["duration_ns"]) for row in spans}
+    assert placed == {
+        "aten::mm": ("host", 0, 10_000),
+        "sgemm": ("compute", 10_000, 30_000),
+        "ncclDevKernel_AllReduce": ("communication", 40_000, 5_000),
+        "aten::add": ("host", 10_000, 7_000),
+    }
+
+
+def test_protobuf_reads_as_json_does(tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(json.dumps({"workload_graph": NODES}))
+    data = b""
+    for part in [message((1, b"\x0a\x06schema")), *map(encoded, NODES)]:
+        data += varint(len(part)) + part
+    (tmp_path / "g.et").write_bytes(b"".join([data]))
+    assert opened(tmp_path / "g.et", tmp_path / "a").spans().to_pylist() == (
+        opened(tmp_path / "g.json", tmp_path / "b").spans().to_pylist()
+    )
+
+
+def encoded(node: dict[str, Any]) -> bytes:
+    on_host = message((1, b"is_cpu_op"), (27, int(node.get("is_cpu_op", False))))
+    size = message((1, b"comm_size"), (13, node.get("comm_size", 0)))
+    depends = b"".join(varint(number) for number in node["data_deps"])
+    fields: list[tuple[int, int | bytes]] = [
+        (1, node["Id"]),
+        (2, node["Name"].encode()),
+        (3, node["NodeType"]),
+    ]
+    fields += [(5, depends)] if depends else []
+    return message(*fields, (7, node["runtime"]), (10, on_host), (10, size))
+
+
+def test_a_circle_is_refused(tmp_path: Path) -> None:
+    nodes = [NODES[0] | {"data_deps": [2]}, NODES[1]]
+    (tmp_path / "g.json").write_text(json.dumps({"workload_graph": nodes}))
+    with pytest.raises(IngestError, match="2 nodes wait for one another"):
+        ingest([tmp_path / "g.json"], tmp_path / "run")
+
+
+def dump(**more: Any) -> dict[str, Any]:
+    entry = {
+        "collective_seq_id": 4,
+        "profiling_name": "nccl:all_reduce",
+        "process_group": ["0", "default_pg"],
+    }
+    entry |= {"time_created_ns": 1_000, "time_discovered_started_ns": 2_000, "duration_ms": 0.003}
+    entry |= {"input_sizes": [[4, 2]], "input_dtypes": ["Float"], "state": "completed"}
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return {"version": "2.10", "pg_config": config, "entries": [entry | more]}
+
+
+@pytest.mark.parametrize("how", ["json", "pickle"])
+def test_a_dump_gives_its_collectives(how: str, tmp_path: Path) -> None:
+    source = tmp_path / "nccl_trace_rank_1"
+    source.write_bytes(json.dumps(dump()).encode() if how == "json" else pickle.dumps(dump()))
+    (row,) = opened(source, tmp_path / "run").spans().to_pylist()
+    assert (row["rank"], row["kind"], row["duration_ns"], row["sequence"]) == (1, "all_reduce", 3_000, 4)
+    assert (row["axis"], row["size_bytes"], row["dtype"]) == ("world", 32, "fp32")
+
+
+def test_a_collective_without_an_end_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "rank_0").write_text(json.dumps(dump(duration_ms=None, state="scheduled")))
+    found = ingest([tmp_path / "rank_0"], tmp_path / "run")
+    assert found.dropped == {"collective without an end: only its arrival is known": 1}
+
+
+def test_a_pickle_that_calls_something_is_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    (tmp_path / "rank_0").write_bytes(pickle.dumps({"entries": [Evil()]}))
+    with pytest.raises(IngestError, match="not a dump"):
+        ingest([tmp_path / "rank_0"], tmp_path / "run")
+    assert not (tmp_path / "owned").exists()
+
+
+@needs_real
+def test_a_graph_without_durations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IngestError, match="no duration"):
+        ingest([REAL / "chakra_et" / "param_resnet_2gpu_et_1.1.0.json.gz"], tmp_path / "run")
+
+
+@needs_real
+def test_a_real_graph_in_protobuf_is_read(tmp_path: Path) -> None:
+    run = opened(REAL / "chakra_et" / "feeder_tests_trace.tar.gz", tmp_path / "run")
+    assert run.spans().num_rows > 1_000

@@ -1,0 +1,265 @@
+"""Reads Chakra execution traces: graphs of nodes with durations, in JSON or as length-delimited protobuf.
+
+A graph says what depends on what and how long it took, not when it ran. The nodes are laid out as early as
+their dependencies and their processor allow: the host runs one at a time, the device runs one at a time,
+communication has a stream of its own. PyTorch's own execution traces (``nodes``) hold no durations: they are
+refused.
+Schema: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tracer.errors import IngestError
+from tracer.ingest.events import text, whole
+from tracer.ingest.kernels import UNKNOWN, collective_kind, kernel
+from tracer.ingest.kineto import rank_in_name
+from tracer.ingest.recording import Recording
+from tracer.ingest.rows import rows
+from tracer.ingest.sources import Progress, Source, opened
+
+MOST_BYTES: Final = 1 << 30
+"""Largest file that is held: graphs are read whole."""
+
+_SEND, _RECV, _COLLECTIVE = 5, 6, 7
+_DATA_DEPENDENCY: Final = 5
+"""Field of the dependencies that order nodes, as Chakra's feeder does; field 4 says who called whom."""
+
+_COLLECTIVES: Final = ("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all",
+                       "reduce_scatter", "reduce_scatter", "barrier")  # fmt: skip
+"""Values of the attribute ``comm_type``, in order."""
+
+_LONGEST_US: Final = 10**12
+
+
+@dataclass(slots=True)
+class Node:
+    """One node of the graph; ``duration_ns`` 0 where it took no time."""
+
+    name: str = ""
+    kind: int = 0
+    before: list[int] = field(default_factory=list)
+    duration_ns: int = 0
+    on_host: bool = False
+    collective: str = ""
+    size_bytes: int = 0
+
+
+def read(source: Source, progress: Progress | None = None) -> Recording:
+    """Read a Chakra graph, and lay its nodes out in time.
+
+    Raises:
+        IngestError: it cannot be read, has no durations, or its dependencies go round in a circle.
+    """
+    with opened(source, progress) as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise IngestError(f"{source.name}: a graph of more than {MOST_BYTES >> 30} GiB is not read")
+    result = Recording(name=source.name, spans=pa.table({}), rank=rank_in_name(source.name))
+    nodes = _from_json(data, result) if data.lstrip()[:1] == b"{" else _from_protobuf(data, source.name)
+    if not any(node.duration_ns for node in nodes.values()):
+        raise IngestError(f"{source.name} holds {len(nodes)} nodes and no duration: not a timeline")
+    result.spans = _laid_out(nodes, source.name, result)
+    result.evidence["start"] = (
+        "dependencies and durations: as early as they allow; the file has no start times"
+    )
+    return result
+
+
+def _from_json(data: bytes, result: Recording) -> dict[int, Node]:
+    """Return the nodes of the JSON form."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IngestError(f"{result.name} is not complete JSON") from error
+    listed = document.get("workload_graph", document.get("nodes")) if isinstance(document, dict) else None
+    nodes: dict[int, Node] = {}
+    for said in listed if isinstance(listed, list) else ():
+        number = whole(said.get("Id", said.get("id"))) if isinstance(said, dict) else None
+        if number is None:
+            result.lost["node without a number"] += 1
+            continue
+        runtime = whole(said.get("runtime", said.get("duration_micros"))) or 0
+        depends = _numbers(said, "data_deps", "dataDeps")
+        nodes[number] = Node(
+            name=text(said.get("Name", said.get("name", ""))),
+            kind=whole(said.get("NodeType", said.get("type"))) or 0,
+            before=depends,
+            duration_ns=max(0, min(runtime, _LONGEST_US)) * 1000,
+            on_host=bool(said.get("is_cpu_op")),
+            size_bytes=max(whole(said.get("comm_size")) or 0, 0),
+            collective=_collective(whole(said.get("comm_type"))),
+        )
+    return nodes
+
+
+def _numbers(said: Mapping[str, Any], *names: str) -> list[int]:
+    """Return the integers of the first list that is there under one of *names*."""
+    found: list[Any] = next((said[name] for name in names if isinstance(said.get(name), list)), [])
+    return [number for number in map(whole, found) if number is not None]
+
+
+def _from_protobuf(data: bytes, name: str) -> dict[int, Node]:
+    """Return the nodes of the protobuf form: metadata, then a message per node, each after its length."""
+    nodes: dict[int, Node] = {}
+    try:
+        at = 0
+        first = True
+        while at < len(data):
+            size, at = _varint(data, at)
+            if size > len(data) - at:
+                raise IndexError
+            if not first:
+                number, node = _node(data[at : at + size])
+                nodes[number] = node
+            first = False
+            at += size
+    except (IndexError, ValueError) as error:
+        raise IngestError(f"{name} is not a Chakra trace, or ends in the middle of a node") from error
+    return nodes
+
+
+def _node(data: bytes) -> tuple[int, Node]:
+    """Return number and contents of one node."""
+    node, number = Node(), 0
+    for tag, value in _fields(data):
+        if isinstance(value, int):
+            number = value if tag == 1 else number
+            node.kind = value if tag == 3 else node.kind
+            node.duration_ns = min(value, _LONGEST_US) * 1000 if tag == 7 else node.duration_ns
+            node.before += [value] if tag == _DATA_DEPENDENCY else []
+        elif tag == 2:
+            node.name = value.decode("utf-8", "replace")
+        elif tag == _DATA_DEPENDENCY:
+            node.before += _packed(value)
+        elif tag == 10:
+            _attribute(value, node)
+    return number, node
+
+
+def _attribute(data: bytes, node: Node) -> None:
+    """Take over an attribute: name in field 1, the value in whichever field its type has."""
+    name, number = "", 0
+    for tag, value in _fields(data):
+        if tag == 1 and isinstance(value, bytes):
+            name = value.decode("utf-8", "replace")
+        elif isinstance(value, int):
+            number = value
+    if name == "is_cpu_op":
+        node.on_host = bool(number)
+    elif name == "comm_size":
+        node.size_bytes = number if number < 1 << 62 else 0
+    elif name == "comm_type":
+        node.collective = _collective(number)
+
+
+def _collective(number: int | None) -> str:
+    return _COLLECTIVES[number] if number is not None and 0 <= number < len(_COLLECTIVES) else ""
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield number and value of each field of a message; raises IndexError if it is cut off."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire] if wire in {1, 5} else -1, at)
+        if size < 0 or size > len(data) - at:
+            raise IndexError
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _packed(data: bytes) -> list[int]:
+    found: list[int] = []
+    at = 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        found.append(value)
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the variable-length integer at *at*, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("not a number")
+
+
+def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
+    """Return the timeline of the nodes, each as early as its dependencies and its stream allow."""
+    waits = {number: sum(other in nodes for other in node.before) for number, node in nodes.items()}
+    after: defaultdict[int, list[int]] = defaultdict(list)
+    for number, node in nodes.items():
+        for other in node.before:
+            if other in nodes:
+                after[other].append(number)
+            else:
+                result.lost["dependency on a node that is not there"] += 1
+    ready = deque(sorted(number for number, count in waits.items() if not count))
+    ended: dict[int, int] = {}
+    free: defaultdict[str, int] = defaultdict(int)
+    columns: defaultdict[str, list[Any]] = defaultdict(list)
+    while ready:
+        number = ready.popleft()
+        node = nodes[number]
+        row = _row(node)
+        begun = max([free[row["stream"]], *(ended[other] for other in node.before if other in ended)])
+        ended[number] = begun + node.duration_ns
+        if node.duration_ns:
+            free[row["stream"]] = ended[number]
+            for key, value in {**row, "start_ns": begun, "duration_ns": node.duration_ns}.items():
+                columns[key].append(value)
+        for later in after[number]:
+            waits[later] -= 1
+            if not waits[later]:
+                ready.append(later)
+    if len(ended) < len(nodes):
+        raise IngestError(f"{name}: {len(nodes) - len(ended)} nodes wait for one another in a circle")
+    whole_numbers = {"start_ns", "duration_ns", "size_bytes"}
+    return rows(
+        {"rank": np.zeros(len(columns["kind"]), np.int32)}
+        | {key: np.array(v, np.int64) if key in whole_numbers else v for key, v in columns.items()}
+    )
+
+
+def _row(node: Node) -> dict[str, Any]:
+    """Return what a node is, in columns of the timeline."""
+    what = kernel("kernel", node.name)
+    if node.kind in {_SEND, _RECV, _COLLECTIVE} or (what.category == "collective" and not node.on_host):
+        transfer = {_SEND: "send", _RECV: "recv"}.get(node.kind)
+        told = node.collective or collective_kind(node.name)
+        kind = transfer or (
+            told if told != UNKNOWN else what.kind if what.category == "collective" else UNKNOWN
+        )
+        row = {"stream": "communication", "category": "p2p" if transfer else "collective", "kind": kind}
+        return row | {"name": what.name, "size_bytes": node.size_bytes, "axis": "unknown"}
+    stream, category = ("host", "host") if node.on_host else ("compute", what.category)
+    kind = "operator" if node.on_host else what.kind
+    return {
+        "stream": stream,
+        "category": category,
+        "kind": kind,
+        "name": what.name,
+        "size_bytes": 0,
+        "axis": "",
+    }
