@@ -1,7 +1,7 @@
 """Engines: they give a program its clock. All of them answer ``run(program)`` with a timeline.
 
 ``event`` and ``compiled`` give the same one; ``contended`` adds that transfers on the same links slow each
-other down.
+other down, and ``contended-compiled`` gives the same as that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 from simulator.errors import EngineError
 
-ENGINES: Final = ("auto", "event", "compiled", "contended")
-"""Names of engines: whichever of the next two is sooner done; on SimPy, on numba; SimPy with shared links."""
+ENGINES: Final = ("auto", "event", "compiled", "contended", "contended-compiled")
+"""Names of engines: on SimPy, on numba, or the one that is sooner done; both again with links that are shared."""
 
 WORTH_LOADING: Final = 50_000
 """Tasks from which loading numba and compiled code (about 0.2 s) pays off, at 300,000 tasks/s on SimPy."""
@@ -35,11 +35,14 @@ def choose(name: str, n_tasks: int, tell: Callable[[str], None] = lambda _: None
     if name not in ENGINES:
         raise EngineError(f"engine {name!r}: one of {', '.join(ENGINES)}")
     has_numba = find_spec("numba") is not None
-    if name == "compiled" and not has_numba:
-        raise EngineError("the compiled engine needs numba: pip install 'foretrace[fast]', or --engine event")
+    if name.endswith("compiled") and not has_numba:
+        other = "event" if name == "compiled" else "contended"
+        raise EngineError(
+            f"the {name} engine needs numba: pip install 'foretrace[fast]', or --engine {other}"
+        )
     if name == "auto":
         name = "compiled" if has_numba and n_tasks >= WORTH_LOADING else "event"
-    engine = import_module(f"{__name__}.{name}")
-    if name == "compiled" and not engine.is_compiled():
+    engine = import_module(f"{__name__}.{name.replace('-', '_')}")
+    if name.endswith("compiled") and not engine.is_compiled():
         tell("compiling the engine, once (some seconds)")
     return engine

@@ -109,7 +109,7 @@ def is_compiled() -> bool:
     return any(index.stat().st_mtime >= source.stat().st_mtime for index in kept)
 
 
-def _previous_on_stream(rank: Int32Array, stream: Int32Array, n_streams: int) -> Int64Array:
+def previous_on_stream(rank: Int32Array, stream: Int32Array, n_streams: int) -> Int64Array:
     """Return for every task the one before it on its stream, -1 for the first."""
     last = np.full((rank.max() + 1 if len(rank) else 0) * n_streams, NEVER, np.int64)
     previous = np.empty(len(rank), np.int64)
@@ -120,7 +120,7 @@ def _previous_on_stream(rank: Int32Array, stream: Int32Array, n_streams: int) ->
     return previous
 
 
-def _grouped(key: Int64Array, n_keys: int) -> tuple[Int64Array, Int64Array]:
+def grouped(key: Int64Array, n_keys: int) -> tuple[Int64Array, Int64Array]:
     """Return the positions of each key as CSR: those of key *k* are ``at[start[k]:start[k + 1]]``."""
     start = np.zeros(n_keys + 1, np.int64)
     for k in key:
@@ -138,6 +138,23 @@ def _grouped(key: Int64Array, n_keys: int) -> tuple[Int64Array, Int64Array]:
     return start, at
 
 
+def successors_of(
+    previous: Int64Array, dep_start: Int64Array, deps: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return how much each task waits for, and who waits for it, as CSR: ``at[start[i]:start[i + 1]]``."""
+    n = len(previous)
+    waits = dep_start[1:] - dep_start[:-1] + (previous >= 0)
+    before = np.empty(n + len(deps), np.int64)  # for every edge, its beginning
+    after = np.empty(n + len(deps), np.int64)  # and its end
+    before[:n] = previous
+    before[n:] = deps
+    for task in range(n):
+        after[task] = task
+        after[n + dep_start[task] : n + dep_start[task + 1]] = task
+    start, edges = _csr(before, n)
+    return waits, start, after[edges]
+
+
 def _clock(
     lanes: tuple[Int32Array, Int32Array, int],
     dependencies: tuple[Int64Array, Int64Array],
@@ -150,29 +167,17 @@ def _clock(
     one that computes ends after its duration, one that communicates ends with its meeting when the last
     participant is free. What has ended frees the tasks that wait for it.
     """
-    rank, stream, n_streams = lanes
-    dep_start, deps = dependencies
     instance, participants, transfer_ns = meetings
-    n = len(rank)
-    previous = _previous(rank, stream, n_streams)
-    follower = np.full(n, NEVER, np.int64)
-    waits = dep_start[1:] - dep_start[:-1]
-    owner = np.empty(len(deps), np.int64)
-    for task in range(n):
-        owner[dep_start[task] : dep_start[task + 1]] = task
-        if previous[task] >= 0:
-            follower[previous[task]] = task
-            waits[task] += 1
-    next_start, next_edge = _csr(deps, n)
+    n = len(instance)
+    previous = _previous(*lanes)
+    waits, next_start, following = _successors(previous, *dependencies)
     member_start, member = _csr(instance, len(participants))
     missing = participants.astype(np.int64)
     start_ns, end_ns, ready_ns = np.full(n, NEVER), np.full(n, NEVER), np.zeros(n, np.int64)
     free, order = np.empty(n, np.int64), np.empty(n, np.int64)
-    n_free = n_started = 0
-    for task in range(n):
-        if waits[task] == 0:
-            free[n_free] = task
-            n_free += 1
+    first = np.flatnonzero(waits == 0)
+    free[: len(first)] = first
+    n_free, n_started = len(first), 0
     alone = np.empty(1, np.int64)
     while n_free:
         n_free -= 1
@@ -192,15 +197,12 @@ def _clock(
             at_ns = transfer_ns[meeting] + start_ns[ended].max()
         for other in ended:
             end_ns[other] = at_ns
-            first, last = next_start[other], next_start[other + 1]
-            for edge in range(first - 1, last):
-                waiter = owner[next_edge[edge]] if edge >= first else follower[other]
-                if waiter >= 0:
-                    ready_ns[waiter] = max(ready_ns[waiter], at_ns)
-                    waits[waiter] -= 1
-                    if waits[waiter] == 0:
-                        free[n_free] = waiter
-                        n_free += 1
+            for waiter in following[next_start[other] : next_start[other + 1]]:
+                ready_ns[waiter] = max(ready_ns[waiter], at_ns)
+                waits[waiter] -= 1
+                if waits[waiter] == 0:
+                    free[n_free] = waiter
+                    n_free += 1
     return start_ns, end_ns, order, previous
 
 
@@ -260,8 +262,9 @@ def _rerun(
 
 
 _jit: Final[Any] = njit(cache=True)
-_previous: Final[Any] = _jit(_previous_on_stream)
-_csr: Final[Any] = _jit(_grouped)
+_previous: Final[Any] = _jit(previous_on_stream)
+_csr: Final[Any] = _jit(grouped)
+_successors: Final[Any] = _jit(successors_of)
 _pass: Final[Any] = _jit(_clock)
 _together: Final[Any] = _jit(_waits_of)
 _again: Final[Any] = _jit(_rerun)

@@ -13,10 +13,11 @@ import pytest
 from simulator.build import build, job_groups
 from simulator.build_stages import job_plan, n_stages, split_layers
 from simulator.compute import ComputeModel
-from simulator.engine import compiled, event
+from simulator.engine import compiled, contended, contended_compiled, event
 from simulator.folding import representatives
 from simulator.job import Job
 from simulator.models import load_model
+from simulator.network import Network
 from simulator.program import Transfer
 from simulator.schedules import SCHEDULES, holders, plan, write_csv
 from topologies.catalog import load_cluster
@@ -121,6 +122,14 @@ def test_both_engines_give_the_same_table(name: str) -> None:
     job = make_job(name, dp=2, sharding="zero3", recompute="full", n_steps=2)
     program = build(job, Wire(5000), ComputeModel(job.cluster.device, job.precision))
     assert compiled.run(program).equals(event.run(program))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_both_contended_engines_give_the_same_table(name: str) -> None:
+    job = make_job(name, pp=2, m=8, dp=4, sharding="fsdp")
+    network = Network(job.cluster)
+    program = build(job, network, ComputeModel(job.cluster.device, job.precision), folded=False)
+    assert contended_compiled.run(program).equals(contended.run(program))
 
 
 @pytest.mark.parametrize(

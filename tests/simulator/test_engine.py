@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import WORTH_LOADING, choose, compiled, event
+from simulator.engine import WORTH_LOADING, choose, compiled, contended, contended_compiled, event
 from simulator.errors import EngineError, ProgramError
 from simulator.program import Label, Program, Transfer
 from simulator.schedules import Action, plan
@@ -137,6 +137,28 @@ def test_running_again_with_other_durations_is_running_another_program(
     found = clock.times(np.array([t.duration_ns for t in other], np.int64), np.array(other_costs, np.int64))
     assert [x.tolist() for x in found] == [x.tolist() for x in event.times(make(other, other_costs))]
     assert [x.tolist() for x in clock.times()] == [x.tolist() for x in event.times(make(tasks, costs))]
+
+
+@settings(max_examples=400, deadline=None)
+@given(drawn=runnable(), data=st.data())
+def test_both_contended_engines_agree_to_the_nanosecond(
+    drawn: tuple[list[Task], list[int]], data: st.DataObject
+) -> None:
+    """Whatever share of which links the transfers fill; and where the program cannot run."""
+    tasks, costs = drawn
+    if data.draw(st.integers(0, 9)) == 0:
+        tasks = [replace(task, deps=[*task.deps, len(tasks) - 1]) for task in tasks]
+    program = make(tasks, costs)
+    share = st.sampled_from([0.0, 0.25, 0.3, 0.7, 1.0])
+    transfers = tuple(t._replace(near=data.draw(share), far=data.draw(share)) for t in program.transfers)
+    program = replace(program, transfers=transfers)
+    results: list[object] = []
+    for engine in (contended, contended_compiled):
+        try:
+            results.append([column.tolist() for column in engine.times(program)])
+        except ProgramError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
 
 
 @settings(deadline=None)
@@ -279,9 +301,10 @@ def test_an_empty_program_has_an_empty_timeline(engine: Any) -> None:
 def test_the_engine_is_chosen_by_name_or_by_size() -> None:
     assert choose("event", 10**9) is event
     assert choose("compiled", 1) is compiled
+    assert choose("contended-compiled", 1) is contended_compiled
     assert choose("auto", WORTH_LOADING) is compiled
     assert choose("auto", WORTH_LOADING - 1) is event
-    with pytest.raises(EngineError, match=r"engine 'fast': one of auto, event, compiled"):
+    with pytest.raises(EngineError, match=r"engine 'fast': one of auto, event, compiled, contended"):
         choose("fast", 1)
 
 
