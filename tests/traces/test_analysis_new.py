@@ -13,6 +13,7 @@ from foretrace import main
 from traces.analysis import analysis
 from traces.collectives import bandwidths, bus_factor, collectives
 from traces.critical_path import GAP, critical_path
+from traces.device_time import device_times
 from traces.errors import RunError
 from traces.findings import findings
 from traces.gaps import gaps
@@ -188,6 +189,15 @@ def test_kernels_are_grouped_by_name(name: str, group: str) -> None:
 
 def test_groups_of_kernels_share_all_compute(fsdp_run: Run) -> None:
     assert sum(row["share"] for row in kernel_groups(fsdp_run)) == pytest.approx(1.0)
+
+
+def test_the_device_is_added_up_as_unions(tmp_path: Path) -> None:
+    """0-10 compute, 5-20 communication, 15-18 compute on another stream, 30-40 a copy."""
+    rows = [compute(0, 0, 10), compute(0, 15, 18, stream="s2"), reduced(0, 5, 20)]
+    rows.append(compute(0, 30, 40, category="copy", kind="memset"))
+    (found,) = device_times(made(tmp_path / "run", rows, 1))
+    assert (found.window_ns, found.idle_ns, found.compute_ns) == (40, 10, 13)
+    assert (found.communication_ns, found.overlap_ns, found.other_ns) == (15, 8, 17)
 
 
 def test_the_analysis_is_json_and_the_verb_prints_it(tmp_path: Path) -> None:

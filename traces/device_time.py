@@ -1,0 +1,73 @@
+"""What a device did from its first kernel to its last, as unions of intervals, never as sums.
+
+The figures that Holistic Trace Analysis gives as temporal breakdown and overlap: they need no steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traces.activity import covered_by
+from traces.arrivals import COMMUNICATION
+from traces.columns import BoolArray, int64, is_one_of
+from traces.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """Time of one rank's device, in ns.
+
+    Attributes:
+        rank: global rank.
+        window_ns: from the first start to the last end of a span on the device.
+        idle_ns: nothing runs.
+        compute_ns: a compute kernel runs, whatever else does.
+        communication_ns: a communication runs, waiting included, whatever else does.
+        overlap_ns: both run.
+        other_ns: only copies, or communication without compute: ``window - idle - compute``.
+    """
+
+    rank: int
+    window_ns: int
+    idle_ns: int
+    compute_ns: int
+    communication_ns: int
+    overlap_ns: int
+    other_ns: int
+
+
+def device_times(run: Run) -> list[DeviceTime]:
+    """Return the time of each stored rank's device; ranks without device spans are left out."""
+    found = []
+    for rank in run.stored_ranks:
+        table = run.spans([rank])
+        of_device = is_one_of(table, "category", ("compute", "copy", *COMMUNICATION))
+        start = int64(table, "start_ns")
+        end = start + int64(table, "duration_ns")
+        if not of_device.any():
+            continue
+        point = np.unique(np.concatenate([start[of_device], end[of_device]]))
+        lengths = np.diff(point)
+
+        def runs(rows: BoolArray) -> BoolArray:
+            return covered_by(point, start[rows], end[rows])  # noqa: B023 - called at once
+
+        busy = runs(of_device)
+        compute = runs(is_one_of(table, "category", ("compute",)))
+        communication = runs(is_one_of(table, "category", COMMUNICATION))
+        window = int(point[-1] - point[0])
+        idle, computing = int(lengths[~busy].sum()), int(lengths[compute].sum())
+        found.append(
+            DeviceTime(
+                rank=rank,
+                window_ns=window,
+                idle_ns=idle,
+                compute_ns=computing,
+                communication_ns=int(lengths[communication].sum()),
+                overlap_ns=int(lengths[compute & communication].sum()),
+                other_ns=window - idle - computing,
+            )
+        )
+    return found
