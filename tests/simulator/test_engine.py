@@ -109,7 +109,7 @@ def longest_path(tasks: list[Task], costs: list[int]) -> tuple[list[int], list[i
     return [when["start", at] for at in range(len(tasks))], ends
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(drawn=runnable(), damaged=st.booleans())
 def test_both_engines_agree_to_the_nanosecond(drawn: tuple[list[Task], list[int]], *, damaged: bool) -> None:
     """Also where a program cannot run to its end: the same error, word for word."""
@@ -125,7 +125,7 @@ def test_both_engines_agree_to_the_nanosecond(drawn: tuple[list[Task], list[int]
     assert results[0] == results[1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(drawn=runnable(), data=st.data())
 def test_running_again_with_other_durations_is_running_another_program(
     drawn: tuple[list[Task], list[int]], data: st.DataObject
@@ -139,7 +139,7 @@ def test_running_again_with_other_durations_is_running_another_program(
     assert [x.tolist() for x in clock.times()] == [x.tolist() for x in event.times(make(tasks, costs))]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(drawn=runnable(), data=st.data())
 def test_both_contended_engines_agree_to_the_nanosecond(
     drawn: tuple[list[Task], list[int]], data: st.DataObject
@@ -318,9 +318,8 @@ def test_without_numba_everything_runs_on_the_event_engine(monkeypatch: pytest.M
 def test_compiling_is_announced_and_only_once(tmp_path: Path) -> None:
     """A fresh process with an empty cache says so; the next one finds what the first has kept."""
     code = (
-        "from simulator.engine import choose, compiled; import sys; "
-        "sys.path.insert(0, 'tests/simulator'); from test_engine import Task, make; said = []; "
-        "choose('compiled', 1, said.append).run(make([Task(0, 0, 5)], [])); print(said)"
+        "from simulator.engine import choose; from simulator.schedule_program import schedule_program; "
+        "said = []; choose('compiled', 1, said.append).run(schedule_program('1f1b', 1, 1).program); print(said)"
     )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
