@@ -72,15 +72,18 @@ def main() -> None:
     if args.json:
         print(json.dumps({"repeat": args.repeat, "cases": rows}))
         return
-    heads = ("build s", "event s", "compiled", "in all s", "expanded", "event/s", "compiled/s", "B/task")
-    widths = (8, 8, 8, 8, 8, 11, 11, 6)
+    heads = (
+        *("build s", "event s", "compiled", "contended", "in all s", "expanded"),
+        *("event/s", "compiled/s", "B/task"),
+    )
+    widths = (8, 8, 8, 9, 8, 8, 11, 11, 6)
     titles = (f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
     print(f"{'case':29} {'tasks':>9}", *titles)
     for row in rows:
         expanded = "" if row["expand_s"] is None else f"{row['expand_s']:.3f}"
         print(
             f"{row['case']:29} {row['n_tasks']:>9,} {row['build_s']:>8.3f} {row['event_s']:>8.3f} "
-            f"{row['compiled_s']:>8.4f} {row['simulate_s']:>8.3f} {expanded:>8} "
+            f"{row['compiled_s']:>8.4f} {row['contended_s']:>9.4f} {row['simulate_s']:>8.3f} {expanded:>8} "
             f"{row['n_tasks'] / row['event_s']:>11,.0f} {row['n_tasks'] / row['compiled_s']:>11,.0f} "
             f"{row['bytes_per_task']:>6.0f}"
         )
@@ -97,8 +100,9 @@ def measure(name: str, case: dict[str, Any], repeat: int) -> dict[str, Any]:
     folded = case.pop("folded", True)
     job = job_from({**COMMON, **case})
     program = _program(job, folded=folded)
-    event, compiled = choose("event", 0), choose("compiled", 0)
+    event, compiled, contended = (choose(name, 0) for name in ("event", "compiled", "contended-compiled"))
     compiled.times(program)  # loads the compiled code
+    contended.times(program)
     simulation = simulate(job, folded=folded)
     ranks = range(job.layout.world_size)
     return {
@@ -108,6 +112,7 @@ def measure(name: str, case: dict[str, Any], repeat: int) -> dict[str, Any]:
         "build_s": _median_s(lambda: _program(job, folded=folded), repeat),
         "event_s": _median_s(lambda: event.times(program), repeat),
         "compiled_s": _median_s(lambda: compiled.times(program), repeat),
+        "contended_s": _median_s(lambda: contended.times(program), repeat),
         "simulate_s": _median_s(lambda: simulate(job, folded=folded, engine="compiled"), repeat),
         "expand_s": _median_s(lambda: simulation.run.spans(ranks), repeat)
         if len(ranks) <= EXPANDED_RANKS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -65,7 +64,7 @@ def _settings(command: Command) -> Command:
 
 @click.command()
 @_settings
-@click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags go before it.")
+@click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags override it.")
 @click.option(
     "--ranks",
     type=click.Choice(["folded", "all"]),
@@ -75,7 +74,7 @@ def _settings(command: Command) -> Command:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "event", "compiled", "contended"]),
+    type=click.Choice(["auto", "event", "compiled", "contended", "contended-compiled"]),
     default="auto",
     help="On SimPy, on numba, or whichever is sooner done: the timeline is the same. contended: transfers "
     "on the same links slow each other down. [default: auto]",
@@ -112,9 +111,9 @@ def simulate(
     if output is not None:
         simulation.write(output)
     if report is not None:
-        from traces.report import report_html
+        from traces.report import write_report
 
-        Path(report).write_text(report_html(simulation.run), encoding="utf-8")
+        write_report(report, simulation.run)
     if as_json:
         click.echo(json.dumps(_document(simulation, output, report)))
     else:

@@ -319,7 +319,8 @@ def test_compiling_is_announced_and_only_once(tmp_path: Path) -> None:
     """A fresh process with an empty cache says so; the next one finds what the first has kept."""
     code = (
         "from simulator.engine import choose; from simulator.schedule_program import schedule_program; "
-        "said = []; choose('compiled', 1, said.append).run(schedule_program('1f1b', 1, 1).program); print(said)"
+        "program = schedule_program('1f1b', 1, 1).program; "
+        "said = []; choose('compiled', 1, said.append).run(program); print(said)"
     )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
