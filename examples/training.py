@@ -92,7 +92,6 @@ def train(args: argparse.Namespace, world: World, step: Callable[[int], float | 
         loss = step(number)
         if loss is not None:
             elapsed_ms = (time.perf_counter() - began) * 1e3
-            print(
-                f"step {number:3d}  loss {loss:.6f}  {elapsed_ms:7.1f} ms  ({float(loss).hex()})", flush=True
-            )
+            # nine digits tell every float32 from its neighbours: equal lines are equal losses
+            print(f"step {number:3d}  loss {loss:#.9g}  {elapsed_ms:7.1f} ms", flush=True)
     dist.destroy_process_group()

@@ -97,8 +97,10 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _checked_ranks(spans: pa.Table, world_size: int) -> pa.Table:
-    """Return *spans* as a timeline, or raise TimelineError; RunError if it has ranks outside the world."""
+    """Return *spans* as a timeline, or raise TimelineError; RunError if empty or with foreign ranks."""
     spans = checked(spans)
+    if not spans.num_rows:
+        raise RunError("a run without a span: nothing written")
     stored = set(spans["rank"].unique().to_pylist())
     if outside := [rank for rank in stored if not 0 <= rank < world_size]:
         raise RunError(f"spans of rank {max(outside)} in a run of {world_size} ranks")

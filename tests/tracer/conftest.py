@@ -84,8 +84,8 @@ class Ranks:
 
     @property
     def losses(self) -> list[str]:
-        """Every loss that was printed, to the last bit."""
-        return re.findall(r"\((-?0x[0-9a-f.]+p[+-]\d+)\)", self.output)
+        """Every loss that was printed, with the nine digits that identify a float32."""
+        return re.findall(r"loss +(-?[0-9.e+-]+)", self.output)
 
 
 class Runner:

@@ -18,7 +18,7 @@ from traces.errors import RunError, TimelineError
 from traces.info import Clock, RunInfo
 from traces.layout import Layout
 from traces.store import SpanWriter, open_run, write_info, write_run
-from traces.timeline import FORMAT_VERSION, MEMORY, TIMELINE, timeline
+from traces.timeline import FORMAT_VERSION, MEMORY, TIMELINE, empty, timeline
 
 LABELS = st.sampled_from(["", "a", "layer.1", "µ/β", "x" * 40])
 ROWS = st.lists(
@@ -362,3 +362,9 @@ def test_spans_in_the_file_of_another_rank_are_refused(tmp_path: Path) -> None:
     (run_dir / "spans" / "rank-00000.arrow").rename(run_dir / "spans" / "rank-00001.arrow")
     with pytest.raises(RunError, match="file of rank 1 holds spans of rank 0"):
         open_run(run_dir).spans()
+
+
+def test_a_run_without_a_span_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="without a span"):
+        write_run(tmp_path / "run", RunInfo(origin="simulated", world_size=1), empty())
+    assert not list(tmp_path.iterdir())
