@@ -100,10 +100,20 @@ def critical_path(run: Run, step: int) -> CriticalPath:
     ranks = _by_rank(run, first, last)
     if not ranks:
         raise RunError(f"{run.path}: nothing happens in step {step}")
-    return CriticalPath(step, tuple(reversed(_walk(ranks, first, last))))
+    return CriticalPath(step, tuple(reversed(_walk(ranks, first, last, _slack_ns(run)))))
 
 
-def _walk(ranks: dict[int, _Ends], first: int, last: int) -> list[Piece]:
+def _slack_ns(run: Run) -> int:
+    """Return how far a span may outlast the start of what follows it: twice the rounding of all clocks.
+
+    A clock that is the reference of the others is exact; only where no clock is, times themselves are
+    rounded.
+    """
+    clocks = [run.info.clock[rank].uncertainty_ns for rank in run.stored_ranks if rank in run.info.clock]
+    return 2 * min(clocks, default=0)
+
+
+def _walk(ranks: dict[int, _Ends], first: int, last: int, slack_ns: int) -> list[Piece]:
     """Return the pieces of the path, last first."""
     rank = max(ranks, key=lambda r: int(ranks[r].end_ns[-1]))
     now = last
@@ -111,16 +121,16 @@ def _walk(ranks: dict[int, _Ends], first: int, last: int) -> list[Piece]:
     visited: set[tuple[int, int]] = set()
     while now > first:
         ends = ranks[rank]
-        row = _before(ends, now)
+        row = _before(ends, now, slack_ns)
         if row < 0:
             pieces.append(Piece(rank, first, now, GAP, "before the first span"))
             break
-        end = int(ends.end_ns[row])
+        end = min(int(ends.end_ns[row]), now)
         if end < now:
             pieces.append(Piece(rank, end, now, GAP, "nothing running"))
         begin = max(int(ends.begins_ns[row]), first)
         other = int(ends.last_rank[row])
-        jumps = other in ranks and other != rank and (other, begin) not in visited
+        jumps = other in ranks and other != rank and begin <= end and (other, begin) not in visited
         if not jumps:
             begin = max(int(ends.start_ns[row]), first)
         if end > begin:
@@ -132,9 +142,9 @@ def _walk(ranks: dict[int, _Ends], first: int, last: int) -> list[Piece]:
     return pieces
 
 
-def _before(ends: _Ends, now: int) -> int:
+def _before(ends: _Ends, now: int, slack_ns: int) -> int:
     """Return the row of the span that ends last, at *now* or before, having begun before; -1 if none."""
-    row = int(np.searchsorted(ends.end_ns, now, side="right")) - 1
+    row = int(np.searchsorted(ends.end_ns, now + slack_ns, side="right")) - 1
     while row >= 0 and ends.start_ns[row] >= now:
         row -= 1
     return row

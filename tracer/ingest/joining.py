@@ -59,7 +59,8 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         _add(parts, recording)
     if not all(recording.numbered for recording in recordings):
         parts.tables = {rank: numbered_in_order(table) for rank, table in parts.tables.items()}
-    clock = {rank: Clock() for rank in parts.tables}
+    rounding_ns = max((recording.rounding_ns for recording in recordings), default=0)
+    clock = {rank: Clock(uncertainty_ns=rounding_ns) for rank in parts.tables}
     if not all(recording.one_clock for recording in recordings):
         for rank, reason in unmatched_ranks(parts.tables).items():
             parts.warnings.append(f"rank {rank}: {reason}")

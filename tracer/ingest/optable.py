@@ -38,6 +38,10 @@ COLUMNS: Final = (
 MOST_RANKS: Final = 1 << 16
 """Largest world that is believed."""
 
+ROUNDING_NS: Final = 100_000
+"""Operations of one rank that follow one another overlap by up to 75 µs in the published runs; the publishers
+themselves forgive up to 500 µs when they match operations."""
+
 EMBEDDING: Final = "embedding"
 """Axis of the gradients of a shared embedding: first and last stage of one pipeline."""
 
@@ -96,7 +100,9 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
         raise IngestError(
             f"{source.name} cannot be read as a table of operations: {first_line(error)}"
         ) from error
-    result = Recording(name=source.name, spans=pa.table({}), numbered=True, one_clock=True)
+    result = Recording(
+        name=source.name, spans=pa.table({}), numbered=True, one_clock=True, rounding_ns=ROUNDING_NS
+    )
     if found.num_rows > table.num_rows:
         result.lost["row with an empty cell"] += found.num_rows - table.num_rows
     _translate(result, kinds, exact)

@@ -26,6 +26,7 @@ class Recording:
         groups: process groups that ``spans`` refers to.
         numbered: whether ``sequence`` is the file's own number, equal on all ranks.
         one_clock: whether the times of all its ranks are on one clock already.
+        rounding_ns: how far each of these times may be off.
         layout: parallel degrees, where the file tells them.
         representatives: index rank, value the rank whose spans it shares, where the file holds only some.
         evidence: by column or property, where it was taken from.
@@ -41,6 +42,7 @@ class Recording:
     groups: tuple[Group, ...] = ()
     numbered: bool = False
     one_clock: bool = False
+    rounding_ns: int = 0
     layout: Layout | None = None
     representatives: tuple[int, ...] | None = None
     evidence: dict[str, str] = field(default_factory=dict)
