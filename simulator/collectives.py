@@ -109,8 +109,8 @@ def measured_s(
     The latency is the time at the smallest size. Between sizes the time is a straight line in the logarithms,
     beyond the largest it goes on at the rate between the last two. Between numbers of ranks both parts are
     lines in ``log2 n``; beyond the largest number the latency goes on along that line, and the wire time
-    grows as the bus factor of *kind* does; where switches reduce (*reduces*), that of an all-reduce stays, for
-    a GPU then offers its array once and gets it back once, among however many.
+    grows as the bus factor of *kind* does; where switches reduce (*reduces*), that of an all-reduce stays,
+    for a GPU then offers its array once and gets it back once, among however many.
     """
     known = sorted(table.times_s)
     above = next((k for k in known if k >= n), known[-1])

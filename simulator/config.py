@@ -53,7 +53,10 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
         **dict.fromkeys(("overlap_p2p", "deallocate_outputs"), bool),
         **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter"), float),
-        "stragglers": str, "link_changes": str, "samples": int, "seed": int,
+        "stragglers": str,
+        "link_changes": str,
+        "samples": int,
+        "seed": int,
     }
 )
 """Every setting and its type."""
