@@ -107,3 +107,35 @@ def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: 
     from simulator.validate_render import show_fit
 
     show_fit(found, Console(), worst)
+
+
+@validate.command()
+@common
+@click.option(
+    "--calibrate", type=click.Choice(["one-run"]), help="Fit each machine on one of its runs; score the rest."
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes. [default: one per processor]")
+def steps(table: str, worst: int, calibrate: str | None, workers: int | None, *, as_json: bool) -> None:
+    """Time of a training step: every row is simulated as a job of its own.
+
+    For example: foretrace validate steps steps.csv --calibrate one-run
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from simulator.validate_steps import validate_steps
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=None)
+        found = validate_steps(
+            table,
+            calibrate=calibrate,
+            workers=workers,
+            tell=lambda done, total: progress.update(task, advance=done, total=total),
+        )
+    if as_json:
+        report(found, worst, as_json=True)
+        return
+    from simulator.validate_render import show_steps
+
+    show_steps(found, Console(), worst)

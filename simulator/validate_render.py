@@ -43,6 +43,39 @@ def show(validation: Validation, console: Console, n_worst: int) -> None:
     _failures(validation, console)
 
 
+def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
+    """Print *validation* of a table of steps: all of that, and what only steps have."""
+    show(validation, console, n_worst)
+    extra = validation.extra
+    for name, key in (("GPU", "score_by_gpu"), ("size", "score_by_size"), ("level", "score_by_level")):
+        console.print(_scores(name, extra[key]))
+    lines = [
+        (f"{extra['stress_rows']} rows flagged as stress", extra["stress_score"]),
+        (f"with {extra['slow_rows']} rows flagged as slow", extra["with_slow_score"]),
+        ("regret, median", extra["regret_median"]),
+        ("calibrated on one run per machine", extra.get("calibrated_score")),
+    ]
+    for name, figure in lines:
+        if figure is not None:
+            console.print(f"{name}: {_percent(figure)}", highlight=False)
+    if extra["kendall_tau"] is not None:
+        console.print(
+            f"Kendall tau {extra['kendall_tau']:.2f} over {extra['choice_groups']} groups of layouts",
+            highlight=False,
+        )
+    for words, count in extra["assumed"].items():
+        console.print(f"{count} rows: {words}", style="dim", highlight=False)
+
+
+def _scores(name: str, scores: dict[str, float]) -> Table:
+    table = Table(box=None, header_style="dim")
+    table.add_column(name)
+    table.add_column("score", justify="right")
+    for key, value in scores.items():
+        table.add_row(key, _percent(value))
+    return table
+
+
 def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
     """Print which runs were predicted to fit, by how they ended."""
     score = found.score

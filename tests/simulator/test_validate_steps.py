@@ -1,0 +1,288 @@
+"""Validation of steps: our own simulation scores nothing, failures count, orders and factors are found."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrace import main
+from simulator.errors import TableError
+from simulator.simulate import simulate
+from simulator.validate_calibrate import fit
+from simulator.validate_curve import RATIOS, Curve
+from simulator.validate_ranking import kendall_tau, regret
+from simulator.validate_steps import calibrated, choices, validate_steps
+from simulator.validate_steps_job import parallel_class, size_class, step_job
+from simulator.validate_steps_run import Step, run_rows
+from simulator.validate_table import Row
+
+pytest.importorskip("numba")
+
+LLAMA = {
+    "id": "dense",
+    "source_group": "here",
+    "model": "small",
+    "arch": "llama",
+    "layers": 8,
+    "hidden": 1024,
+    "heads": 16,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "ffn_hidden": 4096,
+    "gated": "true",
+    "vocab": 32000,
+    "tied_emb": "false",
+    "seq_len": 2048,
+    "precision": "bf16",
+    "hardware": "H100-SXM-80GB",
+    "interconnect": "NVLink4",
+    "gpus_per_node": 8,
+    "world_size": 8,
+    "tp": 2,
+    "pp": 1,
+    "dp": 4,
+    "cp": 1,
+    "ep": 1,
+    "sp": "true",
+    "sharding": "zero1",
+    "micro_batch": 1,
+    "global_batch": 16,
+    "virtual_pp": 1,
+    "recompute": "none",
+    "schedule": "none",
+    "framework": "Megatron-LM",
+    "spec_level": "A",
+    "check_flags": "",
+    "experts": "",
+    "step_time_s": 1.0,
+    "task": "pretrain",
+}
+"""A small dense model on one node."""
+
+ROWS: Sequence[Mapping[str, object]] = (
+    LLAMA,
+    {**LLAMA, "id": "fsdp", "tp": 1, "dp": 8, "sharding": "fsdp2"},
+    {**LLAMA, "id": "pipeline", "tp": 1, "pp": 4, "dp": 2, "schedule": "1f1b"},
+    {**LLAMA, "id": "interleaved", "tp": 1, "pp": 4, "dp": 2, "virtual_pp": 2},
+    {**LLAMA, "id": "moe", "tp": 1, "dp": 8, "ep": 8, "experts": 8, "top_k": 2, "moe_ffn_hidden": 4096},
+    {**LLAMA, "id": "unstated", "recompute": "", "spec_level": "B"},
+    {**LLAMA, "id": "stressed", "tp": 16, "dp": 1, "world_size": 16, "check_flags": "stress: far apart"},
+    {**LLAMA, "id": "slow", "check_flags": "slow mode"},
+)
+
+
+def write(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def own() -> list[dict[str, object]]:
+    """Return ``ROWS`` as measured by ourselves."""
+    found = run_rows([Row(row, number) for number, row in enumerate(ROWS)], 1)
+    steps = [one for one in found if isinstance(one, Step)]
+    assert len(steps) == len(ROWS), found
+    return [{**row, "step_time_s": step.scored.predicted} for row, step in zip(ROWS, steps, strict=True)]
+
+
+def test_a_table_of_our_own_steps_scores_nothing(tmp_path: Path, own: list[dict[str, object]]) -> None:
+    found = validate_steps(write(tmp_path / "own.csv", own), calibrate="one-run").document()
+    assert found["rows"] == len(ROWS)
+    assert found["failures"] == 0
+    for key in ("score", "stress_score", "incomplete_score", "with_slow_score", "calibrated_score"):
+        assert found[key] == pytest.approx(0, abs=1e-9), key
+    assert set(found["score_by_class"]) == {"DP/TP+DP", "FSDP", "3D", "MoE"}
+    assert found["kendall_tau"] == pytest.approx(1)
+    assert found["regret_median"] == 0
+    assert found["assumed"] == {"recompute not stated: none": 1}
+
+
+def test_a_step_takes_as_long_as_simulate_says() -> None:
+    for number, one in enumerate(ROWS[:5]):
+        (found,) = run_rows([Row(one, number)], 1)
+        assert isinstance(found, Step)
+        job = step_job(Row(one, number)).job
+        assert found.scored.predicted == pytest.approx(simulate(job).summary["step_time_s"], rel=1e-9)
+
+
+def test_rows_that_do_not_count_stay_out_of_the_score(tmp_path: Path, own: list[dict[str, object]]) -> None:
+    apart = {"stressed": 2.0, "unstated": 3.0, "slow": 4.0}
+    rows = [
+        {**row, "step_time_s": float(str(row["step_time_s"])) * apart.get(str(row["id"]), 1)} for row in own
+    ]
+    found = validate_steps(write(tmp_path / "apart.csv", rows)).document()
+    assert found["score"] == pytest.approx(0, abs=1e-9)
+    assert found["stress_score"] == pytest.approx(math.log(2))
+    assert found["incomplete_score"] == pytest.approx(math.log(3))
+    assert found["with_slow_score"] == pytest.approx(0, abs=1e-9)  # the median of its family does not see it
+    assert (found["stress_rows"], found["slow_rows"]) == (1, 1)
+    assert "calibrated_score" not in found
+
+
+def test_what_cannot_be_run_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    broken: list[dict[str, object]] = [
+        {**LLAMA, "id": "deep", "pp": 16, "dp": 1, "tp": 1, "world_size": 16},
+        {**LLAMA, "id": "abacus", "hardware": "abacus"},
+        {**LLAMA, "id": "unmeasured", "step_time_s": ""},
+        {**LLAMA, "id": "partly", "recompute": "every second Tuesday"},
+    ]
+    found = validate_steps(write(tmp_path / "broken.csv", [LLAMA, *broken]))
+    assert [one.id for one in found.failures] == ["deep", "abacus", "unmeasured", "partly"]
+    assert found.document()["rows"] == 5
+    reasons = " ".join(one.reason for one in found.failures)
+    for word in ("pp=16", "abacus", "step_time_s is not given", "every second Tuesday"):
+        assert word in reasons
+
+
+def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row(row, number) for number, row in enumerate(ROWS)]
+    alone = run_rows(rows, 1)
+    monkeypatch.setattr("simulator.validate_steps_run.ALONE", 0)
+    told: list[int] = []
+    assert run_rows(rows, 2, told.append) == alone
+    assert sum(told) == len(rows)
+
+
+def test_a_batch_that_does_not_fill_micro_batches_is_scaled() -> None:
+    step = step_job(Row({**LLAMA, "global_batch": 18}, 1))
+    assert step.job.global_batch in (16, 20)
+    assert step.share == pytest.approx(18 / step.job.global_batch)
+    assert any("global batch" in words for words in step.assumed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "DP/TP+DP"),
+        ({"sharding": "zero3-fsdp"}, "FSDP"),
+        ({"sharding": "fsdp", "pp": 2}, "3D"),
+        ({"experts": 8, "pp": 2}, "MoE"),
+    ],
+)
+def test_classes(changes: dict[str, object], expected: str) -> None:
+    assert parallel_class(Row({**LLAMA, **changes}, 1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "expected"),
+    [(8, "1-8 GPUs"), (9, "9-128 GPUs"), (1024, "129-1,024 GPUs"), (1025, "over 1,024 GPUs")],
+)
+def test_sizes(n_gpus: int, expected: str) -> None:
+    assert size_class(Row({"world_size": n_gpus}, 1)) == expected
+
+
+def test_ranks_are_spread_evenly_over_the_racks() -> None:
+    rack = {"hardware": "GB200-NVL72", "gpus_per_node": 4, "world_size": 128, "tp": 1, "dp": 128}
+    step = step_job(Row({**LLAMA, **rack, "global_batch": 128}, 1))
+    assert step.network.placement[63] == 63
+    assert step.network.placement[64] == 72
+
+
+# Kendall's tau-b by hand: pairs (1,2) (1,3) (1,4) agree, (2,3) is turned round, (2,4) (3,4) agree: 4 of 6.
+@pytest.mark.parametrize(
+    ("predicted", "measured", "tau"),
+    [
+        ([1, 2, 3, 4], [1, 3, 2, 4], 4 / 6),
+        ([1, 2, 3], [3, 2, 1], -1),
+        ([1, 1, 2], [1, 2, 3], 2 / math.sqrt(2 * 3)),
+        ([1, 1, 1], [1, 2, 3], None),
+    ],
+)
+def test_kendall_tau(predicted: list[float], measured: list[float], tau: float | None) -> None:
+    assert kendall_tau(predicted, measured) == (None if tau is None else pytest.approx(tau))
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=8, unique=True))
+def test_tau_and_regret_of_the_truth(measured: list[float]) -> None:
+    assert kendall_tau([2 * one for one in measured], measured) == pytest.approx(1)
+    assert regret([2 * one for one in measured], measured) == 0
+    assert kendall_tau([-one for one in measured], measured) == pytest.approx(-1)
+
+
+def test_regret_is_what_the_wrong_choice_costs() -> None:
+    assert regret([1.0, 2.0, 3.0], [12.0, 10.0, 20.0]) == pytest.approx(0.2)
+    assert regret([1.0, 1.0, 3.0], [12.0, 10.0, 20.0]) == pytest.approx(0.1)
+
+
+def test_orders_are_compared_inside_a_group_only(own: list[dict[str, object]]) -> None:
+    rows = [Row(row, number) for number, row in enumerate(own)]
+    steps = [one for one in run_rows(rows, 1) if isinstance(one, Step)]
+    assert choices(steps)["choice_groups"] == 1  # the one on 16 GPUs is alone
+    assert choices(steps[:2]) == {
+        "choice_groups": 0,
+        "kendall_tau": None,
+        "regret_median": None,
+        "regret_mean": None,
+    }
+
+
+@given(
+    st.lists(st.floats(0.0, 3.0), min_size=len(RATIOS) - 1, max_size=len(RATIOS) - 1),
+    st.floats(0.5, 2.0),
+    st.floats(0.25, 4.0),
+)
+def test_a_fit_gives_back_what_was_measured(slopes: list[float], compute: float, ratio: float) -> None:
+    times = [1.0]
+    for slope, low, high in zip(sorted(slopes), RATIOS, RATIOS[1:], strict=False):
+        times.append(times[-1] + slope * (high - low))
+    curve = Curve(tuple(times))
+    measured_s = curve.at(compute=compute, communication=compute * ratio)
+    found = fit(curve, measured_s)
+    assert curve.at(**found._asdict()) == pytest.approx(measured_s)
+
+
+def test_hidden_communication_is_not_blamed() -> None:
+    found = fit(Curve((1.0,) * len(RATIOS)), 1.3)
+    assert found.compute == pytest.approx(1.3)
+    assert found.communication == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_machine_that_is_slower_throughout_is_calibrated_away(own: list[dict[str, object]]) -> None:
+    slower = {**own[1], "step_time_s": 1.25 * float(str(own[1]["step_time_s"]))}
+    (step,) = run_rows([Row(slower, 1)], 1)
+    assert isinstance(step, Step)
+    found = calibrated([step, replace(step)])
+    assert found["calibrated_score"] == pytest.approx(0, abs=1e-9)
+    assert found["calibration"][step.machine]["rows"] == 1
+
+
+@given(st.floats(0.0, 6.0))
+def test_a_curve_is_homogeneous(ratio: float) -> None:
+    curve = Curve((1.0, 1.1, 1.4, 2.4, 4.6))
+    assert curve.at(compute=2, communication=2 * ratio) == pytest.approx(2 * curve.at(communication=ratio))
+
+
+def test_the_verb_prints_the_keys(tmp_path: Path, own: list[dict[str, object]]) -> None:
+    path = str(write(tmp_path / "own.csv", own))
+    found = CliRunner().invoke(main, ["validate", "steps", path, "--calibrate", "one-run", "--json"])
+    assert found.exit_code == 0, found.output
+    document: dict[str, Any] = json.loads(found.stdout)
+    assert {
+        *("score", "score_by_class", "rows", "failures", "stress_score", "kendall_tau", "regret_median"),
+        *("calibrated_score", "worst", "score_by_gpu", "score_by_size"),
+    } <= set(document)
+    text = CliRunner().invoke(main, ["validate", "steps", path])
+    assert text.exit_code == 0, text.output
+    assert "Kendall tau 1.00" in text.stdout
+
+
+def test_another_table_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "other.csv", [{"id": 1, "colour": "red"}])
+    with pytest.raises(TableError, match="no column model"):
+        validate_steps(path)
+    with pytest.raises(TableError, match="one-run"):
+        validate_steps(path, calibrate="by hand")
