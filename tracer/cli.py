@@ -48,9 +48,9 @@ def record(
             )
         )
     elif summary is None:
-        click.echo(
-            "foretrace: nothing recorded: no process of the command called init_process_group", err=True
-        )
+        began = (path / "ranks").is_dir()
+        reason = "it ended too early" if began else "no process of the command called init_process_group"
+        click.echo(f"foretrace: nothing recorded: {reason}", err=True)
     else:
         _show(path, summary)
     context.exit(status)

@@ -35,17 +35,21 @@ def finish(path: Path) -> dict[str, Any] | None:
     stored = path / "run.json"
     if stored.is_file():
         info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
-        write_info(path, replace(info, summary=json.loads(json.dumps(summary))))
+        known = {name: getattr(run.info, name) for name in ("layout", "model", "job", "groups", "finished")}
+        write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
     return summary
 
 
 def _join_memory(path: Path) -> None:
-    """Join the memory samples of the ranks into the file of the run."""
-    files = sorted(path.glob("ranks/rank-*.memory.arrow"))
-    tables = []
-    for file in files:
-        with pa.memory_map(str(file)) as source:
-            tables.append(ipc.open_file(source).read_all().unify_dictionaries())
+    """Join the memory samples of the ranks into the file of the run; a broken file stays where it is."""
+    files, tables = [], []
+    for file in sorted(path.glob("ranks/rank-*.memory.arrow")):
+        try:
+            with pa.memory_map(str(file)) as source:
+                tables.append(ipc.open_file(source).read_all().unify_dictionaries().cast(MEMORY))
+        except (pa.ArrowException, OSError, ValueError):
+            continue
+        files.append(file)
     if tables:
         joined = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         target = path / "memory.arrow"

@@ -84,14 +84,17 @@ def _program(name: str) -> str:
 
 @contextmanager
 def _signals_passed_on() -> Iterator[list[Any]]:
-    """Leave Ctrl-C to the command, which gets it from the terminal, and hand on requests to terminate."""
+    """Leave Ctrl-C to the command, which gets it from the terminal, and hand on requests to terminate.
+
+    Handlers, unlike ignored signals, do not survive into the command, which is free to end on Ctrl-C.
+    """
     children: list[Any] = []
 
     def pass_on(number: int, _: object) -> None:
         for child in children:
             child.send_signal(number)
 
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, pass_on)
     try:
         yield children

@@ -45,7 +45,10 @@ class MemoryLog:
         return pa.table(columns).cast(MEMORY)
 
     def write(self, path: Path, rank: int, shift_ns: int) -> None:
-        """Write the samples of one rank beside its sidecar."""
+        """Write the samples of one rank beside its sidecar, all of them or none."""
         table = self.table(rank, shift_ns)
-        with ipc.new_file(str(path / "ranks" / f"rank-{rank:05d}.memory.arrow"), MEMORY) as writer:
+        target = path / "ranks" / f"rank-{rank:05d}.memory.arrow"
+        temporary = target.with_suffix(".arrow.tmp")
+        with ipc.new_file(str(temporary), MEMORY) as writer:
             writer.write_table(table)
+        temporary.replace(target)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -126,3 +127,33 @@ def test_a_rank_that_cannot_write_trains_on(tmp_path: Path, ranks: Any) -> None:
     assert result.status == (0, 0)
     assert result.output == "done\n" * 2
     assert result.errors.count("foretrace: not recording: ") == 2
+
+
+def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to both: the command ends by it, and record passes its status on."""
+    sleeping = "import time; print('up', flush=True); time.sleep(60)"
+    command = [sys.executable, "-m", "foretrace", "record", "-o", "run", "--", sys.executable, "-c", sleeping]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_broken_memory_file_of_a_rank_does_not_hide_the_status(tmp_path: Path) -> None:
+    script = "mkdir -p run/ranks; : > run/ranks/rank-00000.memory.arrow; exit 7"
+    result = record("-o", "run", "--", "sh", "-c", script, cwd=tmp_path)
+    assert result.returncode == 7, result.stderr
+    assert "Traceback" not in result.stderr
