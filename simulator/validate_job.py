@@ -151,7 +151,7 @@ def _experts(row: Row, layers: int) -> dict[str, Any]:
 
 
 def _preset(name: str) -> Model | None:
-    plain = name.lower().replace("-v3", "-v3").strip()
+    plain = name.lower().replace("_", "-").strip()
     found = [preset for preset in names() if plain.startswith(preset)]
     return load_model(max(found, key=len)) if found else None
 

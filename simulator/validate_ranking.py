@@ -30,8 +30,8 @@ def regret(predicted: Sequence[float], measured: Sequence[float]) -> float:
 
     Of several that are predicted to be equally fast, the mean counts.
 
-    >>> regret([1.0, 2.0], [12.0, 10.0])
-    0.2
+    >>> regret([1.0, 2.0], [15.0, 10.0])
+    0.5
     """
     fastest = min(predicted)
     chosen = fmean(m for p, m in zip(predicted, measured, strict=True) if p == fastest)

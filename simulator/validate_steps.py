@@ -125,8 +125,9 @@ def choices(steps: Iterable[Step]) -> dict[str, Any]:
 def calibrated(steps: Iterable[Step]) -> dict[str, Any]:
     """Return the score of *steps* but one per machine, after fitting two factors on that one.
 
-    The one is that with the middle predicted time: its label has no part in the choice. A machine with one
-    row only has nothing left to score.
+    The one is that whose predicted time rests least on communication, the longest of several: the run a
+    person would calibrate on. Its label has no part in the choice. A machine with one row only has nothing
+    left to score.
     """
     machines: dict[str, list[Step]] = defaultdict(list)
     for step in steps:
@@ -134,8 +135,7 @@ def calibrated(steps: Iterable[Step]) -> dict[str, Any]:
     rest: list[Step] = []
     used: dict[str, Any] = {}
     for name, same in sorted(machines.items()):
-        order = sorted(same, key=lambda step: (step.scored.predicted, step.scored.id))
-        one = order[len(order) // 2]
+        one = max(same, key=_clarity)
         factors = fit(one.curve, one.scored.measured)
         used[name] = {"id": one.scored.id, "rows": len(same) - 1, **factors._asdict()}
         rest += [_with(step, factors) for step in same if step is not one]
@@ -144,6 +144,11 @@ def calibrated(steps: Iterable[Step]) -> dict[str, Any]:
         "calibrated_score_by_class": _by(rest, lambda step: step.scored.group),
         "calibration": used,
     }
+
+
+def _clarity(step: Step) -> tuple[float, float, str]:
+    """Return how much of *step* is computing, and how long it takes: what a run is chosen by."""
+    return step.curve.at(communication=0) / step.curve.at(), step.scored.predicted, step.scored.id
 
 
 def _with(step: Step, factors: Factors) -> Step:

@@ -20,6 +20,7 @@ from simulator.errors import TableError
 from simulator.simulate import simulate
 from simulator.validate_calibrate import fit
 from simulator.validate_curve import RATIOS, Curve
+from simulator.validate_job import model_of
 from simulator.validate_ranking import kendall_tau, regret
 from simulator.validate_steps import calibrated, choices, validate_steps
 from simulator.validate_steps_job import parallel_class, size_class, step_job
@@ -286,3 +287,12 @@ def test_another_table_is_refused(tmp_path: Path) -> None:
         validate_steps(path)
     with pytest.raises(TableError, match="one-run"):
         validate_steps(path, calibrate="by hand")
+
+
+def test_kimi_k2_is_known_however_it_is_written() -> None:
+    # 1.04 trillion parameters, 32.6 billion active: Moonshot AI 2025, arXiv:2507.20534, table 2
+    model = model_of(
+        Row({"model": "Kimi_K2", "arch": "moe-mla", "hidden": 7168, "heads": 64, "layers": 61}, 1)
+    )
+    assert model.n_params == pytest.approx(1.04e12, rel=0.02)
+    assert model.kv_lora_rank == 512
