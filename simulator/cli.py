@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -135,18 +136,20 @@ def _document(simulation: Simulation, output: str | None, report: str | None) ->
 def _show(simulation: Simulation, output: str | None, report: str | None) -> None:
     """Print the figures, the memory of the stages, what they rest on and where the run is."""
     console, summary = Console(), simulation.summary
-    console.print(f"[bold]{simulation.info.name}[/]", highlight=False)
+    console.print(f"[bold]{escape(simulation.info.name)}[/]", highlight=False)
     console.print(_headline(summary))
     console.print(_memory(summary))
     for warning in simulation.info.warnings:
-        console.print(f"[yellow]![/] {warning}", highlight=False)
+        console.print(f"[yellow]![/] {escape(warning)}", highlight=False)
     console.print("rests on", style="dim")
     for line in summary["rests_on"]:
-        console.print(f"  {line}", style="dim", highlight=False, no_wrap=True, overflow="ellipsis")
+        console.print(f"  {escape(line)}", style="dim", highlight=False, no_wrap=True, overflow="ellipsis")
     if output is not None:
-        console.print(f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True)
+        console.print(
+            f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True, markup=False
+        )
     if report is not None:
-        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+        console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
     if output is None and report is None:
         console.print("nothing saved; -o DIR keeps the timeline", style="dim")
 

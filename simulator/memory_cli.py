@@ -143,6 +143,7 @@ def _moment(job: Job, rank: RankMemory) -> str:
 def _show(found: dict[str, Any]) -> None:
     """Print the verdict, the ranks and the changes."""
     from rich.console import Console
+    from rich.markup import escape
 
     from topologies.units import format_bytes
 
@@ -150,7 +151,7 @@ def _show(found: dict[str, Any]) -> None:
     limit, peak = found["memory_limit_bytes"], found["peak_memory_bytes"]
     verdict = "[green]fits[/]" if found["fits"] else "[red]does not fit[/]"
     spare = f"{format_bytes(abs(found['spare_bytes']))} {'spare' if found['fits'] else 'too much'}"
-    console.print(f"[bold]{found['name']}[/]", highlight=False)
+    console.print(f"[bold]{escape(found['name'])}[/]", highlight=False)
     console.print(f"{verdict}: {format_bytes(peak)} of {format_bytes(limit)}, {spare}", highlight=False)
     console.print(
         f"fullest: pipeline rank {found['fullest_pipeline_rank']}, {found['when']}", highlight=False
@@ -160,12 +161,14 @@ def _show(found: dict[str, Any]) -> None:
         return
     for one in found["would_fit"]:
         console.print(
-            f"would fit: {one['change']}  {format_bytes(one['peak_memory_bytes'])}", highlight=False
+            f"would fit: {escape(one['change'])}  {format_bytes(one['peak_memory_bytes'])}", highlight=False
         )
     if not found["would_fit"]:
         console.print("no single change makes it fit; the closest:", highlight=False)
         for one in sorted(found["would_need_less"], key=lambda one: one["peak_memory_bytes"])[:3]:
-            console.print(f"  {one['change']}  {format_bytes(one['peak_memory_bytes'])}", highlight=False)
+            console.print(
+                f"  {escape(one['change'])}  {format_bytes(one['peak_memory_bytes'])}", highlight=False
+            )
 
 
 def _stages(found: dict[str, Any]) -> Table:

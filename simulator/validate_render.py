@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from simulator.validate import Failed, Spread, Validation, reasons
@@ -38,7 +39,9 @@ def show(validation: Validation, console: Console, n_worst: int) -> None:
         worst.add_column(name, justify="left" if name in ("row", "what") else "right")
     for row in validation.worst(n_worst):
         ratio = row.predicted / row.measured
-        worst.add_row(row.id, row.what, f"{row.predicted:,.4g}", f"{row.measured:,.4g}", f"{ratio:.2f}")
+        worst.add_row(
+            escape(row.id), escape(row.what), f"{row.predicted:,.4g}", f"{row.measured:,.4g}", f"{ratio:.2f}"
+        )
     console.print(worst)
     _failures(validation, console)
 
@@ -64,7 +67,7 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
             highlight=False,
         )
     for words, count in extra["assumed"].items():
-        console.print(f"{count} rows: {words}", style="dim", highlight=False)
+        console.print(f"{count} rows: {escape(words)}", style="dim", highlight=False)
 
 
 def _scores(name: str, scores: dict[str, float]) -> Table:
@@ -72,7 +75,7 @@ def _scores(name: str, scores: dict[str, float]) -> Table:
     table.add_column(name)
     table.add_column("score", justify="right")
     for key, value in scores.items():
-        table.add_row(key, _percent(value))
+        table.add_row(escape(key), _percent(value))
     return table
 
 
@@ -88,11 +91,11 @@ def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
     for name in ("run", "predicted to fit", "not to fit"):
         table.add_column(name, justify="left" if name == "run" else "right")
     for name, counts in found.confusion.items():
-        table.add_row(name, f"{counts['fits']:,}", f"{counts['does_not_fit']:,}")
+        table.add_row(escape(name), f"{counts['fits']:,}", f"{counts['does_not_fit']:,}")
     console.print(table)
     for one in found.wrong(n_worst):
         console.print(
-            f"completed, predicted not to fit: {one.id} {one.what}: "
+            f"completed, predicted not to fit: {escape(one.id)} {escape(one.what)}: "
             f"{one.needed_bytes / 1e9:.1f} of {one.limit_bytes / 1e9:.1f} GB",
             highlight=False,
         )
@@ -102,7 +105,7 @@ def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
 def _failures(validation: Validation, console: Console) -> None:
     _reasons(validation.failures, console)
     for note in validation.notes:
-        console.print(note, style="dim", highlight=False)
+        console.print(escape(note), style="dim", highlight=False)
 
 
 def _table(name: str, spreads: Iterable[Spread], scores: dict[str, float] | None = None) -> Table:
@@ -114,7 +117,7 @@ def _table(name: str, spreads: Iterable[Spread], scores: dict[str, float] | None
     for found in spreads:
         figures = [found.median_error, found.mean_error, found.p90_error, found.bias]
         cells = [f"{found.n:,}", *map(_percent, figures)]
-        table.add_row(found.name, *cells, *([_percent(scores[found.name])] if scores else []))
+        table.add_row(escape(found.name), *cells, *([_percent(scores[found.name])] if scores else []))
     return table
 
 
@@ -124,4 +127,4 @@ def _percent(share: float) -> str:
 
 def _reasons(failures: Iterable[Failed], console: Console) -> None:
     for reason, count in reasons(failures).items():
-        console.print(f"[yellow]![/] {count} not predicted: {reason}", highlight=False)
+        console.print(f"[yellow]![/] {count} not predicted: {escape(reason)}", highlight=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from traces.info import RunInfo
@@ -40,7 +41,8 @@ def ingest(paths: tuple[str, ...], output: str, name: str, *, as_json: bool) -> 
         return
     console = Console(highlight=False)
     ranks = f"{len(info.clock)} of {info.world_size} ranks"
-    console.print(f"[bold]{output}[/]  from {(info.job or {}).get('ingested_from')}, {ranks}", soft_wrap=True)
+    kind = escape(str((info.job or {}).get("ingested_from")))
+    console.print(f"[bold]{escape(output)}[/]  from {kind}, {ranks}", soft_wrap=True)
     for line in evidence:
         console.print(f"  {line}", style="dim", soft_wrap=True, markup=False)
     for reason, count in sorted(info.dropped.items()):
@@ -71,7 +73,12 @@ class _Bar:
     def __init__(self, paths: tuple[str, ...], *, quiet: bool) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+        )
         console = Console(stderr=True)
         self._progress = Progress(
             *columns, console=console, transient=True, disable=quiet or not console.is_terminal

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def export(run: str, output: str, kind: str | None, ranks: str | None, *, as_jso
         click.echo(json.dumps(document | {"warnings": list(opened.warnings)}))
         return
     console = Console(highlight=False)
-    console.print(f"{written}: {n_spans:,} spans of rank {rank_list(chosen)}", soft_wrap=True)
+    console.print(f"{written}: {n_spans:,} spans of rank {rank_list(chosen)}", soft_wrap=True, markup=False)
     if written.name.endswith((".pftrace", ".pftrace.gz", ".json", ".json.gz")):
         console.print("open it at https://ui.perfetto.dev: the page reads it without sending it anywhere")
         if n_spans > PERFETTO_SPANS:
@@ -162,7 +163,7 @@ def _show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     from traces.metrics import breakdown
 
     console = Console(highlight=False)
-    console.print(f"[bold]{summary['name'] or run.path}[/]  {_what(summary)}", soft_wrap=True)
+    console.print(f"[bold]{escape(summary['name'] or run.path)}[/]  {_what(summary)}", soft_wrap=True)
     console.print(_steps(summary), soft_wrap=True)
     console.print(
         f"exposed communication [bold]{summary['exposed_comm_fraction']:.1%}[/]   "
@@ -211,7 +212,7 @@ def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="dim")
     table.add_column("ranks", no_wrap=True)
     for state in shown:
-        table.add_column(state.replace(":", " "), justify="right", min_width=len("exposed"))
+        table.add_column(escape(state.replace(":", " ")), justify="right", min_width=len("exposed"))
     table.add_column("sum, %", justify="right", style="dim", min_width=len("100.0"))
     table.add_column("hidden comm", justify="right", style="dim", min_width=len("hidden"))
     for name, members in [*_groups(run, rows), ("mean", rows)]:
@@ -257,8 +258,8 @@ def _show_comparison(found: Comparison) -> None:
 
     console = Console(highlight=False)
     console.print(
-        f"a  [bold]{format_time(found.a_step_ns / 1e9)}[/]  {found.a_name}, step {found.a_step}\n"
-        f"b  [bold]{format_time(found.b_step_ns / 1e9)}[/]  {found.b_name}, step {found.b_step}\n"
+        f"a  [bold]{format_time(found.a_step_ns / 1e9)}[/]  {escape(found.a_name)}, step {found.a_step}\n"
+        f"b  [bold]{format_time(found.b_step_ns / 1e9)}[/]  {escape(found.b_name)}, step {found.b_step}\n"
         f"a / b  [bold]{found.ratio:.3f}[/]",
         soft_wrap=True,
     )
@@ -267,7 +268,7 @@ def _show_comparison(found: Comparison) -> None:
         if cause.a_ns or cause.b_ns:
             times = (format_time(ns / 1e9) for ns in (cause.a_ns, cause.b_ns, cause.difference_ns))
             table.add_row(
-                cause.name.replace(":", " "), *times, f"{cause.difference_ns / found.b_step_ns:+.1%}"
+                escape(cause.name.replace(":", " ")), *times, f"{cause.difference_ns / found.b_step_ns:+.1%}"
             )
     total_ns = found.b_step_ns - found.a_step_ns
     sums = (format_time(ns / 1e9) for ns in (found.a_step_ns, found.b_step_ns, total_ns))
@@ -287,7 +288,8 @@ def _show_joined(console: Console, spans: Mapping[str, Any]) -> None:
     for kind in spans["kinds"]:
         ratio = "" if kind["median_ratio"] is None else f"{kind['median_ratio']:.3f}"
         times = (format_time(kind[f"{side}_total_s"]) for side in "ab")
-        kinds.add_row(f"{kind['kind']} {kind['axis']}".strip(), f"{kind['n_joined']:,}", *times, ratio)
+        name = escape(f"{kind['kind']} {kind['axis']}".strip())
+        kinds.add_row(name, f"{kind['n_joined']:,}", *times, ratio)
     if spans["kinds"]:
         console.print(kinds)
 
@@ -303,4 +305,4 @@ def _table(first: str, *others: str) -> Table:
 
 def _show_warnings(console: Console, warnings: Sequence[str]) -> None:
     for warning in warnings:
-        console.print(f"[yellow]![/] {warning}", soft_wrap=True)
+        console.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
