@@ -26,6 +26,7 @@ INFO_KEY: Final = b"foretrace.run"
 """Schema metadata under which a single file carries the text of ``run.json``."""
 
 _RANK_FILE: Final = re.compile(r"rank-(\d+)\.(arrow|arrows|json)$")
+_MEMORY_FILE: Final = re.compile(r"ranks/rank-(\d+)\.memory\.arrow")
 
 
 def open_run(path: str | PathLike[str]) -> Run:
@@ -87,7 +88,7 @@ class _Reader:
             )
         if not info.finished:
             self._notes.append("the run has not finished, or was stopped: what it had written is shown")
-        memory = self._memory(files["memory.arrow"].path) if "memory.arrow" in files else MEMORY.empty_table()
+        memory = self._memory(files["memory.arrow"].path) if "memory.arrow" in files else self._samples(files)
         return Run(self._name, info, parts, memory, self._notes)
 
     def file(self, path: str) -> Run:
@@ -203,12 +204,26 @@ class _Reader:
             raise RunError(f"{path} is not text: {error}") from error
 
     def _memory(self, path: str) -> pa.Table:
-        table = self._arrow_file(path).read_all()
+        reader = self._arrow_file(path)
         try:
+            table = reader.read_all()
             table.validate(full=True)
             return table.select(MEMORY.names).cast(MEMORY).combine_chunks()
-        except (KeyError, ValueError, pa.ArrowException) as error:
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             raise RunError(f"{path} is not memory over time: {_first_line(error)}") from error
+
+    def _samples(self, files: dict[str, fs.FileInfo]) -> pa.Table:
+        """Return the memory that each rank wrote by itself, joined; one that cannot be read is said."""
+        found = []
+        for name in sorted(files):
+            if matched := _MEMORY_FILE.fullmatch(name):
+                try:
+                    found.append(self._memory(files[name].path).unify_dictionaries())
+                except RunError:
+                    self._notes.append(f"memory of rank {int(matched[1])} is cut short or damaged: left out")
+        if not found:
+            return MEMORY.empty_table()
+        return pa.concat_tables(found).unify_dictionaries().combine_chunks()
 
 
 def _rank_files(files: dict[str, fs.FileInfo], folder: str) -> list[tuple[int, str, fs.FileInfo]]:

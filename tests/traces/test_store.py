@@ -111,6 +111,44 @@ def test_info_and_memory_come_back(tmp_path: Path) -> None:
     assert (run.ranks, run.stored_ranks) == ((0, 1, 2, 3), (0, 2))
 
 
+def _remember(path: Path, rank: int, sizes: list[int]) -> Path:
+    """Write the memory samples of one rank as a recording process does."""
+    columns = {
+        "rank": [rank] * len(sizes),
+        "t_ns": list(range(len(sizes))),
+        "category": ["total"] * len(sizes),
+        "bytes": sizes,
+    }
+    target = path / "ranks" / f"rank-{rank:05d}.memory.arrow"
+    target.parent.mkdir(exist_ok=True)
+    with ipc.new_file(str(target), MEMORY) as writer:
+        writer.write_table(pa.table(columns).cast(MEMORY))
+    return target
+
+
+def test_memory_that_nobody_joined_is_joined_by_the_reader(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", info(3), table([(r, "a", 0, 1, 0) for r in range(3)]))
+    _remember(run, 0, [7, 8])
+    cut = _remember(run, 1, [9])
+    _remember(run, 2, [5])
+    whole = open_run(run).memory()
+    assert whole.schema.equals(MEMORY)
+    assert [(row["rank"], row["bytes"]) for row in whole.to_pylist()] == [(0, 7), (0, 8), (1, 9), (2, 5)]
+    contents = cut.read_bytes()
+    for length in (0, 3, 100, len(contents) // 2, len(contents) - 1):
+        cut.write_bytes(contents[:length])
+        opened = open_run(run)
+        assert opened.memory()["rank"].to_pylist() == [0, 0, 2]
+        assert opened.warnings == ("memory of rank 1 is cut short or damaged: left out",)
+
+
+def test_memory_of_the_run_goes_before_that_of_its_ranks(tmp_path: Path) -> None:
+    empty_memory = MEMORY.empty_table()
+    run = write_run(tmp_path / "run", info(), table([(0, "a", 0, 1, 0)]), empty_memory)
+    _remember(run, 0, [7])
+    assert open_run(run).memory().num_rows == 0
+
+
 def test_cutting_a_stream_anywhere_keeps_every_complete_batch(tmp_path: Path) -> None:
     writer = SpanWriter(tmp_path, 0)
     path = tmp_path / "spans" / "rank-00000.arrows"
