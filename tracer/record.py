@@ -26,11 +26,13 @@ class Recording:
     Attributes:
         path: the run directory.
         session: the recording in this process, None before it has begun.
+        is_over: it has been ended, begun or not, and does not begin any more.
     """
 
     def __init__(self, path: Path, *, name: str, flush_s: float | None) -> None:
         self.path = path
         self.session: Session | None = None
+        self.is_over = False
         self._name = name or path.name
         self._flush_s = flush_s
         self._error: str = ""
@@ -61,6 +63,7 @@ class Recording:
 
     def end(self) -> None:
         """Write what is left. Never raises into the training."""
+        self.is_over = True
         if self.session is None or self.session.is_closed:
             return
         try:
@@ -86,7 +89,7 @@ def record(
     Args:
         path: the run directory; new or empty, the same for all ranks.
         name: what a person calls the run; empty: the last part of *path*.
-        flush_s: seconds between two batches of spans, None: half a second.
+        flush_s: seconds between two batches of spans, None: one second.
 
     Yields:
         The recording.
@@ -149,7 +152,7 @@ def wrap_init(module: Any, recording: Recording) -> None:
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         init(*args, **kwargs)
-        if recording.session is not None:
+        if recording.session is not None or recording.is_over:
             return
         try:
             recording.begin()

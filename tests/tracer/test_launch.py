@@ -157,3 +157,19 @@ def test_a_broken_memory_file_of_a_rank_does_not_hide_the_status(tmp_path: Path)
     result = record("-o", "run", "--", "sh", "-c", script, cwd=tmp_path)
     assert result.returncode == 7, result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_block_that_has_ended_begins_no_recording(tmp_path: Path, ranks: Any) -> None:
+    """A process group that is joined after the ``with`` block is none of its business."""
+    run = tmp_path / "run"
+    script = (
+        "import torch.distributed as dist, torch, foretrace\n"
+        f"with foretrace.record({str(run)!r}):\n"
+        "    pass\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = ranks.run([sys.executable, "-c", script], {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.status == (0, 0), done.errors
+    assert not run.exists()
