@@ -1,0 +1,116 @@
+"""Writes the tables of docs/accuracy.md from what ``foretrace validate steps TABLE --json`` printed.
+
+    foretrace validate steps steps.csv --calibrate one-run --json > steps.json
+    python benchmarks/accuracy.py steps.json
+
+Everything between two marks in the page is replaced; the words around it are written by people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+PAGE: Final = Path(__file__).parents[1] / "docs" / "accuracy.md"
+
+
+def main() -> None:
+    """Replace the tables of the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    args = parser.parse_args()
+    document = json.loads(args.result.read_text(encoding="utf-8"))
+    text = args.page.read_text(encoding="utf-8")
+    for name, lines in tables(document).items():
+        text = replaced(text, name, lines)
+    args.page.write_text(text, encoding="utf-8")
+
+
+def tables(found: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Return the lines of each table by the name of its mark."""
+    return {
+        "headline": _headline(found),
+        "classes": _grid(found["score_by_class_and_gpu"], found["score_by_class"], found["score_by_gpu"]),
+        "sizes": list(_rows(("GPUs", "score"), found["score_by_size"].items())),
+        "families": _families(found["families"]),
+        "worst": _worst(found["worst"][:10]),
+    }
+
+
+def replaced(text: str, name: str, lines: Iterable[str]) -> str:
+    """Return *text* with *lines* between ``<!-- name -->`` and ``<!-- /name -->``.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, after = text.index(start) + len(start), text.index(end)
+    return text[:before] + "\n".join(("", *lines, "", "")) + text[after:]
+
+
+def _headline(found: Mapping[str, Any]) -> list[str]:
+    cells = [
+        ("rows", f"{found['rows']:,}"),
+        ("of which in the score (level A and A-, not flagged)", f"{found['predicted']:,}"),
+        ("could not be simulated", f"{found['failures']:,}"),
+        ("score", found["score"]),
+        ("score, each machine calibrated on one of its runs", found["calibrated_score"]),
+        ("score of incomplete rows (levels B and C)", found["incomplete_score"]),
+        (f"score of the {found['stress_rows']} rows flagged as stress", found["stress_score"]),
+        (f"score with the {found['slow_rows']} rows flagged as slow", found["with_slow_score"]),
+        ("groups of layouts to choose from", f"{found['choice_groups']:,}"),
+        ("Kendall's tau, mean over groups", f"{found['kendall_tau']:.2f}"),
+        ("regret, median over groups", found["regret_median"]),
+        ("regret, mean over groups", found["regret_mean"]),
+    ]
+    return list(_rows(("", "figure"), cells))
+
+
+def _grid(both: Mapping[str, float], by_class: Mapping[str, float], by_gpu: Mapping[str, float]) -> list[str]:
+    rows = [
+        (gpu, *(both.get(f"{name} · {gpu}", "") for name in by_class), value) for gpu, value in by_gpu.items()
+    ]
+    return list(_rows(("GPU", *by_class, "all"), [*rows, ("all", *by_class.values(), "")]))
+
+
+def _families(families: Iterable[Mapping[str, Any]]) -> list[str]:
+    sources: dict[str, list[Mapping[str, Any]]] = {}
+    for family in families:
+        sources.setdefault(family["name"].split(" · ")[0], []).append(family)
+    rows = [
+        (
+            source,
+            str(len(own)),
+            f"{sum(one['n'] for one in own):,}",
+            sum(one["median_error"] for one in own) / len(own),
+            sum(one["bias"] for one in own) / len(own),
+        )
+        for source, own in sources.items()
+    ]
+    rows.sort(key=lambda row: row[3], reverse=True)
+    return list(_rows(("source", "families", "rows", "score", "bias"), rows))
+
+
+def _worst(worst: Iterable[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        (row["id"], row["what"], f"{row['predicted']:.3g} s", f"{row['measured']:.3g} s") for row in worst
+    ]
+    return list(_rows(("row", "what", "predicted", "measured"), rows))
+
+
+def _rows(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterable[str]:
+    yield "| " + " | ".join(heads) + " |"
+    yield "|" + "---|" * len(heads)
+    for row in rows:
+        cells = [f"{100 * cell:.1f} %" if isinstance(cell, float) else str(cell) for cell in row]
+        yield "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()
