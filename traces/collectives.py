@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from traces.arrivals import COMMUNICATION
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels
-from traces.metrics import represented
+from traces.metrics import averaged_steps, breakdown, represented, step_times_ns
 from traces.run import Run
+from traces.windows import windows
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -65,12 +66,25 @@ def collectives(run: Run) -> pa.Table:
     return run.derived(_collectives)
 
 
-def bandwidths(run: Run) -> list[dict[str, Any]]:
+def in_averaged_steps(run: Run) -> pa.Table:
+    """Return the rows of ``collectives`` that lie in the steps that averages are over; kept with the run.
+
+    What happens before the first step, between steps (evaluation, checkpoints) and in the warm-up step is in
+    no step time, so that it must not be held against one.
+    """
+    return run.derived(_in_averaged_steps)
+
+
+def bandwidths(run: Run, *, averaged: bool = False) -> list[dict[str, Any]]:
     """Return by kind, axis and size how fast data moved: counts, total times, median and best bus bandwidth.
 
     Sizes are put together by powers of two; rows without a size have ``size_bytes`` 0 and no bandwidth.
+
+    Args:
+        run: an open run.
+        averaged: leave out what is not in the steps that averages are over.
     """
-    table = collectives(run)
+    table = in_averaged_steps(run) if averaged else collectives(run)
     if not table.num_rows:
         return []
     kinds, kind_names = labels(table, "kind")
@@ -143,6 +157,24 @@ def _collectives(run: Run) -> pa.Table:
     }
     found = pa.table({name: columns[name] for name in COLLECTIVES.names}).cast(COLLECTIVES)
     return found.take(np.argsort(start[came], kind="stable")).combine_chunks()
+
+
+def _in_averaged_steps(run: Run) -> pa.Table:
+    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
+    stretches: list[list[int]] = []  # time without a hole in which some rank is in such a step
+    for window in sorted(windows(run), key=lambda window: window.start_ns):
+        if window.step not in averaged:
+            continue
+        if stretches and window.start_ns <= stretches[-1][1]:
+            stretches[-1][1] = max(stretches[-1][1], window.end_ns)
+        else:
+            stretches.append([window.start_ns, window.end_ns])
+    table = collectives(run)
+    if not stretches:
+        return table.slice(0, 0)
+    starts, ends = np.array(stretches, np.int64).T
+    at = np.searchsorted(starts, int64(table, "first_arrival_ns"), side="right") - 1
+    return table.take(np.flatnonzero((at >= 0) & (int64(table, "end_ns") <= ends[at])))
 
 
 def _keys(table: pa.Table) -> tuple[Int64Array, Int64Array]:

@@ -23,6 +23,9 @@ SMALL_BYTES: Final = 1 << 20
 MANY: Final = 100
 """Small collectives per step that are worth putting together."""
 
+VARIATIONS: Final = ("stragglers", "compute_jitter", "network_jitter", "rank_jitter")
+"""Settings of a simulated job that make like operations take unlike times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -56,9 +59,11 @@ def findings(run: Run, usd_per_gpu_hour: float | None = None) -> list[Finding]:
     """
     summary = summarize(run)
     step_s = summary["step_time_s"]
-    window_s = sum(row.window_ns * row.represents for row in breakdown(run)) / 1e9
-    said = [*_waiting(run, window_s), *_exposed(summary), *_bubble(summary), *_unlike(run)]
-    said += [*_idle(run, window_s), *_small(run, window_s)]
+    averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
+    rows = [row for row in breakdown(run) if row.step in averaged]
+    averaged_s = sum(row.window_ns * row.represents for row in rows) / 1e9
+    said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_unlike(run)]
+    said += [*_idle(run), *_small(run, averaged_s, len(averaged))]
     rate = None if usd_per_gpu_hour is None else usd_per_gpu_hour * run.info.world_size
     found = [
         Finding(
@@ -96,19 +101,33 @@ def _unlike(run: Run) -> list[tuple[str, str, float]]:
         found = what_if(run)
     except RunError:
         return []
-    kind, stage, worker = next(iter(found.by_kind)), next(iter(found.by_stage)), next(iter(found.by_worker))
+    if len(found.by_worker) == 1 and _is_even(run):
+        return []
+    kind = next(iter(found.by_kind))
+    worst = [f"{kind} (alone {found.by_kind[kind]:.2f})"]
+    for name, slowdowns in (("stage", found.by_stage), ("rank", found.by_worker)):
+        if len(slowdowns) > 1:
+            one = next(iter(slowdowns))
+            worst.append(f"{name} {one} ({slowdowns[one]:.2f})")
     text = (
-        f"like operations take unlike times (slowdown {found.slowdown:.2f}), most of all {kind} "
-        f"(alone {found.by_kind[kind]:.2f}), stage {stage} ({found.by_stage[stage]:.2f}), "
-        f"rank {worker} ({found.by_worker[worker]:.2f})"
+        f"like operations take unlike times (slowdown {found.slowdown:.2f}), most of all {', '.join(worst)}"
     )
     return [("unlike", text, 1 - 1 / found.slowdown)]
 
 
-def _exposed(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
+def _is_even(run: Run) -> bool:
+    """Whether a run was simulated without stragglers and jitter: what differs is the model's own shape."""
+    job = run.info.job or {}
+    return run.info.origin == "simulated" and not any(job.get(name) for name in VARIATIONS)
+
+
+def _exposed(run: Run, summary: dict[str, Any]) -> list[tuple[str, str, float]]:
+    """Say where data moves and nobody computes; with ranks missing, that it may as well be waiting."""
+    text = "data moves along {} while nobody computes"
+    if run.missing_ranks:
+        text = "communication along {} while nobody computes, be it transfer or waiting for a missing rank"
     return [
-        (f"exposed:{axis}", f"data moves along {axis} while nobody computes", share)
-        for axis, share in summary["exposed_by_axis"].items()
+        (f"exposed:{axis}", text.format(axis), share) for axis, share in summary["exposed_by_axis"].items()
     ]
 
 
@@ -116,8 +135,9 @@ def _bubble(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
     return [("bubble", "pipeline stages wait for one another", summary["bubble_fraction"])]
 
 
-def _idle(run: Run, window_s: float) -> list[tuple[str, str, float]]:
+def _idle(run: Run) -> list[tuple[str, str, float]]:
     """Say what the host did while devices were idle: the three worst causes."""
+    window_s = sum(row.window_ns * row.represents for row in breakdown(run)) / 1e9
     said = {
         "host": "the device is idle because the host is late, in {}",
         "launch": "the device is idle between launches and the starts of kernels",
@@ -131,11 +151,10 @@ def _idle(run: Run, window_s: float) -> list[tuple[str, str, float]]:
     ]
 
 
-def _small(run: Run, window_s: float) -> list[tuple[str, str, float]]:
+def _small(run: Run, window_s: float, n_steps: int) -> list[tuple[str, str, float]]:
     """Say where many small collectives take the time of few large ones."""
-    n_steps = max(len({row.step for row in breakdown(run)}), 1)
     said = []
-    for row in bandwidths(run):
+    for row in bandwidths(run, averaged=True):
         per_step = row["count"] / n_steps
         if row["size_bytes"] and row["size_bytes"] < SMALL_BYTES and per_step >= MANY:
             each = format_si(row["size_bytes"], "B")

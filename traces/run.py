@@ -113,13 +113,19 @@ class Run:
         clock = self.info.clock.get(rank)
         return table if clock is None or clock.applied else _on_common_clock(table, clock)
 
-    def _missing(self) -> list[str]:
-        """Say which ranks should have spans but have none."""
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that should have spans of their own but have none, in order."""
         expected = set(self.info.representatives or range(self.info.world_size))
-        missing = expected - set(self.stored_ranks)
-        if not missing:
+        return tuple(sorted(expected - set(self.stored_ranks)))
+
+    def _missing(self) -> list[str]:
+        """Say which ranks are missing, and what that does to the figures."""
+        if not self.missing_ranks:
             return []
-        return [f"no spans of rank {rank_list(missing)} of {self.info.world_size}; figures are of the others"]
+        who = f"rank {rank_list(self.missing_ranks)} of {self.info.world_size}"
+        what = "waiting for a missing rank cannot be told from transfer"
+        return [f"no spans of {who}; figures are of the others, and {what}"]
 
 
 def _by_rank(table: pa.Table) -> dict[int, pa.Table]:

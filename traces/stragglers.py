@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.collectives import collectives
+from traces.collectives import in_averaged_steps
 from traces.columns import int64, labels
 from traces.run import Run
 
@@ -47,9 +47,9 @@ def stragglers(run: Run) -> list[Straggler]:
     """Return the ranks that others wait for, those that cause most waiting first.
 
     Only communication of which at least two members are in the run counts: one rank alone waits for nobody
-    that can be named.
+    that can be named. So does only what is in the steps that averages are over.
     """
-    table = collectives(run)
+    table = in_averaged_steps(run)
     table = table.take(np.flatnonzero(int64(table, "n_seen") > 1))
     rank, caused = int64(table, "last_rank"), int64(table, "waiting_ns")
     skew = int64(table, "last_arrival_ns") - int64(table, "first_arrival_ns")

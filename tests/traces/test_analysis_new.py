@@ -98,6 +98,106 @@ def test_the_late_rank_is_named_with_what_it_costs(tmp_path: Path) -> None:
     assert worst.usd_per_hour == pytest.approx(8 * 60 / 128)
 
 
+def stepped(path: Path, *, missing: int = 0) -> Run:
+    """A dp pair in four steps of 10 ms, the first a warm-up, between which rank 1 is 100 ms late once.
+
+    In each step rank 1 computes 8 ms and rank 0 6, then both reduce in 2 ms.
+    """
+    rows = []
+    for step in range(4):
+        zero = step * 10 * MS + (100 * MS if step > 1 else 0)
+        for rank in range(2 - missing):
+            done = zero + (8 if rank else 6) * MS
+            rows += [
+                compute(rank, zero, done, step=step),
+                reduced(rank, done, zero + 10 * MS, step) | {"step": step},
+            ]
+            marker = {"category": "step", "kind": "step", "stream": "step", "step": step}
+            rows.append(compute(rank, zero, zero + 10 * MS) | marker)
+    for rank in range(2 - missing):
+        came = (119 if rank else 20) * MS
+        rows.append(reduced(rank, came, 120 * MS, 9) | {"step": -1, "stream": "evaluation"})
+    return made(path, rows, 2)
+
+
+def test_only_what_is_in_averaged_steps_is_held_against_them(tmp_path: Path) -> None:
+    """2 ms of waiting per step on one of two ranks are a tenth; the evaluation is in no step."""
+    run = stepped(tmp_path / "run")
+    (one,) = stragglers(run)
+    assert (one.rank, one.n_last, one.n_joined, one.caused_ns) == (1, 3, 3, 6 * MS)
+    assert len(collectives(run)) == 5
+    (waits,) = (found for found in findings(run) if found.what == "waiting:dp")
+    assert waits.share == pytest.approx(0.1)
+    assert waits.cost_s == pytest.approx(1e-3)
+    assert sum(row["count"] for row in bandwidths(run, averaged=True)) == 3
+    assert sum(row["count"] for row in bandwidths(run)) == 5
+
+
+def test_with_a_rank_missing_nobody_claims_that_data_moves(tmp_path: Path) -> None:
+    whole, part = stepped(tmp_path / "whole"), stepped(tmp_path / "part", missing=1)
+    assert (whole.missing_ranks, part.missing_ranks) == ((), (1,))
+    for run, text in (
+        (whole, "data moves along dp while nobody computes: 2.00 ms a step, 20.0%"),
+        (
+            part,
+            "communication along dp while nobody computes, be it transfer or waiting for a missing rank: 4.0",
+        ),
+    ):
+        (said,) = (found.text for found in findings(run) if found.what == "exposed:dp")
+        assert said.startswith(text)
+    assert not whole.warnings
+    (warning,) = part.warnings
+    assert "waiting for a missing rank cannot be told from transfer" in warning
+
+
+@pytest.mark.parametrize(
+    ("origin", "job", "n_ranks", "said"),
+    [
+        ("simulated", {}, 1, None),
+        ("simulated", {"stragglers": "", "compute_jitter": 0.0}, 1, None),
+        ("simulated", {"compute_jitter": 0.1}, 1, "most of all all_reduce dp (alone 1.50)"),
+        ("recorded", {}, 1, "most of all all_reduce dp (alone 1.50)"),
+        ("simulated", {}, 2, "most of all forward (alone 1.33), rank 1 (1.33)"),
+    ],
+)
+def test_unlike_times_name_only_what_there_are_several_of(
+    origin: str, job: dict[str, Any], n_ranks: int, said: str | None, tmp_path: Path
+) -> None:
+    if n_ranks == 1:  # the third all-reduce takes 40 ms instead of 10: 90 ms instead of 60
+        rows = [
+            row | {"step": step}
+            for step, zero in enumerate((0, 20 * MS, 40 * MS))
+            for row in (
+                compute(0, zero, zero + 10 * MS, microbatch=0, stage=0),
+                reduced(0, zero + 10 * MS, zero + (50 if step == 2 else 20) * MS, step),
+            )
+        ]
+    else:
+        rows = [
+            compute(0, 0, 10 * MS, microbatch=0, stage=0),
+            compute(1, 0, 20 * MS, microbatch=0, stage=0),
+        ]
+    blank: dict[str, Any] = {
+        "microbatch": -1,
+        "stage": 0,
+        "axis": "",
+        "group": -1,
+        "sequence": -1,
+        "size_bytes": 0,
+    }
+    blank["stream"] = "compute"
+    names = sorted({*blank, *rows[0]})
+    columns: dict[str, object] = {name: [(blank | row)[name] for row in rows] for name in names}
+    groups = (Group(id=0, axis="dp", ranks=tuple(range(n_ranks))),)
+    info = RunInfo(origin=origin, world_size=n_ranks, job=job, groups=groups)
+    run = open_run(write_run(tmp_path / "run", info, timeline(columns)))
+    found = [one.text for one in findings(run) if one.what == "unlike"]
+    if said is None:
+        assert found == []
+    else:
+        assert f"{said}:" in found[0]
+
+
 def test_the_critical_path_follows_the_late_rank(tmp_path: Path) -> None:
     path = critical_path(late_rank(tmp_path / "run"), 0)
     assert [(p.rank, p.start_ns, p.end_ns, p.kind) for p in path.pieces] == [
