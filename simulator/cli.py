@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -64,8 +66,11 @@ def _settings(command: Command) -> Command:
 
 
 @click.command()
+@click.argument("file", metavar="[RUN.TOML]", required=False, type=click.Path(dir_okay=False))
 @_settings
-@click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags override it.")
+@click.option(
+    "--config", type=click.Path(dir_okay=False), help="The same as RUN.TOML; flags override what it says."
+)
 @click.option(
     "--ranks",
     type=click.Choice(["folded", "all"]),
@@ -90,17 +95,27 @@ def simulate(
     output: str | None,
     report: str | None,
     *,
+    file: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Predict one training step of a layout: time, memory, timeline.
 
-    For example: foretrace simulate --model llama3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4
-    --global-batch 1024 --seq-len 8192 -o runs/llama
+    Settings are flags, or keys of a RUN.TOML that flags override:
+
+        foretrace simulate --model llama3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4
+        --global-batch 1024 --seq-len 8192 -o runs/llama
+
+        foretrace simulate run.toml --tp 4
     """
     from simulator.config import job_from, read_config
     from simulator.simulate import simulate as run_simulation
 
+    if file is not None and config is not None:
+        raise click.UsageError(f"{file} and --config {config}: give one file of settings")
+    config = file if file is not None else config
+    if report is not None:
+        _check_folder(report)
     given = {name: value for name, value in flags.items() if value is not None}
     if {"dp", "gpus"} & set(given) and config is not None:
         given = {"dp": None, "gpus": None, **given}  # the one given replaces both in the file
@@ -119,6 +134,15 @@ def simulate(
         click.echo(json.dumps(_document(simulation, output, report)))
     else:
         _show(simulation, output, report)
+
+
+def _check_folder(report: str) -> None:
+    """Raise click.BadParameter if there is no folder to write *report* to, before any work is done."""
+    folder = Path(report).absolute().parent
+    if not folder.is_dir():
+        raise click.BadParameter(f"{report}: there is no folder {folder}", param_hint="--report")
+    if not os.access(folder, os.W_OK):
+        raise click.BadParameter(f"{report}: the folder {folder} cannot be written", param_hint="--report")
 
 
 def _document(simulation: Simulation, output: str | None, report: str | None) -> dict[str, Any]:

@@ -69,6 +69,19 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     job = as_json("--config", str(path), "--tp", "4", "--no-sequence-parallel")["job"]
     assert (job["tp"], job["dp"], job["schedule"], job["sequence_parallel"]) == (4, 2, "gpipe", False)
     assert as_json("--config", str(path), "--dp", "4", "--tp", "1")["job"]["gpus"] == 4
+    assert as_json(str(path), "--tp", "4", "--no-sequence-parallel")["job"] == job
+    both = invoke(str(path), "--config", str(path))
+    assert both.exit_code == 2
+    assert "give one file of settings" in both.stderr
+
+
+def test_a_report_that_cannot_be_written_is_known_before_the_run_is(tmp_path: Path) -> None:
+    output, page = tmp_path / "run", tmp_path / "nowhere" / "x.html"
+    result = invoke(*SMALL, "-o", str(output), "--report", str(page))
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert f"there is no folder {page.parent}" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_ranks_are_simulated_when_asked() -> None:
@@ -88,6 +101,7 @@ def test_all_ranks_are_simulated_when_asked() -> None:
         ((*SMALL, "--tp", "0"), "tp=0: a parallel degree is a whole number of at least 1"),
         (("--cluster", "dgx-h100"), "model is missing"),
         ((*SMALL, "--config", "no-such.toml"), "no-such.toml cannot be read"),
+        (("no-such.toml", *SMALL), "no-such.toml cannot be read"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(args: tuple[str, ...], message: str) -> None:
