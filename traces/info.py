@@ -15,34 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from traces.errors import RunError
+from traces.errors import RunError, TraceError
+from traces.info_values import info_values
 from traces.layout import Group, Layout
 from traces.timeline import FORMAT_VERSION
 
 ORIGINS: Final = ("simulated", "recorded", "ingested")
 """Where a timeline comes from; ``"ingested"`` was recorded by another tool."""
-
-
-_NONE: Final = type(None)
-_JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "origin": (str,),
-    "world_size": (int,),
-    "name": (str,),
-    "layout": (dict, _NONE),
-    "model": (dict, _NONE),
-    "cluster": (dict, _NONE),
-    "job": (dict, _NONE),
-    "groups": (list,),
-    "representatives": (list, _NONE),
-    "clock": (dict,),
-    "summary": (dict,),
-    "warnings": (list,),
-    "dropped": (dict,),
-    "versions": (dict,),
-    "started": (str, _NONE),
-    "finished": (bool,),
-}
-"""What each key of the JSON object may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +128,11 @@ class RunInfo:
                 "install a newer foretrace"
             )
         try:
-            return cls(**_values(document))
-        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-            raise RunError(f"{source} does not describe a run: {_reason(error)}") from error
+            values = info_values(document, cls.__slots__)
+            values["clock"] = {rank: Clock(**clock) for rank, clock in values.get("clock", {}).items()}
+            return cls(**values)
+        except TraceError as error:
+            raise RunError(f"{source} does not describe a run: {error}") from error
 
     def groups_of(self, rank: int) -> list[Group]:
         """Return the process groups that *rank* belongs to, in the order of ``groups``."""
@@ -253,36 +234,9 @@ def _collected(parts: Mapping[int, RunInfo]) -> list[str]:
     return [f"rank {rank_list(ranks)}: {warning}" for warning, ranks in said.items()]
 
 
-def _values(document: dict[str, Any]) -> dict[str, Any]:
-    """Turn a JSON object into the arguments of RunInfo; raises what a wrong shape raises."""
-    values = {name: value for name, value in document.items() if name in RunInfo.__slots__}
-    for name, kinds in _JSON_TYPES.items():
-        if name in values and type(values[name]) not in kinds:
-            raise TypeError(f"{name} is {values[name]!r}")
-    if values.get("layout") is not None:
-        values["layout"] = Layout(**values["layout"])
-    values["groups"] = tuple(
-        Group(id=int(group["id"]), axis=str(group["axis"]), ranks=tuple(map(int, group["ranks"])))
-        for group in values.get("groups", ())
-    )
-    values["clock"] = {int(rank): _clock(clock) for rank, clock in values.get("clock", {}).items()}
-    values["dropped"] = {reason: int(count) for reason, count in values.get("dropped", {}).items()}
-    values["warnings"] = tuple(map(str, values.get("warnings", ())))
-    if values.get("representatives") is not None:
-        values["representatives"] = tuple(map(int, values["representatives"]))
-    return values
-
-
 def _not_json(constant: str) -> None:
     """Refuse NaN and Infinity, which Python reads although JSON does not have them."""
     raise ValueError(f"{constant} is not a number in JSON")
-
-
-def _clock(document: Mapping[str, Any]) -> Clock:
-    """Return a clock from its JSON object; raises what a wrong shape raises."""
-    drift = float(document.get("drift_ppb", 0.0))
-    whole = {name: int(document.get(name, 0)) for name in ("offset_ns", "uncertainty_ns", "reference_ns")}
-    return Clock(drift_ppb=drift, applied=bool(document.get("applied", True)), **whole)
 
 
 def _check_representatives(representatives: Sequence[int], world_size: int) -> None:
@@ -292,8 +246,3 @@ def _check_representatives(representatives: Sequence[int], world_size: int) -> N
     for rank, representative in enumerate(representatives):
         if not 0 <= representative < world_size or representatives[representative] != representative:
             raise RunError(f"rank {rank} is represented by {representative}, which does not stand for itself")
-
-
-def _reason(error: Exception) -> str:
-    """Return the message of *error* in words: a KeyError holds only the name of what is missing."""
-    return f"no {error} in it" if isinstance(error, KeyError) else str(error)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -313,6 +314,11 @@ def _text(name: str, contents: str) -> Callable[[Path], object]:
     return lambda path: (path / name).write_text(contents)
 
 
+def _said(key: str, value: object) -> Callable[[Path], object]:
+    document = {"format_version": FORMAT_VERSION, "origin": "recorded", "world_size": 2, key: value}
+    return _text("run.json", json.dumps(document))
+
+
 def _truncated_file(path: Path) -> None:
     file = path / "spans" / "rank-00000.arrow"
     file.write_bytes(file.read_bytes()[:-100])
@@ -330,7 +336,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "bad group": (
         _text("run.json", '{"format_version":1,"origin":"recorded","world_size":1,"groups":[{"id":0}]}'),
-        "no 'axis' in it",
+        'groups is [{"id": 0}], but a list of objects with id, axis and ranks is needed',
     ),
     "binary json": (lambda path: (path / "run.json").write_bytes(b"\xff\xfe\x00"), "not text"),
     "newer": (_newer, "install a newer foretrace"),
@@ -342,6 +348,22 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated file": (_truncated_file, "not an Arrow file, or is damaged"),
     "no spans": (lambda path: (path / "spans" / "rank-00000.arrow").unlink(), "holds no spans"),
     "a rank too many": (_text("run.json", info().to_json()), "has spans of rank 1, but its world has 1"),
+    "world of text": (_said("world_size", "two"), 'world_size is "two", but a whole number is needed'),
+    "name of numbers": (_said("name", [1]), "name is [1], but a text is needed"),
+    "layout of text": (_said("layout", "tp"), 'layout is "tp", but an object or null is needed'),
+    "unknown degree": (_said("layout", {"xp": 2}), 'layout is {"xp": 2}, but an object of degrees pp, dp'),
+    "groups of numbers": (
+        _said("groups", [3]),
+        "groups is [3], but a list of objects with id, axis and ranks",
+    ),
+    "clock of text": (
+        _said("clock", {"zero": 1}),
+        'clock is {"zero": 1}, but an object that leads from a rank',
+    ),
+    "clock of a list": (_said("clock", {"0": [1]}), 'clock is {"0": [1]}, but an object'),
+    "uncounted": (_said("dropped", {"late": None}), "but an object that leads from a reason to a count"),
+    "nobody stands": (_said("representatives", ["a", 1]), 'representatives is ["a", 1], but a list of ranks'),
+    "long": (_said("warnings", {"x": "y" * 999}), "..., but a list is needed"),
     "foreign memory": (_text("memory.arrow", "x"), "not an Arrow file"),
 }
 
@@ -352,8 +374,9 @@ def test_damage_is_one_line(name: str, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", info(2), spans)
     damage, message = DAMAGE[name]
     damage(run_dir)
-    with pytest.raises(RunError, match=message) as caught:
+    with pytest.raises(RunError, match=re.escape(message)) as caught:
         open_run(run_dir).spans()
+    assert str(run_dir) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
