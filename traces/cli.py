@@ -154,6 +154,11 @@ def _ranks(text: str) -> tuple[int, ...]:
             raise click.BadParameter(
                 f"{text!r} is not a list of ranks: write 0-7,9 or all", param_hint="--ranks"
             )
+        if dash and int(last) < int(first):
+            raise click.BadParameter(
+                f"{part.strip()} in {text!r} goes down and names no rank: write {last}-{first}",
+                param_hint="--ranks",
+            )
         found |= set(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
 

@@ -177,6 +177,8 @@ def test_what_a_user_gets_wrong_is_one_line(tmp_path: Path) -> None:
         (("export", run, "-o", tmp_path / "t.xls"), "does not say its format"),
         (("export", run, "-o", tmp_path / "t.csv", "--ranks", "x"), "is not a list of ranks"),
         (("export", run, "-o", tmp_path / "t.csv", "--ranks", "0-9"), "no rank 2-9"),
+        (("export", run, "-o", tmp_path / "t.csv", "--ranks", "0,5-2"), "5-2 in '0,5-2' goes down"),
+        (("export", run, "-o", tmp_path / "t.csv", "--ranks", ""), "is not a list of ranks"),
         (("export", run, "-o", tmp_path / "t.csv", "--format", "xls"), "unknown format"),
     ):
         assert_one_line(call(*args), message)
