@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces": TRACES,
     "traces.figures": TRACES | {"plotly"},
     "traces.cli": TRACES | COMMAND,
+    "traces.render": TRACES | COMMAND,
     "traces.report_cli": TRACES | COMMAND,
     "simulator": SIMULATOR,
     "simulator.engine": SIMULATOR | {"simpy", "numba"},

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import foretrace
-from traces.cli import percents
 from traces.info import RunInfo
 from traces.layout import Layout
+from traces.render import percents
 from traces.store import open_run, write_run
 from traces.timeline import timeline
 

@@ -1,0 +1,184 @@
+"""Shows analyses and comparisons of runs to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from traces.compare import Comparison
+from traces.findings import Finding
+from traces.metrics import Breakdown, breakdown
+from traces.report_format import format_time
+from traces.run import Run
+
+SHOWN_RANKS: Final = 16
+"""Most ranks with a row of their own; more are shown as one row per pipeline stage."""
+
+SHOWN_SHARE: Final = 0.0005
+"""Least share that has a column: what is less on every rank would be printed as 0.0 %."""
+
+SHOWN_FINDINGS: Final = 6
+"""Findings that a person reads; all are in the JSON."""
+
+
+def percents(shares: Sequence[float]) -> list[str]:
+    """Return shares that add up to 1 as percentages with one decimal that add up to 100.0.
+
+    What is missing to 1, below what one decimal shows, is given to the largest remainders.
+
+    >>> percents([1 / 3, 1 / 3, 1 / 3])
+    ['33.4', '33.3', '33.3']
+    """
+    tenths = [int(share * 1000) for share in shares]
+    left = 1000 - sum(tenths)
+    order = sorted(range(len(shares)), key=lambda i: tenths[i] - shares[i] * 1000)
+    for turn in range(left):
+        tenths[order[turn % len(order)]] += 1
+    return [f"{value / 10:.1f}" for value in tenths]
+
+
+def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
+    """Print the headline of a run, and a table whose rows add up to 100 %."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(summary['name'] or run.path)}[/]  {_what(summary)}", soft_wrap=True)
+    console.print(_steps(summary), soft_wrap=True)
+    console.print(
+        f"exposed communication [bold]{summary['exposed_comm_fraction']:.1%}[/]   "
+        f"bubble [bold]{summary['bubble_fraction']:.1%}[/]   "
+        f"waiting for ranks [bold]{summary['waiting_fraction']:.1%}[/]"
+    )
+    averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
+    console.print(
+        _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
+    )
+    show_warnings(console, run.warnings)
+
+
+def show_findings(found: Sequence[Finding]) -> None:
+    """Print what the run loses, the dearest first."""
+    console = Console(highlight=False)
+    for one in found[:SHOWN_FINDINGS]:
+        money = "" if one.usd_per_hour is None else f", ${one.usd_per_hour:,.2f} an hour"
+        console.print(f"- {one.text}{money}", soft_wrap=True, markup=False)
+
+
+def _what(summary: Mapping[str, Any]) -> str:
+    """Return where a run is from and how large it is."""
+    stored = summary["n_ranks_stored"]
+    folded = f", {stored} stored" if stored != summary["world_size"] else ""
+    return f"{summary['origin']}, {summary['world_size']} ranks{folded}, {summary['n_spans']:,} spans"
+
+
+def _steps(summary: Mapping[str, Any]) -> str:
+    """Return the line about step times."""
+    said = f"step time [bold]{format_time(summary['step_time_s'])}[/]"
+    averaged = [step["step_time_s"] for step in summary["steps"] if step["averaged"]]
+    if len(averaged) > 1:
+        said += f", median of {len(averaged)} ({format_time(min(averaged))} to {format_time(max(averaged))})"
+    if left_out := [step for step in summary["steps"] if not step["averaged"]]:
+        first = left_out[0]
+        said += f"; step {first['step']} warms up ({format_time(first['step_time_s'])}) and is left out"
+    return said
+
+
+def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]) -> Table:
+    """Return one row per rank, or per pipeline stage where there are many, and the mean."""
+    shown = [state for state in mean if any(row.shares[state] >= SHOWN_SHARE for row in rows)]
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="dim")
+    table.add_column("ranks", no_wrap=True)
+    for state in shown:
+        table.add_column(escape(state.replace(":", " ")), justify="right", min_width=len("exposed"))
+    table.add_column("sum, %", justify="right", style="dim", min_width=len("100.0"))
+    table.add_column("hidden comm", justify="right", style="dim", min_width=len("hidden"))
+    for name, members in [*_groups(run, rows), ("mean", rows)]:
+        shares = _mean_shares(members)
+        hidden = _weighted([sum(row.hidden_ns.values()) / row.window_ns for row in members], members)
+        cells = percents([shares[state] for state in shown])
+        total = f"{sum(map(float, cells)):.1f}"
+        table.add_row(name, *cells, total, f"{hidden * 100:.1f}", style="bold" if name == "mean" else "")
+    if len(run.stored_ranks) > SHOWN_RANKS:
+        for name, pick in (("least of any rank", min), ("most of any rank", max)):
+            cells = [f"{pick(row.shares[state] for row in rows) * 100:.1f}" for state in shown]
+            table.add_row(name, *cells, "", "", style="dim")
+    return table
+
+
+def _groups(run: Run, rows: Sequence[Breakdown]) -> list[tuple[str, list[Breakdown]]]:
+    """Return the rows of the table with their names: ranks if they are few, else pipeline stages."""
+    layout = run.info.layout
+    few = len(run.stored_ranks) <= SHOWN_RANKS
+    groups: dict[str, list[Breakdown]] = {}
+    for row in rows:
+        stage = "" if layout is None or layout.pp == 1 else f"stage {layout.coord(row.rank).pp}"
+        others = f" ×{row.represents}" if row.represents > 1 else ""
+        name = f"rank {row.rank}{others}{stage and f', {stage}'}" if few else stage or "all ranks"
+        groups.setdefault(name, []).append(row)
+    return list(groups.items())
+
+
+def _mean_shares(rows: Sequence[Breakdown]) -> dict[str, float]:
+    """Return the mean shares of *rows*, each counted for the ranks that it stands for."""
+    shares = [row.shares for row in rows]
+    return {state: _weighted([share[state] for share in shares], rows) for state in shares[0]}
+
+
+def _weighted(values: Sequence[float], rows: Sequence[Breakdown]) -> float:
+    total = sum(row.represents for row in rows)
+    return sum(value * row.represents for value, row in zip(values, rows, strict=True)) / total
+
+
+def show_comparison(found: Comparison) -> None:
+    """Print the two step times, the causes of their difference, and how single spans compare."""
+    console = Console(highlight=False)
+    console.print(
+        f"a  [bold]{format_time(found.a_step_ns / 1e9)}[/]  {escape(found.a_name)}, step {found.a_step}\n"
+        f"b  [bold]{format_time(found.b_step_ns / 1e9)}[/]  {escape(found.b_name)}, step {found.b_step}\n"
+        f"a / b  [bold]{found.ratio:.3f}[/]",
+        soft_wrap=True,
+    )
+    table = _table("cause, on the mean rank", "a", "b", "b - a", "of the step of b")
+    for cause in found.causes:
+        if cause.a_ns or cause.b_ns:
+            times = (format_time(ns / 1e9) for ns in (cause.a_ns, cause.b_ns, cause.difference_ns))
+            table.add_row(
+                escape(cause.name.replace(":", " ")), *times, f"{cause.difference_ns / found.b_step_ns:+.1%}"
+            )
+    total_ns = found.b_step_ns - found.a_step_ns
+    sums = (format_time(ns / 1e9) for ns in (found.a_step_ns, found.b_step_ns, total_ns))
+    table.add_row("step", *sums, f"{total_ns / found.b_step_ns:+.1%}", style="bold")
+    console.print(table)
+    _show_joined(console, found.spans.to_dict())
+    show_warnings(console, found.warnings)
+
+
+def _show_joined(console: Console, spans: Mapping[str, Any]) -> None:
+    """Print how many spans were joined, and how their durations compare by kind."""
+    unjoined = f"{spans['a_unjoined']:,} spans only in a, {spans['b_unjoined']:,} only in b"
+    console.print(f"{spans['n_joined']:,} pieces of work joined; {unjoined}", style="dim")
+    kinds = _table("joined work", "n", "a", "b", "median a / b")
+    for kind in spans["kinds"]:
+        ratio = "" if kind["median_ratio"] is None else f"{kind['median_ratio']:.3f}"
+        times = (format_time(kind[f"{side}_total_s"]) for side in "ab")
+        name = escape(f"{kind['kind']} {kind['axis']}".strip())
+        kinds.add_row(name, f"{kind['n_joined']:,}", *times, ratio)
+    if spans["kinds"]:
+        console.print(kinds)
+
+
+def _table(first: str, *others: str) -> Table:
+    """Return an empty table whose first column is text and whose others are numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def show_warnings(console: Console, warnings: Sequence[str]) -> None:
+    """Print what to know before trusting the figures."""
+    for warning in warnings:
+        console.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
