@@ -114,8 +114,9 @@ def _world_size(info: Mapping[str, Any]) -> int | None:
 def rank_in_name(name: str) -> int | None:
     """Return the rank that the name of a file tells, None if it does not.
 
-    >>> rank_in_name("trace_rank-12.json.gz"), rank_in_name("worker3_step_12.169.pt.trace.json"),
-    rank_in_name("a.json") (12, 3, None)
+    >>> names = ("trace_rank-12.json.gz", "worker3_step_12.169.pt.trace.json", "a.json")
+    >>> [rank_in_name(name) for name in names]
+    [12, 3, None]
     """
     base = name.rpartition("/")[2].rpartition(":")[2]
     found = re.search(r"(?:rank|worker|gpu)[-_ ]?(\d{1,6})(?!\d)", base, re.IGNORECASE)
