@@ -92,6 +92,12 @@ class Runner:
     """Runs processes of one world."""
 
     root = ROOT
+    newer = NEWER
+
+    @staticmethod
+    def torch() -> tuple[int, ...]:
+        """Return the version of torch."""
+        return tuple(int(part) for part in version("torch").split(".")[:2])
 
     @staticmethod
     def start(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> list["subprocess.Popen[str]"]:
@@ -172,8 +178,7 @@ def example(config: Path, job: Job, tmp_path_factory: pytest.TempPathFactory) ->
     @cache
     def pair(words: str) -> Pair:
         name, *flags = words.split()
-        installed = tuple(int(part) for part in version("torch").split(".")[:2])
-        if name in NEEDS_NEWER and installed < NEWER:
+        if name in NEEDS_NEWER and Runner.torch() < NEWER:
             pytest.skip(f"torch {version('torch')}: {NEEDS_NEWER[name]}")
         command = [sys.executable, str(ROOT / "examples" / f"train_{name}.py"), "--config", str(config)]
         command += (
