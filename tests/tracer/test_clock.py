@@ -40,7 +40,7 @@ def test_offsets_between_machines_are_found_within_their_uncertainty() -> None:
     found = clocks(machines, offsets)
     for machine, clock in zip(machines, found, strict=True):
         assert abs(clock.offset_ns - offsets[machine]) <= clock.uncertainty_ns, machine
-        assert clock.uncertainty_ns < 1_000_000_000  # a day of offset is found to a second, however busy it is
+        assert clock.uncertainty_ns < 1_000_000_000  # a day of offset, to a second
         assert (machine == "a") == (clock.uncertainty_ns == 0)
     assert found[1] == found[2]
 
