@@ -147,10 +147,13 @@ def test_analyze_works_alike_on_a_run_it_was_given(tmp_path: Path) -> None:
         assert abs(sum(row["shares"].values()) - 1) < 1e-9
 
 
-def test_a_run_with_a_missing_rank_is_still_read_and_says_so(tmp_path: Path) -> None:
+def test_a_finished_run_with_a_missing_rank_is_refused_unless_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert run(*SIMULATE, "--ranks", "all", "-o", str(out)).returncode == 0
     (out / "spans" / "rank-00003.arrow").unlink()
-    result = run("analyze", str(out), "--json")
+    for words in (["analyze", str(out)], ["compare", str(out), str(out)], ["report", str(out)]):
+        assert_one_line(run(*words, cwd=tmp_path), "rank 3 of 16", "--partial")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    result = run("analyze", str(out), "--partial", "--json")
     assert result.returncode == 0, result.stderr
-    assert any("3" in warning for warning in json.loads(result.stdout)["warnings"])
+    assert any("rank 3" in warning for warning in json.loads(result.stdout)["warnings"])

@@ -13,11 +13,18 @@ PERFETTO_SPANS: Final = 5_000_000
 (google/perfetto, docs/visualization/large-traces.md)."""
 
 
+PARTIAL: Final = click.option(
+    "--partial", is_flag=True, help="Read a finished run although ranks are missing."
+)
+"""Option of every verb that reads a run."""
+
+
 @click.command()
 @click.argument("run", type=click.Path())
+@PARTIAL
 @click.option("--gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for costs in money.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def analyze(run: str, gpu_hour: float | None, *, as_json: bool) -> None:
+def analyze(run: str, gpu_hour: float | None, *, partial: bool, as_json: bool) -> None:
     """Where the time of a run goes, rank by rank; adds up to 100 %.
 
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
@@ -26,10 +33,10 @@ def analyze(run: str, gpu_hour: float | None, *, as_json: bool) -> None:
     from traces.analysis import analysis
     from traces.findings import findings
     from traces.metrics import breakdown, summarize
+    from traces.opening import open_whole
     from traces.render import show_analysis, show_findings
-    from traces.store import open_run
 
-    opened = open_run(run)
+    opened = open_whole(run, partial=partial)
     summary = summarize(opened)
     if not as_json:
         show_analysis(opened, summary)
@@ -54,18 +61,19 @@ def analyze(run: str, gpu_hour: float | None, *, as_json: bool) -> None:
 @click.command()
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
+@PARTIAL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def compare(a: str, b: str, *, as_json: bool) -> None:
+def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
     """Two runs side by side: what differs, by cause.
 
     The causes add up to the difference of the steps. Give the simulated run first: the ratio is then
     simulated / measured.
     """
     from traces.compare import compare as compare_runs
+    from traces.opening import open_whole
     from traces.render import show_comparison
-    from traces.store import open_run
 
-    found = compare_runs(open_run(a), open_run(b))
+    found = compare_runs(*(open_whole(path, partial=partial) for path in (a, b)))
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
@@ -83,18 +91,21 @@ def compare(a: str, b: str, *, as_json: bool) -> None:
 @click.option(
     "--ranks", help="Whose spans: 0-7,9 or all; folded ranks are expanded.  [default: those stored]"
 )
+@PARTIAL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def export(run: str, output: str, kind: str | None, ranks: str | None, *, as_json: bool) -> None:
+def export(
+    run: str, output: str, kind: str | None, ranks: str | None, *, partial: bool, as_json: bool
+) -> None:
     """Write a run for other tools: Perfetto, Chrome, CSV, Parquet.
 
     For example: foretrace export runs/a -o a.pftrace.gz, then open it at https://ui.perfetto.dev.
     """
     from traces.export import export as export_run
     from traces.info import rank_list
+    from traces.opening import open_whole
     from traces.render import show_warnings
-    from traces.store import open_run
 
-    opened = open_run(run)
+    opened = open_whole(run, partial=partial)
     chosen = opened.stored_ranks if ranks is None else opened.ranks if ranks == "all" else _ranks(ranks)
     written = export_run(opened, output, kind, chosen)
     n_spans = sum(opened.spans([opened.source(rank)]).num_rows for rank in chosen)

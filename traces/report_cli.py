@@ -17,18 +17,19 @@ import click
     type=click.Path(path_type=Path, dir_okay=False),
     help="HTML file to write.  [default: RUN's name with .html, in the current directory]",
 )
+@click.option("--partial", is_flag=True, help="Read a finished run although ranks are missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-def report(run: str, other: str | None, output: Path | None, *, as_json: bool) -> None:
+def report(run: str, other: str | None, output: Path | None, *, partial: bool, as_json: bool) -> None:
     """Write one self-contained HTML page about RUN: schedule, memory, where the step goes.
 
     With OTHER, both runs are drawn on one time axis, and their difference is taken apart by cause. Give the
     simulated run first. The page opens in any browser from 2023 on, without a network.
     """
+    from traces.opening import open_whole
     from traces.report import write_report
-    from traces.store import open_run
 
-    first = open_run(run)
-    second = None if other is None else open_run(other)
+    first = open_whole(run, partial=partial)
+    second = None if other is None else open_whole(other, partial=partial)
     written = write_report(output or Path(_file_name(run, other)), first, second)
     if as_json:
         click.echo(json.dumps(written))
