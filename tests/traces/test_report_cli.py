@@ -24,7 +24,7 @@ def test_json_is_one_object_and_nothing_else(
     pipeline_run: Run, recorded_pipeline_run: Run, tmp_path: Path
 ) -> None:
     target = tmp_path / "r.html"
-    words = [pipeline_run.path, recorded_pipeline_run.path, "-o", str(target), "--json"]
+    words = [pipeline_run.path, recorded_pipeline_run.path, "--partial", "-o", str(target), "--json"]
     said = json.loads(CliRunner().invoke(report, words, catch_exceptions=False).output)
     assert said["report"] == str(target)
     assert said["size_bytes"] == target.stat().st_size
