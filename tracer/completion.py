@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -35,6 +36,10 @@ busy machine, so that what is waited for at once, as tensor parallelism does, sh
 
 KEPT_WORKS: Final = 64
 """How many finished transfers are kept before looking which of them the training has dropped unasked."""
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the end of a recording waits for communications that are under way. They are complete as a rule,
+and only a watcher has still to be scheduled and to note it; one that hangs must not hold up the training."""
 
 _OURS: Final = 2
 """References to a work that the training has dropped: our record, and the argument of ``getrefcount``."""
@@ -62,9 +67,10 @@ class Watchers:
         self._wait = wait
         self._ended = ended
         self._lock = threading.Lock()
-        self._queue: deque[Communication] = deque()
+        self._queue: deque[Communication | None] = deque()
         self._ready = threading.Semaphore(0)
         self._n_idle = 0
+        self._threads: list[threading.Thread] = []
 
     def watch(self, communication: Communication) -> None:
         """Have a thread wait for *communication* and note its end."""
@@ -73,14 +79,38 @@ class Watchers:
             if self._n_idle:
                 self._n_idle -= 1
             else:
-                threading.Thread(target=self._run, name="foretrace-watcher", daemon=True).start()
+                thread = threading.Thread(target=self._run, name="foretrace-watcher", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._hand_over(communication)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let each thread end when it has followed what it was given; nothing may be watched afterwards.
+
+        A thread that were left inside of a wait would be killed by Python's shutdown when the wait returns,
+        and with it the process: killing it unwinds C++ frames that allow no exception.
+
+        Returns:
+            Whether all threads have ended within *timeout_s*.
+        """
+        deadline = time.monotonic() + timeout_s
+        for _ in self._threads:
+            self._hand_over(None)
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _hand_over(self, communication: Communication | None) -> None:
         self._queue.append(communication)
         self._ready.release()
 
     def _run(self) -> None:
         while True:
             self._ready.acquire()
-            self._follow(self._queue.popleft())
+            communication = self._queue.popleft()
+            if communication is None:
+                return
+            self._follow(communication)
             with self._lock:
                 self._n_idle += 1
 
@@ -161,6 +191,18 @@ class Completions:
                     self._watchers.watch(communication)
         if len(self._unclaimed) > KEPT_WORKS:
             self._prune()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Learn the end of what is still under way, as the last reduction of a step that nobody waits for.
+
+        A p2p transfer that is not watched yet is left to the training: it may be waited for only once.
+        """
+        with self._lock:
+            for communication in self._loose:
+                if not communication.is_claimed and not communication.is_p2p:
+                    self._watchers.watch(communication)
+            self._loose.clear()
+        self._watchers.close(timeout_s)
 
     def of_work(self, work: Any) -> Communication | None:
         """Return the communication under way that *work* stands for."""

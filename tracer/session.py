@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from tracer import internals
-from tracer.blocks import class_name
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
 from tracer.groups import Groups, deduced_layout
@@ -22,10 +21,12 @@ from tracer.lane import Lane
 from tracer.memory import MemoryLog
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.records import Block, Position
+from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
 from tracer.stamps import cuda_stamp
 from tracer.steps import Steps
 from traces.info import Clock, RunInfo
+from traces.model_parts import joined_models
 from traces.store import SpanWriter, write_info
 
 _Result = TypeVar("_Result")
@@ -79,6 +80,7 @@ class Session:
         self._warnings: list[str] = [clock.warning] if clock.warning else []
         self._job: dict[str, Any] = {}
         self._model: dict[str, Any] | None = None
+        self._machine = describe_machine(world_size)
         self._written_state: object = None
         self.groups = _groups(world_size)
         self.sink = Sink(
@@ -131,10 +133,10 @@ class Session:
         if sharding:
             self.note_job(sharding=sharding)
         self.backward.ends_with_graph |= sharding == "ddp"
-        if self._model is None:
-            inner = model.module if sharding == "ddp" else model
-            n_params = sum(parameter.numel() for parameter in inner.parameters())
-            self._model = {"name": class_name(model), "n_params": n_params}
+        is_first = self._model is None
+        if is_first or self.pipeline is not None:  # each stage of a pipeline is a model of its own
+            self._model = joined_models([self._model, describe_model(model)])
+        if is_first:
             shape = next((list(arg.shape) for arg in args if hasattr(arg, "shape")), None)
             self.note_job(input_shape=shape)
 
@@ -165,6 +167,7 @@ class Session:
             world_size=self.world_size,
             layout=deduced_layout(groups, self.rank, self.world_size),
             model=self._model,
+            cluster=self._machine,
             job=self._job or None,
             groups=groups,
             clock={self.rank: shown},
@@ -182,13 +185,22 @@ class Session:
         self.is_closed = True
         self.steps.finish()
         self._disabled.update(HOOKS)
+        if self.completions is not None:
+            self.completions.close()
         for hook in self._hooks:
-            hook.remove()
+            self._removed(hook)
         if self.lane.stamp is cuda_stamp:
             _wait_for_device()
         self.sink.close()
         self.memory.write(self.path, self.rank, self.clock.shift_ns)
         write_info(self.path, self.info(finished=True), self.rank)
+
+    def _removed(self, hook: Hook) -> None:
+        """Take *hook* away; if it cannot be, what was recorded is written all the same."""
+        try:
+            hook.remove()
+        except Exception as error:  # somebody has changed what the hook had changed
+            self.warn(f"{type(hook).__name__} was not removed: {type(error).__name__}: {error}")
 
     def _install(self) -> None:
         """Put all hooks in place."""
@@ -223,7 +235,7 @@ class Session:
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
-        state = (self.groups.n_changes, len(self._warnings), len(self._job), self._model is None)
+        state = (self.groups.n_changes, len(self._warnings), len(self._job), len(str(self._model)))
         if state != self._written_state:
             self._written_state = state
             try:

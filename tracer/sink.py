@@ -80,6 +80,9 @@ class Sink:
         """Write what is left and finish the file."""
         self._stopping.set()
         self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._failed(TimeoutError(f"a batch was not written within {timeout_s:.0f} s"))
+            return
         try:
             self._flush(last=True)
             self._writer.close()

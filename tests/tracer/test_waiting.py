@@ -91,3 +91,30 @@ def test_time_blocked_in_communication_is_not_compute(runs: Path, way: str) -> N
         for start, end, index in zip(found.start_ns, found.end_ns, found.state, strict=True):
             state[found.states[index]] += int(end - start)
         assert max(state, key=lambda name: state[name]) == "wait:world", state
+
+
+FORGETFUL = """
+import sys
+import torch, torch.distributed as dist
+import foretrace
+
+dist.init_process_group("gloo")
+with foretrace.record(sys.argv[1]):
+    for _ in range(20):
+        dist.all_reduce(torch.zeros(1 << 16), async_op=True)
+"""
+
+
+def test_what_nobody_waits_for_is_followed_to_its_end(tmp_path: Path, ranks: Any) -> None:
+    """The last reduction of DDP is waited for in C++: when the recording ends, a watcher knows its end."""
+    script = tmp_path / "train.py"
+    script.write_text(FORGETFUL)
+    # The processes end with the recording: a thread still in a wait would abort them.
+    result = ranks.run([sys.executable, str(script), str(tmp_path / "run")], ranks.env())
+    assert result.status == (0, 0), result.errors
+    run = open_run(tmp_path / "run")
+    assert run.info.dropped == {}
+    for rank in (0, 1):
+        spans = run.spans([rank]).to_pylist()
+        assert len(spans) == 20
+        assert all(row["duration_ns"] > 0 for row in spans)
