@@ -18,7 +18,7 @@ WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module
 
 def find_blocks(root: Any) -> dict[Any, Block]:
     """Return the blocks of a ``torch.nn.Module`` that was called from outside of any other."""
-    names = {module: _plain(name, root) for name, module in root.named_modules()}
+    names = {module: plain_name(name, root) for name, module in root.named_modules()}
     layers = _layers(names)
     trunk = _trunk(names, layers)
     blocks = {root: Block(class_name(root), is_glue=bool(list(root.children())))}
@@ -78,7 +78,7 @@ def _has_parts(module: Any) -> bool:
     return next(iter(module.children()), None) is not None
 
 
-def _plain(name: str, root: Any) -> str:
+def plain_name(name: str, root: Any) -> str:
     """Return *name* without what wrappers add to it."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     if _is_wrapper(root) and parts[:1] == ["module"]:

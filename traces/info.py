@@ -18,6 +18,7 @@ from typing import Any, Final
 from traces.errors import RunError, TraceError
 from traces.info_values import info_values
 from traces.layout import Group, Layout
+from traces.model_parts import joined_models
 from traces.timeline import FORMAT_VERSION
 
 ORIGINS: Final = ("simulated", "recorded", "ingested")
@@ -181,8 +182,9 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
         first,
         **{
             name: _first_known(known, name)
-            for name in ("layout", "model", "cluster", "job", "started", "representatives")
+            for name in ("layout", "cluster", "job", "started", "representatives")
         },
+        model=joined_models(info.model for info in known),
         name=next((info.name for info in known if info.name), ""),
         groups=groups,
         clock={rank: clock for info in reversed(known) for rank, clock in info.clock.items()},

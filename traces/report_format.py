@@ -72,11 +72,14 @@ def number(value: object) -> float | None:
 
 
 def lines(description: Mapping[str, Any], *, under: str = "", depth: int = 0) -> Iterator[Line]:
-    """Yield every figure of a nested description, with its source where the description has ``sources``."""
+    """Yield every figure of a nested description, with its source where the description has ``sources``.
+
+    The ``structure`` of a model is left out: it is as long as the model is.
+    """
     sources = description.get("sources")
     known = sources if isinstance(sources, Mapping) else {}
     for key, value in description.items():
-        if key == "sources" or value in (None, "", [], {}, ()):
+        if key in ("sources", "structure") or value in (None, "", [], {}, ()):
             continue
         name = f"{under} {words(key)}".strip()
         source = str(known.get(key, ""))

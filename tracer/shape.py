@@ -1,0 +1,129 @@
+"""What a model and its machine look like, so that a recorded run can be simulated like any other.
+
+Only what the process can see for sure is noted: the shapes of parameters as they are before sharding, whole
+numbers that modules keep as attributes (heads, head sizes), a Hugging Face configuration where the model
+carries one, and the name of the device. What it means is for the reader to work out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tracer.blocks import class_name, plain_name
+
+MOST_ENTRIES: Final = 400
+"""Entries of a structure that a description holds; a transformer has 10 to 30, for equal layers share one."""
+
+_SCALARS: Final = (bool, int, float, str)
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """Return the name, size, precision and structure of a ``torch.nn.Module`` that was called from outside.
+
+    ``structure`` maps a path, in which ``*`` stands for the number of a layer, to the class of the module
+    there, the shapes of its own parameters, its whole-number attributes and the layers that have it.
+    """
+    inner = model.module if type(model).__name__ == "DistributedDataParallel" else model
+    found: dict[str, Any] = {
+        "name": class_name(model),
+        "n_params": sum(parameter.numel() for parameter in inner.parameters()),
+        "dtype": _dtype(inner),
+        "structure": _structure(inner),
+    }
+    config = _config(inner)
+    return found | ({"config": config} if config else {})
+
+
+def describe_machine(world_size: int) -> dict[str, Any]:
+    """Return the device of this process, and how many processes share its machine."""
+    import torch
+
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    per_node = int(local) if local.isdecimal() and int(local) else world_size
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        device = {"name": properties.name, "kind": "gpu", "memory_bytes": int(properties.total_memory)}
+    else:
+        device = {"name": "cpu", "kind": "cpu"}
+    return {
+        "device": device,
+        "gpus_per_node": min(per_node, world_size),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _structure(model: Any) -> dict[str, Any]:
+    """Return the modules that have parameters or whole-number attributes of their own, by path."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, module in model.named_modules():
+        entry = _entry(module)
+        path, layer = _path(plain_name(name, model))
+        if entry is None or (len(found) >= MOST_ENTRIES and path not in found):
+            continue
+        key, turn = path, 1
+        while key in found and {k: v for k, v in found[key].items() if k != "layers"} != entry:
+            turn += 1
+            key = f"{path} ({turn})"  # layers that differ, as dense ones among experts
+        known = found.setdefault(key, dict(entry))
+        if layer >= 0:
+            known.setdefault("layers", []).append(layer)
+    return found
+
+
+def _entry(module: Any) -> dict[str, Any] | None:
+    """Return the class, shapes and attributes of *module*, None if there is nothing to say of it."""
+    shapes = {name: list(p.shape) for name, p in module.named_parameters(recurse=False)}
+    numbers = {
+        name: value for name, value in vars(module).items() if type(value) is int and not name.startswith("_")
+    }
+    if not shapes and not numbers:
+        return None
+    kind = [base.__name__ for base in type(module).__mro__]
+    name = kind[2] if kind[1:2] == ["FSDPModule"] else kind[0]
+    return {"kind": name} | ({"shapes": shapes} if shapes else {}) | ({"numbers": numbers} if numbers else {})
+
+
+def _path(name: str) -> tuple[str, int]:
+    """Return *name* with its first number replaced by ``*``, and that number, -1 if there is none.
+
+    >>> _path("layers.3.mlp.experts.7.up")
+    ('layers.*.mlp.experts.7.up', 3)
+    """
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join([*parts[:i], "*", *parts[i + 1 :]]), int(part)
+    return name, -1
+
+
+def _dtype(model: Any) -> str:
+    """Return what products are computed in: under autocast its type, else that of FSDP2 or the parameters."""
+    import torch
+
+    first = next(model.parameters(), None)
+    if first is None:
+        return ""
+    kind = first.device.type
+    if torch.is_autocast_enabled(kind):
+        return _short(torch.get_autocast_dtype(kind))
+    state = getattr(model, "_get_fsdp_state", None)
+    policy = getattr(state(), "_mp_policy", None) if state is not None else None
+    return _short(getattr(policy, "param_dtype", None) or first.dtype)
+
+
+def _short(dtype: Any) -> str:
+    """Return the name of a type as layouts write it, e.g. ``"bf16"``."""
+    name = str(dtype).removeprefix("torch.")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(name, name)
+
+
+def _config(model: Any) -> dict[str, Any]:
+    """Return the plain values of a Hugging Face configuration, {} if the model has none."""
+    made = getattr(getattr(model, "config", None), "to_dict", None)
+    values = made() if callable(made) else {}
+    if not isinstance(values, Mapping):
+        return {}
+    return {key: value for key, value in values.items() if isinstance(value, _SCALARS)}
