@@ -109,7 +109,7 @@ class Chains:
             pieces, tails = _pieces(block.phases[phase])
             tasks = tuple(self._task(block.name, phase, piece) for piece in pieces)
             launch_s = self._compute.device.launch_s
-            launch_ns = tuple(to_ns(sum(op.count for op in piece.ops) * launch_s) for piece in pieces)
+            launch_ns = tuple(to_ns(sum(op.n_launches for op in piece.ops) * launch_s) for piece in pieces)
             self._lines[key] = _Line(tasks, launch_ns, tuple(piece.waits for piece in pieces), tails)
         return self._lines[key]
 

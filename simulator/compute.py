@@ -62,7 +62,7 @@ class ComputeModel:
         """
         alone = [op for op in ops if isinstance(op, Op)]
         busy_s = sum(self.op_s(op) for op in alone)
-        return to_ns(max(busy_s, sum(op.count for op in alone) * self.device.launch_s))
+        return to_ns(max(busy_s, sum(op.n_launches for op in alone) * self.device.launch_s))
 
     @property
     def notes(self) -> list[str]:

@@ -1,12 +1,14 @@
-"""What training frameworks keep in memory: conventions as data, chosen by name, never by model or run."""
+"""What training frameworks keep in memory and leave unfused: data, chosen by name, never by model or run."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.errors import JobError
@@ -14,10 +16,24 @@ from simulator.errors import JobError
 SELECTIVE: Final = ("core", "operations")
 SPLITS: Final = ("even", "cost")
 
+EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "norm": "norms run as casts, square, mean and products",
+        "rotary": "rotary embedding in fp32, as casts and a complex product",
+        "activation": "activation, then its product with the gate",
+        "residual": "dropout, then the residual sum",
+        "loss": "log-softmax, then negative log-likelihood",
+        "projections": "query, key and value, and gate and up, are matrices of their own",
+        "heads": "keys and values are copied for every query head that shares them",
+        "optimizer": "Adam as a row of multi-tensor kernels",
+    }
+)
+"""What a framework may leave unfused."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """Memory conventions of one training framework.
+    """Conventions of one training framework.
 
     Attributes:
         name: of the profile.
@@ -34,6 +50,7 @@ class Framework:
         selective: what ``recompute="selective"`` keeps: all but the attention ``"core"``, or only the results
             of every other matrix product and of attention (``"operations"``).
         split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
+        eager: what runs as separate kernels, of ``EAGER_PARTS``.
         allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
         sources: where each convention was read.
     """
@@ -50,6 +67,7 @@ class Framework:
     keeps_norm_in_fp32: bool = False
     selective: str = "core"
     split: str = "even"
+    eager: tuple[str, ...] = ()
     allocator_slack: float = 0.03
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
 
@@ -59,6 +77,10 @@ class Framework:
                 raise JobError(
                     f"framework {self.name}: {name}={getattr(self, name)!r}: one of {', '.join(allowed)}"
                 )
+        if unknown := set(self.eager) - set(EAGER_PARTS):
+            raise JobError(
+                f"framework {self.name}: eager={sorted(unknown)}: of {', '.join(sorted(EAGER_PARTS))}"
+            )
 
 
 @cache

@@ -17,6 +17,9 @@ SHARDINGS: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 
 RECOMPUTES: Final = ("none", "selective", "full")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
+KERNELS: Final = ("", "fused", "eager")
+"""How element-wise work runs; empty: as the framework does it."""
+
 OFFLOADS: Final = ("none", "optimizer", "states", "activations", "all")
 """What lives in the memory of the host: optimizer states; and gradients and sharded parameters; and so on."""
 
@@ -46,7 +49,10 @@ class Job:
             ``reduce_dtype=torch.float32``; otherwise in ``precision``.
         flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
             are written to memory and kept for backward.
-        framework: whose memory conventions hold, a name of ``simulator.framework.framework_names``.
+        kernels: ``"fused"``: element-wise work runs in fused kernels (Transformer Engine, Apex,
+            ``torch.compile``); ``"eager"``: every line of the model is a kernel of its own; empty: what
+            the framework does.
+        framework: whose conventions hold, a name of ``simulator.framework.framework_names``.
         offload: what lives in the memory of the host between uses, one of ``OFFLOADS``. Memory knows of it,
             time does not yet.
         shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
@@ -77,6 +83,7 @@ class Job:
     fp8: bool = False
     fp32_gradients: bool = True
     flash_attention: bool = True
+    kernels: str = ""
     framework: str = "megatron"
     offload: str = "none"
     shard_ranks: int = 0
@@ -93,6 +100,7 @@ class Job:
             "sharding": SHARDINGS,
             "recompute": RECOMPUTES,
             "precision": PRECISIONS,
+            "kernels": KERNELS,
             "offload": OFFLOADS,
             "framework": framework_names(),
         }

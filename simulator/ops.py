@@ -20,7 +20,7 @@ PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "re
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation on the device, or ``count`` of them that the host launches one after another.
+    """One operation on the device, or ``count`` of them one after another.
 
     Attributes:
         name: block and role, e.g. ``"mlp.up"``, ``"mlp.up.wgrad"``.
@@ -31,13 +31,14 @@ class Op:
         m, n, k: shape of a matrix product, ``(m, k) @ (k, n)``, of one member if it is batched or grouped; of
             attention queries, keys and head width.
         dtype: of the operands.
-        count: operations that the host launches; each has the fixed time of its kind.
+        count: kernels on the device; each has the fixed time of its kind.
         batch: members of a batched or grouped product; heads over all sequences of an attention.
         grouped: the members are a kernel each, one after another.
         v_dim: width of a value head, if it is not ``k``.
         causal: attention skips what a causal mask hides.
         window: keys that a query sees at most (sliding window); 0 means all.
         kernel: fused attention kernel; empty means the device's own choice.
+        launches: operations of the model that the host is charged for; 0 means as many as ``count``.
     """
 
     name: str
@@ -55,6 +56,12 @@ class Op:
     causal: bool = True
     window: int = 0
     kernel: str = ""
+    launches: int = 0
+
+    @property
+    def n_launches(self) -> int:
+        """Operations of the model that the host launches."""
+        return self.launches or self.count
 
 
 @dataclass(frozen=True, slots=True)

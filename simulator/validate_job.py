@@ -100,6 +100,7 @@ def job_of(row: Row) -> Job:
         fp8="fp8" in row.text("precision"),
         fp32_gradients=precision in load_framework(framework).fp32_gradients,
         flash_attention=row.flag("flash_attention", default=True),
+        kernels="fused" if "compile" in row.text("framework").lower() else "",
         framework=framework,
     )
 

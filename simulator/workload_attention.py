@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.fusion import elementwise_piece, is_separate
 from simulator.job import Job
 from simulator.ops import DTYPE_BYTES, Block, Comm, Op, Phase, Piece, elementwise, gemm, memory, phases
 from simulator.workload_linear import (
@@ -54,16 +55,17 @@ def _heads(job: Job) -> tuple[int, int]:
 
 
 def _position(job: Job) -> list[Piece]:
-    """Norm and rotation of queries and keys, read and written once each."""
+    """Norm and rotation of queries and keys, and copies of shared keys and values where kernels need them."""
     model, (heads, kv_heads) = job.model, _heads(job)
-    width = (heads + kv_heads) * model.head_dim
-    found = [norm(job, "attention", width, tokens_per_rank(job), "qk_norm")] if model.qk_norm else []
+    width, n_tokens = (heads + kv_heads) * model.head_dim, tokens_per_rank(job)
+    found = [norm(job, "attention", width, n_tokens, "qk_norm")] if model.qk_norm else []
     if not model.max_positions:
-        size = 2 * tokens_per_rank(job) * width * DTYPE_BYTES[job.precision]
-        if model.kv_lora_rank:
-            size = size * model.rope_head_dim // model.head_dim
-        rotate = memory("attention.rotary", size, job.precision, count=2)
-        found.append(elementwise((rotate,), (replace(rotate, name="attention.rotary.backward"),)))
+        rotated = width * model.rope_head_dim // model.head_dim if model.kv_lora_rank else width
+        found.append(elementwise_piece(job, "rotary", "rotary", "attention.rotary", n_tokens * rotated))
+    if kv_heads < heads and is_separate(job, "heads"):
+        size = n_tokens * (heads + kv_heads) * (model.head_dim + model.value_head_dim)
+        copy = memory("attention.repeat", size * DTYPE_BYTES[job.precision], job.precision, count=2)
+        found.append(elementwise((copy,), (replace(copy, name="attention.repeat.backward"),)))
     return found
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from simulator.fusion import ADAM_EAGER_PASSES, ADAM_FUSED_PASSES, is_separate, traffic
 from simulator.job import Job
 from simulator.model import Linear, share
 from simulator.ops import DTYPE_BYTES, Block, Comm, Op, Piece, memory, phases
@@ -65,17 +68,21 @@ def head_block(job: Job) -> Block:
 def _loss(job: Job) -> Piece:
     """Cross entropy over fp32 logits.
 
-    Forward casts the logits to fp32 and makes two reads and one write of them for the log-softmax; backward
-    reads and writes them once, then casts the gradient back. With the vocabulary cut over tp, maximum, sum
-    and the target's logit of each token are all-reduced (Megatron-LM, ``vocab_parallel_cross_entropy``).
+    With the vocabulary cut over tp, maximum, sum and the target's logit of each token are all-reduced
+    (Megatron-LM, ``vocab_parallel_cross_entropy``).
     """
-    n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
+    n_tokens = tokens_per_rank(job)
     n_logits = n_tokens * share(job.model.vocab, job.layout.tp)
-    cast = width + 4 if job.precision != "fp32" else 0
-    forward: list[Op | Comm] = [memory("head.loss", n_logits * (cast + 12), "fp32", count=3)]
+    loss, loss_backward = traffic(job, "loss", "loss", "head.loss", n_logits)
+    if job.precision == "fp32":  # nothing to cast
+        cast_bytes = 2 * DTYPE_BYTES["fp32"] * n_logits
+        loss, loss_backward = (
+            replace(op, bytes_moved=op.bytes_moved - cast_bytes) for op in (loss, loss_backward)
+        )
+    forward: list[Op | Comm] = [replace(loss, dtype="fp32")]
     if job.layout.tp > 1:
         forward += [Comm("all_reduce", "tp", n_tokens * 4, 0, "fp32")] * 3
-    backward = (memory("head.loss.backward", n_logits * (cast + 8), "fp32", count=2),)
+    backward = (replace(loss_backward, dtype="fp32"),)
     return Piece(tuple(forward), backward, backward)
 
 
@@ -89,5 +96,6 @@ def optimizer_ops(job: Job, n_params_local: int) -> tuple[Op, ...]:
     gradient = DTYPE_BYTES[job.gradient_dtype]
     clip = memory("optimizer.clip", 3 * gradient * n_params_local, job.gradient_dtype, count=2)
     copy = DTYPE_BYTES[job.precision] if job.precision != "fp32" else 0
-    update = memory("optimizer.adam", (gradient + 6 * 4 + copy) * n_params_local, "fp32")
+    states = 4 * (ADAM_EAGER_PASSES if is_separate(job, "optimizer") else ADAM_FUSED_PASSES)
+    update = memory("optimizer.adam", (gradient + states + copy) * n_params_local, "fp32")
     return clip, update

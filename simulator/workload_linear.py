@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from simulator.fusion import elementwise_piece, is_separate
 from simulator.job import Job
 from simulator.model import Linear
 from simulator.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
@@ -55,21 +56,41 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     """
     fp8 = job.fp8 and linear.name not in IN_FULL
     dtype = "fp8" if fp8 else job.precision
-    weights = [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]
+    parts, width = _parts(job, linear), DTYPE_BYTES[job.precision]
+    weights = [
+        weight_gradient(f"{name}.wgrad", n_tokens, part, dtype, sum_dtype=job.gradient_dtype)
+        for part in parts
+    ]
     if linear.bias:
-        width = DTYPE_BYTES[job.precision]
         weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * width, job.precision))
+    dgrads: list[Op] = [gemm(f"{name}.dgrad", n_tokens, linear.n_in, part.n_out, dtype) for part in parts]
+    if len(parts) > 1:
+        summed = 3 * width * n_tokens * linear.n_in
+        n_sums = len(parts) - 1
+        dgrads.append(memory(f"{name}.dgrad.sum", n_sums * summed, job.precision, count=n_sums))
     return LinearOps(
         (
             *quantised(f"{name}.quantise", n_tokens * linear.n_in, on=fp8),
-            gemm(name, n_tokens, linear.n_out, linear.n_in, dtype),
+            *(gemm(name, n_tokens, part.n_out, linear.n_in, dtype) for part in parts),
         ),
-        (
-            *quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, on=fp8),
-            gemm(f"{name}.dgrad", n_tokens, linear.n_in, linear.n_out, dtype),
-        ),
+        (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, on=fp8), *dgrads),
         tuple(weights),
     )
+
+
+def _parts(job: Job, linear: Linear) -> tuple[Linear, ...]:
+    """Return what *linear* is computed as: query, key and value, or gate and up, may be matrices apart."""
+    model, tp = job.model, job.layout.tp
+    if not is_separate(job, "projections"):
+        return (linear,)
+    if linear.name == "qkv":
+        n_key = model.kv_heads_per_rank(tp) * model.head_dim
+        widths = (linear.n_out - 2 * n_key, n_key, n_key)
+    elif linear.name == "up" and model.gated:
+        widths = (linear.n_out // 2, linear.n_out - linear.n_out // 2)
+    else:
+        return (linear,)
+    return tuple(linear._replace(n_out=n_out) for n_out in widths)
 
 
 def quantised(name: str, n_elements: int, *, on: bool) -> tuple[Op, ...]:
@@ -132,7 +153,7 @@ def row_linear(job: Job, block: str, linear: Linear) -> Piece:
 
 
 def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "norm") -> Piece:
-    """Return a fused norm: one read and one write forward, two reads and one write backward.
+    """Return a norm; fused, it makes one read and one write forward, two reads and one write backward.
 
     Args:
         job: the job.
@@ -141,11 +162,8 @@ def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "n
         n_tokens: tokens; by default those outside the tensor-parallel regions.
         name: role within the block.
     """
-    size = (n_tokens or tokens_per_shard(job)) * (width or job.model.hidden) * DTYPE_BYTES[job.precision]
-    return elementwise(
-        (memory(f"{block}.{name}", 2 * size, job.precision),),
-        (memory(f"{block}.{name}.backward", 3 * size, job.precision, count=2),),
-    )
+    n_elements = (n_tokens or tokens_per_shard(job)) * (width or job.model.hidden)
+    return elementwise_piece(job, "norm", job.model.norm, f"{block}.{name}", n_elements)
 
 
 def residual_in(job: Job, block: str) -> Piece:
@@ -155,12 +173,16 @@ def residual_in(job: Job, block: str) -> Piece:
 
 
 def residual_out(job: Job, block: str) -> Piece:
-    """Return the sum after a block, fused with bias and dropout; a dropout mask is a byte per element."""
+    """Return the sum after a block, fused with bias and dropout; a dropout mask is a byte per element.
+
+    Dropout as a kernel of its own writes its result, which the sum reads.
+    """
     size = hidden_bytes(job, tokens_per_shard(job))
     if not job.model.dropout:
         return elementwise((memory(f"{block}.residual", 3 * size, job.precision),), ())
     mask = tokens_per_shard(job) * job.model.hidden
+    moved = (5 if is_separate(job, "residual") else 3) * size + mask
     return elementwise(
-        (memory(f"{block}.residual", 3 * size + mask, job.precision),),
+        (memory(f"{block}.residual", moved, job.precision),),
         (memory(f"{block}.dropout.backward", 2 * size + mask, job.precision),),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.fusion import elementwise_piece
 from simulator.job import Job
 from simulator.model import Linear, share
 from simulator.ops import (
@@ -64,16 +65,12 @@ def _dense(job: Job, block: str, ffn_hidden: int) -> list[Piece]:
 
 
 def _activation(job: Job, block: str, n_elements: int) -> Piece:
-    """Fused activation with *n_elements* outputs: it reads one input per output, two where there is a gate.
+    """Activation with *n_elements* outputs: fused, it reads one input per output, two where there is a gate.
 
     Backward reads the inputs and the gradient, and writes one gradient per input.
     """
-    inputs = 2 if job.model.gated else 1
-    size = n_elements * DTYPE_BYTES[job.precision]
-    return elementwise(
-        (memory(f"{block}.activation", (inputs + 1) * size, job.precision),),
-        (memory(f"{block}.activation.backward", (2 * inputs + 1) * size, job.precision),),
-    )
+    form = "gated activation" if job.model.gated else "activation"
+    return elementwise_piece(job, "activation", form, f"{block}.activation", n_elements)
 
 
 def _experts(job: Job) -> list[Piece]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from simulator.framework import load_framework
+from simulator.fusion import is_separate
 from simulator.job import Job
 from simulator.ops import Comm, Op, Phase
+
+SECOND: Final = 2
+"""Of the products that are computed apart, the one that is not saved: key of query, key, value; up of both."""
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 """Communications whose results are saved where operations are selected one by one."""
@@ -40,6 +46,8 @@ def _unsaved(job: Job, forward: Phase, core: Phase) -> Iterable[Op | Comm]:
     kv_heads = job.model.kv_heads_per_rank(job.layout.tp)
     heads = job.model.n_heads // job.layout.tp
     again = {"qkv": kv_heads / (heads + 2 * kv_heads), "up": 0.5 if job.model.gated else 0.0, "down": 0.0}
+    apart = is_separate(job, "projections")
+    seen: Counter[str] = Counter()
     for op in forward:
         if isinstance(op, Comm):
             if op.kind not in REDUCTIONS:
@@ -48,7 +56,11 @@ def _unsaved(job: Job, forward: Phase, core: Phase) -> Iterable[Op | Comm]:
             if op not in core:
                 yield op
         elif share := again.get(op.name.rpartition(".")[2], 1.0):
-            yield _part(op, share)
+            seen[op.name] += 1
+            if not apart or share == 1.0:
+                yield _part(op, share)
+            elif seen[op.name] == SECOND:  # key, or up
+                yield op
 
 
 def _part(op: Op, share: float) -> Op:

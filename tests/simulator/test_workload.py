@@ -365,7 +365,7 @@ def test_experts_are_quantised_too_and_a_device_without_8_bits_is_refused() -> N
 
 def test_torchtitan_computes_every_other_product_again() -> None:
     """Of a Llama layer: key (8 of 48 heads of the fused product), output and up; never attention or down."""
-    some = job(framework="torchtitan", recompute="selective")
+    some = job(framework="torchtitan", recompute="selective", kernels="fused")
     blocks = layer_blocks(some, 0)
     again = {op.name: op for block in blocks for op in block.phases["recompute"] if isinstance(op, Op)}
     whole = {op.name: op for block in blocks for op in block.phases["forward"] if isinstance(op, Op)}

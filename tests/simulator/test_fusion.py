@@ -1,0 +1,125 @@
+"""Fused and eager element-wise work: the same arithmetic, more traffic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import sampled_from
+
+from simulator.compute import ComputeModel
+from simulator.errors import JobError
+from simulator.framework import EAGER_PARTS, Framework, framework_names, load_framework
+from simulator.fusion import EAGER, FUSED, is_separate
+from simulator.job import Job
+from simulator.models import load_model
+from simulator.ops import PHASES
+from simulator.workload import Block, Op, embedding_block, head_block, layer_blocks, optimizer_ops
+from topologies.catalog import load_cluster
+from traces.layout import Layout
+
+MODELS = sampled_from(("llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "gemma2-9b", "command-r-35b"))
+LAYOUTS = sampled_from((Layout(), Layout(tp=4), Layout(cp=2), Layout(tp=2, dp=2)))
+
+
+def job(model: str, layout: Layout, kernels: str, **settings: object) -> Job:
+    found = {"global_batch": layout.dp, "seq_len": 4096, "kernels": kernels, **settings}
+    cluster = load_cluster("dgx-h100", layout.world_size)
+    return Job(model=load_model(model), cluster=cluster, layout=layout, **found)  # type: ignore[arg-type]
+
+
+def blocks(some: Job) -> list[Block]:
+    return [embedding_block(some), *layer_blocks(some, some.model.n_layers - 1), head_block(some)]
+
+
+def ops(block: Block, phase: str) -> list[Op]:
+    return [op for op in block.phases[phase] if isinstance(op, Op)]
+
+
+@given(model=MODELS, layout=LAYOUTS, phase=sampled_from(PHASES))
+def test_eager_code_computes_the_same_and_moves_no_less(model: str, layout: Layout, phase: str) -> None:
+    fused, eager = (blocks(job(model, layout, kernels, recompute="full")) for kernels in ("fused", "eager"))
+    for one, other in zip(fused, eager, strict=True):
+        assert sum(op.flops for op in ops(one, phase)) == sum(op.flops for op in ops(other, phase))
+        assert sum(op.bytes_moved for op in ops(one, phase)) <= sum(
+            op.bytes_moved for op in ops(other, phase)
+        )
+        assert sum(op.count for op in ops(one, phase)) <= sum(op.count for op in ops(other, phase))
+        assert (one.params, one.expert_params) == (other.params, other.expert_params)
+
+
+@given(model=MODELS, layout=LAYOUTS)
+def test_eager_code_is_never_faster(model: str, layout: Layout) -> None:
+    compute = ComputeModel(load_cluster("dgx-h100", 1).device, "bf16")
+
+    def seconds(kernels: str) -> float:
+        some = job(model, layout, kernels)
+        return sum(compute.op_s(op) for block in blocks(some) for op in ops(block, "forward"))
+
+    assert seconds("eager") > seconds("fused")
+
+
+def test_bytes_per_element_of_a_norm_and_a_gate() -> None:
+    some = job("llama3-8b", Layout(), "eager")
+    hidden, inner = 4096 * 4096, 4096 * 14336
+    found = {op.name: op for block in layer_blocks(some, 0) for op in ops(block, "forward")}
+    back = {op.name: op for block in layer_blocks(some, 0) for op in ops(block, "backward")}
+    assert found["mlp.norm"].bytes_moved == 36 * hidden
+    assert back["mlp.norm.backward"].bytes_moved == 84 * hidden
+    assert found["mlp.activation"].bytes_moved == 10 * inner
+    assert back["mlp.activation.backward"].bytes_moved == 18 * inner
+
+
+def test_apart_projections_sum_the_gradients_of_their_input() -> None:
+    some = job("llama3-8b", Layout(), "eager")
+    attention, mlp = layer_blocks(some, 0)
+    widths = [op.n for op in ops(attention, "forward") if op.name == "attention.qkv"]
+    assert widths == [4096, 1024, 1024]
+    assert [op.n for op in ops(mlp, "forward") if op.name == "mlp.up"] == [14336, 14336]
+    sums = {
+        op.name: op.count for block in (attention, mlp) for op in ops(block, "backward") if "sum" in op.name
+    }
+    assert sums == {"attention.qkv.dgrad.sum": 2, "mlp.up.dgrad.sum": 1}
+
+
+def test_operations_are_selected_alike_whether_products_are_apart_or_not() -> None:
+    fused, eager = (
+        job("llama3-8b", Layout(), kernels, framework="torchtitan", recompute="selective")
+        for kernels in ("fused", "eager")
+    )
+    for one, other in zip(layer_blocks(fused, 0), layer_blocks(eager, 0), strict=True):
+        again = [sum(op.flops for op in ops(block, "recompute")) for block in (one, other)]
+        assert again[0] == again[1] > 0
+
+
+def test_the_host_is_charged_for_what_the_fused_form_launches() -> None:
+    some = job("llama3-8b", Layout(), "eager")
+    norm = next(op for op in ops(layer_blocks(some, 0)[0], "forward") if op.name == "attention.norm")
+    assert (norm.count, norm.n_launches) == (
+        EAGER["rmsnorm"].forward.kernels,
+        FUSED["rmsnorm"].forward.kernels,
+    )
+
+
+def test_a_framework_says_what_is_apart_and_a_job_may_overrule_it() -> None:
+    eager = replace(job("llama3-8b", Layout(), ""), framework="torchtitan")
+    assert is_separate(eager, "norm")
+    assert not is_separate(eager, "optimizer")
+    assert not is_separate(replace(eager, kernels="fused"), "norm")
+    assert is_separate(replace(eager, framework="megatron", kernels="eager"), "optimizer")
+    assert all(set(load_framework(name).eager) <= set(EAGER_PARTS) for name in framework_names())
+
+
+def test_an_eager_adam_moves_its_states_three_times_as_often() -> None:
+    fused, eager = (
+        optimizer_ops(job("llama3-8b", Layout(), kernels), 1000)[1] for kernels in ("fused", "eager")
+    )
+    assert (fused.bytes_moved, eager.bytes_moved) == (30_000, 82_000)
+
+
+def test_unknown_kernels_and_parts_are_refused() -> None:
+    with pytest.raises(JobError, match="kernels='fast'"):
+        job("llama3-8b", Layout(), "fast")
+    with pytest.raises(JobError, match="eager="):
+        Framework(name="mine", matches=("mine",), eager=("gelu",))
