@@ -13,7 +13,7 @@ from simulator.job import Job
 from simulator.ops import Comm, Op, Phase
 
 SECOND: Final = 2
-"""Of the products that are computed apart, the one that is not saved: key of query, key, value; up of both."""
+"""Of the products that are computed apart, the one that is not saved: key, and up."""
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 """Communications whose results are saved where operations are selected one by one."""
