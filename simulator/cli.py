@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from simulator.job import Job
     from simulator.simulate import Simulation
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -72,6 +73,12 @@ def _settings(command: Command) -> Command:
     "--config", type=click.Path(dir_okay=False), help="The same as RUN.TOML; flags override what it says."
 )
 @click.option(
+    "--like",
+    "like_run",
+    type=click.Path(),
+    help="Run whose model, layout, batch and machine are taken; flags change them.",
+)
+@click.option(
     "--ranks",
     type=click.Choice(["folded", "all"]),
     default="folded",
@@ -96,6 +103,7 @@ def simulate(
     report: str | None,
     *,
     file: str | None,
+    like_run: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -107,8 +115,9 @@ def simulate(
         --global-batch 1024 --seq-len 8192 -o runs/llama
 
         foretrace simulate run.toml --tp 4
+
+        foretrace simulate --like runs/recorded --cluster dgx-h100 --gpus 512
     """
-    from simulator.config import job_from, read_config
     from simulator.simulate import simulate as run_simulation
 
     if file is not None and config is not None:
@@ -117,9 +126,9 @@ def simulate(
     if report is not None:
         _check_folder(report)
     given = {name: value for name, value in flags.items() if value is not None}
-    if {"dp", "gpus"} & set(given) and config is not None:
-        given = {"dp": None, "gpus": None, **given}  # the one given replaces both in the file
-    job = job_from({**(read_config(config) if config else {}), **given})
+    if like_run is not None and config is not None:
+        raise click.UsageError(f"--like {like_run} and {config}: give one of them")
+    job = _job_like(like_run, given) if like_run is not None else _job(config, given)
     console = Console(stderr=True, quiet=as_json)
     with console.status("simulating") if console.is_terminal else nullcontext() as status:
         tell = None if status is None else status.update
@@ -134,6 +143,23 @@ def simulate(
         click.echo(json.dumps(_document(simulation, output, report)))
     else:
         _show(simulation, output, report)
+
+
+def _job(config: str | None, given: dict[str, Any]) -> Job:
+    """Return the job that flags and a file of settings describe."""
+    from simulator.config import job_from, read_config
+
+    if {"dp", "gpus"} & set(given) and config is not None:
+        given = {"dp": None, "gpus": None, **given}  # the one given replaces both in the file
+    return job_from({**(read_config(config) if config else {}), **given})
+
+
+def _job_like(path: str, given: Mapping[str, Any]) -> Job:
+    """Return the job that the run at *path* was, changed by flags."""
+    from simulator.like import job_like
+    from traces.store import open_run
+
+    return job_like(open_run(path), given)
 
 
 def _check_folder(report: str) -> None:

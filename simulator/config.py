@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from simulator.errors import ConfigError, JobError
 from simulator.job import Job
+from simulator.model import Model
 from simulator.models import load_model
 from simulator.variation import Variation
 from topologies.catalog import load_cluster
@@ -118,8 +119,8 @@ def write_config(settings: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def job_from(settings: Mapping[str, Any]) -> Job:
-    """Return the job that *settings* describe.
+def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
+    """Return the job that *settings* describe, with *model* in place of one that they name.
 
     Without ``dp`` the data-parallel degree is what fills ``gpus``; without ``gpus`` the machine has as many
     as the layout needs.
@@ -134,14 +135,14 @@ def job_from(settings: Mapping[str, Any]) -> Job:
         ("cluster", "a machine such as dgx-h100, or a .toml file"),
         ("global_batch", "sequences per optimizer step"),
     ):
-        if name not in given:
+        if name not in given and not (name == "model" and model is not None):
             raise ConfigError(f"{name} is missing: {advice}")
     degrees: dict[str, int] = {name: given[name] for name in TABLES["layout"] if name in given}
     if "gpus" in given and "dp" not in given:
         degrees["dp"] = _inferred_dp(given["gpus"], degrees)
     layout = Layout(**degrees)
     return Job(
-        model=load_model(given["model"]),
+        model=load_model(given["model"]) if model is None else model,
         cluster=load_cluster(given["cluster"], given.get("gpus", layout.world_size)),
         layout=layout,
         n_steps=given.get("steps", 1),

@@ -5,6 +5,7 @@ SimulationError
 ├── JobError       a layout, batch or schedule that cannot run on these GPUs
 ├── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
 ├── ConfigError    a run.toml or a setting that cannot be understood
+├── LikeError      a run that does not tell what --like or calibrate need to know
 ├── TableError     a table of measurements that cannot be read, or a cell of it
 ├── EngineError    an engine that does not exist, or cannot run here
 └── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
@@ -31,6 +32,10 @@ class ScheduleError(SimulationError):
 
 class ConfigError(SimulationError):
     """A file of settings, or a setting, cannot be understood."""
+
+
+class LikeError(SimulationError):
+    """A run does not tell what simulating one like it, or calibrating on it, needs to know."""
 
 
 class TableError(SimulationError):

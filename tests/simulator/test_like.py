@@ -1,0 +1,135 @@
+"""A run tells what job it was: simulated ones all of it, recorded ones what their modules and spans show."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis.strategies import sampled_from
+
+from foretrace import main
+from simulator.config import job_from
+from simulator.errors import LikeError
+from simulator.like import job_like
+from simulator.like_model import recorded_model
+from simulator.model import Model
+from simulator.models import load_model
+from simulator.simulate import Simulation, simulate
+from traces.info import RunInfo
+from traces.layout import Layout
+from traces.run import Part, Run
+
+SMALL = {"model": "llama3-8b", "cluster": "dgx-h100", "global_batch": 16, "seq_len": 512}
+
+
+@pytest.fixture(scope="module")
+def simulation() -> Simulation:
+    """A small simulated run with every axis but ep and cp."""
+    return simulate(job_from({**SMALL, "tp": 2, "pp": 2, "dp": 2, "sharding": "zero1", "micro_batch": 2}))
+
+
+def test_like_a_simulated_run_is_that_run(simulation: Simulation) -> None:
+    """Nothing is lost on the way through run.json."""
+    again = job_like(simulation.run, {})
+    assert again == job_from({**SMALL, "tp": 2, "pp": 2, "dp": 2, "sharding": "zero1", "micro_batch": 2})
+
+
+@given(dp=sampled_from([1, 2, 8, 64]))
+def test_a_replica_keeps_its_batch(simulation: Simulation, dp: int) -> None:
+    """More replicas make the global batch larger, not the share of each smaller."""
+    job = job_like(simulation.run, {"dp": dp})
+    assert job.layout == Layout(tp=2, pp=2, dp=dp)
+    assert job.global_batch == 8 * dp
+    assert job_like(simulation.run, {"gpus": 4 * dp}) == job
+
+
+def structure_of(model: Model, *, heads: str) -> dict[str, Any]:
+    """Return what the recorder notes of a Llama whose attention keeps a number that is called *heads*."""
+    layers = list(range(model.n_layers))
+    kv, inner, hidden = model.n_kv_heads * model.head_dim, model.ffn_hidden, model.hidden
+    value = model.head_dim if "dim" in heads else model.n_heads
+
+    def linear(n_out: int, n_in: int) -> dict[str, Any]:
+        return {"kind": "Linear", "shapes": {"weight": [n_out, n_in]}, "layers": layers}
+
+    norm = {"kind": "RMSNorm", "shapes": {"weight": [hidden]}}
+    structure = {
+        "embed_tokens": {"kind": "Embedding", "shapes": {"weight": [model.vocab, hidden]}},
+        "layers.*.input_layernorm": {**norm, "layers": layers},
+        "layers.*.post_attention_layernorm": {**norm, "layers": layers},
+        "layers.*.self_attn": {"kind": "Attention", "numbers": {heads: value}, "layers": layers},
+        "layers.*.self_attn.q_proj": linear(model.n_heads * model.head_dim, hidden),
+        "layers.*.self_attn.k_proj": linear(kv, hidden),
+        "layers.*.self_attn.v_proj": linear(kv, hidden),
+        "layers.*.self_attn.o_proj": linear(hidden, model.n_heads * model.head_dim),
+        "layers.*.mlp.gate_proj": linear(inner, hidden),
+        "layers.*.mlp.up_proj": linear(inner, hidden),
+        "layers.*.mlp.down_proj": linear(hidden, inner),
+        "norm": norm,
+        "lm_head": {"kind": "Linear", "shapes": {"weight": [model.vocab, hidden]}},
+    }
+    return {"name": model.name, "n_params": model.n_params, "structure": structure}
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b", "llama3.2-1b"])
+@pytest.mark.parametrize("heads", ["head_dim", "n_heads"])
+def test_the_shape_of_a_model_is_found_in_its_parameters(name: str, heads: str) -> None:
+    """Grouped heads, a wide MLP and a tied head are told apart by the shapes alone."""
+    model = load_model(name)
+    found = recorded_model(structure_of(model, heads=heads), "run")
+    for field in ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn_hidden", "vocab", "gated"):
+        assert getattr(found, field) == getattr(model, field), field
+    assert found.n_params == model.n_params
+    assert found.tied_embeddings == model.tied_embeddings
+    assert found.norm == "rmsnorm"
+
+
+def test_a_structure_that_is_no_transformer_is_refused() -> None:
+    """Parameters that the shape does not explain are said, with both counts."""
+    described = structure_of(load_model("llama3-8b"), heads="head_dim")
+    described["n_params"] *= 2
+    with pytest.raises(LikeError, match=r"16,060,522,496 parameters, but .* 8,030,261,248"):
+        recorded_model(described, "run")
+    del described["structure"]["layers.*.self_attn"]
+    with pytest.raises(LikeError, match="how many attention heads"):
+        recorded_model(described, "run")
+
+
+def bare(simulation: Simulation, **changes: Any) -> Run:
+    """Return a recorded run with the spans of *simulation* that knows only what *changes* say."""
+    info = RunInfo(origin="recorded", world_size=8, **changes)
+    return Run("runs/real", info, [Part(None, lambda: simulation.spans)], simulation.memory, ())
+
+
+def test_what_a_recording_does_not_tell_is_asked_for_one_by_one(simulation: Simulation) -> None:
+    """Each refusal names the flag that helps."""
+    run = bare(simulation)
+    given: dict[str, Any] = {}
+    for needs, then in (
+        ("--model", {"model": "llama3-8b"}),
+        ("--dp", {"dp": 8}),
+        ("--cluster", {"cluster": "dgx-h100"}),
+        ("--micro-batch", {"micro_batch": 1, "seq_len": 512}),
+    ):
+        with pytest.raises(LikeError, match=needs):
+            job_like(run, given)
+        given |= then
+    assert job_like(run, given).layout.dp == 8
+
+
+def test_machines_with_the_recorded_device_are_named(simulation: Simulation) -> None:
+    """A device does not say how its machines are wired."""
+    cluster = {"device": {"name": "NVIDIA H100 80GB HBM3", "kind": "gpu"}}
+    run = bare(simulation, cluster=cluster)
+    with pytest.raises(LikeError, match=r"NVIDIA H100.*dgx-h100"):
+        job_like(run, {"model": "llama3-8b", "dp": 8})
+
+
+def test_the_verb_takes_a_run_and_changes_it(simulation: Simulation, tmp_path: Path) -> None:
+    """``--like`` with flags, and not beside a file."""
+    path = simulation.write(tmp_path / "run")
+    result = CliRunner().invoke(main, ["simulate", "--like", str(path), "--dp", "4", "--json"])
+    assert result.exit_code == 0, result.output
+    assert '"world_size": 16' in result.stdout
+    assert CliRunner().invoke(main, ["simulate", "run.toml", "--like", str(path)]).exit_code == 2
