@@ -7,7 +7,6 @@ attention, gated MLPs, experts, fused attention, and context parallelism. Tensor
 
 from __future__ import annotations
 
-from simulator.framework import load_framework
 from simulator.job import Job
 from simulator.model import share
 from simulator.ops import DTYPE_BYTES
@@ -23,7 +22,7 @@ def kept_bytes(job: Job, layer: int) -> int:
     """Return what one micro-batch keeps of *layer* from forward to backward, under ``job.recompute``."""
     if job.recompute == "full":
         return layer_input_bytes(job)
-    if job.recompute == "selective" and load_framework(job.framework).selective == "operations":
+    if job.recompute == "selective" and job.profile.selective == "operations":
         return _saved_bytes(job, layer)
     return _attention_bytes(job, scores=job.recompute == "none") + _mlp_bytes(job, layer)
 
@@ -60,7 +59,7 @@ def logits_bytes(job: Job, in_flight: int) -> int:
     One micro-batch at a time also has its logits in ``job.precision`` and their gradient in fp32, or what
     the framework has instead.
     """
-    framework = load_framework(job.framework)
+    framework = job.profile
     n_logits = tokens_per_rank(job) * share(job.model.vocab, job.layout.tp)
     uncast = 4 - 6 if job.precision == "fp32" else 0
     return n_logits * (framework.logits_kept_bytes * in_flight + framework.logits_working_bytes + uncast)
@@ -71,7 +70,7 @@ def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
 
     *n_shared* of the two inputs are kept by the block that runs in parallel with this one.
     """
-    framework, n_tokens = load_framework(job.framework), tokens_per_shard(job)
+    framework, n_tokens = job.profile, tokens_per_shard(job)
     elements = n_tokens * job.model.hidden
     found = (2 - n_shared) * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
     if framework.keeps_gathered_inputs and n_shared < 2:
@@ -124,7 +123,7 @@ def _mlp_bytes(job: Job, layer: int) -> int:
 def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
     """Inputs (two with a gate) and output of the activation function."""
     inputs = 2 if job.model.gated else 1
-    if job.model.gated and load_framework(job.framework).keeps_gate_output:
+    if job.model.gated and job.profile.keeps_gate_output:
         inputs += 1
     inner = share(ffn_hidden, job.layout.tp)
     return n_tokens * inner * (inputs + 1) * DTYPE_BYTES[job.precision]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from simulator.errors import JobError
 
 SELECTIVE: Final = ("core", "operations")
 SPLITS: Final = ("even", "cost")
+WRAPS: Final = ("block", "model")
 
 EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -52,6 +53,29 @@ class Framework:
         split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
         eager: what runs as separate kernels, of ``EAGER_PARTS``.
         allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
+        attention: fused attention kernels, of which the first one that the device lists is called; empty
+            for the device's own.
+        host_work: time of the host per operation, over that of Megatron-DeepSpeed, on which the ``launch`` of
+            devices was measured.
+        fused_wgrad: products of weight gradients add to the sums in place; otherwise a kernel of its own adds
+            each 16-bit gradient to them.
+        overlap_grad_reduce: buckets of gradients are reduced while backward goes on; otherwise after it.
+        overlap_param_gather: parameters that others have updated are gathered while the next forward goes on;
+            otherwise before it.
+        no_sync: gradients are reduced once per step; otherwise in every backward (stages that share out
+            gradients always do).
+        bucket_mib: size of a bucket of gradients; 0: 25 MiB under ``ddp``, otherwise as Megatron-LM.
+        async_tp: tensor-parallel gathers and scatters run in slices beside the products that use them.
+        overlap_tp_backward: in backward, column-parallel matrices communicate beside their products.
+        wrap: what is gathered at once under full sharding, a ``"block"`` or the whole ``"model"``.
+        prefetch_forward, prefetch_backward: the next unit is gathered while this one computes.
+        reshard_after_forward: gathered parameters are freed after forward, and gathered again for backward.
+        limit_all_gathers: at most two units are whole at once.
+        copies_gathered: gathered parameters are copied out of the buffer they arrive in, and gradients into
+            the one they leave from.
+        grad_norm: the norm of all gradients is summed over all ranks before the optimizer (clipping).
+        loss_all_reduce: the loss is averaged over data-parallel ranks each step.
+        step_host_s: time of the host per step in which the device is idle: data, logging, learning rates.
         sources: where each convention was read.
     """
 
@@ -69,14 +93,35 @@ class Framework:
     split: str = "even"
     eager: tuple[str, ...] = ()
     allocator_slack: float = 0.03
+    attention: tuple[str, ...] = ()
+    host_work: float = 1.0
+    fused_wgrad: bool = True
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = False
+    no_sync: bool = True
+    bucket_mib: float = 0.0
+    async_tp: bool = False
+    overlap_tp_backward: bool = True
+    wrap: str = "block"
+    prefetch_forward: bool = True
+    prefetch_backward: bool = True
+    reshard_after_forward: bool = True
+    limit_all_gathers: bool = True
+    copies_gathered: bool = False
+    grad_norm: bool = True
+    loss_all_reduce: bool = False
+    step_host_s: float = 0.0
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, allowed in (("selective", SELECTIVE), ("split", SPLITS)):
+        for name, allowed in (("selective", SELECTIVE), ("split", SPLITS), ("wrap", WRAPS)):
             if getattr(self, name) not in allowed:
                 raise JobError(
                     f"framework {self.name}: {name}={getattr(self, name)!r}: one of {', '.join(allowed)}"
                 )
+        for name in ("host_work", "bucket_mib", "step_host_s", "allocator_slack"):
+            if (value := getattr(self, name)) < 0:
+                raise JobError(f"framework {self.name}: {name}={value}: not negative")
         if unknown := set(self.eager) - set(EAGER_PARTS):
             raise JobError(
                 f"framework {self.name}: eager={sorted(unknown)}: of {', '.join(sorted(EAGER_PARTS))}"
@@ -114,6 +159,35 @@ def load_framework(name: str) -> Framework:
     if absent := [key for key in missing if key not in values and key != "name"]:
         raise JobError(f"framework {name}: missing {', '.join(absent)}")
     return Framework(name=name, **values)
+
+
+OVERRIDABLE: Final = tuple(
+    found.name for found in fields(Framework) if found.name not in ("name", "matches", "sources")
+)
+"""Conventions that a job may set for itself."""
+
+
+@cache
+def profile(name: str, settings: tuple[tuple[str, object], ...]) -> Framework:
+    """Return the profile *name* with *settings* in place of what it says.
+
+    >>> profile("megatron", (("overlap_grad_reduce", False),)).overlap_grad_reduce
+    False
+
+    Raises:
+        JobError: no such profile or convention, or a value of the wrong kind.
+    """
+    base = load_framework(name)
+    for key, value in settings:
+        if key not in OVERRIDABLE:
+            near = difflib.get_close_matches(key, OVERRIDABLE, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(OVERRIDABLE)}"
+            raise JobError(f"framework convention {key!r}: {hint}")
+        old = getattr(base, key)
+        fits = type(value) is type(old) or (isinstance(old, float) and type(value) is int)
+        if not fits:
+            raise JobError(f"framework convention {key}={value!r}: must be like {old!r}")
+    return replace(base, **dict(settings))  # type: ignore[arg-type]
 
 
 def framework_of(text: str) -> str:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.framework import load_framework
 from simulator.job import Job
 from simulator.ops import DTYPE_BYTES, Op, Piece, elementwise, memory
 
@@ -88,7 +87,7 @@ def is_separate(job: Job, part: str) -> bool:
     """
     if job.kernels:
         return job.kernels == "eager"
-    return part in load_framework(job.framework).eager
+    return part in job.profile.eager
 
 
 def traffic(job: Job, part: str, form: str, name: str, n_elements: int) -> tuple[Op, Op]:

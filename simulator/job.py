@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from simulator.errors import JobError
-from simulator.framework import framework_names
+from simulator.framework import Framework, framework_names, profile
 from simulator.model import Model
 from simulator.variation import Variation
 from topologies.cluster import Cluster
@@ -53,6 +53,7 @@ class Job:
             ``torch.compile``); ``"eager"``: every line of the model is a kernel of its own; empty: what
             the framework does.
         framework: whose conventions hold, a name of ``simulator.framework.framework_names``.
+        conventions: conventions of that framework that are different here, as names and values.
         offload: what lives in the memory of the host between uses, one of ``OFFLOADS``. Memory knows of it,
             time does not yet.
         shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
@@ -85,6 +86,7 @@ class Job:
     flash_attention: bool = True
     kernels: str = ""
     framework: str = "megatron"
+    conventions: tuple[tuple[str, object], ...] = ()
     offload: str = "none"
     shard_ranks: int = 0
     lora_rank: int = 0
@@ -107,6 +109,7 @@ class Job:
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}")
+        profile(self.framework, self.conventions)
         for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
             if (value := getattr(self, name)) < 1:
                 raise JobError(f"{name}={value}: at least 1")
@@ -119,6 +122,11 @@ class Job:
         self._check_layout()
         self._check_batch()
         self._check_shards()
+
+    @property
+    def profile(self) -> Framework:
+        """Conventions of the framework as this job has them."""
+        return profile(self.framework, self.conventions)
 
     @property
     def n_microbatches(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from simulator.framework import load_framework
 from simulator.job import Job
 from simulator.model import Linear, share
 from simulator.ops import DTYPE_BYTES
@@ -144,7 +143,7 @@ def gathered_bytes(job: Job, units: Sequence[Unit]) -> int:
 
 def bucket_bytes(job: Job, units: Sequence[Unit]) -> int:
     """Return what communication buckets of the framework hold beside gradients that are not sharded."""
-    framework = load_framework(job.framework)
+    framework = job.profile
     sharded = job.sharding in ("zero2", "zero3", "fsdp")
     if sharded or job.layout.dp * job.layout.cp < framework.bucket_ranks:
         return 0

@@ -8,7 +8,6 @@ from typing import Final
 
 from simulator.build_stages import split_layers
 from simulator.errors import SimulationError, TableError
-from simulator.framework import load_framework
 from simulator.job import Job
 from simulator.memory import StageMemory, stage_memory
 from simulator.validate import Failed, Scored, Validation
@@ -75,7 +74,7 @@ def figure_bytes(job: Job, memory: StageMemory, kind: str) -> int:
     allocated = memory.peak_bytes - memory.items["reserved"]
     if kind in ("allocated", "unspecified"):
         return allocated
-    reserved = allocated * (1 + load_framework(job.framework).allocator_slack)
+    reserved = allocated * (1 + job.profile.allocator_slack)
     limit = job.cluster.device.memory_bytes - memory.items["reserved"]
     reserved = max(allocated, min(reserved, limit))  # the allocator frees its slack before it fails
     return round(reserved) + (memory.items["reserved"] if kind == "nvidia_smi" else 0)
@@ -107,7 +106,7 @@ def stage_layers(job: Job) -> list[range]:
     ``vocab * hidden``. Reference: nanotron ``PipelineBlock``, ``get_block_compute_costs``.
     """
     n_layers, pp = job.model.n_layers, job.layout.pp
-    if load_framework(job.framework).split == "even" or pp == 1:
+    if job.profile.split == "even" or pp == 1:
         return split_layers(n_layers, pp)
     costs = [job.model.matmul_params(layer) for layer in range(n_layers)] + [job.model.head_params()]
     total, done, starts = sum(costs), 0, [0]

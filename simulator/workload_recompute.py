@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from simulator.framework import load_framework
 from simulator.fusion import is_separate
 from simulator.job import Job
 from simulator.ops import Comm, Op, Phase
@@ -31,7 +30,7 @@ def recompute_phase(job: Job, forward: Phase, core: Phase) -> Phase:
         return forward
     if job.recompute == "none":
         return ()
-    if load_framework(job.framework).selective == "core":
+    if job.profile.selective == "core":
         return core
     return tuple(_unsaved(job, forward, core))
 
