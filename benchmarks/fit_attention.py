@@ -1,6 +1,6 @@
 """Fits how a fused attention kernel runs on a device to measured ones, and prints its table of constants.
 
-    python benchmarks/fit_attention.py kernels.csv --device a100-80gb --name flash2
+    python benchmarks/fit_attention.py kernels.csv [more.csv ...] --device a100-80gb --name flash2
         --rows A100-SXM-80GB:FlashAttention-2 A100-PCIe-80GB:TE/FA@a100-pcie
 
 Each ``--rows`` is hardware:implementation, with @device where the hardware is another device of that chip.
@@ -101,12 +101,12 @@ def predictor(rows: list[tuple[Device, list[Op], float]]) -> Callable[[Attention
 def main() -> None:
     """Fit one kernel on one device and print what its file needs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("table")
+    parser.add_argument("tables", nargs="+")
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--rows", nargs="+", required=True)
     given: Any = parser.parse_args()
-    rows = rows_of(given.table, given.rows, load_device(given.device))
+    rows = [row for table in given.tables for row in rows_of(table, given.rows, load_device(given.device))]
     seen = split(len(rows))
     fitted = predictor([row for row, keep in zip(rows, seen, strict=True) if keep])
     prior = np.log([*PRIOR, PRIOR[0] * BACKWARD_SHARE, *PRIOR[1:]])
