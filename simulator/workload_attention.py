@@ -106,6 +106,7 @@ def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
         v_dim=model.value_head_dim,
         causal=model.causal,
         window=window if window < keys else 0,
+        kernel=_kernel(job),
     )
     backward = replace(
         forward,
@@ -115,6 +116,12 @@ def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
         bytes_moved=2 * operands,
     )
     return (forward,), (backward,)
+
+
+def _kernel(job: Job) -> str:
+    """Return the kernel that the framework calls on this device; empty for the device's own choice."""
+    listed = job.cluster.device.attention_kernels
+    return next((name for name in job.profile.attention if name in listed), "")
 
 
 def _seen(queries: int, keys: int, window: int, *, causal: bool) -> int:

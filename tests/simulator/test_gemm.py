@@ -139,3 +139,11 @@ def test_impossible_tiles_are_refused(field: str, value: object) -> None:
 def test_a_device_of_a_class_says_that_it_was_not_measured() -> None:
     assert any("not measured on it" in note for note in ComputeModel(load_device("a6000"), "bf16").notes)
     assert not any("warning" in note for note in ComputeModel(load_device("a100-80gb"), "bf16").notes)
+
+
+def test_heads_whose_rows_are_not_aligned_fall_off_the_tensor_cores() -> None:
+    device = load_device("a100-80gb")
+    aligned, not_aligned = (gemm("scores", 2048, 2048, width, "fp16", batch=12) for width in (152, 150))
+    assert gemm_s(not_aligned, device) > 5 * gemm_s(aligned, device)
+    alone = replace(not_aligned, batch=1)
+    assert gemm_s(alone, device) < 2 * gemm_s(replace(aligned, batch=1), device)
