@@ -8,13 +8,13 @@ placed into the arrays of a ``Program``, numbers the communications and joins th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from simulator.build_instances import Answers, Message, communications
-from simulator.program import Int32Array, Int64Array, Label, Program
+from simulator.program import Int64Array, Label, Program
 
 STREAMS: Final = (
     *("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "host"),
@@ -112,14 +112,29 @@ class _Arrays:
         self.layer = np.array([task.layer for task in tasks], np.int32)
         self.flops = np.array([task.flops for task in tasks], np.int64)
         self.bytes_moved = np.array([task.bytes_moved for task in tasks], np.int64)
-        waits = np.array(template.waits, np.int64).reshape(-1, 2)
-        self.waits = waits[waits[:, 1] >= 0]
-        self.on_tails = waits[waits[:, 1] == Template.BEFORE, 0]
-        self.on_gradients = waits[waits[:, 1] == Template.GRADIENTS, 0]
-        self.on_earlier = waits[waits[:, 1] == Template.EARLIER, 0]
-        self.tails = np.array(template.tails, np.int64)
-        on_dp = np.flatnonzero(self.stream == DP)
-        self.last_dp = int(on_dp[-1]) if len(on_dp) else -1
+        self.waits = template.waits
+        self.waits_outside = any(other < 0 for _, other in template.waits)
+        self.tails = template.tails
+        self.last_dp = max((at for at, task in enumerate(tasks) if task.stream == DP), default=-1)
+
+    def dependencies(self, outside: _Outside) -> tuple[Int64Array, Int64Array]:
+        """Return how much each task waits for, and for what, each once, relative to the first task."""
+        stands_for = {
+            Template.BEFORE: outside.tails,
+            Template.GRADIENTS: outside.gradients,
+            Template.EARLIER: outside.earlier,
+        }
+        found = sorted({(task, at) for task, other in self.waits for at in stands_for.get(other, (other,))})
+        edges = np.array(found, np.int64).reshape(-1, 2)
+        return np.bincount(edges[:, 0], minlength=self.n), edges[:, 1]
+
+
+class _Outside(NamedTuple):
+    """What a template may wait for outside of itself: tasks, relative to its first one."""
+
+    tails: tuple[int, ...] = ()
+    gradients: tuple[int, ...] = ()
+    earlier: tuple[int, ...] = ()
 
 
 class _Placed(NamedTuple):
@@ -131,6 +146,29 @@ class _Placed(NamedTuple):
     virtual_stage: int
     microbatch: int
     step: int
+
+
+class _Behind:
+    """What a rank has done so far, as far as the next template may wait for it: numbers of tasks."""
+
+    def __init__(self) -> None:
+        self.now = _Outside()
+
+    def relative(self, arrays: _Arrays, offset: int) -> _Outside:
+        """Return what *arrays* finds if its first task is number *offset*; nothing if it does not ask."""
+        if not arrays.waits_outside:
+            return _Outside()
+        return _Outside(*(tuple([at - offset for at in tasks]) for tasks in self.now))
+
+    def add(self, arrays: _Arrays, offset: int) -> None:
+        """Note that *arrays* has been placed at *offset*."""
+        before = self.now
+        own = tuple([at + offset for at in arrays.tails if at >= 0])
+        self.now = _Outside(
+            tails=own if len(own) == len(arrays.tails) else before.tails + own,
+            gradients=(arrays.last_dp + offset,) if arrays.last_dp >= 0 else before.gradients,
+            earlier=before.tails,
+        )
 
 
 class ProgramBuilder:
@@ -166,26 +204,35 @@ class ProgramBuilder:
 
     def build(self) -> Program:
         """Return the program of everything that was placed."""
+        numbers: dict[int, int] = {}
+        which = [numbers.setdefault(id(placed.arrays), len(numbers)) for placed in self._placed]
+        written = list({id(placed.arrays): placed.arrays for placed in self._placed}.values())
         sizes = np.array([placed.arrays.n for placed in self._placed], np.int64)
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        rank = self._repeat("rank", sizes)
-        message = self._joined32("message")
-        step, microbatch = self._repeat("step", sizes), self._repeat("microbatch", sizes)
+        source = _gathered([arrays.n for arrays in written], which, sizes)
+
+        def column(field: str, dtype: type[np.generic]) -> Any:
+            parts = [getattr(arrays, field) for arrays in written]
+            return np.concatenate([np.empty(0, dtype), *parts])[source]
+
+        rank, stage, virtual_stage, microbatch, step = (
+            np.repeat(np.array([placed[at] for placed in self._placed], np.int32), sizes)
+            for at in range(1, 6)
+        )
         batch = step.astype(np.int64) << 32 | (microbatch + 1)
-        found = communications(rank, message, batch, list(self._messages), self._costs)
-        dep_start, deps = self._dependencies(offsets)
+        found = communications(rank, column("message", np.int32), batch, list(self._messages), self._costs)
+        dep_start, deps = self._dependencies(sizes)
         return Program(
             rank=rank,
-            stream=self._joined32("stream"),
-            label=self._joined32("label"),
-            duration_ns=self._joined64("duration_ns"),
+            stream=column("stream", np.int32),
+            label=column("label", np.int32),
+            duration_ns=column("duration_ns", np.int64),
             microbatch=microbatch,
-            layer=self._joined32("layer"),
-            stage=self._repeat("stage", sizes),
-            virtual_stage=self._repeat("virtual_stage", sizes),
+            layer=column("layer", np.int32),
+            stage=stage,
+            virtual_stage=virtual_stage,
             step=step,
-            flops=self._joined64("flops"),
-            bytes_moved=self._joined64("bytes_moved"),
+            flops=column("flops", np.int64),
+            bytes_moved=column("bytes_moved", np.int64),
             dep_start=dep_start,
             deps=deps,
             streams=STREAMS,
@@ -194,42 +241,51 @@ class ProgramBuilder:
             **found._asdict(),
         )
 
-    def _repeat(self, field: str, sizes: Int64Array) -> Int32Array:
-        """Return *field* of every placed template, once per task."""
-        return np.repeat(np.array([getattr(placed, field) for placed in self._placed], np.int32), sizes)
+    def _dependencies(self, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the dependencies of all tasks as CSR, each once and in order.
 
-    def _joined32(self, field: str) -> Int32Array:
-        """Return the arrays *field* of all placed templates, one behind the other."""
-        return np.concatenate([np.empty(0, np.int32), *(getattr(p.arrays, field) for p in self._placed)])
+        What a template waits for outside of itself lies as far before it as the last time in most cases, so
+        that few different ones have to be worked out.
+        """
+        offsets = np.cumsum(sizes) - sizes
+        numbers: dict[tuple[int, _Outside], int] = {}
+        found: list[tuple[Int64Array, Int64Array]] = []
+        which: list[int] = []
+        behind: dict[int, _Behind] = defaultdict(_Behind)
+        for placed, offset in zip(self._placed, offsets.tolist(), strict=True):
+            arrays, own = placed.arrays, behind[placed.rank]
+            outside = own.relative(arrays, offset)
+            key = (id(arrays), outside)
+            if key not in numbers:
+                numbers[key] = len(found)
+                found.append(arrays.dependencies(outside))
+            which.append(numbers[key])
+            own.add(arrays, offset)
+        empty = np.empty(0, np.int64)
+        counts = np.concatenate([empty, *(counts for counts, _ in found)])
+        deps = np.concatenate([empty, *(deps for _, deps in found)])
+        n_edges = np.array([len(deps) for _, deps in found], np.int64)[which] if which else empty
+        dep_start = np.zeros(int(sizes.sum()) + 1, np.int64)
+        np.cumsum(counts[_gathered([len(counts) for counts, _ in found], which, sizes)], out=dep_start[1:])
+        own_deps = deps[_gathered([len(deps) for _, deps in found], which, n_edges)]
+        return dep_start, own_deps + np.repeat(offsets, n_edges)
 
-    def _joined64(self, field: str) -> Int64Array:
-        """Return the arrays *field* of all placed templates, one behind the other."""
-        return np.concatenate([np.empty(0, np.int64), *(getattr(p.arrays, field) for p in self._placed)])
 
-    def _dependencies(self, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the dependencies of all tasks as CSR, each once."""
-        n_tasks = int(offsets[-1])
-        found = [np.empty(0, np.int64)]
-        tails: dict[int, Int64Array] = defaultdict(lambda: np.empty(0, np.int64))
-        earlier: dict[int, Int64Array] = defaultdict(lambda: np.empty(0, np.int64))
-        gradients: dict[int, Int64Array] = defaultdict(lambda: np.empty(0, np.int64))
-        for placed, offset in zip(self._placed, offsets[:-1].tolist(), strict=True):
-            arrays, rank = placed.arrays, placed.rank
-            found.append((arrays.waits[:, 0] + offset) * n_tasks + arrays.waits[:, 1] + offset)
-            for waiting, others in (
-                (arrays.on_tails, tails[rank]),
-                (arrays.on_gradients, gradients[rank]),
-                (arrays.on_earlier, earlier[rank]),
-            ):
-                found.append(np.add.outer((waiting + offset) * n_tasks, others).ravel())
-            own = arrays.tails[arrays.tails >= 0] + offset
-            earlier[rank] = tails[rank]
-            tails[rank] = own if len(own) == len(arrays.tails) else np.concatenate([tails[rank], own])
-            if arrays.last_dp >= 0:
-                gradients[rank] = np.array([arrays.last_dp + offset], np.int64)
-        edges = np.unique(np.concatenate(found))
-        counts = np.bincount(edges // n_tasks, minlength=n_tasks) if n_tasks else edges
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]), edges % max(n_tasks, 1)
+def _gathered(lengths: Sequence[int], which: Sequence[int], sizes: Int64Array) -> Int64Array:
+    """Return positions that put parts behind each other, if all distinct parts lie behind each other.
+
+    Args:
+        lengths: of each distinct part.
+        which: the parts wanted, in order.
+        sizes: their lengths.
+
+    >>> _gathered([2, 3], [1, 0, 1], np.array([3, 2, 3])).tolist()
+    [2, 3, 4, 0, 1, 2, 3, 4]
+    """
+    begins = np.cumsum(lengths, dtype=np.int64) - np.array(lengths, np.int64)
+    shift = (begins[which] if len(which) else begins) - (np.cumsum(sizes) - sizes)
+    found: Int64Array = np.arange(int(sizes.sum()), dtype=np.int64) + np.repeat(shift, sizes)
+    return found
 
 
 def _number(message: Message | None, messages: dict[Message, int]) -> int:
