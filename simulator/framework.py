@@ -52,6 +52,7 @@ class Framework:
             of every other matrix product and of attention (``"operations"``).
         split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
         eager: what runs as separate kernels, of ``EAGER_PARTS``.
+        fp8_recipe: how products in 8 bits are quantised unless a job says, of ``simulator.recipes.RECIPES``.
         allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
         attention: fused attention kernels, of which the first one that the device lists is called; empty
             for the device's own.
@@ -62,6 +63,7 @@ class Framework:
         overlap_grad_reduce: buckets of gradients are reduced while backward goes on; otherwise after it.
         overlap_param_gather: parameters that others have updated are gathered while the next forward goes on;
             otherwise before it.
+        reduces_in_16_bit: gradients travel in the precision of the job although their sums are in fp32.
         no_sync: gradients are reduced once per step; otherwise in every backward (stages that share out
             gradients always do).
         bucket_mib: size of a bucket of gradients; 0: 25 MiB under ``ddp``, otherwise as Megatron-LM.
@@ -92,12 +94,14 @@ class Framework:
     selective: str = "core"
     split: str = "even"
     eager: tuple[str, ...] = ()
+    fp8_recipe: str = "delayed"
     allocator_slack: float = 0.03
     attention: tuple[str, ...] = ()
     host_work: float = 1.0
     fused_wgrad: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = False
+    reduces_in_16_bit: bool = False
     no_sync: bool = True
     bucket_mib: float = 0.0
     async_tp: bool = False

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from simulator.ops import DTYPE_BYTES, Op
+from simulator.ops import DTYPE_BYTES, Op, operand_bytes, result_bytes
 from topologies.device import Device
 from topologies.kernel import GemmTiles
 
@@ -80,7 +80,7 @@ def is_unaligned(op: Op) -> bool:
 
     The core of attention without a fused kernel is such a batch, with heads as rows.
     """
-    width = DTYPE_BYTES[op.dtype]
+    width = result_bytes(op.dtype)
     is_batch = op.batch > 1 and not op.grouped and width < DTYPE_BYTES["fp32"]
     return is_batch and (op.n * width % ALIGNED_BYTES > 0 or op.k * width % ALIGNED_BYTES > 0)
 
@@ -100,7 +100,8 @@ def _tiled_s(device: Device, op: Op) -> float:
         moved=np.array([float(op.bytes_moved)]),
         batch=op.batch,
     )
-    plain = (op.m * op.k + op.k * op.n + op.m * op.n) * DTYPE_BYTES[op.dtype] * op.batch
+    operands = operand_bytes(op.m * op.k + op.k * op.n, op.dtype)
+    plain = (operands + op.m * op.n * result_bytes(op.dtype)) * op.batch
     bandwidth = tiles.memory_fraction * device.memory_bytes_per_s
     return float(busy[0]) + max(op.bytes_moved - plain, 0) * SUMS_EXPOSED / bandwidth
 

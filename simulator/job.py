@@ -8,6 +8,7 @@ from typing import Final
 from simulator.errors import JobError
 from simulator.framework import Framework, framework_names, profile
 from simulator.model import Model
+from simulator.recipes import RECIPES
 from simulator.variation import Variation
 from topologies.cluster import Cluster
 from traces.layout import Layout
@@ -44,7 +45,9 @@ class Job:
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
         precision: dtype of parameters in compute, activations and their communication.
-        fp8: matrix products of layers run in 8 bits, quantised on the way; all else is in ``precision``.
+        fp8: matrix products of layers run in 8 bits or fewer, quantised on the way; all else is in
+            ``precision``.
+        recipe: how they are quantised, a key of ``simulator.recipes.RECIPES``; empty: as the framework does.
         fp32_gradients: accumulate and reduce gradients in fp32, as Megatron-LM does by default and FSDP2 with
             ``reduce_dtype=torch.float32``; otherwise in ``precision``.
         flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
@@ -82,6 +85,7 @@ class Job:
     recompute: str = "none"
     precision: str = "bf16"
     fp8: bool = False
+    recipe: str = ""
     fp32_gradients: bool = True
     flash_attention: bool = True
     kernels: str = ""
@@ -103,6 +107,7 @@ class Job:
             "recompute": RECOMPUTES,
             "precision": PRECISIONS,
             "kernels": KERNELS,
+            "recipe": ("", *RECIPES),
             "offload": OFFLOADS,
             "framework": framework_names(),
         }
@@ -117,8 +122,10 @@ class Job:
             raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
+        if self.recipe and not self.fp8:
+            raise JobError(f"recipe={self.recipe!r} needs fp8: it says how products are quantised")
         if self.fp8:
-            self.cluster.device.peak("fp8")
+            self.cluster.device.peak(RECIPES[self.recipe or self.profile.fp8_recipe].dtype)
         self._check_layout()
         self._check_batch()
         self._check_shards()

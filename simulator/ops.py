@@ -14,6 +14,9 @@ DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType(
 )
 """Bytes per element."""
 
+OPERAND_BITS: Final[Mapping[str, float]] = MappingProxyType({"fp4": 4.5, "fp8": 8.0})
+"""Bits of an operand of a product, scales included, where they are few; results are in 16 bit."""
+
 PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 """What a block can be asked for. ``backward`` is ``backward_input`` and ``backward_weight`` interleaved."""
 
@@ -112,8 +115,24 @@ def gemm(name: str, m: int, n: int, k: int, dtype: str, *, batch: int = 1, group
     >>> gemm("up", 2, 3, 4, "bf16").flops
     48
     """
-    moved = (m * k + k * n + m * n) * DTYPE_BYTES[dtype] * batch
+    moved = (operand_bytes(m * k + k * n, dtype) + m * n * result_bytes(dtype)) * batch
     return Op(name, "gemm", 2 * m * n * k * batch, moved, m, n, k, dtype, batch=batch, grouped=grouped)
+
+
+def operand_bytes(n_elements: int, dtype: str) -> int:
+    """Return the size of operands of a product.
+
+    >>> operand_bytes(16, "bf16"), operand_bytes(16, "fp4")
+    (32, 9)
+    """
+    if dtype in OPERAND_BITS:
+        return round(n_elements * OPERAND_BITS[dtype] / 8)
+    return n_elements * DTYPE_BYTES[dtype]
+
+
+def result_bytes(dtype: str) -> int:
+    """Return the bytes of an element that a product of operands in *dtype* writes."""
+    return DTYPE_BYTES["bf16"] if dtype in OPERAND_BITS else DTYPE_BYTES[dtype]
 
 
 def weight_gradient(
@@ -132,7 +151,7 @@ def weight_gradient(
     Megatron-LM's fused weight-gradient accumulation does.
     """
     n_in, n_out = linear.n_in, linear.n_out
-    moved = tokens * (n_in + n_out) * DTYPE_BYTES[dtype] + 2 * n_in * n_out * DTYPE_BYTES[sum_dtype]
+    moved = operand_bytes(tokens * (n_in + n_out), dtype) + 2 * n_in * n_out * result_bytes(sum_dtype)
     flops = 2 * tokens * n_in * n_out * batch
     return Op(name, "gemm", flops, moved * batch, n_out, n_in, tokens, dtype, batch=batch, grouped=grouped)
 

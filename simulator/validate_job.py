@@ -12,6 +12,7 @@ from simulator.framework import framework_of, load_framework
 from simulator.job import Job
 from simulator.model import Model
 from simulator.models import load_model, names
+from simulator.recipes import recipe_of
 from simulator.validate_hardware import device_of
 from simulator.validate_table import Row
 from topologies.catalog import load_cluster
@@ -97,7 +98,8 @@ def job_of(row: Row) -> Job:
         sequence_parallel=row.flag("sp", default=True),
         recompute=_recompute(row.text("recompute", "none")),
         precision=precision,
-        fp8="fp8" in row.text("precision"),
+        fp8="fp8" in row.text("precision") or "fp4" in row.text("precision"),
+        recipe=recipe_of(row.text("precision")),
         fp32_gradients=precision in load_framework(framework).fp32_gradients,
         flash_attention=row.flag("flash_attention", default=True),
         kernels="fused" if "compile" in row.text("framework").lower() else "",

@@ -9,6 +9,7 @@ from simulator.fusion import elementwise_piece, is_separate
 from simulator.job import Job
 from simulator.model import Linear
 from simulator.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
+from simulator.recipes import RECIPES, Recipe, quantised
 
 
 def tokens_per_rank(job: Job) -> int:
@@ -51,11 +52,12 @@ IN_FULL: Final = ("router", "logits")
 def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     """Return what a matrix does on this rank to *n_tokens* tokens.
 
-    With ``job.fp8`` its three products run in 8 bits. Inputs and gradients of outputs are quantised first, in
-    rows and in columns: two bytes read and two written per element. Weights are quantised once per step.
+    With ``job.fp8`` its three products run in the few bits of the recipe. Inputs and gradients of outputs are
+    quantised first, and weights where the recipe does that for every micro-batch.
     """
-    fp8 = job.fp8 and linear.name not in IN_FULL
-    dtype = "fp8" if fp8 else job.precision
+    recipe = None if linear.name in IN_FULL else job_recipe(job)
+    dtype = recipe.dtype if recipe else job.precision
+    each = recipe if recipe and recipe.weights_each else None
     parts, width = _parts(job, linear), DTYPE_BYTES[job.precision]
     weights = [
         weight_gradient(f"{name}.wgrad", n_tokens, part, dtype, sum_dtype=job.gradient_dtype)
@@ -70,10 +72,11 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
         dgrads.append(memory(f"{name}.dgrad.sum", n_sums * summed, job.precision, count=n_sums))
     return LinearOps(
         (
-            *quantised(f"{name}.quantise", n_tokens * linear.n_in, on=fp8),
+            *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe),
+            *quantised(f"{name}.weight.quantise", linear.n_in * linear.n_out, each),
             *(gemm(name, n_tokens, part.n_out, linear.n_in, dtype) for part in parts),
         ),
-        (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, on=fp8), *dgrads),
+        (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), *dgrads),
         tuple(weights),
     )
 
@@ -93,9 +96,9 @@ def _parts(job: Job, linear: Linear) -> tuple[Linear, ...]:
     return tuple(linear._replace(n_out=n_out) for n_out in widths)
 
 
-def quantised(name: str, n_elements: int, *, on: bool) -> tuple[Op, ...]:
-    """Return the quantisation of *n_elements* to 8 bits, by rows and by columns, if it is *on*."""
-    return (memory(name, n_elements * (DTYPE_BYTES["bf16"] + 2 * DTYPE_BYTES["fp8"]), "fp8"),) if on else ()
+def job_recipe(job: Job) -> Recipe | None:
+    """Return the recipe of the products of layers in *job*, None if they run in ``job.precision``."""
+    return RECIPES[job.recipe or job.profile.fp8_recipe] if job.fp8 else None
 
 
 def replicated_linear(job: Job, block: str, linear: Linear) -> Piece:

@@ -19,10 +19,11 @@ from simulator.ops import (
     phases,
     weight_gradient,
 )
+from simulator.recipes import quantised
 from simulator.workload_linear import (
     column_linear,
+    job_recipe,
     norm,
-    quantised,
     replicated_linear,
     residual_in,
     residual_out,
@@ -138,7 +139,8 @@ def _grouped_mlp(job: Job) -> list[Piece]:
 def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     """One matrix per local expert, in one grouped kernel; *n_tokens* over all of them, evenly."""
     n_local = share(job.model.n_experts, job.layout.ep)
-    rows, dtype = share(n_tokens, n_local), "fp8" if job.fp8 else job.precision
+    rows, recipe = share(n_tokens, n_local), job_recipe(job)
+    dtype = recipe.dtype if recipe else job.precision
     forward = gemm(name, rows, linear.n_out, linear.n_in, dtype, batch=n_local, grouped=True)
     dgrad = gemm(f"{name}.dgrad", rows, linear.n_in, linear.n_out, dtype, batch=n_local, grouped=True)
     wgrad = weight_gradient(
@@ -146,6 +148,6 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     )
     exact = 2 * n_tokens * linear.n_in * linear.n_out
     ops: list[Op] = [replace(op, flops=exact) for op in (forward, dgrad, wgrad)]
-    inputs = quantised(f"{name}.quantise", n_tokens * linear.n_in, on=job.fp8)
-    gradients = (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, on=job.fp8), ops[1])
+    inputs = quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe)
+    gradients = (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), ops[1])
     return Piece((*inputs, ops[0]), (*gradients, ops[2]), gradients, (ops[2],))

@@ -11,7 +11,7 @@ from topologies.errors import CatalogError
 from topologies.kernel import AttentionKernel, GemmTiles
 
 KINDS: Final = ("gpu", "cpu")
-DTYPES: Final = ("fp8", "bf16", "fp16", "tf32", "fp32")
+DTYPES: Final = ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32")
 
 KEYS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -71,6 +71,8 @@ class Device:
         attention_kernels: fused attention kernels by name, where they were measured.
         attention_kernel: the one of them that training uses.
         assumed: what of this device was not measured on it but taken from its class, as a sentence.
+        factors: how many times as long ``products``, ``memory`` or ``optimizer`` take here as the figures
+            say, out of a calibration; 1 where nothing is given.
         sources: where each figure comes from, by its key in a file: one of ``KEYS``, or ``peak.<dtype>``.
     """
 
@@ -93,6 +95,7 @@ class Device:
     attention_kernels: Mapping[str, AttentionKernel] = field(default_factory=dict, hash=False, repr=False)
     attention_kernel: str = ""
     assumed: str = ""
+    factors: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:

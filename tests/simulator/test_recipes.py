@@ -1,0 +1,78 @@
+"""Low-precision recipes: what is quantised, in how many bytes, and where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, sampled_from
+
+from simulator.compute import ComputeModel
+from simulator.errors import JobError
+from simulator.framework import framework_names, load_framework
+from simulator.job import Job
+from simulator.models import load_model
+from simulator.ops import Op, gemm, operand_bytes
+from simulator.recipes import RECIPES, recipe_of
+from simulator.workload import layer_blocks
+from topologies.catalog import load_cluster, load_device
+from topologies.errors import CatalogError
+from traces.layout import Layout
+
+
+def job(recipe: str, **settings: object) -> Job:
+    found = {"model": load_model("llama3-8b"), "cluster": load_cluster("gb200-nvl72", 1), "seq_len": 8192}
+    return Job(**{**found, "layout": Layout(), "global_batch": 1, "fp8": True, "recipe": recipe, **settings})  # type: ignore[arg-type]
+
+
+def ops(some: Job, phase: str) -> dict[str, Op]:
+    return {
+        op.name: op for block in layer_blocks(some, 0) for op in block.phases[phase] if isinstance(op, Op)
+    }
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_every_product_of_a_layer_runs_in_the_bits_of_its_recipe(recipe: str) -> None:
+    one = RECIPES[recipe]
+    forward, backward = ops(job(recipe), "forward"), ops(job(recipe), "backward")
+    products = [op for op in (*forward.values(), *backward.values()) if op.kind == "gemm"]
+    assert {op.dtype for op in products} == {one.dtype}
+    assert forward["mlp.down.quantise"].bytes_moved == round(8192 * 14336 * one.moved)
+    assert backward["mlp.down.dgrad.quantise"].bytes_moved == round(8192 * 4096 * one.moved)
+    assert ("mlp.down.weight.quantise" in forward) == one.weights_each
+
+
+@given(name=sampled_from(sorted(RECIPES)))
+def test_fewer_bits_never_take_longer_in_products_alone(name: str) -> None:
+    device = load_device("gb200")
+    plain, few = (gemm("product", 8192, 8192, 8192, dtype) for dtype in ("bf16", RECIPES[name].dtype))
+    compute = ComputeModel(device, "bf16")
+    assert few.bytes_moved < plain.bytes_moved
+    assert compute.op_s(few) < compute.op_s(plain)
+
+
+@given(n=integers(1, 10**6), recipe=sampled_from(sorted(RECIPES)))
+def test_a_quantised_operand_is_smaller_than_what_it_came_from(n: int, recipe: str) -> None:
+    few = operand_bytes(16 * n, RECIPES[recipe].dtype)
+    assert few < operand_bytes(16 * n, "bf16")
+    assert 2 * 16 * n + 2 * few <= 16 * n * RECIPES[recipe].moved * 1.01
+
+
+def test_four_bits_carry_a_scale_of_eight_for_sixteen() -> None:
+    assert operand_bytes(16, "fp4") == 9
+
+
+def test_frameworks_and_tables_name_recipes() -> None:
+    assert {load_framework(name).fp8_recipe for name in framework_names()} <= set(RECIPES)
+    assert [recipe_of(text) for text in ("fp8", "fp8-tensorwise", "NVFP4")] == ["", "tensorwise", "nvfp4"]
+
+
+def test_a_recipe_needs_fp8_a_device_and_a_name() -> None:
+    with pytest.raises(JobError, match="needs fp8"):
+        job("mxfp8", fp8=False)
+    with pytest.raises(JobError, match="recipe='fp3'"):
+        job("fp3")
+    with pytest.raises(CatalogError, match="no peak for 'fp4'"):
+        job("nvfp4", cluster=load_cluster("dgx-h100", 1))
+    assert replace(job(""), framework="torchtitan").profile.fp8_recipe == "tensorwise"
