@@ -58,7 +58,7 @@ def build(
 
 def job_groups(job: Job) -> Groups:
     """Return the process groups of *job*."""
-    return Groups(job.layout, two_copies=has_two_copies(job.schedule))
+    return Groups(job.layout, two_copies=has_two_copies(job.schedule), shard_ranks=job.shard_ranks)
 
 
 def _place_step(
@@ -67,12 +67,13 @@ def _place_step(
     """Place one optimizer step of *rank*: what its pipeline rank *does* in order, then the update."""
     pp, actions = does
     stages = held_stages(actions)
-    for action in actions:
+    virtual_stage = {stage: at for at, stage in enumerate(stages)}
+    for action, visit in zip(actions, templates.visits[pp], strict=True):
         builder.place(
-            templates.action(pp, action),
+            templates.action(visit),
             rank,
             stage=action.stage,
-            virtual_stage=stages.index(action.stage),
+            virtual_stage=virtual_stage[action.stage],
             microbatch=action.microbatch,
             step=step,
         )

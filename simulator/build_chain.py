@@ -66,6 +66,10 @@ class Chains:
     def __init__(self, compute: ComputeModel) -> None:
         self._compute = compute
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
+        self._found: dict[
+            tuple[str, str, int], tuple[Phase, _Line]
+        ] = {}  # by identity of the phase, kept here
+        self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
 
     def is_host_bound(self, units: Iterable[Unit], action: Pass) -> bool:
         """Return whether launching what *action* does in *units* takes the host longer than the device."""
@@ -94,20 +98,37 @@ class Chains:
         def placed(relative: tuple[int, ...]) -> list[int]:
             return [other for at in relative for other in (before if at < 0 else (numbers[at],))]
 
-        for task, waits, launch_ns in zip(line.tasks, line.waits, line.launch_ns, strict=True):
+        for task, waits, launch_ns in zip(
+            self._of_layer(line, block.layer), line.waits, line.launch_ns, strict=True
+        ):
             after = placed(waits)
             if template.launches and launch_ns:
                 launch = Task(HOST, Label("host", "launch", block.name), launch_ns, layer=block.layer)
                 after.append(template.add(launch, template.synchronized))
                 template.synchronized = ()
-            numbers.append(template.add(task._replace(layer=block.layer), after))
+            numbers.append(template.add(task, after))
         template.tails = tuple(placed(line.tails))
 
+    def _of_layer(self, line: _Line, layer: int) -> tuple[Task, ...]:
+        """Return the tasks of *line* as those of *layer*."""
+        key = id(line), layer
+        if key not in self._labelled:
+            self._labelled[key] = line, tuple(task._replace(layer=layer) for task in line.tasks)
+        return self._labelled[key][1]
+
     def _line(self, block: Block, phase: str) -> _Line:
-        key = (block.name, phase, block.phases[phase])
+        """Return *phase* of *block*; layers that are alike mostly share the very same phases."""
+        content = block.phases[phase]
+        near = block.name, phase, id(content)
+        if near not in self._found:
+            self._found[near] = content, self._line_of(block.name, phase, content)
+        return self._found[near][1]
+
+    def _line_of(self, name: str, phase: str, content: Phase) -> _Line:
+        key = name, phase, content
         if key not in self._lines:
-            pieces, tails = _pieces(block.phases[phase])
-            tasks = tuple(self._task(block.name, phase, piece) for piece in pieces)
+            pieces, tails = _pieces(content)
+            tasks = tuple(self._task(name, phase, piece) for piece in pieces)
             launch_s = self._compute.device.launch_s
             launch_ns = tuple(to_ns(sum(op.n_launches for op in piece.ops) * launch_s) for piece in pieces)
             self._lines[key] = _Line(tasks, launch_ns, tuple(piece.waits for piece in pieces), tails)

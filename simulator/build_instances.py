@@ -42,6 +42,9 @@ class Network(Protocol):
     def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
         """Return the cost of one message."""
 
+    def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return *groups* without those whose communications cost the same as those of another."""
+
 
 class Answers(Protocol):
     """What a program asks about its messages; ``Costs`` are the answers of a network."""
@@ -85,6 +88,7 @@ class Costs:
         self._network = network
         self._folded = folded
         self._uneven: set[str] = set()
+        self._alike: dict[tuple[int, str, int, bool], list[tuple[int, ...]]] = {}
 
     @property
     def uneven(self) -> Collection[str]:
@@ -102,23 +106,32 @@ class Costs:
     def transfer(self, rank: int, message: Message) -> Transfer:
         """Return the cost of *message* as *rank* carries it out."""
         if not self._folded:
-            return self._cost(rank, message)
+            _, *ends = self.channel(rank, message)
+            return self._cost(
+                self._group(rank, message).ranks if message.peer_pp < 0 else tuple(ends), message
+            )
         pp = self._groups.layout.coord(rank).pp
-        if message.peer_pp >= 0:
-            ranks: Sequence[int] = self._groups.of_pipeline_rank(pp)
-        else:
-            ranks = [group.ranks[0] for group in self._groups.on_pipeline_rank(message.scope, pp)]
-        found = {self._cost(one, message) for one in ranks}
+        found = {self._cost(ranks, message) for ranks in self._stood_for(pp, message)}
         if len(found) > 1:
             self._uneven.add(message.scope)
         return max(found, key=lambda t: (t.latency_ns + t.wire_ns, t))
 
-    def _cost(self, rank: int, message: Message) -> Transfer:
+    def _stood_for(self, pp: int, message: Message) -> list[tuple[int, ...]]:
+        """Return who carries out *message* on pipeline rank *pp*, of groups that are alike only one."""
+        key = (pp, message.scope, message.peer_pp, message.kind == "send")
+        if key not in self._alike:
+            if message.peer_pp >= 0:
+                ends = (self.channel(one, message) for one in self._groups.of_pipeline_rank(pp))
+                self._alike[key] = self._network.unlike([(source, target) for _, source, target in ends])
+            else:
+                groups = self._groups.on_pipeline_rank(message.scope, pp)
+                self._alike[key] = self._network.unlike([group.ranks for group in groups])
+        return self._alike[key]
+
+    def _cost(self, ranks: tuple[int, ...], message: Message) -> Transfer:
         if message.peer_pp < 0:
-            ranks = self._group(rank, message).ranks
             return self._network.collective(message.kind, message.size_bytes, ranks, message.dtype)
-        _, source, destination = self.channel(rank, message)
-        return self._network.p2p(message.size_bytes, source, destination)
+        return self._network.p2p(message.size_bytes, *ranks)
 
     def _group(self, rank: int, message: Message) -> Group:
         group = self._groups.of(message.scope, rank)

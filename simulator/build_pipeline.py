@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from simulator.build_instances import Message
@@ -32,6 +33,23 @@ class Visit(NamedTuple):
     is_last: bool
 
 
+@lru_cache(maxsize=64)
+def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
+    """Return what every action of a plan is on its pipeline rank, in the plan's order."""
+    at = holders(orders)
+    last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
+
+    def visit(pp: int, action: Action) -> Visit:
+        before, after = (at.get((action.stage + step, action.microbatch)) for step in (-1, 1))
+        ends = (before, after) if action.kind == "F" else (after, before)
+        source, destination = (
+            None if action.kind == "W" or end == pp else end for end in ends
+        )  # weight gradients stay where they are, and what stays on the rank is not sent
+        return Visit(action.kind, action.stage, pp, source, destination, action == last[pp, action.stage])
+
+    return tuple(tuple(visit(pp, action) for action in own) for pp, own in enumerate(orders))
+
+
 class Pipeline:
     """Writes receives and sends around what the actions of a plan do.
 
@@ -44,28 +62,18 @@ class Pipeline:
 
     Attributes:
         n_stages: stages of the model.
+        visits: what each action is, by pipeline rank, in the order of the plan.
     """
 
     def __init__(self, orders: Plan, size_bytes: int, dtype: str, *, overlap_p2p: bool | None) -> None:
         self.n_stages = n_stages(orders)
+        self.visits = visits(orders)
         self._n_ranks = len(orders)
-        self._holders = holders(orders)
-        self._last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
-        has_several = len(self._last) > len(orders)
-        is_split = any(action.kind == "W" for own in orders for action in own)
+        has_several = len({visit[1:3] for own in self.visits for visit in own}) > len(orders)
+        is_split = any(visit.kind == "W" for own in self.visits for visit in own)
         self._overlaps = has_several or is_split if overlap_p2p is None else overlap_p2p
         self._has_queue_per_neighbour = has_several or self._overlaps
         self._size_bytes, self._dtype = size_bytes, dtype
-
-    def visit(self, pp: int, action: Action) -> Visit:
-        """Return what *action* is on pipeline rank *pp*."""
-        before, after = (self._holders.get((action.stage + step, action.microbatch)) for step in (-1, 1))
-        ends = (before, after) if action.kind == "F" else (after, before)
-        source, destination = (
-            None if action.kind == "W" or end == pp else end for end in ends
-        )  # weight gradients stay where they are, and what stays on the rank is not sent
-        is_last = action == self._last[pp, action.stage]
-        return Visit(action.kind, action.stage, pp, source, destination, is_last)
 
     def write(self, template: Template, visit: Visit, main: Callable[[], object]) -> None:
         """Write receive, main line and send of an action; *main* appends the main line.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import JobError
 from simulator.job import Job
+from simulator.model import Model
 from simulator.ops import Block
 from simulator.schedules import Plan, plan
 from simulator.workload import embedding_block, head_block, layer_blocks
@@ -76,18 +76,26 @@ class Unit:
         return sum(block.expert_params for block in self.blocks)
 
 
-def stage_units(job: Job, layers: Sequence[int], *, first: bool, last: bool) -> tuple[Unit, ...]:
-    """Return the units of a stage in forward order.
+def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
+    """Return what each of *n_stages* stages holds, in forward order: embedding, layers, head.
 
-    Args:
-        job: the job.
-        layers: transformer layers of the stage.
-        first: the stage holds the embedding.
-        last: the stage holds the head.
+    Raises:
+        JobError: there are more stages than layers.
     """
-    found = [Unit(layer, layer_blocks(job, layer)) for layer in layers]
-    if first:
-        found.insert(0, Unit(-1, (embedding_block(job),)))
-    if last:
-        found.append(Unit(-1, (head_block(job),)))
-    return tuple(found)
+    alike: dict[tuple[bool, int], tuple[Block, ...]] = {}
+
+    def unit(layer: int) -> Unit:
+        kind = layer_kind(job.model, layer)
+        if kind not in alike:
+            alike[kind] = layer_blocks(job, layer)
+        return Unit(layer, tuple(replace(block, layer=layer) for block in alike[kind]))
+
+    found = [[unit(layer) for layer in layers] for layers in split_layers(job.model.n_layers, n_stages)]
+    found[0].insert(0, Unit(-1, (embedding_block(job),)))
+    found[-1].append(Unit(-1, (head_block(job),)))
+    return [tuple(units) for units in found]
+
+
+def layer_kind(model: Model, layer: int) -> tuple[bool, int]:
+    """Return what tells the work of a layer from that of others: experts, and how far back it looks."""
+    return model.is_moe(layer), model.window_of(layer)

@@ -13,12 +13,12 @@ from simulator.build_gradients import DataParallel
 from simulator.build_groups import Groups
 from simulator.build_instances import Message
 from simulator.build_pipeline import Pipeline, Visit
-from simulator.build_stages import Unit, split_layers, stage_units
+from simulator.build_stages import Unit, units_by_stage
 from simulator.compute import ComputeModel
 from simulator.job import Job
 from simulator.program import Label
 from simulator.program_builder import COMPUTE, DP, HOST, Task, Template
-from simulator.schedules import Action, Plan
+from simulator.schedules import Plan
 from simulator.workload import optimizer_ops
 from simulator.workload_linear import hidden_bytes, tokens_per_shard
 
@@ -40,6 +40,9 @@ class Templates:
         groups: its process groups.
         compute: how long operations take.
         orders: the plan of the schedule, which says which pipeline rank holds which stage.
+
+    Attributes:
+        visits: what each action is, by pipeline rank, in the order of the plan.
     """
 
     def __init__(self, job: Job, groups: Groups, compute: ComputeModel, orders: Plan) -> None:
@@ -50,15 +53,12 @@ class Templates:
         self._data_parallel = DataParallel(job, groups)
         size_bytes = hidden_bytes(job, tokens_per_shard(job))
         self._pipeline = Pipeline(orders, size_bytes, job.precision, overlap_p2p=job.overlap_p2p)
-        self._units = _units_by_stage(job, self._pipeline.n_stages)
+        self.visits = self._pipeline.visits
+        self._units = units_by_stage(job, self._pipeline.n_stages)
         self._written: dict[object, Template] = {}
 
-    def action(self, pp: int, action: Action) -> Template:
-        """Return the template of *action* on pipeline rank *pp*.
-
-        The last backward of a stage reduces gradients, others may.
-        """
-        visit = self._pipeline.visit(pp, action)
+    def action(self, visit: Visit) -> Template:
+        """Return the template of an action. The last backward of a stage reduces gradients, others may."""
         if visit not in self._written:
             template = self._written[visit] = Template()
             template.launches = self._chains.is_host_bound(
@@ -137,9 +137,3 @@ class Templates:
                 self._data_parallel.scatter(template, unit, template.tails)
             if gathers and at + UNSHARDED_UNITS < len(order):
                 gathered.append(gather(template, order[at + UNSHARDED_UNITS], template.tails))
-
-
-def _units_by_stage(job: Job, n: int) -> list[tuple[Unit, ...]]:
-    """Return what each of *n* stages holds."""
-    layers = split_layers(job.model.n_layers, n)
-    return [stage_units(job, layers[stage], first=stage == 0, last=stage == n - 1) for stage in range(n)]

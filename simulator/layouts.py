@@ -17,7 +17,7 @@ import numpy as np
 from simulator.build import job_groups
 from simulator.build_chain import Chains, Pass
 from simulator.build_instances import Costs
-from simulator.build_stages import Unit, split_layers
+from simulator.build_stages import Unit, layer_kind, split_layers
 from simulator.compute import ComputeModel
 from simulator.engine import choose
 from simulator.job import Job
@@ -116,10 +116,10 @@ class PipelineTimes:
 
 @lru_cache(maxsize=4096)
 def _alike(model: Model, layers: range) -> dict[tuple[bool, int], list[int]]:
-    """Return *layers* by what tells their work apart: experts, and how far attention looks back."""
+    """Return *layers* by what tells their work apart."""
     found: dict[tuple[bool, int], list[int]] = {}
     for layer in layers:
-        found.setdefault((model.is_moe(layer), model.window_of(layer)), []).append(layer)
+        found.setdefault(layer_kind(model, layer), []).append(layer)
     return found
 
 

@@ -60,6 +60,10 @@ class Network:
         """Return the cost of sending *size_bytes* from rank *src* to rank *dst*."""
         return self._transfer("p2p", size_bytes, (src, dst))
 
+    def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return *groups* without those whose communications cost the same as those of another."""
+        return list({self.shape(ranks): ranks for ranks in groups}.values())
+
     def neighbours_s(self, kind: str, size_bytes: int, n_ranks: int) -> float:
         """Return the time of a collective among *n_ranks* neighbours of one node, whatever the placement."""
         if n_ranks < 2:

@@ -103,8 +103,8 @@ def schedule_program(
     builder = ProgramBuilder(_Links(n_ranks))
     templates: dict[object, Template] = {}
     for pp, actions in enumerate(orders):
-        for action in actions:
-            visit = pipeline.visit(pp, action)._replace(is_last=False)
+        for action, full in zip(actions, pipeline.visits[pp], strict=True):
+            visit = full._replace(is_last=False)
             if visit not in templates:
                 template = templates[visit] = Template()
                 task = Task(COMPUTE, Label("compute", LABELS[action.kind], "stage"))

@@ -44,6 +44,9 @@ class Wire:
         assert src != dst
         return Transfer(self.latency_ns, round(size_bytes * self.ns_per_byte))
 
+    def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return list(groups)
+
 
 def make_job(model: str = "llama2-7b", *, m: int = 4, n_layers: int = 6, **settings: Any) -> Job:
     """Return a job with a few layers of a preset and *m* micro-batches."""

@@ -36,6 +36,9 @@ class Wire:
     def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
         return Transfer(self.latency_ns, 0)
 
+    def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return list(groups)
+
 
 def make_job(schedule: str, *, pp: int = 4, m: int = 16, dp: int = 1, **settings: Any) -> Job:
     """Return a job with 12 small layers and *m* micro-batches."""
