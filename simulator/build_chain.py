@@ -61,19 +61,21 @@ class Chains:
 
     Args:
         compute: how long operations take.
+        host_work: time of the host per operation, over that of the device's ``launch_s``.
     """
 
-    def __init__(self, compute: ComputeModel) -> None:
+    def __init__(self, compute: ComputeModel, host_work: float = 1.0) -> None:
         self._compute = compute
+        self._launch_s = host_work * compute.device.launch_s
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
         self._found: dict[
             tuple[str, str, int], tuple[Phase, _Line]
         ] = {}  # by identity of the phase, kept here
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
 
-    def is_host_bound(self, units: Iterable[Unit], action: Pass) -> bool:
-        """Return whether launching what *action* does in *units* takes the host longer than the device."""
-        lines = [self._line(*phase) for unit in units for phase in _phases(unit, *action)]
+    def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]]) -> bool:
+        """Return whether launching what is done with units takes the host longer than the device."""
+        lines = [self._line(*phase) for unit, action in passes for phase in _phases(unit, *action)]
         busy_ns = sum(task.duration_ns for line in lines for task in line.tasks)
         return sum(ns for line in lines for ns in line.launch_ns) > busy_ns
 
@@ -129,8 +131,8 @@ class Chains:
         if key not in self._lines:
             pieces, tails = _pieces(content)
             tasks = tuple(self._task(name, phase, piece) for piece in pieces)
-            launch_s = self._compute.device.launch_s
-            launch_ns = tuple(to_ns(sum(op.n_launches for op in piece.ops) * launch_s) for piece in pieces)
+            launches = [sum(op.n_launches for op in piece.ops) for piece in pieces]
+            launch_ns = tuple(to_ns(n * self._launch_s) for n in launches)
             self._lines[key] = _Line(tasks, launch_ns, tuple(piece.waits for piece in pieces), tails)
         return self._lines[key]
 

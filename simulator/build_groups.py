@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from math import gcd
 
 from traces.layout import Coord, Group, Layout
 
-SCOPES = ("tp", "cp", "ep", "dp", "edp", "pp", "world")
-"""Kinds of traffic that have groups of their own; ``edp`` is the data parallelism of experts."""
+SCOPES = ("tp", "cp", "ep", "dp", "edp", "pp", "world", "dp.shard", "dp.copies", "edp.shard", "edp.copies")
+"""Kinds of traffic that have groups of their own; ``edp`` is the data parallelism of experts.
+
+Where states are shared out over some replicas only (HSDP), those form ``dp.shard``, and the ranks with the
+same share form ``dp.copies``.
+"""
+
+OF_REPLICAS = ("dp", "edp")
 
 
 class Groups:
@@ -23,14 +30,16 @@ class Groups:
         layout: the parallel degrees.
         two_copies: pipeline ranks *r* and *p - 1 - r* hold the same stages, as in DualPipe, so that they are
             replicas of each other.
+        shard_ranks: replicas that share one copy of the states out among them; 0: all.
 
     Attributes:
         layout: the parallel degrees.
         all: every group of more than one rank, numbered from 0.
     """
 
-    def __init__(self, layout: Layout, *, two_copies: bool = False) -> None:
+    def __init__(self, layout: Layout, *, two_copies: bool = False, shard_ranks: int = 0) -> None:
         self.layout = layout
+        self._shard_ranks = shard_ranks
         self._two_copies = two_copies
         self.all: list[Group] = []
         self._of: dict[str, dict[int, Group]] = {scope: {} for scope in SCOPES}
@@ -60,16 +69,19 @@ class Groups:
     def _add(self, scope: str, ranks: tuple[int, ...]) -> None:
         if len(ranks) == 1:
             return
-        axis = "dp" if scope == "edp" else scope
-        group = self._of["dp"].get(ranks[0]) if scope == "edp" else None
-        if group is None or group.ranks != ranks:
-            group = Group(id=len(self.all), axis=axis, ranks=ranks)
+        is_of_replicas = scope.partition(".")[0] in OF_REPLICAS
+        known = [self._of[other].get(ranks[0]) for other in SCOPES] if is_of_replicas else []
+        group = next((one for one in known if one and one.axis == "dp" and one.ranks == ranks), None)
+        if group is None:
+            group = Group(id=len(self.all), axis="dp" if is_of_replicas else scope, ranks=ranks)
             self.all.append(group)
         self._of[scope].update(dict.fromkeys(ranks, group))
 
     def _members(self, scope: str) -> Iterable[tuple[int, ...]]:
         """Return the ranks of every group of *scope*."""
-        if scope not in ("dp", "edp"):
+        if "." in scope:
+            return self._parts(*scope.split("."))
+        if scope not in OF_REPLICAS:
             return self.layout.groups(scope)
         place = {rank: at for ranks in self.layout.groups("ep") for at, rank in enumerate(ranks)}
         found: dict[Hashable, list[int]] = defaultdict(list)
@@ -79,3 +91,23 @@ class Groups:
                 replica = replica._replace(pp=min(replica.pp, self.layout.pp - 1 - replica.pp))
             found[replica, place[rank] if scope == "edp" else 0].append(rank)
         return sorted(tuple(ranks) for ranks in found.values())
+
+    def _parts(self, scope: str, part: str) -> list[tuple[int, ...]]:
+        """Return the groups of *scope* cut into shards of neighbours, or the ranks with the same share."""
+        found: list[tuple[int, ...]] = []
+        for ranks in self._members(scope):
+            n = shard_size(len(ranks), self._shard_ranks)
+            shards = [ranks[at : at + n] for at in range(0, len(ranks), n)]
+            found += shards if part == "shard" else list(zip(*shards, strict=True))
+        return found
+
+
+def shard_size(n_replicas: int, shard_ranks: int) -> int:
+    """Return how many of *n_replicas* share out one copy if *shard_ranks* are asked for; 0 means all.
+
+    Experts have fewer replicas, and share a copy out among as many as divide both.
+
+    >>> shard_size(16, 8), shard_size(4, 8), shard_size(16, 0)
+    (8, 4, 16)
+    """
+    return gcd(n_replicas, shard_ranks) if shard_ranks else n_replicas

@@ -23,6 +23,7 @@ class Visit(NamedTuple):
         source: pipeline rank that it receives from, None if it does not receive.
         destination: pipeline rank that it sends to, None if it does not send.
         is_last: whether it is the last of its rank and stage to make weight gradients.
+        is_first: whether it is the first forward of its rank and stage.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Visit(NamedTuple):
     source: int | None
     destination: int | None
     is_last: bool
+    is_first: bool = False
 
 
 @lru_cache(maxsize=64)
@@ -38,6 +40,7 @@ def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
     """Return what every action of a plan is on its pipeline rank, in the plan's order."""
     at = holders(orders)
     last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
+    first = {(pp, a.stage): a for pp, own in enumerate(orders) for a in reversed(own) if a.kind == "F"}
 
     def visit(pp: int, action: Action) -> Visit:
         before, after = (at.get((action.stage + step, action.microbatch)) for step in (-1, 1))
@@ -45,7 +48,9 @@ def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
         source, destination = (
             None if action.kind == "W" or end == pp else end for end in ends
         )  # weight gradients stay where they are, and what stays on the rank is not sent
-        return Visit(action.kind, action.stage, pp, source, destination, action == last[pp, action.stage])
+        own = (pp, action.stage)
+        marks = (action == last[own], action == first[own])
+        return Visit(action.kind, action.stage, pp, source, destination, *marks)
 
     return tuple(tuple(visit(pp, action) for action in own) for pp, own in enumerate(orders))
 

@@ -71,6 +71,11 @@ class Unit:
         return sum(block.params - block.expert_params for block in self.blocks)
 
     @property
+    def params_in_all(self) -> int:
+        """Parameters on this rank."""
+        return sum(block.params for block in self.blocks)
+
+    @property
     def expert_params(self) -> int:
         """Parameters on this rank whose replicas are ``dp * cp / ep`` ranks."""
         return sum(block.expert_params for block in self.blocks)

@@ -44,6 +44,8 @@ class Job:
         sharding: one of ``SHARDINGS``.
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
+        recompute_layers: layers of each stage that are computed again, from its first; 0 means all of them.
+        recompute_every: of those, every so manieth: 2 means every second layer.
         precision: dtype of parameters in compute, activations and their communication.
         fp8: matrix products of layers run in 8 bits or fewer, quantised on the way; all else is in
             ``precision``.
@@ -83,6 +85,8 @@ class Job:
     sharding: str = "zero1"
     sequence_parallel: bool = True
     recompute: str = "none"
+    recompute_layers: int = 0
+    recompute_every: int = 1
     precision: str = "bf16"
     fp8: bool = False
     recipe: str = ""
@@ -120,6 +124,11 @@ class Job:
                 raise JobError(f"{name}={value}: at least 1")
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
+        if self.recompute_layers < 0 or self.recompute_every < 1:
+            raise JobError(
+                f"recompute_layers={self.recompute_layers}, recompute_every={self.recompute_every}: "
+                "not negative, and at least 1"
+            )
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         if self.recipe and not self.fp8:

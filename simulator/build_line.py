@@ -1,0 +1,146 @@
+"""The main line of an action: its units in order, parameters gathered before, gradients sent after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from simulator.build_chain import Chains, Pass
+from simulator.build_gradients import DataParallel
+from simulator.build_pipeline import Visit
+from simulator.build_stages import Unit
+from simulator.clock import to_ns
+from simulator.compute import ComputeModel
+from simulator.job import Job
+from simulator.ops import DTYPE_BYTES, Op, memory
+from simulator.program import Label
+from simulator.program_builder import COMPUTE, Task, Template
+
+UNSHARDED_UNITS: Final = 2
+"""Units that may be whole at once under full sharding: the one in use and the one gathered ahead.
+
+FSDP2 frees the buffer of one all-gather before the next but one may begin; FSDP1 has ``limit_all_gathers``.
+"""
+
+Tasks = tuple[int, ...]
+
+
+class MainLine:
+    """Writes what an action does with the units of its stage.
+
+    Args:
+        job: the job.
+        chains: writes the phases of a unit.
+        data_parallel: writes the traffic of parameters and gradients.
+        compute: how long operations take.
+    """
+
+    def __init__(self, job: Job, chains: Chains, data_parallel: DataParallel, compute: ComputeModel) -> None:
+        self._job = job
+        self._chains = chains
+        self._data_parallel = data_parallel
+        self._compute = compute
+
+    def passes(self, kind: str, units: Sequence[Unit]) -> list[tuple[Unit, Pass]]:
+        """Return what an action of *kind* does with each of the *units* of a stage, in forward order."""
+        layers = [unit.layer for unit in units if unit.layer >= 0]
+        return [
+            (unit, Pass(kind, self._job.recompute if self._recomputes(unit.layer, layers) else "none"))
+            for unit in units
+        ]
+
+    def write(self, template: Template, visit: Visit, units: Sequence[Unit]) -> None:
+        """Write *visit* with the *units* of its stage into *template*."""
+        order = self.passes(visit.kind, units)
+        if visit.kind != "F":
+            order.reverse()
+        reduces = visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
+        if self._data_parallel.is_fully_sharded:
+            self._write_sharded(template, order, reduces=reduces)
+        else:
+            self._write_whole(template, order, reduces=reduces, first=visit.is_first)
+
+    def _recomputes(self, layer: int, layers: Sequence[int]) -> bool:
+        """Return whether *layer* is computed again, of the *layers* of its stage."""
+        job = self._job
+        if layer < 0:
+            return True
+        within = not job.recompute_layers or layers.index(layer) < job.recompute_layers
+        return within and layer % job.recompute_every == 0
+
+    def _write_whole(
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], *, reduces: bool, first: bool
+    ) -> None:
+        """Write the main line where every rank holds all parameters; gradients follow in buckets.
+
+        In the *first* forward of a step, parameters that others updated may still be on their way.
+        """
+        ahead: dict[int, Tasks] = {}
+        if first and self._data_parallel.gathers_ahead:
+            ahead = self._data_parallel.gather_ahead(template, [unit for unit, _ in order], template.tails)
+        ready: list[tuple[Unit, Tasks]] = []
+        for at, (unit, action) in enumerate(order):
+            self._chains.unit(template, unit, action, ahead.get(at, ()))
+            ready.append((unit, template.tails))
+        if reduces:
+            self._data_parallel.reduce_in_buckets(template, ready)
+
+    def _write_sharded(
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], *, reduces: bool
+    ) -> None:
+        """Write the main line where parameters are gathered by unit, ahead of use, and freed after it.
+
+        A unit is gathered while the one before it computes, once the one before that has been freed. Its
+        gradients are reduce-scattered as soon as they are there. Order on the stream: FSDP2
+        (``_fsdp_param_group.py``: ``pre_forward``, ``pre_backward`` with its prefetch, ``post_backward``).
+        Without prefetch a unit is gathered when its turn has come; without a limit all are asked for at
+        once. Wrapped as one, the whole model is gathered first, and reduced last.
+        """
+        kind, profile = order[0][1].kind, self._job.profile
+        gathers = kind == "F" or (kind != "W" and profile.reshard_after_forward)
+        as_one = profile.wrap == "model"
+        ahead = self._gathered_ahead(kind, len(order)) if gathers else 0
+        gather, gathered, done = self._data_parallel.gather, [], []
+        for unit, _ in order[:ahead]:
+            gathered.append(gather(template, unit, template.tails))
+        waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
+        for at, (unit, action) in enumerate(order):
+            if gathers and len(gathered) == at:
+                gathered.append(gather(template, unit, template.tails))
+            beside = (waits or gathered[at]) if gathers else ()
+            if gathers:
+                beside = self._copied(template, unit, "parameters", beside)
+            self._chains.unit(template, unit, action, beside)
+            if reduces:
+                self._copied(template, unit, "gradients", ())
+                if as_one:
+                    done.append(unit)
+                else:
+                    self._data_parallel.scatter(template, unit, template.tails)
+            if gathers and ahead and at + ahead < len(order):
+                gathered.append(gather(template, order[at + ahead][0], template.tails))
+        for unit in done:
+            self._data_parallel.scatter(template, unit, template.tails)
+
+    def _gathered_ahead(self, kind: str, n_units: int) -> int:
+        """Return how many of *n_units* are gathered before the first of them computes; 0: no prefetch."""
+        profile = self._job.profile
+        if profile.wrap == "model" or not profile.limit_all_gathers:
+            return n_units
+        prefetches = profile.prefetch_forward if kind == "F" else profile.prefetch_backward
+        return min(UNSHARDED_UNITS, n_units) if prefetches else 0
+
+    def _copied(self, template: Template, unit: Unit, what: str, beside: Tasks) -> Tasks:
+        """Append the copying of *what* between tensors and the buffer that travels, if they are apart.
+
+        Return what comes next has to wait for beside the main line.
+        """
+        if not self._job.profile.copies_gathered or self._data_parallel.is_alone:
+            return beside
+        width = DTYPE_BYTES[self._job.precision]
+        other = width if what == "parameters" else DTYPE_BYTES[self._data_parallel.reduced_dtype]
+        op: Op = memory(f"copy.{what}", unit.params_in_all * (width + other), self._job.precision)
+        label = Label("compute", "copy", what, "", self._job.precision)
+        busy_ns = to_ns(self._compute.op_s(op))
+        template.then(Task(COMPUTE, label, busy_ns, layer=unit.layer, bytes_moved=op.bytes_moved), beside)
+        return ()
