@@ -42,6 +42,16 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
 )
 """Flags beside the data (``ll``: 4 bytes in 8, ``ll128``: 120 in 128), or a fence after it (``simple``)."""
 
+PCI_HOP_S: Final[Mapping[str, float]] = MappingProxyType({"ll": 1.0e-6, "ll128": 2.5e-6, "simple": 5.7e-6})
+"""One hop of a ring inside a node over PCIe, by protocol."""
+
+NVLS_RANKS: Final = 5
+"""Least GPUs of a node among which NCCL lets switches reduce: with 4 H200 or B200 it takes a ring, with 5 not
+(stas00/ml-engineering 744d01e, network/benchmarks)."""
+
+P2P_CHUNK_BYTES: Final = 131072
+"""What a send hands to a NIC at once: ``NCCL_P2P_NET_CHUNKSIZE``."""
+
 ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet", "pat", "pairwise")
 """What NCCL chooses from; ``collnet`` where switches between nodes reduce, ``pairwise`` for all-to-all."""
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from simulator.clock import to_ns
-from simulator.collectives import KINDS, bus_factor, half_size_s, measured_s, nvls_factor, ring_steps
+from simulator.collectives import KINDS, bus_factor, ring_steps
 from simulator.errors import SimulationError
 from simulator.experts import Routing, exchange_s, rdma_exchange_s
 from simulator.nccl import Choice
 from simulator.program import Transfer
 from simulator.ways import Between, Way
+from simulator.within import Within
 from topologies.cluster import Cluster
-from topologies.link import LinkSpec
 from topologies.reach import GroupShape, Reach
 
 
@@ -36,7 +36,8 @@ class Network:
         self.cluster = cluster
         self.placement = range(cluster.n_gpus) if placement is None else placement
         self.choice = choice or Choice()
-        self._between = Between(cluster, self._inside, self.choice)
+        self._within = Within(cluster, self.choice)
+        self._between = Between(cluster, self._within.parts, self.choice)
         self._reach = Reach(cluster.fabric(), self.placement)
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
         self._transfers: dict[tuple[str, int, GroupShape], Transfer] = {}
@@ -102,7 +103,9 @@ class Network:
             )
         near_share = 1.0
         if shape.n_local > 1:
-            latency_s, wire_s = self._inside("all_to_all", LARGE, shape.n_local, shape.intra_bytes_per_s)
+            latency_s, wire_s = self._within.parts(
+                "all_to_all", LARGE, shape.n_local, shape.intra_bytes_per_s
+            )
             near_share = bus_factor("all_to_all", shape.n_local) * LARGE / wire_s / shape.intra_bytes_per_s
         latency_s = shape.inter_latency_s or self.cluster.intra.latency_s
         wire_s = exchange_s(routing, shape, near_share, far_share)
@@ -123,49 +126,29 @@ class Network:
             ways = self._inside_one(*key) if key[2].n_domains == 1 else self._between.ways(*key)
             way = min(ways, key=lambda way: way.total_s)
             near, far = way.shares
-            self._transfers[key] = Transfer(to_ns(way.latency_s), to_ns(way.wire_s), way.name, near, far)
+            latency, wire = self._factors("near" if key[2].n_domains == 1 else "far", kind)
+            self._transfers[key] = Transfer(
+                to_ns(latency * way.latency_s), to_ns(wire * way.wire_s), way.name, near, far
+            )
         return self._transfers[key]
+
+    def _factors(self, link: str, kind: str) -> tuple[float, float]:
+        """Return what a calibration says of the latency and the wire time of *kind* over *link*."""
+        known = self.cluster.transfer_factors
+        if not known:
+            return 1.0, 1.0
+        latency, wire = (
+            known.get(f"{link}.{kind}.{part}", known.get(f"{link}.others.{part}", 1.0))
+            for part in ("latency", "wire")
+        )
+        return latency, wire
 
     def _inside_one(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
         """Yield the one way of a group that lies in one node."""
-        latency_s, wire_s = self._inside(kind, size_bytes, shape.n_ranks, shape.intra_bytes_per_s)
+        latency_s, wire_s = self._within.parts(kind, size_bytes, shape.n_ranks, shape.intra_bytes_per_s)
         turns_s = ring_steps(kind, shape.n_ranks) * self.cluster.turn_s
-        link = self._link(shape.intra_bytes_per_s)
-        measured = kind in link.tables or (kind in LIKE and LIKE[kind] in link.tables)
-        how = "measured" if measured else "fitted" if kind in link.curves else "ring"
-        yield Way(latency_s + turns_s, wire_s, f"{link.name}/{how}", wire_s, 0.0)
-
-    def _link(self, bytes_per_s: float) -> LinkSpec:
-        """Return the link inside a node that a ring of this width runs over."""
-        host = self.cluster.node.host
-        return host if host and bytes_per_s <= host.bandwidth_bytes_per_s else self.cluster.intra
-
-    def _inside(self, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> tuple[float, float]:
-        """Return latency and wire time among *n* neighbours that can each send *bytes_per_s*."""
-        link = self._link(bytes_per_s)
-        wire_bytes = bus_factor(kind, n) * size_bytes
-        ring_only = self.choice.forced and not {"nvls", "nvls_tree"} & set(self.choice.algorithms)
-        if kind == "all_reduce" and ring_only and {"reduce_scatter", "all_gather"} <= set(link.tables):
-            halves = [
-                self._inside(half, size_bytes, n, bytes_per_s) for half in ("reduce_scatter", "all_gather")
-            ]
-            return sum(half[0] for half in halves), sum(half[1] for half in halves)
-        if kind in link.tables:
-            table = link.tables[kind]
-            latency_s, wire_s = measured_s(table, kind, size_bytes, n, reduces=link.reduces)
-            return latency_s, wire_s * table.bytes_per_s / bytes_per_s
-        if kind in link.curves:
-            return half_size_s(link.curves[kind], size_bytes, n, wire_bytes, bytes_per_s)
-        if kind in LIKE and LIKE[kind] in link.tables:
-            latency_s, wire_s = self._inside(LIKE[kind], size_bytes, n, bytes_per_s)
-            return latency_s, wire_s / bus_factor(LIKE[kind], n)
-        if kind == "all_reduce" and link.reduces and not ring_only:
-            wire_bytes = min(wire_bytes, nvls_factor(n) * size_bytes)
-        return ring_steps(kind, n) * link.latency_s, wire_bytes / (link.efficiency * bytes_per_s)
+        yield Way(latency_s + turns_s, wire_s, self._within.how(kind, shape.intra_bytes_per_s), wire_s, 0.0)
 
 
 LARGE: Final = 1 << 29
 """Bytes at which a collective inside a node goes as fast as it can."""
-
-LIKE: Final = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
-"""Operations that pass every byte on around the same ring as another, but all bytes over each link."""

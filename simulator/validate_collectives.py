@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -10,11 +12,14 @@ from typing import Final
 from simulator.collectives import KINDS, bus_factor
 from simulator.errors import SimulationError, TableError
 from simulator.experts import Routing, traffic
+from simulator.nccl import choice
 from simulator.network import Network
 from simulator.validate import Failed, Scored, Validation
+from simulator.validate_conventions import algorithm, among_others, array_bytes, said, timed_us
 from simulator.validate_table import Row, read_table
+from topologies.catalog import load_cluster
 from topologies.errors import TopologyError
-from topologies.words import machine
+from topologies.words import RACK, assumed, machine
 
 KIND: Final = {"alltoall": "all_to_all", "sendrecv": "send_recv", "allreduce": "all_reduce"}
 """What tables call an operation, where it is not our name."""
@@ -31,6 +36,9 @@ _ROUTING: Final = {
 
 GROUPS: Final = ("single-node", "multi-node")
 
+SHARED: Final = "aws-p5-shared"
+"""Machine of the catalogue whose ``crowding`` stands for that of a cluster which many jobs share."""
+
 
 def validate_collectives(table: str | Path) -> Validation:
     """Return what every row of *table* takes, predicted and measured, in microseconds.
@@ -43,6 +51,7 @@ def validate_collectives(table: str | Path) -> Validation:
     """
     rows = read_table(table, ("op", "bytes"))
     scored, failed = [], []
+    notes: Counter[str] = Counter()
     for row in rows:
         hardware, n_gpus = row.text("hardware") or row.text("gpu"), row.text("gpus") or row.text("n")
         source, kind = row.text("source_group", Path(table).stem), row.text("op")
@@ -52,6 +61,7 @@ def validate_collectives(table: str | Path) -> Validation:
         except (SimulationError, TopologyError) as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
             continue
+        notes.update(_said(row))
         scored.append(
             Scored(
                 id=row.id,
@@ -62,7 +72,19 @@ def validate_collectives(table: str | Path) -> Validation:
                 measured=measured_us,
             )
         )
-    return Validation(kind="collectives", table=str(table), unit="us", rows=scored, failures=failed)
+    lines = [f"{count} rows: {words}" for words, count in notes.most_common()]
+    return Validation(
+        kind="collectives", table=str(table), unit="us", rows=scored, failures=failed, notes=lines
+    )
+
+
+def _said(row: Row) -> list[str]:
+    """Return what a prediction rests on beside the row's own figures."""
+    words = row.text("hardware") or row.text("gpu")
+    found = said(row, _kind(row))
+    if name := assumed(words):
+        found.append(f"hardware not stated; taken as {name}")
+    return found
 
 
 def _n_gpus(row: Row) -> int:
@@ -80,11 +102,11 @@ def _measured_us(row: Row) -> float:
         if row.text(column):
             return row.number_in(column)
     if row.text("algbw_GBps"):
-        return row.number_in("bytes") / row.number_in("algbw_GBps") * 1e-3
+        return array_bytes(row) / row.number_in("algbw_GBps") * 1e-3
     if _kind(row).startswith("ep_"):
         return _counted_bytes(row) / row.number_in("busbw_GBps") * 1e-3
     factor = bus_factor(_kind(row), _n_gpus(row))
-    return factor * row.number_in("bytes") / row.number_in("busbw_GBps") * 1e-3
+    return factor * array_bytes(row) / row.number_in("busbw_GBps") * 1e-3
 
 
 def _predicted_us(row: Row) -> float:
@@ -92,15 +114,17 @@ def _predicted_us(row: Row) -> float:
     kind, n_gpus = _kind(row), _n_gpus(row)
     if kind.startswith("ep_"):
         return _experts_us(row, kind, n_gpus)
-    network, ranks = _network(row.text("hardware") or row.text("gpu"), n_gpus, row.integer("nodes", 1))
-    size_bytes = row.integer("bytes")
+    words, n_nodes = row.text("hardware") or row.text("gpu"), row.integer("nodes", 1)
+    shared = among_others(row) and n_nodes > 1
+    network, ranks = _network(words, n_gpus, n_nodes, algorithm(row), shared=shared)
+    size_bytes = array_bytes(row)
     if kind == "send_recv":
         transfer = network.p2p(size_bytes, ranks[0], ranks[1])
     elif kind in KINDS:
         transfer = network.collective(kind, size_bytes, ranks)
     else:
         raise TableError(f"operation {kind!r}: one of {', '.join((*KINDS, 'send_recv'))}")
-    return (transfer.latency_ns + transfer.wire_ns) / 1e3
+    return timed_us(row, kind, (transfer.latency_ns + transfer.wire_ns) / 1e3)
 
 
 def _experts_us(row: Row, kind: str, n_gpus: int) -> float:
@@ -131,19 +155,26 @@ def _counted_bytes(row: Row) -> float:
 
 
 @cache
-def _network(hardware: str, n_gpus: int, n_nodes: int) -> tuple[Network, tuple[int, ...]]:
+def _network(
+    hardware: str, n_gpus: int, n_nodes: int, algorithms: str = "", *, shared: bool = False
+) -> tuple[Network, tuple[int, ...]]:
     """Return the machine of a row and its ranks, which are spread evenly over the nodes."""
     cluster = machine(hardware, n_gpus, n_nodes)
+    if shared:
+        crowding = load_cluster(SHARED).fabric_spec.crowding
+        cluster = replace(cluster, fabric_spec=replace(cluster.fabric_spec, crowding=crowding))
     per_node = _per_node(hardware, n_gpus, n_nodes, cluster.gpus_per_node)
     gpus = tuple(
         node * cluster.gpus_per_node + local for node in range(cluster.n_nodes) for local in range(per_node)
     )[:n_gpus]
     if len(gpus) < n_gpus:
         raise TableError(f"{n_gpus} GPUs in {n_nodes} nodes of {cluster.gpus_per_node} do not fit")
-    return Network(cluster, gpus), tuple(range(n_gpus))
+    return Network(cluster, gpus, choice(algorithms)), tuple(range(n_gpus))
 
 
 def _per_node(hardware: str, n_gpus: int, n_nodes: int, most: int) -> int:
-    """Return how many GPUs of each node took part."""
-    said = re.search(r"(\d+) devices? used per node", hardware)
-    return min(most, int(said[1]) if said and n_nodes < n_gpus + 1 else -(-n_gpus // n_nodes))
+    """Return how many GPUs of each NVLink domain took part; tables count the trays of a rack as nodes."""
+    if most >= RACK:
+        return most
+    said_ = re.search(r"(\d+) devices? used per node", hardware)
+    return min(most, int(said_[1]) if said_ and n_nodes < n_gpus + 1 else -(-n_gpus // n_nodes))

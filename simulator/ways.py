@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Final, NamedTuple
 
@@ -14,6 +14,7 @@ from simulator.nccl import (
     LL_TREE,
     NVLS_INTRA_S,
     NVLS_NET_S,
+    P2P_CHUNK_BYTES,
     PAT_BASE_S,
     PAT_NET,
     PAT_RANK_S,
@@ -23,6 +24,7 @@ from simulator.nccl import (
     Choice,
     Protocol,
 )
+from simulator.tuner import ring_estimate_s, tree_estimate_s
 from topologies.cluster import Cluster
 from topologies.reach import GroupShape
 
@@ -81,14 +83,51 @@ class Between:
     def ways(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
         """Yield every way to move *size_bytes* by *kind* in a group of *shape*."""
         nic = self.cluster.nic
+        shape = self._crowded(shape)
         allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
         names = [name for name in self.choice.protocols if name in allowed] or list(allowed)
+        tuned = self._tuned(size_bytes, shape, names) if kind == "all_reduce" else None
         for name in names:
             protocol = PROTOCOLS[name]
             for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
-                yield _way(*way, f"{algorithm}/{name}")
+                if tuned is None or (algorithm, name) == tuned:
+                    yield _way(*way, f"{algorithm}/{name}")
         for algorithm, way in self._in_simple(kind, size_bytes, shape):
             yield _way(*way, f"{algorithm}/simple")
+
+    def _crowded(self, shape: GroupShape) -> GroupShape:
+        """Return *shape* with what other jobs leave of its ways out.
+
+        Where they fill a share ``u`` of a link, ``1 - u`` of its bandwidth is left, and a message waits
+        ``1 / (1 - u)`` times as long (M/M/1, Kleinrock 1975, Queueing Systems I, section 3.2).
+        """
+        left = self.cluster.fabric_spec.left_by_others(shape.n_domains)
+        if left == 1:
+            return shape
+        return replace(
+            shape,
+            inter_bytes_per_s=shape.inter_bytes_per_s * left,
+            inter_latency_s=shape.inter_latency_s / left,
+        )
+
+    def _tuned(self, size_bytes: int, shape: GroupShape, names: Sequence[str]) -> tuple[str, str] | None:
+        """Return which of ring and tree NCCL takes for an all-reduce, and its protocol.
+
+        None where the software of a link has a tuner of its own, that takes the fastest.
+        """
+        nic = self.cluster.nic
+        algorithms = self._algorithms("all_reduce", shape)
+        if (nic and nic.algorithms) or not {"ring", "tree"} <= set(algorithms):
+            return None
+        estimates = {"ring": ring_estimate_s, "tree": tree_estimate_s}
+        found = {
+            (algorithm, name): estimate(
+                size_bytes, shape, name, PROTOCOLS[name], self._rate(shape, PROTOCOLS["simple"])
+            )
+            for algorithm, estimate in estimates.items()
+            for name in names
+        }
+        return min(found, key=lambda key: found[key])
 
     def _by_protocol(
         self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol
@@ -142,6 +181,8 @@ class Between:
         latency_s = protocol.ring_base_s + net_steps * hop_s
         latency_s += (ring_steps(kind, n) - net_steps) * protocol.ring_intra_s
         net_s = bus_factor(kind, n) * size_bytes / self._rate(shape, protocol)
+        if kind == "p2p":
+            net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
             return latency_s, net_s, 0.0
         kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)

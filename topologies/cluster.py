@@ -36,6 +36,8 @@ class Cluster:
         node: how the GPUs of a node are wired to each other.
         cores: processor cores that the processes of one node share; 0 where devices are GPUs.
         time_slice_s: how long a process holds a core that others wait for.
+        transfer_factors: how many times as long communication takes here as the links say, out of a
+            calibration: by link, kind and part, ``"near.all_reduce.wire"``; kind ``others`` is for the rest.
         price_usd_per_gpu_hour: what one device costs, if known.
         description: one line for people.
         sources: where each figure of the machine itself comes from.
@@ -52,6 +54,7 @@ class Cluster:
     node: NodeSpec = field(default_factory=NodeSpec)
     cores: int = 0
     time_slice_s: float = 0.0
+    transfer_factors: Mapping[str, float] = field(default_factory=dict, hash=False)
     price_usd_per_gpu_hour: float | None = None
     description: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)

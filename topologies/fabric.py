@@ -59,6 +59,8 @@ class FabricSpec:
         group_bytes_per_s: from one site, or one group, to all others together, per direction.
         group_latency_s: of that way.
         shape: nodes along each dimension of a torus.
+        crowding: how other jobs on the same switches slow a group: ``n_nodes ** -crowding`` of its ways out
+            is left; 0 where nobody else is.
         links: every cable, where ``kind`` is ``"links"``.
     """
 
@@ -70,6 +72,7 @@ class FabricSpec:
     group_bytes_per_s: float = 0.0
     group_latency_s: float = 0.0
     shape: tuple[int, ...] = ()
+    crowding: float = 0.0
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,6 +81,10 @@ class FabricSpec:
         if self.oversubscription < 1:
             raise CatalogError(
                 f"oversubscription = {self.oversubscription}: 1 is non-blocking, 2 half the bandwidth upward"
+            )
+        if not 0 <= self.crowding <= 1:
+            raise CatalogError(
+                f"crowding = {self.crowding}: 0 is a fabric of one's own, 1 a share that falls as 1 / nodes"
             )
         if self.nodes_per_leaf < 1:
             raise CatalogError(f"nodes_per_leaf = {self.nodes_per_leaf}: at least 1")
@@ -91,6 +98,16 @@ class FabricSpec:
                 "dimension, [4, 4]"
             )
 
+    def left_by_others(self, n_nodes: int) -> float:
+        """Return the share of its ways out that a group over *n_nodes* nodes has, ``n_nodes ** -crowding``.
+
+        The slowest node sets the pace. Where the share that others leave to one node has a distribution that
+        begins as ``P(share < x) ~ x^k``, as a Weibull distribution of shape ``k`` does, the least of ``N``
+        lies at ``N^(-1/k)``; ``crowding`` is ``1/k``. Reference: Gumbel 1958, Statistics of Extremes,
+        chapter 7.
+        """
+        return float(n_nodes**-self.crowding)
+
     def describe(self) -> dict[str, Any]:
         """Return the wiring as plain JSON types."""
         return {
@@ -102,6 +119,7 @@ class FabricSpec:
             "group_bytes_per_s": self.group_bytes_per_s,
             "group_latency_s": self.group_latency_s,
             "shape": list(self.shape),
+            "crowding": self.crowding,
             "links": [list(link.ends) for link in self.links],
         }
 

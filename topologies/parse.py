@@ -193,6 +193,7 @@ def _fabric_from(section: Section) -> tuple[FabricSpec, dict[str, str]]:
         group_bytes_per_s=table.get("group_bandwidth", parse_bandwidth, 0.0),
         group_latency_s=table.get("group_latency", parse_time, 0.0),
         shape=table.get("shape", _wholes, ()),
+        crowding=table.get("crowding", number, 0.0),
         links=links,
     )
     return spec, _finish(table, "fabric.")

@@ -39,6 +39,7 @@ MACHINES: Final = (
     (r"h800", "hgx-h800"),
     (r"mi300", "mi300x"),
     (r"v100", "dgx1-v100"),
+    (r"^(?!.*(dgx|azure)).*a100.*\b(cx-?6|connectx-?6)", "hgx-a100-4nic"),
     (r"a100.*40 ?gb", "dgx-a100-40gb"),
     (r"[ab]?a(100|800)", "dgx-a100"),
     (r"l40", "l40s-8"),
@@ -59,6 +60,11 @@ NETWORKS: Final = (
     (r"infiniband|\bib\b", "ib-ndr"),
 )
 """The network that is named, and the link of the catalogue; its width may be given beside it."""
+
+UNSTATED: Final = re.compile(r"not stated|unstated|unknown|unspecified")
+ASSUMED: Final = "hgx-a100-4nic"
+"""Words that say that the hardware is not known, and the machine it is taken to be where each node has as
+many GPUs as that one: the plainest server of which owners publish figures, see its file."""
 
 RACK: Final = 32
 """Least GPUs of an NVLink domain that spans trays, which tables count as nodes."""
@@ -85,6 +91,8 @@ def machine(words: str, n_gpus: int, n_nodes: int) -> Cluster:
     """
     text = words.lower().replace("_", "-")
     name = text if text in names() else next((name for form, name in MACHINES if re.search(form, text)), None)
+    if name is None and n_nodes > 1 and assumed(words) and -(-n_gpus // n_nodes) == 8:
+        name = ASSUMED
     if name is None:
         raise CatalogError(
             f"hardware {words!r} names no machine of the catalogue; one of {', '.join(names())}"
@@ -98,6 +106,17 @@ def machine(words: str, n_gpus: int, n_nodes: int) -> Cluster:
         return cluster.sized(-(-n_gpus // cluster.gpus_per_node) * cluster.gpus_per_node)
     cluster = _with_network(cluster, text, words)
     return cluster.sized(n_nodes * cluster.gpus_per_node)
+
+
+def assumed(words: str) -> str:
+    """Return the machine that is meant where *words* say that the hardware is not stated; else nothing.
+
+    >>> assumed("not stated (4 nodes)"), assumed("H100 DGX")
+    ('hgx-a100-4nic', '')
+    """
+    text = words.lower()
+    known = any(re.search(form, text) for form, _ in MACHINES)
+    return ASSUMED if UNSTATED.search(text) and not known else ""
 
 
 def _with_network(cluster: Cluster, text: str, words: str) -> Cluster:

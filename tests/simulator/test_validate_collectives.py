@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from simulator.errors import TableError
+from simulator.validate import Validation
 from simulator.validate_cli import validate
 from simulator.validate_collectives import validate_collectives
 
@@ -84,3 +85,90 @@ def test_a_table_without_operations_is_refused(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(TableError, match="no column op, bytes"):
         validate_collectives(path)
+
+
+def validated(tmp_path: Path, *rows: str) -> Validation:
+    path = tmp_path / "table.csv"
+    path.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    found = validate_collectives(path)
+    assert not found.failures
+    return found
+
+
+def test_the_trays_of_a_rack_are_not_nodes(tmp_path: Path) -> None:
+    """Tables count the trays of an NVL72 rack, of 4 GPUs each, as nodes."""
+    table = validated(
+        tmp_path,
+        "a,x,GB200 NVL72,18,72,all_reduce,1073741824,1000,,,",
+        "b,x,GB200 NVL72,1,72,all_reduce,1073741824,1000,,,",
+        "c,x,GB200 NVL72,36,144,all_reduce,1073741824,1000,,,",
+    )
+    one, same, two = (row.predicted for row in table.rows)
+    assert one == same < two
+
+
+def test_a_size_worked_back_from_both_directions_is_halved(tmp_path: Path) -> None:
+    said = "all_reduce_bench.py; bytes back-computed from throughput and duration"
+    table = validated(
+        tmp_path,
+        f"a,x,V100-SXM,1,4,all_reduce,8000000000,48500,,,{said}",
+        "b,x,V100-SXM,1,4,all_reduce,4000000000,48500,,,",
+    )
+    assert table.rows[0].predicted == table.rows[1].predicted
+    assert table.notes == ["1 rows: size halved: the throughput it comes from counts both directions"]
+
+
+def test_a_kernel_in_a_profile_lasts_until_every_rank_has_launched(tmp_path: Path) -> None:
+    said = "profiler kernel time"
+    table = validated(
+        tmp_path,
+        f"a,x,H100 DGX,1,8,all_reduce,1024,38,,,{said}",
+        f"b,x,A100 DGX,1,8,all_reduce,1024,58,,,{said}",
+        f"c,x,H100 DGX,1,8,all_reduce,67108864,320,,,{said}",
+        "d,x,H100 DGX,1,8,all_reduce,67108864,320,,,",
+        f"e,x,H100 DGX,1,2,send_recv,1024,5,,,{said}",
+    )
+    times = [row.predicted for row in table.rows]
+    assert times[:2] == [38.0, 58.0]
+    assert times[2] == times[3]
+    assert times[4] < 10
+
+
+def test_a_call_from_python_takes_its_time(tmp_path: Path) -> None:
+    table = validated(
+        tmp_path,
+        "a,x,H200-SXM,1,8,all_reduce,32768,40,,,all_reduce_bench.py",
+        "b,x,H200-SXM,1,8,all_reduce,32768,20,,,",
+    )
+    assert table.rows[0].predicted - table.rows[1].predicted == pytest.approx(20.0)
+
+
+def test_switches_do_not_reduce_where_the_row_says_so(tmp_path: Path) -> None:
+    table = validated(
+        tmp_path,
+        "a,x,H200-SXM,1,8,all_reduce,8589934592,40000,,,NCCL_NVLS_ENABLE=0",
+        "b,x,H200-SXM,1,8,all_reduce,8589934592,40000,,,algo NVLS",
+        "c,x,H200-SXM,1,4,all_reduce,8589934592,40000,,,algo Ring",
+        "d,x,H200-SXM,1,4,all_reduce,8589934592,40000,,,",
+    )
+    off, on, four, same = (row.predicted for row in table.rows)
+    assert off > 1.2 * on
+    assert four == same
+
+
+def test_the_middle_of_many_runs_is_slower_the_more_nodes_there_are(tmp_path: Path) -> None:
+    """Of links shared with others ``N ** -0.5`` is left; alone, and inside a node, nothing changes."""
+
+    def ratio(nodes: int) -> float:
+        head = f"x,H100 AWS EFA,{nodes},{8 * nodes},all_gather,4294967296,1000,,,"
+        table = validated(tmp_path, f"a,{head}5-95 percentile 1-2", f"b,{head}")
+        return table.rows[0].predicted / table.rows[1].predicted
+
+    assert ratio(1) == 1.0
+    assert 1.0 < ratio(2) < ratio(4) < ratio(16) <= 4.0
+
+
+def test_unstated_hardware_is_taken_as_a_machine_and_counted(tmp_path: Path) -> None:
+    table = validated(tmp_path, "a,x,not stated (4 nodes),4,32,all_reduce,1073741824,22000,,,")
+    assert table.notes == ["1 rows: hardware not stated; taken as hgx-a100-4nic"]
+    assert abs(table.rows[0].log_ratio) < 0.05

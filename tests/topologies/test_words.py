@@ -4,7 +4,7 @@ import pytest
 
 from topologies.catalog import names
 from topologies.errors import CatalogError
-from topologies.words import machine
+from topologies.words import assumed, machine
 
 READ = [
     # words, GPUs, nodes, machine, NICs, Gb/s of one
@@ -15,7 +15,7 @@ READ = [
     ("A100-SXM-80GB Jean Zay, 4x100 Gb/s OPA per node", 32, 4, "jean-zay-a100", 4, 100),
     ("V100-SXM-32GB Jean Zay, OPA", 64, 16, "jean-zay-v100", 4, 100),
     ("H800 (NVLink ~160 GB/s), CX7 400 Gb/s per GPU", 64, 8, "hgx-h800", 8, 400),
-    ("A100 (8 per node), CX-6", 16, 2, "dgx-a100", 8, 200),
+    ("A100 (8 per node), CX-6", 16, 2, "hgx-a100-4nic", 4, 200),
     ("H100, 8x200 Gb/s RoCE", 16, 2, "dgx-h100", 8, 200),
     ("gb200_nvl72", 72, 18, "gb200-nvl72", 72, 400),
     ("GB200 NVL72", 144, 36, "gb200-nvl72", 72, 400),
@@ -42,3 +42,11 @@ def test_a_name_of_the_catalogue_stands_for_itself(name: str) -> None:
 def test_hardware_that_nobody_knows_is_refused() -> None:
     with pytest.raises(CatalogError, match="hardware 'not stated' names no machine of the catalogue"):
         machine("not stated", 8, 1)
+
+
+def test_words_that_say_nothing_are_taken_as_one_machine_and_only_where_it_fits() -> None:
+    assert (assumed("not stated (4 nodes)"), assumed("H100, fabric not stated")) == ("hgx-a100-4nic", "")
+    assert machine("not stated (4 nodes)", 32, 4).name == "hgx-a100-4nic"
+    for n_gpus, n_nodes in ((8, 1), (16, 4)):
+        with pytest.raises(CatalogError, match="names no machine"):
+            machine("not stated (4 nodes)", n_gpus, n_nodes)
