@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -24,7 +25,7 @@ SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
 
 
-def _settings(command: Command) -> Command:
+def job_settings_options(command: Command) -> Command:
     """Add a flag for every setting of a job; None where it is not given."""
     for flag, kind, text in reversed(
         (
@@ -68,7 +69,7 @@ def _settings(command: Command) -> Command:
 
 @click.command()
 @click.argument("file", metavar="[RUN.TOML]", required=False, type=click.Path(dir_okay=False))
-@_settings
+@job_settings_options
 @click.option(
     "--config", type=click.Path(dir_okay=False), help="The same as RUN.TOML; flags override what it says."
 )
@@ -77,6 +78,11 @@ def _settings(command: Command) -> Command:
     "like_run",
     type=click.Path(),
     help="Run whose model, layout, batch and machine are taken; flags change them.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(dir_okay=False),
+    help="Factors of this machine, from foretrace calibrate.",
 )
 @click.option(
     "--ranks",
@@ -104,6 +110,7 @@ def simulate(
     *,
     file: str | None,
     like_run: str | None,
+    calibration: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -129,6 +136,8 @@ def simulate(
     if like_run is not None and config is not None:
         raise click.UsageError(f"--like {like_run} and {config}: give one of them")
     job = _job_like(like_run, given) if like_run is not None else _job(config, given)
+    if calibration is not None:
+        job = _calibrated(job, calibration)
     console = Console(stderr=True, quiet=as_json)
     with console.status("simulating") if console.is_terminal else nullcontext() as status:
         tell = None if status is None else status.update
@@ -160,6 +169,13 @@ def _job_like(path: str, given: Mapping[str, Any]) -> Job:
     from traces.store import open_run
 
     return job_like(open_run(path), given)
+
+
+def _calibrated(job: Job, path: str) -> Job:
+    """Return *job* on its machine as the calibration in the file *path* found it."""
+    from simulator.calibration import read_calibration
+
+    return replace(job, cluster=read_calibration(path).applied(job.cluster))
 
 
 def _check_folder(report: str) -> None:

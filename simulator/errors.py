@@ -6,6 +6,7 @@ SimulationError
 ├── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
 ├── ConfigError    a run.toml or a setting that cannot be understood
 ├── LikeError      a run that does not tell what --like or calibrate need to know
+├── CalibrationError  a run that constants cannot be fitted on, or a file that does not hold them
 ├── TableError     a table of measurements that cannot be read, or a cell of it
 ├── EngineError    an engine that does not exist, or cannot run here
 └── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
@@ -36,6 +37,10 @@ class ConfigError(SimulationError):
 
 class LikeError(SimulationError):
     """A run does not tell what simulating one like it, or calibrating on it, needs to know."""
+
+
+class CalibrationError(SimulationError):
+    """A run that says nothing of the machine, or a calibration file that cannot be used."""
 
 
 class TableError(SimulationError):

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator": SIMULATOR,
     "simulator.engine": SIMULATOR | {"simpy", "numba"},
     "simulator.cli": SIMULATOR | COMMAND,
+    "simulator.calibrate_cli": SIMULATOR | COMMAND,
     "simulator.memory_cli": SIMULATOR | COMMAND,
     "simulator.validate_cli": SIMULATOR | COMMAND,
     "simulator.validate_render": SIMULATOR | COMMAND,

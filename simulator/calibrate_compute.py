@@ -1,0 +1,185 @@
+"""How long blocks computed in a recorded run, beside what each kind of operation in them should have taken.
+
+Spans are put together by phase and part: attention, MLP, what else a layer does (norms, residuals), and what
+is outside of the layers. Parts are made of matrix products, memory traffic and fixed costs in different
+shares; that is what tells the factors apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from simulator.calibration import Factor
+from simulator.compute import ComputeModel, factor_of, fixed_s
+from simulator.errors import CalibrationError
+from simulator.job import Job
+from simulator.least_squares import Fit, Floats, fit_factors, median_error
+from simulator.ops import Comm, Op
+from simulator.workload import embedding_block, head_block, layer_blocks
+from traces.columns import int64, labels
+from traces.run import Run
+
+PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
+COLUMNS: Final = ("products", "memory", "fixed")
+TIES: Final = (
+    ((0,), (1,), (2,)),
+    ((0, 1), (2,)),
+    ((0,), (1, 2)),
+    ((0, 1, 2),),
+)
+"""Ways to put the causes together, the freest first."""
+
+_ATTENTION: Final = re.compile(r"att|(^|\.)(wq|wk|wv|wo|qkv)\b")
+_BETWEEN: Final = (".norm", ".residual")
+"""Endings of operations that stand between the parts of a layer: of its own, not of its attention or MLP."""
+
+Key = tuple[str, str]
+"""Phase and part."""
+
+
+class Compute(NamedTuple):
+    """Factors on compute, and what the run cannot say about it."""
+
+    factors: dict[str, Factor]
+    not_identified: list[str]
+
+
+def compute_factors(run: Run, job: Job, steps: Sequence[int], optimizer_s: float) -> Compute:
+    """Return the factors with which the compute of *job* takes as long as it did in *steps* of *run*.
+
+    Args:
+        run: recorded, with spans that say forward and backward.
+        job: the same job, on the machine of the catalogue.
+        steps: to fit on.
+        optimizer_s: how long an optimizer step should take on the mean rank.
+
+    Raises:
+        CalibrationError: the run has no compute that can be told by phase.
+    """
+    times, updates = measured(run, steps)
+    has_glue = any(part == "layer" for _, part in times)
+    wanted = predicted(run, job, has_glue=has_glue)
+    keys = [key for key in sorted(times) if key in wanted and wanted[key].sum() > 0]
+    if not keys:
+        raise CalibrationError(
+            f"{run.path} has no forward or backward compute in blocks: record it with foretrace record"
+        )
+    design = np.array([wanted[key] for key in keys])
+    seen = np.array([times[key] for key in keys]).T  # (steps, keys)
+    missed = sum(float(np.median(times[key])) for key in times if key not in keys)
+    found = _identified(job, design, seen)
+    if missed > 0:
+        found.not_identified.append(f"{missed * 1e3:.2f} ms a step of compute that the job does not have")
+    if optimizer_s > 0 and updates.any():
+        ratio = updates / optimizer_s
+        found.factors["optimizer"] = Factor(float(np.median(ratio)), median_error(ratio))
+    else:
+        found.not_identified.append("optimizer: no optimizer step in the run; the catalogue is used")
+    return found
+
+
+def measured(run: Run, steps: Sequence[int]) -> tuple[dict[Key, list[float]], Floats]:
+    """Return by phase and part the seconds of each of *steps*, mean over ranks; and of the optimizer."""
+    total: dict[Key, Floats] = defaultdict(lambda: np.zeros(len(steps)))
+    place = {step: at for at, step in enumerate(steps)}
+    for rank in run.stored_ranks:
+        table = run.spans([rank])
+        category, categories = labels(table, "category")
+        if "compute" not in categories:
+            continue
+        rows = np.flatnonzero(category == categories.index("compute"))
+        kinds, kind_names = labels(table, "kind")
+        names, name_labels = labels(table, "name")
+        layer, step, ns = (int64(table, name)[rows] for name in ("layer", "step", "duration_ns"))
+        phase = [kind_names[code] for code in kinds[rows]]
+        parts = [_part(name_labels[code], at) for code, at in zip(names[rows], layer.tolist(), strict=True)]
+        for at, one, part, took in zip(step.tolist(), phase, parts, ns.tolist(), strict=True):
+            if at in place:
+                total[one, part if one in PHASES else ""][place[at]] += took / 1e9
+    n = max(len(run.stored_ranks), 1)
+    updates = total.pop(("optimizer", ""), np.zeros(len(steps))) / n
+    return {key: (values / n).tolist() for key, values in total.items() if key[0] in PHASES}, updates
+
+
+def predicted(run: Run, job: Job, *, has_glue: bool) -> dict[Key, Floats]:
+    """Return by phase and part the seconds of products, memory traffic and fixed costs, mean over ranks."""
+    compute = ComputeModel(job.cluster.device, job.precision)
+    total: dict[Key, Floats] = defaultdict(lambda: np.zeros(len(COLUMNS)))
+    for rank in run.stored_ranks:
+        for block, part in _blocks(run, job, rank):
+            for phase in PHASES:
+                for op in block.phases[phase]:
+                    if not isinstance(op, Comm):
+                        own = "layer" if has_glue and op.name.endswith(_BETWEEN) else part
+                        own = "layer" if has_glue and ".residual" in op.name else own
+                        own = "layer" if has_glue and ".norm" in op.name and part != "ends" else own
+                        total[phase, own] += _by_cause(op, compute)
+    n = max(len(run.stored_ranks), 1)
+    return {key: values * job.n_microbatches / n for key, values in total.items()}
+
+
+def _blocks(run: Run, job: Job, rank: int) -> Iterable[tuple[Any, str]]:
+    """Yield the blocks that *rank* has spans of, and the part that each is."""
+    pp = job.layout.coord(rank).pp
+    layers = np.unique(int64(run.spans([rank]), "layer"))
+    for layer in layers[layers >= 0].tolist():
+        if layer < job.model.n_layers:
+            attention, mlp = layer_blocks(job, layer)
+            yield attention, "attention"
+            yield mlp, "mlp"
+    if pp == 0:
+        yield embedding_block(job), "ends"
+    if pp == job.layout.pp - 1:
+        yield head_block(job), "ends"
+
+
+def _part(name: str, layer: int) -> str:
+    """Return the part of the model that a span is of.
+
+    >>> _part("layers.3.self_attn", 3), _part("layers.3", 3), _part("mlp", 3), _part("lm_head", -1)
+    ('attention', 'layer', 'mlp', 'ends')
+    """
+    if layer < 0:
+        return "ends"
+    number = f".{layer}"
+    if name.endswith(number):
+        return "layer"
+    within = name.partition(f"{number}.")[2] or name
+    return "attention" if _ATTENTION.search(within) else "mlp"
+
+
+def _by_cause(op: Op, compute: ComputeModel) -> Floats:
+    """Return the seconds of *op* by cause, in the order of ``COLUMNS``."""
+    seconds = compute.op_s(op)
+    fixed = min(fixed_s(op, compute.device), seconds)
+    is_product = factor_of(op) == "products"
+    return np.array([seconds - fixed if is_product else 0, 0 if is_product else seconds - fixed, fixed])
+
+
+def _identified(job: Job, design: Floats, seen: Floats) -> Compute:
+    """Return the factors that the times identify."""
+    found: Fit = fit_factors(design, seen, TIES, power=1.0)
+    factors = {
+        name: Factor(float(value), float(error))
+        for name, value, error in zip(COLUMNS, found.values, found.errors, strict=True)
+    }
+    said = [
+        f"{' and '.join(COLUMNS[at] for at in group)} cannot be told apart: they have one factor"
+        for group in found.tied
+    ]
+    if job.cluster.device.kind == "gpu":
+        said.append("launch: the device is not seen waiting for the host; the catalogue is used")
+    return Compute(factors, said)
+
+
+def phase_seconds(times: Mapping[Key, Sequence[float]]) -> dict[str, float]:
+    """Return by phase the seconds that it takes in the step of the middle."""
+    total: dict[str, Floats] = {}
+    for (phase, _), values in times.items():
+        total[phase] = total.get(phase, np.zeros(len(values))) + np.array(values)
+    return {phase: float(np.median(values)) for phase, values in total.items()}

@@ -1,0 +1,192 @@
+"""What a recorded run says about a machine: a few factors on the times of the catalogue, with their errors.
+
+A factor of 1.2 means that something took 1.2 times as long as the catalogue's constants say. ``compute`` has
+``products`` (matrix products and attention), ``memory`` (element-wise operations), ``optimizer`` (its pass
+over the states), ``fixed`` (the part of every operation that does not depend on its size) and ``launch``
+(what the host needs to launch one). ``network`` has, for links inside of a node (``near``) and between nodes
+(``far``), ``latency`` and ``wire`` of each kind of communication that the run had, and of all others.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.errors import CalibrationError
+from topologies.cluster import Cluster
+from topologies.device import Device
+
+COMPUTE: Final = ("products", "memory", "optimizer", "fixed", "launch")
+LINKS: Final = ("near", "far")
+PARTS: Final = ("latency", "wire")
+OTHERS: Final = "others"
+"""Key of the factors for kinds of communication that the run did not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """How many times as long something takes as the catalogue says, with its standard error."""
+
+    value: float
+    error: float
+
+    def __post_init__(self) -> None:
+        for name in ("value", "error"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+                raise CalibrationError(f"{name} = {number!r}: a number is needed")
+        if self.value <= 0 or self.error < 0:
+            raise CalibrationError(f"factor {self.value} +- {self.error}: above zero, its error not below")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Factors of one machine, out of one run.
+
+    Attributes:
+        run: the run that they come from.
+        cluster: machine whose catalogue entry they are on.
+        device: its device.
+        precision: of the run.
+        compute: by name, one of ``COMPUTE``; what the run does not identify is left out.
+        network: by link (``near`` or ``far``), kind of communication and part, ``"near.all_reduce.wire"``.
+        not_identified: what the run cannot say, and why, as sentences.
+    """
+
+    run: str
+    cluster: str
+    device: str
+    precision: str
+    compute: Mapping[str, Factor] = field(hash=False)
+    network: Mapping[str, Factor] = field(hash=False)
+    not_identified: tuple[str, ...] = ()
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """Return *cluster* with these factors on its constants.
+
+        Raises:
+            CalibrationError: it has another device than the run had.
+        """
+        if cluster.device.name != self.device:
+            raise CalibrationError(
+                f"the calibration is of {self.device}, on {self.run}, but {cluster.name} has "
+                f"{cluster.device.name}; calibrate on a run of that device"
+            )
+        values = {name: factor.value for name, factor in self.compute.items()}
+        device = _with_latencies(cluster.device, values)
+        rates = ("products", "memory", "optimizer")
+        factors: dict[str, float] = {name: values[name] for name in rates if name in values}
+        network = {name: factor.value for name, factor in self.network.items()}
+        return replace(cluster, device=replace(device, factors=factors), transfer_factors=network)
+
+    def named(self) -> Iterator[tuple[str, Factor]]:
+        """Yield every factor with its name, compute first."""
+        for name, factor in self.compute.items():
+            yield f"compute.{name}", factor
+        for name, factor in self.network.items():
+            yield f"network.{name}", factor
+
+    def to_toml(self) -> str:
+        """Return the text of a calibration file."""
+        lines = [
+            "# Factors on the times of the catalogue; errors are standard errors: foretrace calibrate",
+            *(f"{key} = {_quoted(getattr(self, key))}" for key in ("run", "cluster", "device", "precision")),
+        ]
+        if self.not_identified:
+            lines += ["not_identified = [", *(f"    {_quoted(text)}," for text in self.not_identified), "]"]
+        for table, factors in (("compute", self.compute), *_tables(self.network)):
+            if factors:
+                lines += ["", f"[{table}]"]
+            for name, factor in factors.items():
+                lines.append(f"{name} = {{ value = {factor.value:.6g}, error = {factor.error:.3g} }}")
+        return "\n".join(lines) + "\n"
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Return the calibration in the TOML file *path*.
+
+    Raises:
+        CalibrationError: it cannot be read, or something in it is not what a calibration has.
+    """
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CalibrationError(f"{path} is not TOML: {error}") from None
+    try:
+        return _from_document(document)
+    except CalibrationError as error:
+        raise CalibrationError(f"{path}: {error}") from None
+
+
+def _from_document(document: Mapping[str, Any]) -> Calibration:
+    for key in ("run", "cluster", "device", "precision"):
+        if not isinstance(document.get(key), str):
+            raise CalibrationError(f"no {key} in it; is it a file that foretrace calibrate wrote?")
+    compute = {name: _factor(name, given) for name, given in _table(document, "compute").items()}
+    if unknown := set(compute) - set(COMPUTE):
+        raise CalibrationError(f"compute.{min(unknown)}: one of {', '.join(COMPUTE)}")
+    network: dict[str, Factor] = {}
+    for link, kinds in _table(document, "network").items():
+        if link not in LINKS or not isinstance(kinds, Mapping):
+            raise CalibrationError(f"network.{link}: one of {', '.join(LINKS)}")
+        for kind, parts in kinds.items():
+            for part, given in parts.items() if isinstance(parts, Mapping) else ():
+                if part not in PARTS:
+                    raise CalibrationError(f"network.{link}.{kind}.{part}: one of {', '.join(PARTS)}")
+                network[f"{link}.{kind}.{part}"] = _factor(f"network.{link}.{kind}.{part}", given)
+    said = document.get("not_identified", [])
+    return Calibration(
+        **{key: document[key] for key in ("run", "cluster", "device", "precision")},
+        compute=compute,
+        network=network,
+        not_identified=tuple(map(str, said)) if isinstance(said, list) else (),
+    )
+
+
+def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = document.get(name, {})
+    if not isinstance(found, Mapping):
+        raise CalibrationError(f"{name} must be a table")
+    return found
+
+
+def _factor(name: str, given: Any) -> Factor:
+    if not isinstance(given, Mapping) or set(given) != {"value", "error"}:
+        raise CalibrationError(f"{name} must be {{ value = 1.2, error = 0.1 }}")
+    try:
+        return Factor(given["value"], given["error"])
+    except CalibrationError as error:
+        raise CalibrationError(f"{name}: {error}") from None
+
+
+def _with_latencies(device: Device, values: Mapping[str, float]) -> Device:
+    """Return *device* with the factors on what does not depend on size."""
+    fixed, launch = values.get("fixed", 1.0), values.get("launch", 1.0)
+    if device.kind == "cpu":  # the host is the device: launching is part of every operation
+        launch = fixed
+    return replace(
+        device,
+        gemm_latency_s=device.gemm_latency_s * fixed,
+        memory_bound_latency_s=device.memory_bound_latency_s * fixed,
+        launch_s=device.launch_s * launch,
+    )
+
+
+def _tables(network: Mapping[str, Factor]) -> Iterator[tuple[str, dict[str, Factor]]]:
+    """Yield the tables that the factors of the network are written to."""
+    tables: dict[str, dict[str, Factor]] = {}
+    for name, factor in network.items():
+        place, _, part = name.rpartition(".")
+        tables.setdefault(f"network.{place}", {})[part] = factor
+    yield from tables.items()
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,178 @@
+"""Calibration finds the factors that a run was made with, and says which ones it cannot find."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis.strategies import floats, lists
+
+from foretrace import main
+from simulator.calibrate import calibrate
+from simulator.calibration import Calibration, Factor, read_calibration
+from simulator.config import job_from
+from simulator.errors import CalibrationError
+from simulator.job import Job
+from simulator.least_squares import fit_factors, median_error
+from simulator.simulate import simulate
+from topologies.catalog import load_cluster
+
+LOCAL = {"model": "llama3.2-1b", "cluster": "localhost", "precision": "fp32", "seq_len": 256, "steps": 4}
+
+
+def truth(compute: Mapping[str, float], network: Mapping[str, float]) -> Calibration:
+    """Return a calibration with these factors, known exactly."""
+    return Calibration(
+        run="truth",
+        cluster="localhost",
+        device="cpu-core",
+        precision="fp32",
+        compute={name: Factor(value, 0.0) for name, value in compute.items()},
+        network={name: Factor(value, 0.0) for name, value in network.items()},
+    )
+
+
+def job_of(**changes: Any) -> Job:
+    """Return a small job on this kind of machine."""
+    return job_from({**LOCAL, "global_batch": 2, **changes})
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"), [({"dp": 2, "sharding": "fsdp"}, "all_gather"), ({"tp": 2}, "reduce_scatter")]
+)
+def test_the_factors_of_a_run_are_found_again(layout: dict[str, Any], kind: str) -> None:
+    """A run made with other constants gives them back: compute to 3 %, communication to 5 %."""
+    job = job_of(**layout)
+    known = truth(
+        {"products": 1.4, "memory": 0.6, "optimizer": 0.5, "fixed": 2.0},
+        {f"near.{kind}.wire": 1.7, "near.others.wire": 1.2},
+    )
+    run = simulate(replace(job, cluster=known.applied(job.cluster))).run
+    found = calibrate(run, job)
+    for name in ("products", "memory", "optimizer"):
+        assert found.calibration.compute[name].value == pytest.approx(known.compute[name].value, rel=0.03)
+    assert found.calibration.network[f"near.{kind}.wire"].value == pytest.approx(1.7, rel=0.05)
+    step = found.errors[0]
+    assert abs(step.after_s / step.measured_s - 1) < 0.01 < abs(step.before_s / step.measured_s - 1)
+
+
+def test_what_a_run_cannot_say_is_said(tmp_path: Path) -> None:
+    """One size does not tell latency from bandwidth; without communication there is no factor at all."""
+    one_size = calibrate(simulate(job_of(dp=2, sharding="ddp")).run, job_of(dp=2, sharding="ddp"))
+    assert any(
+        said.startswith("links between nodes: no communic") for said in one_size.calibration.not_identified
+    )
+    alone = job_of(dp=1)
+    found = calibrate(simulate(alone).run, alone).calibration
+    assert not found.network
+    assert any(said.startswith("links inside of a node: no comm") for said in found.not_identified)
+    path = tmp_path / "cal.toml"
+    path.write_text(found.to_toml())
+    assert read_calibration(path).not_identified == found.not_identified
+
+
+def test_a_short_run_is_refused() -> None:
+    """Nothing could be held back."""
+    job = job_of(dp=2)
+    with pytest.raises(CalibrationError, match="has 2 steps after warm-up; 4 are needed"):
+        calibrate(simulate(replace(job, n_steps=2)).run, job)
+
+
+def test_factors_of_one_make_the_same_prediction() -> None:
+    """A calibration that says nothing changes nothing."""
+    job = job_of(dp=2, sharding="fsdp", steps=1)
+    same = truth(dict.fromkeys(("products", "memory", "optimizer", "fixed"), 1.0), {"near.others.wire": 1.0})
+    assert simulate(job).spans.equals(simulate(replace(job, cluster=same.applied(job.cluster))).spans)
+
+
+def test_a_calibration_of_another_device_is_refused() -> None:
+    """What was measured on a processor says nothing of a GPU."""
+    with pytest.raises(CalibrationError, match=r"of cpu-core, .* dgx-h100 has h100-sxm"):
+        truth({"products": 1.1}, {}).applied(load_cluster("dgx-h100"))
+
+
+@given(factors=lists(floats(0.2, 5.0), min_size=6, max_size=6))
+@settings(max_examples=25)
+def test_a_file_holds_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, factors: list[float]
+) -> None:
+    """To six digits."""
+    names = ("products", "memory", "optimizer", "fixed")
+    one = truth(
+        dict(zip(names, factors, strict=False)),
+        {"near.all_reduce.wire": factors[4], "far.p2p.latency": factors[5]},
+    )
+    path = tmp_path_factory.mktemp("cal") / "cal.toml"
+    path.write_text(one.to_toml())
+    again = read_calibration(path)
+    assert [name for name, _ in again.named()] == [name for name, _ in one.named()]
+    for (_, a), (_, b) in zip(again.named(), one.named(), strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("run = ", "is not TOML"),
+        ("run = 'a'", "no cluster in it"),
+        ("run='a'\ncluster='b'\ndevice='c'\nprecision='d'\n[compute]\nproducts = 1.2", "must be"),
+        (
+            "run='a'\ncluster='b'\ndevice='c'\nprecision='d'\n[compute]\nspeed = {value=1.0, error=0.1}",
+            "one of",
+        ),
+        (
+            "run='a'\ncluster='b'\ndevice='c'\nprecision='d'\n[compute]\nfixed = {value=-1.0, error=0.1}",
+            "above",
+        ),
+        (
+            "run='a'\ncluster='b'\ndevice='c'\nprecision='d'\n[compute]\nfixed = {value=nan, error=0.1}",
+            "number",
+        ),
+        ("run='a'\ncluster='b'\ndevice='c'\nprecision='d'\n[network]\nnear = 2", "one of near, far"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    """It names the file, the key and what would work."""
+    path = tmp_path / "cal.toml"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match=says) as error:
+        read_calibration(path)
+    assert str(path) in str(error.value)
+
+
+def test_columns_that_do_not_differ_share_a_factor() -> None:
+    """Two causes in the same proportion everywhere cannot be told apart; their sum can."""
+    rng = np.random.default_rng(0)
+    design = np.outer([1.0, 2.0, 3.0, 4.0], [1.0, 0.5])
+    times = design.sum(axis=1) * 1.3 * rng.normal(1, 0.01, (8, 4))
+    found = fit_factors(design, times, (((0,), (1,)), ((0, 1),)), power=1.0)
+    if found.tied:
+        assert found.values == pytest.approx([1.3, 1.3], rel=0.02)
+    assert design @ found.values == pytest.approx(design.sum(axis=1) * 1.3, rel=0.02)
+
+
+def test_the_error_of_a_median_shrinks_with_the_root() -> None:
+    """Four times as many values, half the error."""
+    values = np.random.default_rng(1).normal(10, 1, 4000)
+    assert median_error(values) == pytest.approx(1.2533 / 4000**0.5, rel=0.1)
+    assert median_error(values[:1]) == 0
+
+
+def test_the_verb_writes_a_file_that_simulate_takes(tmp_path: Path) -> None:
+    """From a run to factors to a prediction that is nearer to it."""
+    job = job_of(dp=2, sharding="fsdp")
+    slow = truth({"products": 1.5}, {}).applied(job.cluster)
+    path, file = tmp_path / "run", tmp_path / "cal.toml"
+    simulate(replace(job, cluster=slow)).write(path)
+    runner = CliRunner()
+    result = runner.invoke(main, ["calibrate", str(path), "-o", str(file), "--json"])
+    assert result.exit_code == 0, result.output
+    assert '"compute.products"' in result.stdout
+    assert runner.invoke(main, ["calibrate", str(path)]).exit_code == 0
+    result = runner.invoke(main, ["simulate", "--like", str(path), "--calibration", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "calibrated: products x 1.5" in result.stdout
