@@ -135,13 +135,14 @@ class CollectiveHook:
     def _waiting(self, overload: Any) -> Callable[..., Any]:
         """Return the kernel of ``wait_tensor``, by which functional collectives are waited for."""
         completions, lane, guarded = self._session.completions, self._session.lane, self._session.guarded
-        find = guarded("collectives", lambda tensor: completions.of_storage(_address(tensor)))
         ended, claim = (guarded("collectives", f) for f in (completions.ended, completions.claim))
         pause, resume = (guarded("modules", f) for f in (lane.pause, lane.resume))
-        redispatch, after = overload.redispatch, self._after
+        redispatch, after, by_storage = overload.redispatch, self._after, completions.by_storage
 
         def kernel(keyset: Any, tensor: Any) -> Any:
-            communication = find(tensor)
+            communication = by_storage.get(_address(tensor)) if by_storage else None
+            if communication is None and not tensor.is_cuda:
+                return redispatch(keyset & after, tensor)  # waited for before: DTensor asks more than once
             if communication is not None:
                 claim(communication)
             pause()

@@ -131,14 +131,16 @@ class Completions:
 
     Args:
         wait: the original ``Work.wait``.
+
+    Attributes:
+        by_storage: communications under way by the address of a tensor that they fill.
     """
 
     def __init__(self, wait: Callable[..., Any]) -> None:
-        self._wait = wait
         self._watchers = Watchers(wait, self._watched)
         self._lock = threading.Lock()
         self._by_work: dict[int, Communication] = {}
-        self._by_storage: dict[int, Communication] = {}
+        self.by_storage: dict[int, Communication] = {}
         self._loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
         self._coalesced: list[Communication] = []
@@ -174,12 +176,17 @@ class Completions:
         communication.work = work
         self._by_work[id(work)] = communication
         for storage in communication.storages:
-            self._by_storage[storage] = communication
+            self.by_storage[storage] = communication
         if watchable and not on_device:
             if watch_now:
                 self._watchers.watch(communication)
             else:
                 self._loose.append(communication)
+
+    @property
+    def is_sweeping_due(self) -> bool:
+        """Whether there is anything that ``sweep`` would look at."""
+        return bool(self._loose or self._unclaimed)
 
     def sweep(self, now: int) -> None:
         """Hand to a watcher whatever has been under way for long without being waited for."""
@@ -214,10 +221,6 @@ class Completions:
         for communication in batch:
             communication.end = cuda_stamp()
 
-    def of_storage(self, storage: int) -> Communication | None:
-        """Return the communication under way that fills the tensor at address *storage*."""
-        return self._by_storage.get(storage)
-
     def claim(self, communication: Communication) -> Watch | None:
         """Keep watchers off *communication* because the training waits for it; return the one it has."""
         with self._lock:
@@ -236,8 +239,8 @@ class Completions:
         if work is not None and self._by_work.get(id(work)) is communication:
             del self._by_work[id(work)]
         for storage in communication.storages:
-            if self._by_storage.get(storage) is communication:
-                del self._by_storage[storage]
+            if self.by_storage.get(storage) is communication:
+                del self.by_storage[storage]
 
     @property
     def has_watched_transfers(self) -> bool:

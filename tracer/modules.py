@@ -47,17 +47,21 @@ class ModuleHook:
         self._session = session
         self._lane = session.lane
         self._is_tensor: Callable[[Any], bool] = lambda value: isinstance(value, torch.Tensor)
-        self._known: dict[int, tuple[weakref.ref[Any], Block | None]] = {}
+        self._blocks: dict[int, Block] = {}
+        self._inner: set[int] = set()
+        self._lives: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[Any, Block, int, Any]] = []
         entered = session.guarded("modules", self._entered)
         left = session.guarded("modules", self._left)
+        inner, is_compiling = self._inner, torch.compiler.is_compiling
 
+        # The compiler traces hooks: it must meet nothing that changes before it knows that they do nothing.
         def before(module: Any, args: Any) -> None:
-            if not torch.compiler.is_compiling():
+            if not is_compiling() and id(module) not in inner:
                 entered(module, args)
 
         def after(module: Any, args: Any, *rest: Any) -> None:
-            if not torch.compiler.is_compiling():  # after an exception torch leaves the kwargs out
+            if not is_compiling() and id(module) not in inner:  # after an exception torch leaves kwargs out
                 left(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
 
         self._handles = [
@@ -71,11 +75,8 @@ class ModuleHook:
             handle.remove()
 
     def _entered(self, module: Any, args: Any) -> None:
-        known = self._known.get(id(module))
-        if known is None or known[0]() is not module:
-            known = self._met(module, args)
-        block = known[1]
-        if block is None:
+        block = self._blocks.get(id(module))
+        if block is None and (block := self._met(module, args)) is None:
             return
         session = self._session
         if not self._running:
@@ -87,8 +88,7 @@ class ModuleHook:
         self._running.append((module, block, depth, self._node(args)))
 
     def _left(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        known = self._known.get(id(module))
-        if known is None or known[1] is None or not any(entry[0] is module for entry in self._running):
+        if not any(entry[0] is module for entry in self._running):
             return
         while self._running:
             running, block, depth, entry = self._running.pop()
@@ -102,22 +102,35 @@ class ModuleHook:
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
                 return
 
-    def _met(self, module: Any, args: Any) -> tuple[weakref.ref[Any], Block | None]:
-        """Learn the blocks of a module that is called for the first time."""
-        if not self._running:
-            blocks = find_blocks(module)
-            for part in module.modules():
-                self._known[id(part)] = self._entry(part, blocks.get(part))
-            self._session.met_model(module, args)
-            if _on_cuda(module):
-                self._lane.stamp = cuda_stamp
-        else:  # made in the middle of a forward, or changed since: part of the block around it
-            self._known[id(module)] = self._entry(module, None)
-        return self._known[id(module)]
+    def _met(self, module: Any, args: Any) -> Block | None:
+        """Learn the blocks of a module that is called for the first time; return which one it is itself."""
+        if self._running:  # made in the middle of a forward, or changed since: part of the block around it
+            self._learn(module, None)
+            return None
+        blocks = find_blocks(module)
+        for part in module.modules():
+            self._learn(part, blocks.get(part))
+        self._session.met_model(module, args)
+        if _on_cuda(module):
+            self._lane.stamp = cuda_stamp
+        return blocks[module]
 
-    def _entry(self, module: Any, block: Block | None) -> tuple[weakref.ref[Any], Block | None]:
+    def _learn(self, module: Any, block: Block | None) -> None:
+        """Remember what *module* is, for as long as it lives."""
         number = id(module)
-        return weakref.ref(module, lambda _: self._known.pop(number, None)), block
+        self._inner.discard(number)
+        self._blocks.pop(number, None)
+        if block is None:
+            self._inner.add(number)
+        else:
+            self._blocks[number] = block
+        if number not in self._lives:
+            self._lives[number] = weakref.ref(module, lambda _: self._forget(number))
+
+    def _forget(self, number: int) -> None:
+        self._inner.discard(number)
+        self._blocks.pop(number, None)
+        self._lives.pop(number, None)
 
     def _node(self, values: Any) -> Any:
         """Return the autograd node that made the first tensor among *values* that has one."""

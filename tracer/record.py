@@ -89,7 +89,7 @@ def record(
     Args:
         path: the run directory; new or empty, the same for all ranks.
         name: what a person calls the run; empty: the last part of *path*.
-        flush_s: seconds between two batches of spans, None: half a second.
+        flush_s: seconds between two batches of spans, None: one second.
 
     Yields:
         The recording.

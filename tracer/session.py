@@ -149,7 +149,7 @@ class Session:
 
     def sweep(self) -> None:
         """A moment to look at communications that nobody waits for."""
-        if self.completions is not None:
+        if self.completions is not None and self.completions.is_sweeping_due:
             self.completions.sweep(now_ns())
 
     def step_ended(self) -> None:

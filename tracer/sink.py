@@ -12,12 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import pyarrow as pa
+
 from tracer.records import Communication, Segment, StepWindow
 from tracer.stamps import Resolver, settled
 from tracer.streams import Streams
+from traces.timeline import TIMELINE
 from traces.writer import SpanWriter
 
-FLUSH_S: Final = 0.5
+FLUSH_S: Final = 1.0
 """Seconds between two batches."""
 
 MIN_GLUE_NS: Final = 20_000
@@ -101,7 +104,7 @@ class Sink:
     def _flush(self, *, last: bool) -> None:
         rows = [*self._compute_rows(last=last), *self._communication_rows(last=last)]
         if rows:
-            self._writer.append(dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True)))
+            self._writer.append_table(_table(rows, self._writer.rank))
 
     def _compute_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the settled rows at the head of the queue; communications go to a queue of their own."""
@@ -136,6 +139,20 @@ class Sink:
                     communication, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0)
                 )
             queue.popleft()
+
+
+def _table(rows: list[Row], rank: int) -> pa.Table:
+    """Return *rows* as a timeline, in its very types, so that nothing has to be cast."""
+    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    arrays = []
+    for field in TIMELINE:
+        if field.name not in columns:
+            arrays.append(pa.repeat(pa.scalar(rank if field.name == "rank" else 0, field.type), len(rows)))
+        elif pa.types.is_dictionary(field.type):
+            arrays.append(pa.array(columns[field.name], pa.string()).dictionary_encode())
+        else:
+            arrays.append(pa.array(columns[field.name], field.type))
+    return pa.table(arrays, schema=TIMELINE)
 
 
 def _segment_row(s: Segment, start_ns: int, duration_ns: int) -> Row:
