@@ -14,6 +14,9 @@ from traces.run import Run
 MOST_ROWS: Final = 16
 """Rows on one screen; more ranks than that get an overview and one pipeline at a time."""
 
+_SAID_STAGES: Final = 3
+"""Stages that the name of a row spells out."""
+
 _BLOCK: Final = 8
 """Ranks shown together where there is no pipeline: a node of most machines."""
 
@@ -94,7 +97,8 @@ def _entry(run: Run, rank: int, represents: int) -> dict[str, Any]:
     by_stage = is_pipelined(run) and stage >= 0 and layout is not None and len(run.stored_ranks) == layout.pp
     stands_for = f"stands for {represents}" if represents > 1 else ""
     if by_stage:
-        label, sub = f"Stage {stage}", [f"rank {rank}", f"× {represents}" if represents > 1 else ""]
+        label = _stages_words(_stages_held(run, rank) or [stage])
+        sub = [f"rank {rank}", f"× {represents}" if represents > 1 else ""]
     else:
         label, sub = (
             f"Rank {rank}",
@@ -116,6 +120,25 @@ def _stage(run: Run, rank: int) -> int:
         return run.info.layout.coord(rank).pp
     said = int64(run.spans([rank], ["stage"]), "stage")
     return int(said[said >= 0][0]) if (said >= 0).any() else -1
+
+
+def _stages_held(run: Run, rank: int) -> list[int]:
+    """Return the stages of the model that *rank* works on: several where stages are virtual."""
+    said = int64(run.spans([rank], ["stage"]), "stage")
+    return sorted({int(stage) for stage in said[said >= 0]})
+
+
+def _stages_words(stages: Sequence[int]) -> str:
+    """Return what a row is called that holds *stages*.
+
+    >>> _stages_words([3]), _stages_words([0, 7]), _stages_words([1, 5, 9, 13])
+    ('Stage 3', 'Stages 0, 7', 'Stages 1, 5 … 13')
+    """
+    if len(stages) == 1:
+        return f"Stage {stages[0]}"
+    few = len(stages) <= _SAID_STAGES
+    named = ", ".join(map(str, stages if few else stages[:2]))
+    return f"Stages {named}" + ("" if few else f" … {stages[-1]}")
 
 
 def _pipeline(run: Run, rank: int) -> int:
