@@ -65,11 +65,12 @@ class Kinds:
             *(_axis_entry(axis) for axis in axis_names),
             {
                 "id": HOST,
-                "label": "Host",
+                "label": "Launching kernels and waiting for the device",
                 "short": "host",
-                "group": "communication",
+                "group": "host",
                 "axis": "",
                 "letter": "",
+                "meaning": "What the process does on the CPU: it launches kernels ahead of the device.",
             },
         ]
         self._number = {entry["id"]: i for i, entry in enumerate(self.entries)}

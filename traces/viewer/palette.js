@@ -38,7 +38,7 @@ function hatchOf(kind) {
 /** Return one flat colour for a kind: its own, or that of its hatch seen from far away. */
 function flatColour(kind) {
   if (kind.group === 'compute') return colours().compute[kind.colour];
-  if (kind.group === 'communication') return axisColour(kind.axis);
+  if (kind.group !== 'state') return axisColour(kind.axis);
   const hatch = hatchOf(kind);
   return mix(hatch.back, hatch.line, kind.id === 'bubble' ? 0.25 : 0.7);
 }
@@ -76,6 +76,7 @@ function hatchTile({ back, line, direction, width }) {
 /** Return the CSS background of a kind, for legends, bars and tables outside the canvas. */
 function cssFill(kind) {
   if (kind.group === 'compute') return flatColour(kind);
+  if (kind.group === 'host') return mix(axisColour(''), surface().bg, 0.62);
   if (kind.group === 'communication') {
     const colour = axisColour(kind.axis);
     return `linear-gradient(90deg, ${mix(colour, surface().bg, 0.62)} 50%, ${colour} 50%)`;

@@ -31,10 +31,10 @@ function fillSteps() {
   }));
 }
 
-/** Draw the legend: what is there, in three groups; a click hides or shows a kind. */
+/** Draw the legend: what is there, in groups; a click hides or shows a kind. */
 function fillLegend() {
   const present = new Set(RUNS.flatMap(run => [...stepOf(run).rows.flatMap(row => row.parts.map(part => part[0])), ...run.lanes.slice(1).map(lane => lane.kind)]));
-  const groups = [['Working', 'compute'], ['Not computing', 'state'], ['Communication', 'communication']];
+  const groups = [['Working', 'compute'], ['Not computing', 'state'], ['Communication', 'communication'], ['Host', 'host']];
   const children = [];
   for (const [title, group] of groups) {
     const kinds = [...present].sort((a, b) => a - b).filter(kind => KINDS[kind].group === group);
