@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simulator.build_chain import Chains, Pass
@@ -49,8 +49,17 @@ class MainLine:
             for unit in units
         ]
 
-    def write(self, template: Template, visit: Visit, units: Sequence[Unit]) -> None:
-        """Write *visit* with the *units* of its stage into *template*."""
+    def write(
+        self, template: Template, visit: Visit, units: Sequence[Unit], following: Sequence[Unit] = ()
+    ) -> None:
+        """Write *visit* with the *units* of its stage into *template*.
+
+        Args:
+            template: where to.
+            visit: the action.
+            units: of its stage.
+            following: units of the stage that the rank comes to next for the first time in a step.
+        """
         order = self.passes(visit.kind, units)
         if visit.kind != "F":
             order.reverse()
@@ -58,7 +67,8 @@ class MainLine:
         if self._data_parallel.is_fully_sharded:
             self._write_sharded(template, order, reduces=reduces)
         else:
-            self._write_whole(template, order, reduces=reduces, first=visit.is_first)
+            ahead = self._gather_ahead(template, visit, units, following)
+            self._write_whole(template, order, ahead, reduces=reduces)
 
     def _recomputes(self, layer: int, layers: Sequence[int]) -> bool:
         """Return whether *layer* is computed again, of the *layers* of its stage."""
@@ -68,16 +78,37 @@ class MainLine:
         within = not job.recompute_layers or layers.index(layer) < job.recompute_layers
         return within and layer % job.recompute_every == 0
 
+    def _gather_ahead(
+        self, template: Template, visit: Visit, units: Sequence[Unit], following: Sequence[Unit]
+    ) -> dict[int, Tasks]:
+        """Write the gathering of what other ranks updated, if it overlaps with the first forwards of a step.
+
+        The first action of a step gathers for itself; each first forward of a stage gathers for the next
+        one. Return what the units wait for, by their place. Megatron-LM ``--overlap-param-gather``.
+        """
+        if not (visit.first and self._data_parallel.gathers_ahead):
+            return {}
+        start = (Template.BEFORE,)
+        if visit.first == 1:
+            found = {at: self._data_parallel.gather(template, unit, start) for at, unit in enumerate(units)}
+        else:
+            found = {0: (Template.GRADIENTS,)}
+        for unit in following:
+            self._data_parallel.gather(template, unit, start)
+        return found
+
     def _write_whole(
-        self, template: Template, order: Sequence[tuple[Unit, Pass]], *, reduces: bool, first: bool
+        self,
+        template: Template,
+        order: Sequence[tuple[Unit, Pass]],
+        ahead: Mapping[int, Tasks],
+        *,
+        reduces: bool,
     ) -> None:
         """Write the main line where every rank holds all parameters; gradients follow in buckets.
 
-        In the *first* forward of a step, parameters that others updated may still be on their way.
+        In the first forward of a step, parameters that others updated may still be on their way *ahead*.
         """
-        ahead: dict[int, Tasks] = {}
-        if first and self._data_parallel.gathers_ahead:
-            ahead = self._data_parallel.gather_ahead(template, [unit for unit, _ in order], template.tails)
         ready: list[tuple[Unit, Tasks]] = []
         for at, (unit, action) in enumerate(order):
             self._chains.unit(template, unit, action, ahead.get(at, ()))
@@ -116,7 +147,9 @@ class MainLine:
                 if as_one:
                     done.append(unit)
                 else:
-                    self._data_parallel.scatter(template, unit, template.tails)
+                    sent = self._data_parallel.scatter(template, unit, template.tails)
+                    if not profile.overlap_grad_reduce:
+                        template.tails = (*template.tails, *sent)
             if gathers and ahead and at + ahead < len(order):
                 gathered.append(gather(template, order[at + ahead][0], template.tails))
         for unit in done:

@@ -13,13 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.calibrate_compute import compute_factors, measured, phase_seconds
+from simulator.calibrate_compute import compute_factors, measured, pass_seconds
 from simulator.calibrate_network import network_factors
 from simulator.calibration import Calibration
 from simulator.errors import CalibrationError
 from simulator.job import Job
 from simulator.simulate import Simulation, simulate
-from traces.activity import PASSES
 from traces.metrics import averaged_steps, breakdown, step_times_ns
 from traces.run import Run
 
@@ -81,12 +80,13 @@ class Calibrated:
         }
 
 
-def calibrate(run: Run, job: Job) -> Calibrated:
+def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
     """Return the calibration of the machine of *job* on *run*.
 
     Args:
         run: a run of that job, recorded.
         job: what was run, on the machine of the catalogue.
+        undisturbed: only the faster half of the steps counts, for a machine that others use as well.
 
     Raises:
         CalibrationError: the run has too few steps, other ranks, or nothing to fit on.
@@ -98,10 +98,13 @@ def calibrate(run: Run, job: Job) -> Calibrated:
         )
     times_ns = step_times_ns(breakdown(run))
     steps = averaged_steps(run, times_ns)
+    if undisturbed:
+        steps = sorted(sorted(steps, key=times_ns.__getitem__)[: (len(steps) + 1) // 2])
     if len(steps) < LEAST_STEPS:
         raise CalibrationError(
-            f"{run.path} has {len(steps)} step{'s' if len(steps) != 1 else ''} after warm-up; "
-            f"{LEAST_STEPS} are needed: half of them are held back"
+            f"{run.path} has {len(steps)} {'undisturbed ' if undisturbed else ''}"
+            f"step{'s' if len(steps) != 1 else ''} after warm-up; {LEAST_STEPS} are needed: "
+            "half of them are held back"
         )
     fitted, held_back = tuple(steps[::2]), tuple(steps[1::2])
     before = simulate(replace(job, n_steps=1))
@@ -152,7 +155,6 @@ def _errors(
 def _parts(run: Run, steps: Sequence[int]) -> dict[str, float]:
     """Return the seconds of compute by phase, of exposed communication and of all else, per step."""
     times, updates = measured(run, list(steps))
-    phases = phase_seconds(times)
     rows = [row for row in breakdown(run) if row.step in set(steps)]
 
     def middle_s(*begin: str) -> float:
@@ -163,8 +165,7 @@ def _parts(run: Run, steps: Sequence[int]) -> dict[str, float]:
         return float(np.median([np.mean(values) for values in by_step.values()])) / 1e9 if by_step else 0.0
 
     return {
-        "forward": phases.get("forward", 0.0),
-        "backward": sum(phases.get(name, 0.0) for name in PASSES if name != "forward" and name in phases),
+        "forward and backward": pass_seconds(times),
         "optimizer": float(np.median(updates)) if len(updates) else 0.0,
         "exposed communication": middle_s("exposed"),
         "bubble and waiting": middle_s("bubble", "wait"),

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=click.Path())
 @job_settings_options
+@click.option(
+    "--undisturbed", is_flag=True, help="Use the faster half of the steps: others used the machine, too."
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="TOML file to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def calibrate(run: str, output: str | None, *, as_json: bool, **flags: Any) -> None:
+def calibrate(run: str, output: str | None, *, undisturbed: bool, as_json: bool, **flags: Any) -> None:
     """Fit a machine's constants on one recorded run; simulate --calibration takes the file.
 
     What the job was is taken from RUN; flags say what it does not tell.
@@ -40,7 +43,7 @@ def calibrate(run: str, output: str | None, *, as_json: bool, **flags: Any) -> N
     job = job_like(opened, {name: value for name, value in flags.items() if value is not None})
     console = Console(stderr=True, quiet=as_json)
     with console.status("calibrating") if console.is_terminal else nullcontext():
-        found = calibrate_on(opened, job)
+        found = calibrate_on(opened, job, undisturbed=undisturbed)
     if output is not None:
         Path(output).write_text(found.calibration.to_toml(), encoding="utf-8")
     if as_json:

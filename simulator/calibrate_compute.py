@@ -17,9 +17,9 @@ import numpy as np
 from simulator.calibration import Factor
 from simulator.compute import ComputeModel, factor_of, fixed_s
 from simulator.errors import CalibrationError
-from simulator.job import Job
+from simulator.job import FULLY_SHARDED, Job
 from simulator.least_squares import Fit, Floats, fit_factors, median_error
-from simulator.ops import Comm, Op
+from simulator.ops import DTYPE_BYTES, Comm, Op, memory
 from simulator.workload import embedding_block, head_block, layer_blocks
 from traces.columns import int64, labels
 from traces.run import Run
@@ -35,8 +35,8 @@ TIES: Final = (
 """Ways to put the causes together, the freest first."""
 
 _ATTENTION: Final = re.compile(r"att|(^|\.)(wq|wk|wv|wo|qkv)\b")
-_BETWEEN: Final = (".norm", ".residual")
-"""Endings of operations that stand between the parts of a layer: of its own, not of its attention or MLP."""
+_BETWEEN: Final = re.compile(r"\.(norm|residual)(\.|$)")
+"""Names of operations that stand between the parts of a layer: of its own, not of its attention or MLP."""
 
 Key = tuple[str, str]
 """Phase and part."""
@@ -71,7 +71,7 @@ def compute_factors(run: Run, job: Job, steps: Sequence[int], optimizer_s: float
         )
     design = np.array([wanted[key] for key in keys])
     seen = np.array([times[key] for key in keys]).T  # (steps, keys)
-    missed = sum(float(np.median(times[key])) for key in times if key not in keys)
+    missed = sum(float(np.median(times[key])) for key in times if key not in keys and key[0] in PHASES)
     found = _identified(job, design, seen)
     if missed > 0:
         found.not_identified.append(f"{missed * 1e3:.2f} ms a step of compute that the job does not have")
@@ -103,7 +103,7 @@ def measured(run: Run, steps: Sequence[int]) -> tuple[dict[Key, list[float]], Fl
                 total[one, part if one in PHASES else ""][place[at]] += took / 1e9
     n = max(len(run.stored_ranks), 1)
     updates = total.pop(("optimizer", ""), np.zeros(len(steps))) / n
-    return {key: (values / n).tolist() for key, values in total.items() if key[0] in PHASES}, updates
+    return {key: (values / n).tolist() for key, values in total.items()}, updates
 
 
 def predicted(run: Run, job: Job, *, has_glue: bool) -> dict[Key, Floats]:
@@ -115,23 +115,45 @@ def predicted(run: Run, job: Job, *, has_glue: bool) -> dict[Key, Floats]:
             for phase in PHASES:
                 for op in block.phases[phase]:
                     if not isinstance(op, Comm):
-                        own = "layer" if has_glue and op.name.endswith(_BETWEEN) else part
-                        own = "layer" if has_glue and ".residual" in op.name else own
-                        own = "layer" if has_glue and ".norm" in op.name and part != "ends" else own
-                        total[phase, own] += _by_cause(op, compute)
+                        between = has_glue and part != "ends" and _BETWEEN.search(op.name)
+                        total[phase, "layer" if between else part] += _by_cause(op, compute)
+        if has_glue:
+            for phase, op in _copies(run, job, rank):
+                total[phase, "layer"] += _by_cause(op, compute)
     n = max(len(run.stored_ranks), 1)
     return {key: values * job.n_microbatches / n for key, values in total.items()}
+
+
+def _copies(run: Run, job: Job, rank: int) -> Iterable[tuple[str, Op]]:
+    """Yield what full sharding copies in the layers of *rank*: gathered parameters out, gradients in.
+
+    The recorder counts it to the layer around its parts, the simulator to nobody.
+    """
+    if job.sharding not in FULLY_SHARDED or not job.profile.copies_gathered:
+        return
+    width, other = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
+    for layer in _layers(run, job, rank):
+        n_params = job.model.layer_params(layer, job.layout.tp, job.layout.ep)
+        gathered = memory("copy.parameters", 2 * width * n_params, job.precision)
+        yield "forward", gathered
+        if job.profile.reshard_after_forward:
+            yield "backward", gathered
+        yield "backward", memory("copy.gradients", (width + other) * n_params, job.precision)
+
+
+def _layers(run: Run, job: Job, rank: int) -> list[int]:
+    """Return the layers of the model that *rank* has spans of."""
+    layers = np.unique(int64(run.spans([rank]), "layer")).tolist()
+    return [layer for layer in layers if 0 <= layer < job.model.n_layers]
 
 
 def _blocks(run: Run, job: Job, rank: int) -> Iterable[tuple[Any, str]]:
     """Yield the blocks that *rank* has spans of, and the part that each is."""
     pp = job.layout.coord(rank).pp
-    layers = np.unique(int64(run.spans([rank]), "layer"))
-    for layer in layers[layers >= 0].tolist():
-        if layer < job.model.n_layers:
-            attention, mlp = layer_blocks(job, layer)
-            yield attention, "attention"
-            yield mlp, "mlp"
+    for layer in _layers(run, job, rank):
+        attention, mlp = layer_blocks(job, layer)
+        yield attention, "attention"
+        yield mlp, "mlp"
     if pp == 0:
         yield embedding_block(job), "ends"
     if pp == job.layout.pp - 1:
@@ -177,9 +199,7 @@ def _identified(job: Job, design: Floats, seen: Floats) -> Compute:
     return Compute(factors, said)
 
 
-def phase_seconds(times: Mapping[Key, Sequence[float]]) -> dict[str, float]:
-    """Return by phase the seconds that it takes in the step of the middle."""
-    total: dict[str, Floats] = {}
-    for (phase, _), values in times.items():
-        total[phase] = total.get(phase, np.zeros(len(values))) + np.array(values)
-    return {phase: float(np.median(values)) for phase, values in total.items()}
+def pass_seconds(times: Mapping[Key, Sequence[float]]) -> float:
+    """Return how long all passes together take in the step of the middle."""
+    total = sum(np.array(values) for values in times.values())
+    return float(np.median(total))

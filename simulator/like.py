@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from simulator.like_model import recorded_model
 from simulator.model import Model
 from simulator.validate_hardware import device_of
 from topologies.catalog import load_cluster, names
-from traces.columns import factorized, int64, labels
+from traces.columns import factorized, int64, is_one_of, labels
 from traces.run import Run
 
 SETTINGS: Final = (
@@ -27,6 +27,12 @@ SETTINGS: Final = (
     *("deallocate_outputs", "placement", "nccl_algo", "nccl_proto"),
 )
 """Settings of a job that a simulated run is taken over with, where its job has them."""
+
+PYTORCH: Final = "torchtitan"
+"""Profile of the conventions of PyTorch itself, which the recorder works in."""
+
+NORM_BYTES: Final = 64
+"""Most bytes of an all-reduce that sums the norm of all gradients; losses are averaged in as few."""
 
 _LAYOUT: Final = tuple(TABLES["layout"])
 
@@ -40,6 +46,7 @@ class Like:
         missing_model: one line.
         settings: of the job, by name; those that the run does not tell are left out.
         n_microbatches: forward passes of a rank per step.
+        conventions: those of PyTorch that are different here, for a recorded run; None for others.
         notes: where the settings come from, as sentences.
     """
 
@@ -47,6 +54,7 @@ class Like:
     missing_model: str
     settings: Mapping[str, Any]
     n_microbatches: int
+    conventions: tuple[tuple[str, object], ...] | None
     notes: tuple[str, ...]
 
 
@@ -58,11 +66,13 @@ def like(run: Run) -> Like:
         model, missing = None, str(error)
     settings, notes = (_simulated if run.info.origin == "simulated" else _recorded)(run)
     n_microbatches = settings.pop("n_microbatches", 1)
+    conventions = settings.pop("conventions", None)
     return Like(
         model=model,
         missing_model=missing,
         settings=settings,
         n_microbatches=n_microbatches,
+        conventions=conventions,
         notes=tuple(notes),
     )
 
@@ -87,7 +97,10 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     _check_enough(run, found, settings)
     if "global_batch" not in given:
         settings["global_batch"] = settings.get("micro_batch", 1) * found.n_microbatches * _dp(settings)
-    return job_from(settings, model=None if "model" in given else found.model)
+    job = job_from(settings, model=None if "model" in given else found.model)
+    if found.conventions is None:
+        return job
+    return replace(job, framework=PYTORCH, conventions=found.conventions)
 
 
 def _check_enough(run: Run, found: Like, settings: Mapping[str, Any]) -> None:
@@ -164,11 +177,32 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     settings["fp32_gradients"] = ("fp32" in seen["reduced"]) if seen["reduced"] else True
     settings["recompute"] = "full" if "recompute" in seen["kinds"] else "none"
     settings["sequence_parallel"] = ("reduce_scatter", "tp") in seen["collectives"]
-    settings["kernels"] = "eager"
-    notes.append("element-wise work ran as single operations, as eager PyTorch does it")
+    settings["conventions"] = _conventions(run, on_cpu=device.get("kind") == "cpu")
+    notes.append("conventions are those of PyTorch, run eagerly")
     if schedule := job.get("schedule"):
         settings |= {"schedule": schedule} | _virtual(run)
     return settings, notes
+
+
+def _conventions(run: Run, *, on_cpu: bool) -> tuple[tuple[str, object], ...]:
+    """Return how this training differs from what PyTorch does by default on GPUs.
+
+    A processor has no streams: FSDP2 and tensor parallelism wait for every collective where it is called.
+    """
+    clips = any(_sums_norm(run, rank) for rank in run.stored_ranks)
+    found: dict[str, object] = {"copies_gathered": True, "grad_norm": clips}
+    if on_cpu:
+        waits = ("prefetch_forward", "prefetch_backward", "overlap_tp_backward")
+        sharded = (run.info.job or {}).get("sharding") == "fsdp"
+        found |= dict.fromkeys(waits, False) | ({"overlap_grad_reduce": False} if sharded else {})
+    return tuple(sorted(found.items()))
+
+
+def _sums_norm(run: Run, rank: int) -> bool:
+    """Return whether *rank* all-reduces a few bytes in steps, as clipping by the norm of gradients does."""
+    table = run.spans([rank])
+    small = (int64(table, "size_bytes") <= NORM_BYTES) & (int64(table, "step") >= 0)
+    return bool((small & is_one_of(table, "kind", ("all_reduce",))).any())
 
 
 def _virtual(run: Run) -> dict[str, int]:
