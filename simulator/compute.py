@@ -29,6 +29,30 @@ COSTS: Final[Mapping[str, Callable[[Op, Device], float]]] = MappingProxyType(
 """Cost of each kind of operation."""
 
 
+def fixed_s(op: Op, device: Device) -> float:
+    """Return the part of the time of *op* that does not depend on its size."""
+    latency_s = device.memory_bound_latency_s if op.kind == "memory" else device.gemm_latency_s
+    return op.count * latency_s
+
+
+def factor_of(op: Op) -> str:
+    """Return the factor of a calibration that *op* falls under, a key of ``Device.factors``.
+
+    An optimizer goes over memory that is there already, once and in order; operations of a layer write to
+    memory that has just been allocated, and read what is still in a cache.
+    """
+    if op.kind != "memory":
+        return "products"
+    return "optimizer" if op.name.startswith("optimizer.") else "memory"
+
+
+def calibrated_s(op: Op, seconds: float, device: Device) -> float:
+    """Return the time of *op* on a calibrated device, given what its figures say."""
+    factor = device.factors.get(factor_of(op), 1.0)
+    fixed = min(fixed_s(op, device), seconds)
+    return fixed + factor * (seconds - fixed) if factor != 1.0 else seconds
+
+
 class ComputeModel:
     """Answers how long operations take on *device*, and remembers what the answers rest on.
 
@@ -51,7 +75,7 @@ class ComputeModel:
     def op_s(self, op: Op) -> float:
         """Return the time of *op* on the device, in seconds, without that of launching it."""
         if op not in self._seconds:
-            self._seconds[op] = COSTS[op.kind](op, self.device)
+            self._seconds[op] = calibrated_s(op, COSTS[op.kind](op, self.device), self.device)
         return self._seconds[op]
 
     def duration_ns(self, ops: Iterable[Op | Comm]) -> int:
@@ -70,6 +94,7 @@ class ComputeModel:
         found = [*_constants(self.device, self.precision)]
         if self.device.assumed:
             found.append(f"warning: {self.device.name}: {self.device.assumed}")
+        found += [f"calibrated: {name} x {factor:.3f}" for name, factor in self.device.factors.items()]
         small = sorted({(op.m, op.n, op.k) for op in self._seconds if _is_small(op)}, key=min)
         if small and self.device.gemm_tiles is None:
             found.append(
