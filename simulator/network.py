@@ -14,7 +14,8 @@ from simulator.program import Transfer
 from simulator.ways import Between, Way
 from simulator.within import Within
 from topologies.cluster import Cluster
-from topologies.reach import GroupShape, Reach
+from topologies.folded import reach
+from topologies.reach import GroupShape
 
 
 class Network:
@@ -38,7 +39,7 @@ class Network:
         self.choice = choice or Choice()
         self._within = Within(cluster, self.choice)
         self._between = Between(cluster, self._within.parts, self.choice)
-        self._reach = Reach(cluster.fabric(), self.placement)
+        self._reach = reach(cluster, self.placement)
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
         self._transfers: dict[tuple[str, int, GroupShape], Transfer] = {}
 

@@ -101,7 +101,7 @@ class Reach:
             n_ranks=len(gpus),
             n_domains=len(domains),
             n_local=n_local,
-            intra_bytes_per_s=min(self._ring(found) for found in domains),
+            intra_bytes_per_s=min(self.ring(found) for found in domains),
             inter_bytes_per_s=inter_bytes_per_s,
             inter_latency_s=latency_s,
         )
@@ -112,13 +112,13 @@ class Reach:
             ends = (f"gpu:{a}", f"gpu:{b}")
             path = nx.shortest_path(self._inside, *ends)
             latency_s = sum(self._inside.edges[hop]["latency_s"] for hop in pairwise(path))
-            return Tier(name="node", bytes_per_s=self._ring([a, b]), latency_s=latency_s)
+            return Tier(name="node", bytes_per_s=self.ring([a, b]), latency_s=latency_s)
         shape = self.shape([a, b])
-        level = self._meeting_level([a], [b])
+        level = self.meeting_level([a], [b])
         name = next((tier for tier, height in LEVEL.items() if height == level), "peer")
         return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
 
-    def _ring(self, gpus: Sequence[int]) -> float:
+    def ring(self, gpus: Sequence[int]) -> float:
         """Return what each of *gpus*, of one domain, can send to the next of them."""
         key = tuple(sorted(gpus))
         if key not in self._rings:
@@ -128,13 +128,17 @@ class Reach:
     def _between(self, domains: list[list[int]]) -> tuple[float, float]:
         """Return what the weakest domain can send out, and the latency, on a ring through *domains*."""
         pairs = list(zip(domains, [*domains[1:], domains[0]], strict=True))
-        levels = [self._meeting_level(a, b) for a, b in pairs]
+        levels = [self.meeting_level(a, b) for a, b in pairs]
         if None in levels:
             return self._over_peers(domains, pairs)
         level = max(found for found in levels if found is not None)
-        ways = [[self._way_up(f"gpu:{gpu}", level) for gpu in found] for found in domains]
-        weakest = min(sum(way.bytes_per_s for way in found) for found in ways)
-        return weakest, 2 * max(way.latency_s for found in ways for way in found)
+        ways = [self.climb(found, level) for found in domains]
+        return min(way[0] for way in ways), 2 * max(way[1] for way in ways)
+
+    def climb(self, gpus: Sequence[int], level: int) -> tuple[float, float]:
+        """Return what *gpus* of one domain send up to *level* together in bytes/s, and the latency in s."""
+        ways = [self._way_up(f"gpu:{gpu}", level) for gpu in gpus]
+        return sum(way.bytes_per_s for way in ways), max(way.latency_s for way in ways)
 
     def _over_peers(
         self, domains: list[list[int]], pairs: list[tuple[list[int], list[int]]]
@@ -178,7 +182,7 @@ class Reach:
         )
         return found
 
-    def _meeting_level(self, a: list[int], b: list[int]) -> int | None:
+    def meeting_level(self, a: Sequence[int], b: Sequence[int]) -> int | None:
         """Return the lowest level at which every GPU of *a* shares a switch with some GPU of *b*, if any."""
         for level in sorted(set(LEVEL.values()))[1:]:
             theirs = frozenset[str]().union(*(self._way_up(f"gpu:{gpu}", level).nodes for gpu in b))

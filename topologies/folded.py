@@ -1,0 +1,120 @@
+"""The same answers as ``topologies.reach`` for a machine of any size, from a fabric of a few nodes.
+
+Where every GPU runs a rank, sets of nodes that are wired alike send alike: what a link carries does not
+depend on how many other sets there are. Two of them, and what is left over at the end, say all there is to
+say. A machine of 16,384 GPUs is then asked through a fabric of some hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from topologies.cluster import Cluster
+from topologies.errors import FabricError
+from topologies.reach import GroupShape, Reach
+
+_Node = tuple[int, tuple[int, ...]]
+"""The number of a node, and the places in it of its members."""
+
+KEPT: Final = 2
+"""Sets that the folded fabric has of those that are alike: enough for two GPUs to lie in different ones."""
+
+FOLDABLE: Final = ("switch", "rail", "multi-plane", "fat-tree", "dragonfly", "two-site")
+"""Fabrics whose sets of nodes are joined alike. In a torus it matters how far apart two are."""
+
+
+def reach(cluster: Cluster, placed: Sequence[int]) -> Reach | Folded:
+    """Return what answers for groups of GPUs of *cluster* when those *placed* all communicate alike.
+
+    Raises:
+        FabricError: a GPU cannot be reached.
+    """
+    period = _period(cluster)
+    everywhere = len(placed) == cluster.n_gpus and len(set(placed)) == cluster.n_gpus
+    if not period or not everywhere or _alike(cluster, period) <= KEPT:
+        return Reach(cluster.fabric(), placed)
+    return Folded(cluster, period)
+
+
+def _period(cluster: Cluster) -> int:
+    """Return the nodes of one set of *cluster*, 0 if it has none."""
+    spec = cluster.fabric_spec
+    if spec.links or spec.kind not in FOLDABLE or cluster.nic is None:
+        return 0
+    return {"switch": 1, "dragonfly": spec.group_nodes, "two-site": spec.group_nodes}.get(
+        spec.kind, spec.nodes_per_leaf
+    )
+
+
+def _alike(cluster: Cluster, period: int) -> int:
+    """Return how many sets of *period* nodes are filled."""
+    return cluster.n_gpus // (period * cluster.gpus_per_node)
+
+
+class Folded:
+    """Answers as ``Reach`` does where every GPU of *cluster* runs a rank.
+
+    Args:
+        cluster: the machine.
+        period: nodes of a set; there are more than ``KEPT`` such sets.
+    """
+
+    def __init__(self, cluster: Cluster, period: int) -> None:
+        self._per_node = cluster.gpus_per_node
+        self._period = period
+        self._full = _alike(cluster, period)
+        small = cluster.sized(cluster.n_gpus - (self._full - KEPT) * period * self._per_node)
+        self._reach = Reach(small.fabric(), range(small.n_gpus))
+
+    def domain(self, gpu: int) -> int:
+        """Return the number of the NVLink domain that *gpu* is in."""
+        return gpu // self._per_node
+
+    def shape(self, gpus: Sequence[int]) -> GroupShape:
+        """Return the shape of the group of *gpus*, in the order of their ranks.
+
+        Raises:
+            FabricError: two of them meet in no switch.
+        """
+        members: dict[int, list[int]] = {}
+        for gpu in gpus:
+            members.setdefault(gpu // self._per_node, []).append(gpu % self._per_node)
+        nodes = [(node, tuple(locals_)) for node, locals_ in members.items()]
+        homes = {self._home(node, locals_) for node, locals_ in nodes}
+        inter_bytes_per_s, latency_s = inf, 0.0
+        if len(nodes) > 1:
+            level = self._level(nodes)
+            ways = [self._reach.climb(home, level) for home in homes]
+            inter_bytes_per_s, latency_s = min(way[0] for way in ways), 2 * max(way[1] for way in ways)
+        return GroupShape(
+            n_ranks=len(gpus),
+            n_domains=len(nodes),
+            n_local=max(len(locals_) for _, locals_ in nodes),
+            intra_bytes_per_s=min(self._reach.ring(home) for home in homes),
+            inter_bytes_per_s=inter_bytes_per_s,
+            inter_latency_s=latency_s,
+        )
+
+    def _level(self, nodes: Sequence[_Node]) -> int:
+        """Return the level at which the widest apart of neighbours in a ring through *nodes* meet."""
+        pairs = {self._pair(a, b) for a, b in pairwise([*nodes, nodes[0]])}
+        levels = [self._reach.meeting_level(a, b) for a, b in pairs]
+        found = [level for level in levels if level is not None]
+        if len(found) < len(levels):
+            raise FabricError(f"nodes {nodes[0][0]} and {nodes[-1][0]} meet in no switch above them")
+        return max(found)
+
+    def _pair(self, a: _Node, b: _Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the members of two nodes, as far apart in the folded fabric as they are."""
+        apart = a[0] // self._period != b[0] // self._period
+        return self._home(*a), self._home(*b, second=apart and a[0] // self._period < self._full)
+
+    def _home(self, node: int, locals_: tuple[int, ...], *, second: bool = False) -> tuple[int, ...]:
+        """Return members of *node* in the first set that is like its own, or in the *second*."""
+        block, inside = divmod(node, self._period)
+        block = KEPT if block == self._full else int(second)
+        first = (block * self._period + inside) * self._per_node
+        return tuple(first + local for local in locals_)
