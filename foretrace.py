@@ -61,6 +61,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
         "memory": ("simulator.memory_cli", "Does a job fit, which rank is fullest, what would make it fit."),
+        "bench": ("tracer.bench_cli", "Measure this machine's parts against what its description promises."),
         "validate": ("simulator.validate_cli", "Hold predictions against tables of measurements."),
         "topology": ("topologies.cli", "Machines: list, show, check, and measure this one."),
     }
@@ -94,6 +95,11 @@ def _version() -> str:
         return "0+unknown"
 
 
+def _promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Any:
+    """Return what a device promises of measured kernels; the tracer that measured them knows no devices."""
+    return import_module("simulator.promise").promise(against, kernels)
+
+
 class Verbs(click.Group):
     """A command group that imports a verb when it is called, and shows a user's mistake as one line."""
 
@@ -108,6 +114,8 @@ class Verbs(click.Group):
         command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name)
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
             command.add_command(import_module("tracer.cli").detect, "detect")
+        if cmd_name == "bench":
+            command.context_settings["obj"] = {"kernels": _promise}
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 from simulator.errors import TableError
-from topologies.catalog import device_names, load_device
+from topologies.catalog import device_names, load_cluster, load_device, names
 from topologies.device import Device
+from topologies.reader import read_toml
 
 PATTERNS: Final = (
     (r"gb300", "gb300"),
@@ -38,15 +40,23 @@ PATTERNS: Final = (
 
 @cache
 def device_of(hardware: str) -> Device:
-    """Return the device that *hardware* names: a name of the catalogue, or as tables write it.
+    """Return the device that *hardware* names: of the catalogue, as tables write it, or in a TOML file.
+
+    A machine of the catalogue, or the file of a machine, stands for its device.
 
     Raises:
         TableError: no device of the catalogue is meant.
+        TopologyError: a file does not describe a device or a machine.
 
     >>> device_of("H100-SXM-80GB (8xH100 nodes)").name
     'h100-sxm'
     """
+    if hardware.endswith(".toml"):
+        is_machine = not read_toml(Path(hardware)).keys().isdisjoint(("device", "gpus_per_node"))
+        return load_cluster(hardware).device if is_machine else load_device(hardware)
     name = hardware.lower().replace("_", "-")
+    if name in names():
+        return load_cluster(name).device
     if name in device_names():
         return load_device(name)
     for pattern, device in PATTERNS:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from simulator.attention import PRODUCTS
 from simulator.compute import ComputeModel
 from simulator.errors import SimulationError, TableError
 from simulator.model import Linear
-from simulator.ops import Op, gemm, memory, weight_gradient
+from simulator.ops import DTYPE_BYTES, Op, gemm, memory, weight_gradient
 from simulator.validate import Failed, Scored, Validation
 from simulator.validate_hardware import device_of
 from simulator.validate_table import Row, read_table
@@ -32,7 +33,19 @@ DTYPES: Final = {
 KERNELS: Final = {"FlashAttention": "flash1", "FlashAttention-2": "flash2", "FlashAttention-3": "flash3"}
 """Attention kernels by what tables call them; others are the device's own choice, or have their own name."""
 
+BURST: Final = "burst"
+"""How the notes of a row begin that was measured in short bursts."""
+
 PASSES: Final = {"fwd": ("forward",), "bwd": ("backward",), "fwd+bwd": ("forward", "backward")}
+
+
+PASSES_OVER: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {"norm": (2, 3), "activation": (5, 5), "stream": (2, 2), "optimizer": (7, 7), "launch": (2, 2)}
+)
+"""Kernels bound by memory, and how often they go over ``m x n`` elements forward and backward.
+
+A norm; ``silu(gate) * up`` in two kernels; ``x + 1`` in place; fused AdamW in fp32; a tiny operation.
+"""
 
 
 def validate_kernels(
@@ -47,7 +60,7 @@ def validate_kernels(
         table: a CSV or Parquet file.
         device: the device, where the table does not say; else the name of the file is asked.
         burst: whether the kernels were measured in short bursts, at a clock that lasting load does not allow.
-            By default they were if the table is of the second form.
+            By default those whose notes begin with ``burst`` were, and all if the table is of the second form.
 
     Raises:
         TableError: the table cannot be read, or has neither form.
@@ -55,16 +68,17 @@ def validate_kernels(
     path = Path(table)
     rows = read_table(path, ("m", "n", "k"))
     plain = not rows[0].text("time_us") and bool(rows[0].text("us"))
-    at_burst = plain if burst is None else burst
-    scored, failed, models = [], [], dict[str, ComputeModel]()
+    scored, failed, models = [], [], dict[tuple[str, bool], ComputeModel]()
     for row in rows:
         hardware = device or row.text("hardware", path.stem)
         family = _family(row, hardware)
+        noted = row.text("notes").startswith(BURST)
+        at_burst = burst if burst is not None else plain or noted
         try:
-            model = models.get(hardware) or _model(device_of(hardware), burst=at_burst)
-            models[hardware] = model
+            model = models.get((hardware, at_burst)) or model_of(device_of(hardware), burst=at_burst)
+            models[hardware, at_burst] = model
             ops, measured_us = (
-                (product_ops(row, "bf16"), row.number_in("us")) if plain else _measured(row, model.device)
+                (product_ops(row, "bf16"), row.number_in("us")) if plain else measured_ops(row, model.device)
             )
             predicted_us = sum(model.op_s(op) for op in ops) * 1e6
             scored.append(
@@ -83,7 +97,8 @@ def validate_kernels(
     return Validation(kind="kernels", table=str(table), unit="us", rows=scored, failures=failed, notes=notes)
 
 
-def _model(device: Device, *, burst: bool) -> ComputeModel:
+def model_of(device: Device, *, burst: bool) -> ComputeModel:
+    """Return what computes on *device*, in a short *burst* or under lasting load."""
     if burst:
         device = replace(device, sustained_clock_fraction=1.0)
     return ComputeModel(device, min(device.peak_flops_per_s))
@@ -109,7 +124,7 @@ def _what(row: Row, hardware: str) -> str:
     return f"{hardware} {row.text('dtype')} {row.text('direction')}: {of}{shape}"
 
 
-def _measured(row: Row, device: Device) -> tuple[list[Op], float]:
+def measured_ops(row: Row, device: Device) -> tuple[list[Op], float]:
     """Return the operations of a row, and the microseconds they took, from its time or its TFLOP/s."""
     kind, dtype = row.text("kernel"), DTYPES.get(row.text("dtype"), row.text("dtype"))
     device.peak(dtype)
@@ -121,8 +136,11 @@ def _measured(row: Row, device: Device) -> tuple[list[Op], float]:
         ops = _grouped(row, dtype)
     elif "gemm" in kind:
         ops = product_ops(row, dtype)
+    elif kind in PASSES_OVER:
+        ops = [memory_op(row, dtype)]
     else:
-        raise TableError(f"kernel {kind!r}: one of gemm, grouped_gemm, attention")
+        known = ", ".join(("gemm", "grouped_gemm", "attention", *PASSES_OVER))
+        raise TableError(f"kernel {kind!r}: one of {known}")
     if row.text("time_us"):
         return ops, row.number_in("time_us")
     flops = sum(op.flops for op in ops) if counted is None else counted
@@ -137,6 +155,14 @@ def product_ops(row: Row, dtype: str) -> list[Op]:
         return [gemm("product", m, n, k, dtype, batch=batch)]
     sum_dtype = "fp32" if "out=fp32" in notes else dtype
     return [weight_gradient("product", k, Linear("", n, m), dtype, sum_dtype=sum_dtype, batch=batch)]
+
+
+def memory_op(row: Row, dtype: str) -> Op:
+    """Return the operation of a *row* whose kernel is one of ``PASSES_OVER``."""
+    kind, backward = row.text("kernel"), row.text("direction") == "bwd"
+    n_elements = row.integer("m") * row.integer("n", 1)
+    moved = PASSES_OVER[kind][backward] * n_elements * DTYPE_BYTES[dtype]
+    return memory(kind, moved, dtype, count=2 if kind == "activation" or backward else 1)
 
 
 def _grouped(row: Row, dtype: str) -> list[Op]:

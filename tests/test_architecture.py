@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator.validate_render": SIMULATOR | COMMAND,
     "tracer": TRACER,
     "tracer.cli": TRACER | COMMAND,
+    "tracer.bench_cli": TRACER | COMMAND,
     "tracer.ingest_cli": TRACER | COMMAND,
 }
 """Longest prefix wins; the standard library and a module's own package are always allowed."""

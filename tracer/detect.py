@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from tracer.device_file import DeviceFigures, device_toml
 from tracer.errors import RecordError
 
 TIMEOUT_S: Final = 180
@@ -29,6 +30,9 @@ GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2
 
 SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
 """Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
+
+GEMM_MEMORY_FRACTION: Final = 0.8
+"""Share of memory bandwidth that a product reaches, taken where it was not measured."""
 
 TIME_SLICE: Final = "0.75 ms"
 """Wait of a message for a receiver without a core, where no more processes than cores were measured. Four
@@ -178,9 +182,39 @@ def _sent_bytes(kind: str, size_bytes: int, n_ranks: int) -> float:
     return size_bytes * (2 if kind == "all_reduce" else 1) * (n_ranks - 1) / n_ranks
 
 
+def _figures(measured: Measured) -> DeviceFigures:
+    """Return one process as a device."""
+    c = measured.compute
+    return DeviceFigures(
+        name="cpu-core",
+        kind="cpu",
+        memory_bytes=measured.memory_bytes,
+        memory_bytes_per_s=c.memory_bytes_per_s,
+        launch_s=c.operation_s,
+        peaks={"fp32": c.peak_flops_per_s},
+        gemm_efficiency=c.gemm_efficiency,
+        gemm_latency_s=c.gemm_latency_s,
+        gemm_memory_fraction=GEMM_MEMORY_FRACTION,
+        memory_fraction=c.memory_fraction,
+        memory_latency_s=c.operation_s,
+        attention_forward=c.attention_forward,
+        attention_backward=c.attention_backward,
+        sources={
+            "memory": "machine",
+            "bandwidth": "bandwidth",
+            "launch": "operation",
+            "peak": "gemm",
+            "gemm": "gemm",
+            "gemm_memory": "assumed",
+            "memory_bound": "adamw",
+            "latency": "operation",
+            "attention": "attention",
+        },
+    )
+
+
 def to_toml(measured: Measured) -> str:
     """Return the machine file that ``foretrace simulate --cluster`` takes."""
-    c = measured.compute
     crowded = measured.n_processes > measured.cores
     time_slice, reason = ("0 us", "contained") if crowded else (TIME_SLICE, "crowded")
     return f"""\
@@ -190,29 +224,7 @@ gpus_per_node = {measured.n_processes}
 cores = {{ value = {measured.cores}, source = "machine" }}
 time_slice = {{ value = "{time_slice}", source = "{reason}" }}
 
-[device]
-name = "cpu-core"
-kind = "cpu"
-memory = {{ value = "{measured.memory_bytes / 1e9:.3f} GB", source = "machine" }}
-memory_bandwidth = {{ value = "{c.memory_bytes_per_s / 1e9:.3f} GB/s", source = "bandwidth" }}
-launch = {{ value = "{c.operation_s * 1e6:.2f} us", source = "operation" }}
-
-[device.peak]
-fp32 = {{ value = "{c.peak_flops_per_s / 1e9:.2f} GFLOP/s", source = "gemm" }}
-
-[device.gemm]
-efficiency = {{ value = {c.gemm_efficiency:.4f}, source = "gemm" }}
-latency = {{ value = "{c.gemm_latency_s * 1e6:.2f} us", source = "gemm" }}
-memory_fraction = {{ value = {0.8:.1f}, source = "assumed" }}
-
-[device.memory_bound]
-fraction = {{ value = {c.memory_fraction:.4f}, source = "adamw" }}
-latency = {{ value = "{c.operation_s * 1e6:.2f} us", source = "operation" }}
-
-[device.attention]
-efficiency_forward = {{ value = {c.attention_forward:.4f}, source = "attention" }}
-efficiency_backward = {{ value = {c.attention_backward:.4f}, source = "attention" }}
-
+{device_toml(_figures(measured), "device")}
 [intra]
 kind = "loopback"
 bandwidth = {{ value = "{measured.best_bytes_per_s / 1e9:.3f} GB/s", source = "best" }}

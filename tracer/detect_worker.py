@@ -14,9 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 from tracer.detect import GEMM_SHAPES, SIZES_BYTES
-
-MIN_S: Final = 0.25
-"""Least time spent on one figure, so that a busy moment of the machine does not decide it."""
+from tracer.timing import line, seconds
 
 CHAIN: Final = 32
 """Products, each followed by a sum, in the chain of tiny operations."""
@@ -24,27 +22,13 @@ CHAIN: Final = 32
 OPERATIONS_PER_LINK: Final = 4
 """Operations of the model per link of the chain: product and sum forward, and two products backward."""
 
-_FAST: Final = 0.25
-"""Quantile of a computation's times: half of the quiet half, as others may use the machine, too."""
-
-
-def seconds(run: Callable[[], Any], at_least_s: float = MIN_S) -> float:
-    """Return the time of *run* when the machine is left to it: the lower quartile of many times."""
-    run()
-    times: list[float] = []
-    while sum(times) < at_least_s or len(times) < 5:
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return sorted(times)[int(len(times) * _FAST)]
-
 
 def compute() -> dict[str, float]:
     """Return the fields of ``tracer.detect.Compute``, measured in this process."""
     times = {shape: _gemm_s(*shape) for shape in GEMM_SHAPES}
     flops = {(m, n, k): 2 * m * n * k for m, n, k in GEMM_SHAPES}
     peak = max(flops[shape] / times[shape] for shape in GEMM_SHAPES)
-    slope, latency_s = _line([(flops[shape], times[shape]) for shape in GEMM_SHAPES])
+    slope, latency_s = line([(flops[shape], times[shape]) for shape in GEMM_SHAPES])
     bandwidth = _bandwidth()
     forward, backward = _attention(peak)
     return {
@@ -64,23 +48,6 @@ def _gemm_s(m: int, n: int, k: int) -> float:
 
     a, b = torch.randn(m, k), torch.randn(k, n)
     return seconds(lambda: a @ b)
-
-
-def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return slope and intercept of ``y = slope x + intercept``, least squares of the relative error.
-
-    The intercept is at least 0; where the fit would make it negative, the line goes through the origin.
-    """
-    weights = [1 / y**2 for _, y in points]
-    total = sum(weights)
-    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
-    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    slope = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / spread
-    if (intercept := mean_y - slope * mean_x) >= 0:
-        return slope, intercept
-    squares = sum(w * x * x for w, (x, _) in zip(weights, points, strict=True))
-    return sum(w * x * y for w, (x, y) in zip(weights, points, strict=True)) / squares, 0.0
 
 
 def _bandwidth() -> float:

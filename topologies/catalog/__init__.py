@@ -55,12 +55,17 @@ def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster
 
 
 def load_device(name: str) -> Device:
-    """Return a device of the catalogue. Raises CatalogError if there is none of that name.
+    """Return a device of the catalogue, or of a TOML file by path (a name that ends in ``.toml``).
 
     A file with ``base = "<device>"`` takes from that device whatever it does not give itself.
+
+    Raises:
+        CatalogError: there is none of that name, or the file does not describe one.
+        UnitError: a quantity in the file has no unit that fits.
     """
-    path = _find(_HOME / "devices", name, "device")
-    return device_from(Section(_with_base(read_toml(path), path.parent, "device"), str(path)))
+    folder = _HOME / "devices"
+    path = Path(name) if name.endswith(".toml") else _find(folder, name, "device")
+    return device_from(Section(_with_base(read_toml(path), folder, "device"), str(path)))
 
 
 def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""What a device promises: the time of kernels that somebody measures, by the model that predicts runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from simulator.errors import SimulationError
+from simulator.validate_hardware import device_of
+from simulator.validate_kernels import BURST, measured_ops, model_of
+from simulator.validate_table import Row
+from topologies.errors import TopologyError
+
+
+class Promise(NamedTuple):
+    """What a device promises of measured kernels.
+
+    Attributes:
+        device: name of it.
+        times_us: of each kernel; None where the device has no such figure.
+    """
+
+    device: str
+    times_us: tuple[float | None, ...]
+
+
+def promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Promise:
+    """Return how long *kernels* should take on the device that *against* names.
+
+    Args:
+        against: a device or machine of the catalogue, a machine file, or what a GPU calls itself.
+        kernels: rows with the columns of a table of kernels.
+
+    Raises:
+        TableError: no device is meant.
+        TopologyError: a machine file is not valid.
+    """
+    device = device_of(against)
+    times: list[float | None] = []
+    for number, cells in enumerate(kernels, start=1):
+        row = Row({name: "" if value == 0 else value for name, value in cells.items()}, number)
+        model = model_of(device, burst=row.text("notes").startswith(BURST))
+        try:
+            times.append(sum(model.op_s(op) for op in measured_ops(row, device)[0]) * 1e6)
+        except (SimulationError, TopologyError):
+            times.append(None)
+    return Promise(device.name, tuple(times))

@@ -1,0 +1,158 @@
+"""Timing kernels on this machine: rows that the simulator reads, a device that it takes, and laws of both."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+
+from foretrace import main
+from simulator.promise import promise
+from simulator.validate_kernels import validate_kernels
+from topologies.catalog import load_device
+from tracer import bench_kernels
+from tracer.bench_cases import SIZES, Sizes, cases
+from tracer.bench_device import device_of, sustained_share, to_toml
+from tracer.bench_kernels import Bench, bench, write_table
+from tracer.errors import RecordError
+from tracer.timing import burst_s, line, sustained_s
+
+TINY = Sizes(
+    tokens=(16, 64),
+    linears=((32, 64), (64, 32)),
+    squares=(64,),
+    sequences=(32,),
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    hidden=32,
+    ffn_hidden=64,
+    params=1000,
+    stream=100_000,
+)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Bench:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_kernels, "CPU_S", 0.001)
+        return bench("cpu", "fp32", lasting_s=0.01, sizes=TINY)
+
+
+@pytest.mark.parametrize("device", sorted(SIZES))
+def test_the_three_products_of_a_linear_layer_do_the_same_work(device: str) -> None:
+    products = [case for case in cases(SIZES[device], device, "bf16") if case.row.kernel == "gemm"]
+    layers = [products[at : at + 3] for at in range(0, len(products) - 1, 3)]
+    assert all(len({case.flops for case in layer}) == 1 for layer in layers)
+    assert all(len({case.moved for case in layer}) == 1 for layer in layers)
+    assert [case.row.direction for case in layers[0]] == ["fwd", "bwd_grad_act", "bwd_grad_w"]
+
+
+def test_every_kernel_is_timed_and_large_products_also_under_lasting_load(measured: Bench) -> None:
+    kinds = {one.kernel for one in measured.kernels}
+    assert kinds == {"gemm", "attention", "norm", "activation", "stream", "optimizer", "launch"}
+    assert all(one.time_us > 0 and one.hardware == "cpu" for one in measured.kernels)
+    lasting = [one for one in measured.kernels if one.notes == "sustained"]
+    assert {one.direction for one in lasting} == {"fwd", "bwd_grad_act", "bwd_grad_w"}
+    assert all(one.kernel == "gemm" for one in lasting)
+    work = {
+        one.direction: one.tflops * one.time_us for one in lasting if one.m * one.n * one.k == 64 * 32 * 64
+    }
+    assert len({round(value, 9) for value in work.values()}) == 1
+
+
+def test_a_table_is_read_by_validate_kernels_and_the_device_predicts_it(
+    measured: Bench, tmp_path: Path
+) -> None:
+    table, device = tmp_path / "kernels.csv", tmp_path / "device.toml"
+    write_table(measured, table)
+    device.write_text(to_toml(measured), encoding="utf-8")
+    found = validate_kernels(table, device=str(device))
+    assert not found.failures
+    assert len(found.rows) == len(measured.kernels)
+    by_id = {row.id: row.measured for row in found.rows}
+    assert by_id["bench-001"] == pytest.approx(measured.kernels[0].time_us)
+    with table.open(encoding="utf-8", newline="") as file:
+        assert next(csv.DictReader(file))["hardware"] == "cpu"
+
+
+def test_a_device_has_the_figures_that_were_measured(measured: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "device.toml"
+    path.write_text(to_toml(measured), encoding="utf-8")
+    device, figures = load_device(str(path)), device_of(measured)
+    products = [one for one in measured.kernels if one.kernel == "gemm" and one.notes == "burst"]
+    assert device.peak("fp32") == pytest.approx(max(one.tflops for one in products) * 1e12, rel=1e-3)
+    assert device.sustained_clock_fraction == pytest.approx(figures.sustained_clock, abs=1e-3)
+    assert (device.kind, device.sources["gemm.efficiency"][:4]) == ("cpu", "line")
+
+
+def test_lasting_load_at_half_the_speed_is_half_the_clock(measured: Bench) -> None:
+    product = next(one for one in measured.kernels if one.kernel == "gemm")
+    slow = replace(product, notes="sustained", time_us=2 * product.time_us)
+    assert sustained_share(replace(measured, kernels=[product, slow])) == 0.5
+    assert sustained_share(replace(measured, kernels=[product])) == 1.0
+
+
+def test_a_promise_is_what_the_simulator_takes_at_the_clock_of_the_measurement() -> None:
+    rows = [
+        {"kernel": "gemm", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "time_us": 1.0, "notes": notes}
+        for notes in ("burst", "sustained")
+    ]
+    found = promise("NVIDIA H100 80GB HBM3", [*rows, {**rows[0], "dtype": "fp4"}])
+    assert found.device == "h100-sxm"
+    burst, lasting, unknown = found.times_us
+    assert burst is not None
+    assert lasting is not None
+    assert 1000 < burst <= lasting
+    assert unknown is None
+
+
+def test_both_clocks_agree_on_a_processor() -> None:
+    def run() -> int:
+        return sum(range(20_000))
+
+    assert sustained_s(run, "cpu", 0.01) > 0.2 * burst_s(run, "cpu", 0.001)
+
+
+def test_a_line_goes_through_points_on_a_line_and_not_below_the_origin() -> None:
+    assert line([(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]) == pytest.approx((2.0, 3.0))
+    assert line([(1.0, 1.0), (2.0, 3.0)])[1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "words"), [("tpu", "fp32", "torch sees"), ("cpu", "fp8", "one of")]
+)
+def test_what_is_not_there_is_refused(device: str, dtype: str, words: str) -> None:
+    with pytest.raises(RecordError, match=words):
+        bench(device, dtype)
+
+
+def test_the_verb_prints_shares_of_what_is_promised(measured: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_kernels, "bench", lambda *_, **__: measured)
+    shown = CliRunner().invoke(main, ["bench", "kernels", "--against", "localhost"], standalone_mode=False)
+    assert "of the speed that cpu-core promises: gemm" in shown.output
+    printed = CliRunner().invoke(main, ["bench", "kernels", "--against", "dgx-h100", "--json"])
+    document = json.loads(printed.output)
+    assert (document["against"], len(document["kernels"])) == ("h100-sxm", len(measured.kernels))
+    assert all("promised_us" in one for one in document["kernels"])
+    plain = CliRunner().invoke(main, ["bench", "kernels"])
+    assert "nothing to compare with" in plain.output
+    refused = CliRunner().invoke(main, ["bench", "kernels", "--against", "nonsense"])
+    assert (refused.exit_code, "nonsense" in refused.output) == (2, True)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_burst_is_timed_by_events() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    found = bench("cuda", "bf16", lasting_s=0.2)
+    product = max((one for one in found.kernels if one.kernel == "gemm"), key=lambda one: one.tflops)
+    assert 10 < product.tflops < 10_000
+    assert all(one.time_us > 0 for one in found.kernels)
