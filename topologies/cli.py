@@ -34,7 +34,8 @@ def list_(*, as_json: bool) -> None:
     table = _table("name", "a node", "memory", "bf16", "per GPU", "per node")
     for cluster in clusters:
         row = _row(cluster)
-        table.add_row(
+        _add(
+            table,
             row["name"],
             f"{row['gpus_per_node']} {row['device']}",
             _bytes(row["memory_bytes"]),
@@ -69,14 +70,14 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     click.echo(f"{cluster.n_gpus} devices in {cluster.n_nodes} node(s), fabric {cluster.fabric_spec.kind}\n")
     table = _table("what one device can send, all at once", "per direction", "one way")
     for tier in distances:
-        table.add_row(_DISTANCE[tier.name], _bandwidth(tier.bytes_per_s), _time(tier.latency_s))
+        _add(table, _DISTANCE[tier.name], _bandwidth(tier.bytes_per_s), _time(tier.latency_s))
     _print(table)
     numbers: dict[str, int] = {}
     for title, facts, sources in _parts(cluster):
         table = _table(title, "", "source")
         for key, value in facts.items():
             source = sources.get(key) or next((s for k, s in sources.items() if k.startswith(f"{key}.")), "")
-            table.add_row(key, value, f"[{numbers.setdefault(source, len(numbers) + 1)}]" if source else "")
+            _add(table, key, value, f"[{numbers.setdefault(source, len(numbers) + 1)}]" if source else "")
         _print(table)
     for source, number in numbers.items():
         click.echo(f"[{number}] {source}")
@@ -238,12 +239,20 @@ def _extent(ranks: list[int]) -> str:
 
 def _table(*columns: str) -> Table:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add_column(escape(column), no_wrap=True)
     return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """Add a row of plain text: what a file calls things is never markup."""
+    from rich.markup import escape
+
+    table.add_row(*map(escape, cells))
 
 
 def _print(table: Table) -> None:

@@ -63,3 +63,17 @@ def test_a_file_with_a_gpu_cut_off_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_machine_is_an_error_for_the_root_to_show() -> None:
     with pytest.raises(CatalogError, match="no cluster 'dgx'"):
         printed("show", "dgx")
+
+
+def test_what_a_file_calls_things_is_never_markup(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "[bold]mine[/nope]"\ndevice = "h100-sxm"\ngpus_per_node = 8\nn_gpus = 16\nnics_per_node = 8\n'
+        'intra = { name = "[/i] wire", bandwidth = "450 GB/s", latency = "1 us" }\n'
+        'nic = { name = "[blink]x", bandwidth = "400 Gb/s", latency = "2 us" }\n[fabric]\nkind = "rail"\n',
+        encoding="utf-8",
+    )
+    text = printed("show", str(path))
+    assert "[bold]mine[/nope]" in text
+    assert "link [/i] wire" in text
+    assert "link [blink]x" in text
