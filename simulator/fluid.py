@@ -34,6 +34,11 @@ class _Flow:
     left_ns: float
     rate: float = 0.0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left, up to rounding."""
+        return self.left_ns <= ROUNDING_NS * max(self.rate, FULL)
+
 
 class Span(NamedTuple):
     """How full a link was for a while.
@@ -107,7 +112,10 @@ class Fluid:
     def next_end_ns(self) -> int | None:
         """Return when the next job ends if nothing else happens; None if none ever does."""
         self._share()
-        waits = [flow.left_ns / flow.rate for flow in self._flows.values() if flow.rate > 0]
+        flows = self._flows.values()
+        if any(flow.is_over for flow in flows):  # also on a link that is down
+            return self.now_ns
+        waits = [flow.left_ns / flow.rate for flow in flows if flow.rate > 0]
         if not waits:
             return None
         return self.now_ns + max(0, math.ceil(min(waits) - ROUNDING_NS))
@@ -127,9 +135,7 @@ class Fluid:
         for flow in self._flows.values():
             flow.left_ns -= elapsed_ns * flow.rate
         self.now_ns = now_ns
-        done = [
-            job for job, flow in self._flows.items() if flow.left_ns <= ROUNDING_NS * max(flow.rate, FULL)
-        ]
+        done = [job for job, flow in self._flows.items() if flow.is_over]
         if done:
             self._note()
             for job in done:

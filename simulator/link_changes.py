@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from simulator.clock import to_ns
-from simulator.engine.contended import FAR, IN, NEAR, OUT, Change, Way
+from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Way
 from simulator.errors import JobError
 from simulator.fluid import Span
 from topologies.errors import UnitError

@@ -37,6 +37,8 @@ class Transfer(NamedTuple):
         wire_ns: time of the busiest link when nothing else uses it.
         algorithm: how it is done, e.g. ``"ring/simple"``; shown in reports.
         near, far: share of a rank's way into its node, and of its way out of it, that is full meanwhile.
+        processors: what its kernels hold of each GPU's processors, from launch to end, in parts per million.
+        memory: what it takes of their memory bandwidth while bytes move, in parts per million.
     """
 
     latency_ns: int
@@ -44,6 +46,8 @@ class Transfer(NamedTuple):
     algorithm: str = ""
     near: float = 0.0
     far: float = 0.0
+    processors: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,8 @@ class Program:
         instance_transfer: index into ``transfers``.
         uneven: scopes in which a folded rank stands for groups of different speed, and has the slowest. While
             there are none, every rank does exactly what the one that stands for it does.
+        memory_bound: share of the time of each compute task that memory bandwidth decides, parts per million;
+            None: no task's.
     """
 
     rank: Int32Array
@@ -96,6 +102,7 @@ class Program:
     transfers: tuple[Transfer, ...]
     instance_transfer: Int32Array
     uneven: tuple[str, ...] = ()
+    memory_bound: Int32Array | None = None
 
     @property
     def n_tasks(self) -> int:
@@ -106,3 +113,24 @@ class Program:
     def n_instances(self) -> int:
         """Number of communications."""
         return len(self.instance_size_bytes)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether a communication takes part of the GPUs that it runs on, so that compute slows down."""
+        return any(transfer.processors or transfer.memory for transfer in self.transfers)
+
+    @property
+    def slowed(self) -> Int32Array:
+        """Share of the time of each task that is bound by memory, parts per million; -1: none of it slows.
+
+        What the host does, what costs nothing and what communicates does not slow down.
+        """
+        computes = np.array([label.category == "compute" for label in self.labels], np.bool_)[self.label]
+        bound = np.zeros(self.n_tasks, np.int32) if self.memory_bound is None else self.memory_bound
+        return np.where(computes & (self.instance < 0), bound, -1).astype(np.int32)
+
+
+def transfer_ns(program: Program) -> Int64Array:
+    """Return how long each communication takes alone once all have arrived; shape ``(n_instances,)``."""
+    cost = np.array([transfer.latency_ns + transfer.wire_ns for transfer in program.transfers], np.int64)
+    return cost[program.instance_transfer] if program.n_instances else np.empty(0, np.int64)

@@ -19,7 +19,7 @@ from simulator.build_groups import Groups
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import choose, contended
-from simulator.engine.contended import Change
+from simulator.engine.changes import Change
 from simulator.errors import EngineError, JobError
 from simulator.folding import representatives
 from simulator.job import Job

@@ -2,11 +2,13 @@
 
 Streams work in order and nobody competes for anything, so a task starts at the latest end of what it waits
 for, in whatever order one works that out. One pass over tasks and dependencies does: no queue of events.
+Only where communications take part of the GPUs, or GPUs throttle, does it need one: ``together.py``.
 Compilation takes a few seconds once; numba keeps the result on disk, beside this file or in the user's cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,34 +16,42 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from simulator.engine.arrays import NEVER, csr, successors
+from simulator.engine.arrays import previous as previous_of
+from simulator.engine.changes import Change, Throttle, without_links
 from simulator.engine.deadlock import explain
 from simulator.engine.spans import spans
+from simulator.engine.together import Together
 from simulator.errors import ProgramError
-from simulator.program import Int32Array, Int64Array, Program
+from simulator.program import Int32Array, Int64Array, Program, transfer_ns
 
 NAME: Final = "compiled"
 """Name of this engine in summaries."""
 
-NEVER: Final = -1
-"""Start or end of a task that has not started or ended."""
 
-
-def run(program: Program) -> pa.Table:
+def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
     """Return the timeline of *program*: one row per task, and one per rank and step.
 
+    Args:
+        program: what to run.
+        changes: what happens to GPUs meanwhile.
+
     Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives; or a
+            link changes, and nobody shares links here.
     """
-    start_ns, end_ns = times(program)
+    start_ns, end_ns = times(program, changes)
     return spans(program, start_ns, end_ns)
 
 
-def times(program: Program) -> tuple[Int64Array, Int64Array]:
+def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
     """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
 
     Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+        ProgramError: as ``run``.
     """
+    if changes or program.shares_gpus:
+        return Clock(program, changes).times()
     return _first_pass(program)[:2]
 
 
@@ -50,6 +60,7 @@ class Clock:
 
     Args:
         program: what to run.
+        changes: what happens to GPUs meanwhile.
 
     Attributes:
         duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
@@ -59,13 +70,16 @@ class Clock:
         ProgramError: the program cannot run to its end; durations play no part in that.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
         self.duration_ns = program.duration_ns
-        self.transfer_ns = _transfer_ns(program)
-        _, _, order, previous = _first_pass(program)
-        self._order = order
-        self._waits = _together(previous, program.dep_start, program.deps)
-        self._meetings = (program.instance, program.instance_participants.astype(np.int64))
+        self.transfer_ns = transfer_ns(program)
+        throttles = without_links(NAME, changes)
+        self._together = Together(program, throttles) if throttles or program.shares_gpus else None
+        if self._together is None:
+            _, _, order, previous = _first_pass(program)
+            self._order = order
+            self._waits = _all_waits(previous, program.dep_start, program.deps)
+            self._meetings = (program.instance, program.instance_participants.astype(np.int64))
 
     def times(
         self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
@@ -73,6 +87,8 @@ class Clock:
         """Return start and end of every task; durations that are left out are those of the program."""
         duration_ns = self.duration_ns if duration_ns is None else duration_ns
         transfer_ns = self.transfer_ns if transfer_ns is None else transfer_ns
+        if self._together is not None:
+            return self._together.times(duration_ns, transfer_ns)
         found: tuple[Int64Array, Int64Array] = _again(
             self._order, self._waits, self._meetings, duration_ns, transfer_ns
         )
@@ -88,7 +104,7 @@ def _first_pass(program: Program) -> tuple[Int64Array, Int64Array, Int64Array, I
     start_ns, end_ns, order, previous = _pass(
         (program.rank, program.stream, len(program.streams)),
         (program.dep_start, program.deps),
-        (program.instance, program.instance_participants, _transfer_ns(program)),
+        (program.instance, program.instance_participants, transfer_ns(program)),
         program.duration_ns,
     )
     if program.n_tasks and end_ns.min() == NEVER:
@@ -96,63 +112,11 @@ def _first_pass(program: Program) -> tuple[Int64Array, Int64Array, Int64Array, I
     return start_ns, end_ns, order, previous
 
 
-def _transfer_ns(program: Program) -> Int64Array:
-    """Return how long each communication takes once everybody has arrived."""
-    cost = np.array([t.latency_ns + t.wire_ns for t in program.transfers], np.int64)
-    return cost[program.instance_transfer] if program.n_instances else np.empty(0, np.int64)
-
-
 def is_compiled() -> bool:
     """Return whether a compiled version of this file is on disk already."""
     source = Path(__file__)
     kept = Path(_pass.stats.cache_path).glob(f"{source.stem}.*.nbi")
     return any(index.stat().st_mtime >= source.stat().st_mtime for index in kept)
-
-
-def previous_on_stream(rank: Int32Array, stream: Int32Array, n_streams: int) -> Int64Array:
-    """Return for every task the one before it on its stream, -1 for the first."""
-    last = np.full((rank.max() + 1 if len(rank) else 0) * n_streams, NEVER, np.int64)
-    previous = np.empty(len(rank), np.int64)
-    for task in range(len(rank)):
-        lane = np.int64(rank[task]) * n_streams + stream[task]
-        previous[task] = last[lane]
-        last[lane] = task
-    return previous
-
-
-def grouped(key: Int64Array, n_keys: int) -> tuple[Int64Array, Int64Array]:
-    """Return the positions of each key as CSR: those of key *k* are ``at[start[k]:start[k + 1]]``."""
-    start = np.zeros(n_keys + 1, np.int64)
-    for k in key:
-        if k >= 0:
-            start[k + 1] += 1
-    for k in range(n_keys):
-        start[k + 1] += start[k]
-    at = np.empty(start[n_keys], np.int64)
-    fill = start[:-1].copy()
-    for position in range(len(key)):
-        k = key[position]
-        if k >= 0:
-            at[fill[k]] = position
-            fill[k] += 1
-    return start, at
-
-
-def successors_of(
-    previous: Int64Array, dep_start: Int64Array, deps: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return how much each task waits for, and who waits for it, as CSR: ``at[start[i]:start[i + 1]]``."""
-    n = len(previous)
-    waits = dep_start[1:] - dep_start[:-1] + (previous >= 0)
-    before = np.empty(n + len(deps), np.int64)  # for every edge, its beginning
-    after = np.empty(n + len(deps), np.int64)  # and its end
-    before[:n] = previous
-    before[n:] = deps
-    for task in range(n):
-        after[task] = task
-        after[n + dep_start[task] : n + dep_start[task + 1]] = task
-    start, edges = _csr(before, n)
-    return waits, start, after[edges]
 
 
 def _clock(
@@ -169,9 +133,9 @@ def _clock(
     """
     instance, participants, transfer_ns = meetings
     n = len(instance)
-    previous = _previous(*lanes)
-    waits, next_start, following = _successors(previous, *dependencies)
-    member_start, member = _csr(instance, len(participants))
+    previous = previous_of(*lanes)
+    waits, next_start, following = successors(previous, *dependencies)
+    member_start, member = csr(instance, len(participants))
     missing = participants.astype(np.int64)
     start_ns, end_ns, ready_ns = np.full(n, NEVER), np.full(n, NEVER), np.zeros(n, np.int64)
     free, order = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -262,9 +226,6 @@ def _rerun(
 
 
 _jit: Final[Any] = njit(cache=True)
-_previous: Final[Any] = _jit(previous_on_stream)
-_csr: Final[Any] = _jit(grouped)
-_successors: Final[Any] = _jit(successors_of)
 _pass: Final[Any] = _jit(_clock)
-_together: Final[Any] = _jit(_waits_of)
+_all_waits: Final[Any] = _jit(_waits_of)
 _again: Final[Any] = _jit(_rerun)

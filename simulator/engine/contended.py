@@ -12,58 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from simpy import Environment, Event
 
-from simulator.engine.event import State, finish, transfer_ns
+from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Throttle, Way, of_gpus, of_links
+from simulator.engine.event import State, finish
 from simulator.engine.spans import spans
-from simulator.errors import ProgramError
 from simulator.fluid import Fluid, Span
-from simulator.program import Int64Array, Program
+from simulator.program import Int64Array, Program, transfer_ns
 
 NAME: Final = "contended"
 """Name of this engine in summaries."""
 
-NEAR, FAR, IN, OUT = "near", "far", "in", "out"
 
-
-class Way(NamedTuple):
-    """A link of one rank.
-
-    Attributes:
-        rank: whose.
-        tier: ``"near"``, into its node, or ``"far"``, out of it.
-        direction: ``"in"`` or ``"out"``.
-    """
-
-    rank: int
-    tier: str
-    direction: str
-
-
-class Change(NamedTuple):
-    """Something happens to a link: it is slow, down or well again.
-
-    Attributes:
-        at_ns: when.
-        way: to which link.
-        capacity: share of its width from then on; 0 is down.
-    """
-
-    at_ns: int
-    way: Way
-    capacity: float
-
-
-def run(program: Program, changes: Sequence[Change] = ()) -> pa.Table:
+def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
     """Return the timeline of *program*: one row per task, and one per rank and step.
 
     Args:
         program: what to run.
-        changes: what happens to links meanwhile.
+        changes: what happens to links and GPUs meanwhile.
 
     Raises:
         ProgramError: the program cannot run to its end: a cycle, a participant that never arrives, or a link
@@ -73,23 +43,21 @@ def run(program: Program, changes: Sequence[Change] = ()) -> pa.Table:
     return spans(program, start_ns, end_ns)
 
 
-def times(program: Program, changes: Sequence[Change] = ()) -> tuple[Int64Array, Int64Array]:
+def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
     """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
 
     Raises:
         ProgramError: the program cannot run to its end.
     """
-    check_changes(changes)
     return finish(_Shared(program, transfer_ns(program), changes))
 
 
-def watched(program: Program, changes: Sequence[Change] = ()) -> tuple[pa.Table, list[Span]]:
+def watched(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[pa.Table, list[Span]]:
     """Return the timeline, and how full every link was when; ``link`` of a span is a ``Way``.
 
     Raises:
         ProgramError: the program cannot run to its end.
     """
-    check_changes(changes)
     state = _Shared(program, transfer_ns(program), changes, watched=True)
     start_ns, end_ns = finish(state)
     return spans(program, start_ns, end_ns), state.fluid.spans
@@ -100,14 +68,16 @@ class Clock:
 
     Args:
         program: what to run.
+        changes: what happens to links and GPUs meanwhile.
 
     Attributes:
         duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
         transfer_ns: time of each communication there, if alone; shape ``(n_instances,)``.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
         self._program = program
+        self._changes = changes
         self.duration_ns = program.duration_ns
         self.transfer_ns = transfer_ns(program)
 
@@ -120,26 +90,34 @@ class Clock:
             ProgramError: the program cannot run to its end.
         """
         program = replace(self._program, duration_ns=self.duration_ns if duration_ns is None else duration_ns)
-        return finish(_Shared(program, self.transfer_ns if transfer_ns is None else transfer_ns))
+        total_ns = self.transfer_ns if transfer_ns is None else transfer_ns
+        return finish(_Shared(program, total_ns, self._changes))
 
 
 class _Shared(State):
     """The streams' common state, with links between them."""
 
     def __init__(
-        self, program: Program, total_ns: Int64Array, changes: Sequence[Change] = (), *, watched: bool = False
+        self,
+        program: Program,
+        total_ns: Int64Array,
+        changes: Sequence[Change | Throttle] = (),
+        *,
+        watched: bool = False,
     ) -> None:
-        super().__init__(Environment(), program, total_ns)
+        super().__init__(Environment(), program, total_ns, of_gpus(changes))
         self.fluid = Fluid(watched=watched)
         self._loads = loads(program)
         self._done: dict[int, Event] = {}
         self._changed = self.env.event()
         self.env.process(self._tick())
-        for change in changes:
+        for change in of_links(changes):
             self.env.process(self._change(change))
 
     def carry(self, instance: int) -> Event:
         """Return the event at which the bytes of *instance* have arrived, if it sets off now."""
+        if not self._loads[instance]:
+            return super().carry(instance)
         self._done[instance] = self.env.event()
         self.env.process(self._flow(instance))
         return self._done[instance]
@@ -194,7 +172,7 @@ def loads(program: Program) -> list[Mapping[Any, float]]:
         for task in order[cuts[instance] : cuts[instance + 1]].tolist():
             for way in _ways(program, task):
                 load[way] = transfer.near if way.tier == NEAR else transfer.far
-        found.append(load)
+        found.append({way: share for way, share in load.items() if share > 0})
     return found
 
 
@@ -203,13 +181,3 @@ def _ways(program: Program, task: int) -> list[Way]:
     kind, rank = program.labels[program.label[task]].kind, int(program.rank[task])
     directions = {"send": (OUT,), "recv": (IN,)}.get(kind, (IN, OUT))
     return [Way(rank, tier, direction) for tier in (NEAR, FAR) for direction in directions]
-
-
-def check_changes(changes: Sequence[Change]) -> None:
-    """Raise ProgramError unless every one of *changes* is about a link that there can be."""
-    for change in changes:
-        way = change.way
-        if way.tier not in {NEAR, FAR} or way.direction not in {IN, OUT} or way.rank < 0 or change.at_ns < 0:
-            raise ProgramError(
-                f"change of {tuple(way)} at {change.at_ns} ns: a rank, near or far, in or out, from 0 ns on"
-            )

@@ -3,11 +3,14 @@
 Every stream of every rank is a process that goes through its tasks in order, as a CUDA stream does. A
 communication is a rendezvous: whoever arrives last starts the transfer, and all leave together when it is
 done. Nothing but the program decides the order, so that the same program always gives the same timeline.
+
+Where communications take part of the GPUs that they run on (``Transfer.processors`` and ``Transfer.memory``),
+compute beside them slows down, as ``simulator/engine/slowdown.py`` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,10 +18,12 @@ import numpy as np
 import pyarrow as pa
 from simpy import Environment, Event
 
+from simulator.engine.changes import Change, Throttle, without_links
 from simulator.engine.deadlock import explain
+from simulator.engine.gpus import Gpus
 from simulator.engine.spans import spans
 from simulator.errors import ProgramError
-from simulator.program import Int64Array, Program
+from simulator.program import Int64Array, Program, transfer_ns
 
 NAME: Final = "event"
 """Name of this engine in summaries."""
@@ -27,23 +32,28 @@ NEVER: Final = -1
 """Start or end of a task that has not started or ended."""
 
 
-def run(program: Program) -> pa.Table:
+def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
     """Return the timeline of *program*: one row per task, and one per rank and step.
 
+    Args:
+        program: what to run.
+        changes: what happens to GPUs meanwhile.
+
     Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives; or a
+            link changes, and nobody shares links here.
     """
-    start_ns, end_ns = times(program)
+    start_ns, end_ns = times(program, changes)
     return spans(program, start_ns, end_ns)
 
 
-def times(program: Program) -> tuple[Int64Array, Int64Array]:
+def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
     """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
 
     Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+        ProgramError: as ``run``.
     """
-    return Clock(program).times()
+    return Clock(program, changes).times()
 
 
 class Clock:
@@ -51,14 +61,16 @@ class Clock:
 
     Args:
         program: what to run.
+        changes: what happens to GPUs meanwhile.
 
     Attributes:
         duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
         transfer_ns: time of each communication there, once everybody has arrived; shape ``(n_instances,)``.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
         self._program = program
+        self._throttles = without_links(NAME, changes)
         self.duration_ns = program.duration_ns
         self.transfer_ns = transfer_ns(program)
 
@@ -71,7 +83,8 @@ class Clock:
             ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
         """
         program = replace(self._program, duration_ns=self.duration_ns if duration_ns is None else duration_ns)
-        return finish(State(Environment(), program, self.transfer_ns if transfer_ns is None else transfer_ns))
+        total_ns = self.transfer_ns if transfer_ns is None else transfer_ns
+        return finish(State(Environment(), program, total_ns, self._throttles))
 
 
 def finish(state: State) -> tuple[Int64Array, Int64Array]:
@@ -93,8 +106,15 @@ def finish(state: State) -> tuple[Int64Array, Int64Array]:
 class State:
     """What the streams share: who has ended, who waits for whom, who has arrived."""
 
-    def __init__(self, env: Environment, program: Program, transfer_ns: Int64Array) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        program: Program,
+        total_ns: Int64Array,
+        throttles: Sequence[Throttle] = (),
+    ) -> None:
         self.env = env
+        self._gpus = Gpus(env, program, throttles) if throttles or program.shares_gpus else None
         self.program = program
         self.start_ns = [NEVER] * program.n_tasks
         self.end_ns = [NEVER] * program.n_tasks
@@ -103,12 +123,12 @@ class State:
         self._waits_for = _cross_stream(program)
         self._waiters: dict[int, Event] = {}
         self._missing: list[int] = program.instance_participants.tolist()
-        self.transfer_ns_of: list[int] = transfer_ns.tolist()
+        self.transfer_ns_of: list[int] = total_ns.tolist()
         self._met: dict[int, Event] = {}
 
     def stream(self, tasks: list[int]) -> Generator[Event, None, None]:
         """Go through *tasks* in order: wait for inputs, occupy the stream, let others go on."""
-        env, start_ns, end_ns = self.env, self.start_ns, self.end_ns
+        env, start_ns, end_ns, gpus = self.env, self.start_ns, self.end_ns, self._gpus
         duration_ns, instance, waits_for, waiters = (
             *(self._duration_ns, self._instance, self._waits_for, self._waiters),
         )
@@ -118,18 +138,26 @@ class State:
                     yield waiters.setdefault(other, env.event())
             start_ns[task] = int(env.now)
             if instance[task] >= 0:
-                yield self._arrive(instance[task])
+                yield self._arrive(task, instance[task])
+                if gpus:
+                    gpus.end(task, instance[task])
+            elif duration_ns[task] and gpus and gpus.slows(task):
+                yield from gpus.compute(task, duration_ns[task])
             elif duration_ns[task]:
                 yield env.timeout(duration_ns[task])
             end_ns[task] = int(env.now)
             if task in waiters:
                 waiters.pop(task).succeed()
 
-    def _arrive(self, instance: int) -> Event:
+    def _arrive(self, task: int, instance: int) -> Event:
         """Return the event that ends communication *instance*; the last to arrive sets it off."""
         self._missing[instance] -= 1
+        if self._gpus:
+            self._gpus.launch(task, instance)
         if self._missing[instance]:
             return self._met.setdefault(instance, self.env.event())
+        if self._gpus:
+            self._gpus.move(instance)
         done = self.carry(instance)
         if instance in self._met:
             done.callbacks.append(self._met.pop(instance).trigger)
@@ -157,9 +185,3 @@ def _cross_stream(program: Program) -> dict[int, list[int]]:
     for waiter, other in zip(task[~implied].tolist(), program.deps[~implied].tolist(), strict=True):
         found.setdefault(waiter, []).append(other)
     return found
-
-
-def transfer_ns(program: Program) -> Int64Array:
-    """Return how long each communication takes once everybody has arrived."""
-    cost = np.array([transfer.latency_ns + transfer.wire_ns for transfer in program.transfers], np.int64)
-    return cost[program.instance_transfer] if program.n_instances else np.empty(0, np.int64)

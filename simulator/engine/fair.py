@@ -1,14 +1,16 @@
-"""Max-min fair rates on numba: ``simulator.fluid.max_min`` over arrays."""
+"""Max-min fair rates on numba, and what flows at them: ``simulator.fluid`` over arrays."""
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from simulator.fluid import FULL
+from simulator.engine.arrays import NEVER
+from simulator.fluid import FULL, ROUNDING_NS
 from simulator.program import Int64Array
 
 Floats = NDArray[np.float64]
@@ -20,14 +22,19 @@ RISING: Final = -1.0
 
 
 def fair_rates(
-    active: Int64Array, ways: Ways, scratch: tuple[Floats, Floats, Int64Array], rate: Floats
+    active: Int64Array,
+    ways: Ways,
+    scratch: tuple[Floats, Floats, Int64Array],
+    capacity: Floats,
+    rate: Floats,
 ) -> None:
-    """Set the *rate* of every active transfer, between 0 and 1; all links have their full width.
+    """Set the *rate* of every active transfer, between 0 and 1.
 
     Args:
         active: transfers under way, in the order in which they set off.
         ways: links of every transfer.
         scratch: for every link two floats and an integer, to work with.
+        capacity: what is left of the width of every link, as a share.
         rate: of every transfer; those of *active* are set.
     """
     start, link, _ = ways
@@ -35,7 +42,7 @@ def fair_rates(
     for job in active:
         rate[job] = RISING
         for way in link[start[job] : start[job + 1]]:
-            free[way], seen[way] = 1.0, 0
+            free[way], seen[way] = capacity[way], 0
     rising, level, turn = len(active), 0.0, 0
     while rising:
         step = _room(active, ways, demand, free, rate)
@@ -95,8 +102,44 @@ def fill_links(
     return n_final
 
 
+def next_arrival(active: Int64Array, left_ns: Floats, rate: Floats, now: int) -> int:
+    """Return when the first transfer under way arrives if nothing else happens; -1 if none ever does."""
+    soonest = np.inf
+    for job in active:
+        if left_ns[job] <= ROUNDING_NS * max(rate[job], FULL):
+            return now
+        if rate[job] > 0:
+            soonest = min(soonest, left_ns[job] / rate[job])
+    if soonest == np.inf:
+        return NEVER
+    return now + max(0, ceil(soonest - ROUNDING_NS))
+
+
+def let_flow(
+    active: Int64Array, n_active: int, elapsed_ns: int, left_ns: Floats, rate: Floats
+) -> tuple[int, int]:
+    """Let bytes flow; put first in *active* who is still under way, then who has arrived; count both."""
+    arrived = np.empty(n_active, np.int64)
+    kept = n_arrived = 0
+    for at in range(n_active):
+        job = active[at]
+        left_ns[job] -= elapsed_ns * rate[job]
+        if left_ns[job] <= ROUNDING_NS * max(rate[job], FULL):
+            arrived[n_arrived] = job
+            n_arrived += 1
+        else:
+            active[kept] = job
+            kept += 1
+    active[kept:n_active] = arrived[:n_arrived]
+    return kept, n_arrived
+
+
 _jit: Final[Any] = njit(cache=True)
 _room: Final[Any] = _jit(room_left)
 _fill: Final[Any] = _jit(fill_links)
+next_end: Final[Any] = _jit(next_arrival)
+"""``next_arrival``, compiled."""
+move: Final[Any] = _jit(let_flow)
+"""``let_flow``, compiled."""
 share: Final[Any] = _jit(fair_rates)
 """``fair_rates``, compiled."""

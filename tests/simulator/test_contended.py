@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import contended, event
-from simulator.engine.contended import FAR, IN, NEAR, OUT, Change, Way
+from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Way
 from simulator.errors import ProgramError
 from simulator.program import Label, Program, Transfer
 

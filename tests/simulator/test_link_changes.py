@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
 
 from simulator.config import job_from, job_settings
-from simulator.engine.contended import IN, OUT, Way
+from simulator.engine.changes import IN, OUT, Way
 from simulator.errors import EngineError, JobError
 from simulator.job import Job
 from simulator.link_changes import LINKS, link_changes

@@ -1,0 +1,93 @@
+"""What may happen to a machine while a program runs: links that slow down or fail, GPUs that throttle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from simulator.errors import ProgramError
+
+NEAR, FAR, IN, OUT = "near", "far", "in", "out"
+
+WAYS: Final = tuple((tier, direction) for tier in (NEAR, FAR) for direction in (IN, OUT))
+"""Links of a rank."""
+
+
+class Way(NamedTuple):
+    """A link of one rank.
+
+    Attributes:
+        rank: whose.
+        tier: ``"near"``, into its node, or ``"far"``, out of it.
+        direction: ``"in"`` or ``"out"``.
+    """
+
+    rank: int
+    tier: str
+    direction: str
+
+
+class Change(NamedTuple):
+    """Something happens to a link: it is slow, down or well again.
+
+    Attributes:
+        at_ns: when.
+        way: to which link.
+        capacity: share of its width from then on; 0 is down.
+    """
+
+    at_ns: int
+    way: Way
+    capacity: float
+
+
+class Throttle(NamedTuple):
+    """Something happens to a GPU: it computes more slowly, or as fast as it should again.
+
+    Attributes:
+        at_ns: when.
+        rank: whose GPU.
+        factor: how many times as long its compute takes from then on; what is under way counts in part.
+    """
+
+    at_ns: int
+    rank: int
+    factor: float
+
+
+def of_links(changes: Sequence[Change | Throttle]) -> list[Change]:
+    """Return those of *changes* that happen to links. Raises ProgramError if there can be no such link."""
+    found = [change for change in changes if isinstance(change, Change)]
+    for at_ns, way, capacity in found:
+        if way[1:] not in WAYS or way.rank < 0 or at_ns < 0 or not capacity >= 0:
+            raise ProgramError(
+                f"change of {tuple(way)} at {at_ns} ns to {capacity}: a rank, near or far, in or out, "
+                "from 0 ns on, and a capacity of at least 0"
+            )
+    return found
+
+
+def of_gpus(changes: Sequence[Change | Throttle]) -> list[Throttle]:
+    """Return those of *changes* that happen to GPUs. Raises ProgramError if a figure is not possible."""
+    found = [change for change in changes if isinstance(change, Throttle)]
+    for at_ns, rank, factor in found:
+        if rank < 0 or at_ns < 0 or not 0 < factor < float("inf"):
+            raise ProgramError(
+                f"rank {rank} computes {factor} times as long from {at_ns} ns on: "
+                "a rank and a time of at least 0, and a factor above 0"
+            )
+    return found
+
+
+def without_links(name: str, changes: Sequence[Change | Throttle]) -> list[Throttle]:
+    """Return *changes* of GPUs for an engine *name* in which nobody shares links.
+
+    Raises:
+        ProgramError: a link changes, too.
+    """
+    if of_links(changes):
+        raise ProgramError(
+            f"link_changes need shared links, but the engine is {name}: "
+            "--engine contended or contended-compiled"
+        )
+    return of_gpus(changes)

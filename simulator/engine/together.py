@@ -1,0 +1,282 @@
+"""Programs in which tasks hold each other up, on numba: shared links, shared GPUs, changes meanwhile.
+
+The rules of ``simulator/engine/event.py``, ``contended.py`` and ``gpus.py`` over arrays, to the same
+nanosecond: a heap of what happens next (a task ends, bytes set off or arrive, a link or GPU changes), and the
+transfers under way on shared links with what is left of each. Rates are worked out anew whenever a transfer
+sets off or arrives or a link changes; what computes, whenever a communication comes to its GPU or leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numba import njit
+
+from simulator.engine.arrays import NEVER
+from simulator.engine.arrays import csr as _csr
+from simulator.engine.arrays import previous as _previous
+from simulator.engine.arrays import successors as _successors
+from simulator.engine.changes import WAYS, Change, Throttle
+from simulator.engine.deadlock import explain
+from simulator.engine.fair import Floats, Ways
+from simulator.engine.fair import move as _move
+from simulator.engine.fair import next_end as _next_end
+from simulator.engine.fair import share as _share
+from simulator.engine.shared_gpus import Gpus, gpus_of
+from simulator.engine.shared_gpus import compute as _compute
+from simulator.engine.shared_gpus import end_kernels as _end_kernels
+from simulator.engine.shared_gpus import launch as _launch
+from simulator.engine.shared_gpus import start_moving as _start_moving
+from simulator.engine.shared_gpus import throttle as _throttle
+from simulator.errors import ProgramError
+from simulator.program import Int32Array, Int64Array, Program
+
+N_WAYS: Final = len(WAYS)
+
+Heap = list[tuple[int, int]]
+"""What happens when: a time in ns and a number for what."""
+
+Changes = tuple[Int64Array, Int64Array, Floats]
+"""When each change happens, to which link (or minus one minus the rank, to its GPU), and what it is then."""
+
+
+class Together:
+    """A program made ready to be run many times, with other durations each time.
+
+    Args:
+        program: what to run.
+        changes: what happens to links and GPUs meanwhile.
+        ways: what each communication fills of which links; None: links are not shared.
+    """
+
+    def __init__(
+        self, program: Program, changes: Sequence[Change | Throttle] = (), ways: Ways | None = None
+    ) -> None:
+        latency_ns = np.array([transfer.latency_ns for transfer in program.transfers], np.int64)
+        nothing = np.zeros(program.n_instances + 1, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        self._program = program
+        self._latency_ns = latency_ns[program.instance_transfer]
+        self._ways = nothing if ways is None else ways
+        self._changes = _as_arrays(changes)
+        self._n_ranks = 1 + max([*program.rank.tolist(), *(_rank(change) for change in changes)], default=-1)
+
+    def times(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return start and end of every task.
+
+        Raises:
+            ProgramError: the program cannot run to its end.
+        """
+        program = self._program
+        latency_ns = np.minimum(self._latency_ns, transfer_ns)
+        start_ns, end_ns = _pass(
+            ((program.rank, program.stream, len(program.streams)), (program.dep_start, program.deps)),
+            (program.instance, program.instance_participants),
+            (duration_ns, latency_ns, (transfer_ns - latency_ns).astype(np.float64)),
+            (self._ways, np.ones(self._n_ranks * N_WAYS), self._changes),
+            gpus_of(program, self._n_ranks),
+        )
+        if program.n_tasks and end_ns.min() == NEVER:
+            raise ProgramError(explain(program, start_ns, end_ns))
+        return start_ns, end_ns
+
+
+def _rank(change: Change | Throttle) -> int:
+    return change.way.rank if isinstance(change, Change) else change.rank
+
+
+def _as_arrays(changes: Sequence[Change | Throttle]) -> Changes:
+    what = [
+        change.way.rank * N_WAYS + WAYS.index((change.way.tier, change.way.direction))
+        if isinstance(change, Change)
+        else -1 - change.rank
+        for change in changes
+    ]
+    values = [change[2] for change in changes]
+    return np.array([c.at_ns for c in changes], np.int64), np.array(what, np.int64), np.array(values, float)
+
+
+def is_compiled() -> bool:
+    """Return whether a compiled version of this file is on disk already."""
+    source = Path(__file__)
+    kept = Path(_pass.stats.cache_path).glob(f"{source.stem}.*.nbi")
+    return any(index.stat().st_mtime >= source.stat().st_mtime for index in kept)
+
+
+def begin(
+    tasks: Int64Array,
+    now: int,
+    meetings: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
+    costs: tuple[Int64Array, Int64Array, Floats, Int64Array],
+    on: tuple[Gpus, Heap],
+) -> None:
+    """Start *tasks*: put on the heap when those that compute end, and when bytes of full meetings set off.
+
+    Bytes that fill no shared link arrive then and there: the whole time of their transfer goes on the heap.
+    """
+    instance, missing, member_start, member = meetings
+    duration_ns, latency_ns, wire_ns, ways = costs
+    gpus, heap = on
+    for task in tasks:
+        meeting = instance[task]
+        if meeting < 0:
+            _compute(task, now, duration_ns[task], gpus, heap)
+            continue
+        _launch(task, meeting, now, gpus, heap)
+        missing[meeting] -= 1
+        if missing[meeting] == 0:
+            _start_moving(member[member_start[meeting] : member_start[meeting + 1]], meeting, now, gpus, heap)
+            due = now + latency_ns[meeting]
+            if ways[meeting] == ways[meeting + 1]:
+                due += np.int64(wire_ns[meeting])
+            heappush(heap, (due, len(instance) + meeting))
+
+
+def release(
+    ended: Int64Array, followers: tuple[Int64Array, Int64Array], waits: Int64Array, free: Int64Array
+) -> int:
+    """Write those who waited for *ended* last to *free*, and return how many they are."""
+    start, following = followers
+    n_free = 0
+    for task in ended:
+        for waiter in following[start[task] : start[task + 1]]:
+            waits[waiter] -= 1
+            if waits[waiter] == 0:
+                free[n_free] = waiter
+                n_free += 1
+    return n_free
+
+
+def due_now(
+    now: int,
+    counts: tuple[int, int],
+    known: tuple[Int64Array, Int64Array, Int64Array],
+    found: tuple[Int64Array, Int64Array, Int64Array],
+    heap: Heap,
+) -> tuple[int, int, int, int]:
+    """Take all that happens now from the heap, and return how much of each kind.
+
+    Written to *found*: the tasks that end, the communications whose bytes set off on shared links, those
+    whose bytes arrive and the changes; the last two in one array, from its two ends.
+    """
+    n, m = counts
+    ways, due_ns, end_ns = known
+    ended, fresh, others = found
+    n_ended = n_fresh = n_met = n_changed = 0
+    while heap and heap[0][0] == now:
+        code = heappop(heap)[1]
+        if code < n:
+            if due_ns[code] == now and end_ns[code] == NEVER:
+                end_ns[code] = now
+                ended[n_ended] = code
+                n_ended += 1
+        elif code >= n + m:
+            n_changed += 1
+            others[len(others) - n_changed] = code - n - m
+        elif ways[code - n] == ways[code - n + 1]:
+            others[n_met] = code - n
+            n_met += 1
+        else:
+            fresh[n_fresh] = code - n
+            n_fresh += 1
+    return n_ended, n_fresh, n_met, n_changed
+
+
+def apply(
+    changed: Int64Array,
+    changes: Changes,
+    now: int,
+    capacity: Floats,
+    on: tuple[Gpus, Heap],
+) -> bool:
+    """Let links and GPUs change, the earliest in the list first; return whether a link was among them."""
+    _, what, value = changes
+    gpus, heap = on
+    links = False
+    for at in changed:
+        if what[at] < 0:
+            _throttle(-1 - what[at], value[at], now, gpus, heap)
+        else:
+            capacity[what[at]] = value[at]
+            links = True
+    return links
+
+
+def _clock(
+    order: tuple[tuple[Int32Array, Int32Array, int], tuple[Int64Array, Int64Array]],
+    meetings: tuple[Int64Array, Int32Array],
+    costs: tuple[Int64Array, Int64Array, Floats],
+    links: tuple[Ways, Floats, Changes],
+    gpus: Gpus,
+) -> tuple[Int64Array, Int64Array]:
+    """Return start and end of every task; -1 where it is never reached.
+
+    The heap holds ends of computations (their task), moments at which bytes set off or, without shared
+    links, arrive (the number of tasks plus the communication), and changes (behind these). A computation
+    that goes slower or faster is put on the heap again; what it says there before does not count any more.
+    """
+    lanes, dependencies = order
+    instance, participants = meetings
+    duration_ns, latency_ns, wire_ns = costs
+    ways, capacity, changes = links
+    n, m = len(instance), len(participants)
+    waits, next_start, following = _successors(_previous(*lanes), *dependencies)
+    member_start, member = _csr(instance, m)
+    missing = participants.astype(np.int64)
+    start_ns, end_ns = np.full(n, NEVER), np.full(n, NEVER)
+    scratch = (np.zeros(len(capacity)), np.zeros(len(capacity)), np.zeros(len(capacity), np.int64))
+    left_ns, rate = wire_ns.copy(), np.zeros(m)
+    active, n_active = np.empty(m, np.int64), 0
+    free, ended = np.empty(n, np.int64), np.empty(n, np.int64)
+    fresh, others = np.empty(m, np.int64), np.empty(m + len(changes[0]), np.int64)
+    first = np.flatnonzero(waits == 0)
+    free[: len(first)] = first
+    n_free = len(first)
+    heap = [(change_ns, np.int64(n + m + at)) for at, change_ns in enumerate(changes[0])]
+    heap.append((np.int64(0), np.int64(n)))  # for its type
+    heap.pop()
+    heapify(heap)
+    now, moved_ns, arrival_ns = np.int64(0), np.int64(0), np.int64(NEVER)
+    while True:
+        start_ns[free[:n_free]] = now
+        _begin(
+            free[:n_free],
+            now,
+            (instance, missing, member_start, member),
+            (duration_ns, latency_ns, wire_ns, ways[0]),
+            (gpus, heap),
+        )
+        if not heap and arrival_ns == NEVER:
+            return start_ns, end_ns
+        now = min(heap[0][0] if heap else arrival_ns, arrival_ns if arrival_ns != NEVER else heap[0][0])
+        n_ended, n_fresh, n_met, n_changed = _due_now(
+            now, (n, m), (ways[0], gpus.due_ns, end_ns), (ended, fresh, others), heap
+        )
+        rewired = _apply(others[len(others) - n_changed :][::-1], changes, now, capacity, (gpus, heap))
+        if n_fresh or rewired or arrival_ns == now:
+            n_active, n_arrived = _move(active, n_active, now - moved_ns, left_ns, rate)
+            moved_ns = now
+            others[n_met : n_met + n_arrived] = active[n_active : n_active + n_arrived]
+            n_met += n_arrived
+            active[n_active : n_active + n_fresh] = fresh[:n_fresh]
+            n_active += n_fresh
+            _share(active[:n_active], ways, scratch, capacity, rate)
+            arrival_ns = np.int64(_next_end(active[:n_active], left_ns, rate, now))
+        for job in others[:n_met]:
+            members = member[member_start[job] : member_start[job + 1]]
+            ended[n_ended : n_ended + len(members)] = members
+            n_ended += len(members)
+        end_ns[ended[:n_ended]] = now
+        _end_kernels(ended[:n_ended], instance, now, gpus, heap)
+        n_free = _release(ended[:n_ended], (next_start, following), waits, free)
+
+
+_jit: Final[Any] = njit(cache=True)
+_begin: Final[Any] = _jit(begin)
+_release: Final[Any] = _jit(release)
+_due_now: Final[Any] = _jit(due_now)
+_apply: Final[Any] = _jit(apply)
+_pass: Final[Any] = _jit(_clock)
