@@ -60,6 +60,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "One self-contained HTML page for a run, or two on one axis.",
         ),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
+        "goodput": ("simulator.goodput_cli", "Days and dollars of a training when machines fail."),
         "memory": ("simulator.memory_cli", "Does a job fit, which rank is fullest, what would make it fit."),
         "bench": ("tracer.bench_cli", "Measure this machine's parts against what its description promises."),
         "validate": ("simulator.validate_cli", "Hold predictions against tables of measurements."),

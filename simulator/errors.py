@@ -7,6 +7,7 @@ SimulationError
 ├── ConfigError    a run.toml or a setting that cannot be understood
 ├── LikeError      a run that does not tell what --like or calibrate need to know
 ├── CalibrationError  a run that constants cannot be fitted on, or a file that does not hold them
+├── GoodputError   failures, checkpoints or a budget with which training never ends
 ├── TableError     a table of measurements that cannot be read, or a cell of it
 ├── EngineError    an engine that does not exist, or cannot run here
 └── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
@@ -41,6 +42,10 @@ class LikeError(SimulationError):
 
 class CalibrationError(SimulationError):
     """A run that says nothing of the machine, or a calibration file that cannot be used."""
+
+
+class GoodputError(SimulationError):
+    """Training cannot be planned with these failures, checkpoints or this budget."""
 
 
 class TableError(SimulationError):

@@ -23,7 +23,7 @@ BYTES_PER_S: Final[Mapping[str, float]] = MappingProxyType(
     {f"{unit}/s": factor for unit, factor in BYTES.items()} | {f"{p}b/s": f / 8 for p, f in _SI.items()}
 )
 SECONDS: Final[Mapping[str, float]] = MappingProxyType(
-    {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+    {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 )
 FLOP_PER_S: Final[Mapping[str, float]] = MappingProxyType({f"{p}FLOP/s": f for p, f in _SI.items()})
 USD_PER_HOUR: Final[Mapping[str, float]] = MappingProxyType({"USD/h": 1.0})
