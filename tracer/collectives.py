@@ -8,16 +8,14 @@ some of them, or deadlock because they hold the interpreter's lock.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
-from tracer.completion import join
 from tracer.operators import OPERATORS, Operator, dtype_name
 from tracer.records import Communication
-from tracer.stamps import cuda_stamp, host_stamp
+from tracer.stamps import CudaStamp, cuda_stamp, host_stamp
 
 if TYPE_CHECKING:
     from tracer.session import Session
@@ -41,6 +39,7 @@ class CollectiveHook:
         import torch.distributed as dist
 
         self._session = session
+        self._lane = session.lane
         self._dist = dist
         self._coalescing = internals.coalescing_groups()
         self._after = internals.keys_after_backend_select()
@@ -63,16 +62,29 @@ class CollectiveHook:
 
     def _noting(self, name: str, operator: Operator, overload: Any) -> Callable[..., Any]:
         """Return the kernel that notes a call of one operator and passes it on."""
-        before = self._session.guarded("collectives", self._before)
-        issued = self._session.guarded("collectives", self._issued)
-        redispatch, after = overload.redispatch, self._after
+        before, issued, failed = (
+            self._session.guarded("collectives", f) for f in (self._before, self._issued, self._failed)
+        )
+        pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
+        redispatch, after, flag = overload.redispatch, self._after, internals.async_flag(overload)
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = before(operator, args)
-            result = redispatch(keyset & after, *args, **kwargs)
-            if communication is not None:
-                frame = inspect.currentframe()
-                issued(communication, result, frame.f_back if frame is not None else None)
+            if communication is None:
+                return redispatch(keyset & after, *args, **kwargs)
+            # NCCL runs a synchronous collective on the compute stream itself.
+            on_nccl = communication.group.on_nccl and isinstance(communication.start, CudaStamp)
+            on_compute = on_nccl and args[flag : flag + 1] == (False,)
+            is_paused = pause() if on_compute else False
+            try:
+                result = redispatch(keyset & after, *args, **kwargs)
+            except BaseException:
+                failed(communication)
+                resume(is_paused)
+                raise
+            frame = inspect.currentframe()
+            issued(communication, result, frame.f_back if frame is not None else None, on_compute=on_compute)
+            resume(is_paused)
             return result
 
         kernel.__name__ = f"foretrace_{name}"
@@ -92,7 +104,7 @@ class CollectiveHook:
             at, block = session.transfer(operator.kind, tensor)
         else:
             sequence = next(group.collectives)
-        return Communication(
+        communication = Communication(
             kind=operator.kind,
             group=group,
             sequence=sequence,
@@ -104,11 +116,18 @@ class CollectiveHook:
             start=stamp(),
             storages=() if tensor.is_cuda else tuple(map(_address, operator.outputs(args))),
         )
+        session.sink.put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
+        return communication
 
-    def _issued(self, communication: Communication, result: Any, caller: Any) -> None:
+    @staticmethod
+    def _failed(communication: Communication) -> None:
+        """The call raised: what was asked for is over."""
+        communication.end = host_stamp() if isinstance(communication.start, int) else cuda_stamp()
+
+    def _issued(self, communication: Communication, result: Any, caller: Any, *, on_compute: bool) -> None:
         """Follow a call that has just been made to its end; *caller* is the Python frame it came from."""
         boxed = result[-1] if isinstance(result, tuple | list) else result
-        work = self._unboxed(boxed)
+        work = None if on_compute else self._unboxed(boxed)
         code = caller.f_code if caller is not None else None
         from_python = code is not None and code.co_filename.endswith(_DISTRIBUTED)
         in_engine = code is None or code.co_name == _ENGINE
@@ -121,7 +140,6 @@ class CollectiveHook:
             watchable=watchable,
             is_coalesced=communication.is_p2p and bool(self._coalescing),
         )
-        self._session.sink.put(communication)
         if isinstance(communication.start, int):
             completions.sweep(communication.start)
 
@@ -145,13 +163,13 @@ class CollectiveHook:
                 return redispatch(keyset & after, tensor)  # waited for before: DTensor asks more than once
             if communication is not None:
                 claim(communication)
-            pause()
+            is_paused = pause()
             try:
                 return redispatch(keyset & after, tensor)
             finally:
                 if communication is not None:
                     ended(communication)
-                resume()
+                resume(is_paused)
 
         return kernel
 
@@ -169,76 +187,3 @@ def _address(tensor: Any) -> int:
         return int(tensor.data_ptr())
     except RuntimeError:
         return 0
-
-
-class WaitHook:
-    """``Work.wait`` that tells the end of a communication, and that its time is not compute.
-
-    Args:
-        session: the recording.
-    """
-
-    def __init__(self, session: Session) -> None:
-        import torch.distributed as dist
-
-        self._work_type: Any = dist.Work
-        self._completions = completions = session.completions
-        self._original = original = dist.Work.wait
-        ended, batch_ended = (
-            session.guarded("collectives", f) for f in (completions.ended, completions.batch_ended)
-        )
-        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
-
-        def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
-            communication = completions.of_work(work)
-            watch = completions.claim(communication) if communication is not None else None
-            pause()
-            try:
-                if watch is not None and communication is not None and communication.is_p2p:
-                    return join(watch, *args, **kwargs)
-                return original(work, *args, **kwargs)
-            finally:
-                if communication is not None:
-                    ended(communication)
-                else:
-                    batch_ended()
-                resume()
-
-        self._work_type.wait = wait
-
-    def remove(self) -> None:
-        """Give ``Work.wait`` back as it was, unless somebody may still ask for what a watcher waited for."""
-        if not self._completions.has_watched_transfers:
-            self._work_type.wait = self._original
-
-
-class BlockingHook:
-    """Functions that wait in C++: their time is not compute.
-
-    Args:
-        session: the recording.
-    """
-
-    def __init__(self, session: Session) -> None:
-        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
-
-        def waiting(original: Any) -> Any:
-            @functools.wraps(original)
-            def function(*args: Any, **kwargs: Any) -> Any:
-                pause()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    resume()
-
-            return function
-
-        found = [(owner, name) for owner, name in internals.blocking_functions() if hasattr(owner, name)]
-        self._undo = [(owner, name, getattr(owner, name)) for owner, name in found]
-        for owner, name, original in self._undo:
-            setattr(owner, name, waiting(original))
-
-    def remove(self) -> None:
-        """Give the functions back as they were."""
-        for owner, name, original in self._undo:
-            setattr(owner, name, original)

@@ -34,7 +34,8 @@ class GroupInfo:
         id: the ``group`` column; the same on every member.
         axis: one of ``traces.layout.AXES``, ``"world"``, or the name of the group.
         ranks: global ranks in group order.
-        on_gloo: whether CPU tensors go through gloo.
+        on_gloo: whether tensors of the processor go through gloo.
+        on_nccl: whether tensors of a GPU go through NCCL.
         collectives: numbers of its collectives.
         transfers: numbers of its p2p transfers, by (sender, receiver).
     """
@@ -43,6 +44,7 @@ class GroupInfo:
     axis: str
     ranks: tuple[int, ...]
     on_gloo: bool = False
+    on_nccl: bool = False
     collectives: Iterator[int] = field(default_factory=itertools.count)
     transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
@@ -91,11 +93,13 @@ class Groups:
     def _added(self, name: str, process_group: Any) -> GroupInfo:
         ranks = tuple(self._ranks_of(process_group))
         description = getattr(process_group, "group_desc", "")
+        backend = str(self._backend_of(process_group))
         info = GroupInfo(
             id=stable_group_id(name, ranks),
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
-            on_gloo="gloo" in str(self._backend_of(process_group)),
+            on_gloo="gloo" in backend,
+            on_nccl="nccl" in backend,
         )
         self._by_name[name] = info
         self.n_changes += 1

@@ -6,6 +6,7 @@ Tried with torch 2.13. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,19 @@ def keys_after_backend_select() -> Any:
     import torch
 
     return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+NO_FLAG: Final = sys.maxsize
+"""Position of an argument that an operator does not have."""
+
+
+def async_flag(overload: Any) -> int:
+    """Return which argument of an operator tells that it may run beside the current stream.
+
+    Torch 2.8 brought it; before, and for operators without it, no collective runs on the current stream.
+    """
+    names = [argument.name for argument in overload._schema.arguments]
+    return next((names.index(name) for name in ("async_op", "asyncOp") if name in names), NO_FLAG)
 
 
 def wait_tensor() -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from tracer.records import Block, Position, Segment
-from tracer.stamps import Stamp, host_stamp
+from tracer.stamps import ComputeStream, Stamp, host_stamp
 
 NOBODY: Final = Block("")
 """Owner of time that is not compute, although a block is running: the end of a backward pass."""
@@ -25,6 +25,7 @@ class Lane:
 
     def __init__(self, position: Position, emit: Callable[[Segment], None]) -> None:
         self.stamp: Callable[[], Stamp] = host_stamp
+        self.device: ComputeStream | None = None
         self._position = position
         self._emit = emit
         self._stack: list[tuple[str, Block]] = []
@@ -62,15 +63,36 @@ class Lane:
             self._cut()
             self._stack[-1] = (kind, block)
 
-    def pause(self) -> None:
-        """Time from now on is waiting, not compute."""
+    def move_to(self, device: ComputeStream) -> None:
+        """Tell time on a CUDA stream from now on, where the model computes."""
+        self.device = device
+        self.stamp = device.stamp
+
+    def pause(self) -> bool:
+        """Time from now on is waiting, not compute, if it is the compute stream that waits.
+
+        Returns:
+            Whether that is so; ``resume`` takes it.
+        """
+        if self.device is not None and not self.device.is_current():
+            return False
         self._cut()
         self._n_waits += 1
+        return True
 
-    def resume(self) -> None:
-        """Undo one ``pause``."""
-        self._n_waits -= 1
-        self._since = self.stamp()
+    def pause_stream(self, stream: Any) -> bool:
+        """Do as ``pause`` does where *stream*, and not the current one, is going to wait."""
+        if self.device is None or not self.device.is_same(stream):
+            return False
+        self._cut()
+        self._n_waits += 1
+        return True
+
+    def resume(self, is_paused: bool | None) -> None:  # noqa: FBT001 - what pause has returned
+        """Undo the ``pause`` that returned *is_paused*."""
+        if is_paused:
+            self._n_waits -= 1
+            self._since = self.stamp()
 
     def _cut(self) -> None:
         now = self.stamp()

@@ -17,7 +17,7 @@ from tracer import internals
 from tracer.blocks import find_blocks
 from tracer.lane import NOBODY
 from tracer.records import Block
-from tracer.stamps import cuda_stamp
+from tracer.stamps import ComputeStream
 
 if TYPE_CHECKING:
     from tracer.session import Session
@@ -111,8 +111,8 @@ class ModuleHook:
         for part in module.modules():
             self._learn(part, blocks.get(part))
         self._session.met_model(module, args)
-        if _on_cuda(module):
-            self._lane.stamp = cuda_stamp
+        if self._lane.device is None and _on_cuda(module):
+            self._lane.move_to(ComputeStream())
         return blocks[module]
 
     def _learn(self, module: Any, block: Block | None) -> None:

@@ -23,7 +23,6 @@ from tracer.parallelism import MeshHook, data_parallel
 from tracer.records import Block, Position
 from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
-from tracer.stamps import cuda_stamp
 from tracer.steps import Steps
 from traces.info import Clock, RunInfo
 from traces.model_parts import joined_models
@@ -154,7 +153,7 @@ class Session:
 
     def step_ended(self) -> None:
         """A step is over: a moment to look at memory."""
-        self.memory.sample(on_cuda=self.lane.stamp is cuda_stamp)
+        self.memory.sample(on_cuda=self.lane.device is not None)
 
     def info(self, *, finished: bool) -> RunInfo:
         """Return what this rank knows about the run."""
@@ -189,7 +188,7 @@ class Session:
             self.completions.close()
         for hook in self._hooks:
             self._removed(hook)
-        if self.lane.stamp is cuda_stamp:
+        if self.lane.device is not None:
             _wait_for_device()
         self.sink.close()
         self.memory.write(self.path, self.rank, self.clock.shift_ns)
@@ -206,18 +205,20 @@ class Session:
         """Put all hooks in place."""
         from tracer.modules import BackwardHook, ModuleHook
         from tracer.steps import OptimizerHook
+        from tracer.waits import StreamHook
 
         self.pipeline: Any = None
         self.completions: Any = None
         self.backward = BackwardHook(self)
-        self._hooks += [self.backward, ModuleHook(self), OptimizerHook(self)]
+        self._hooks += [self.backward, ModuleHook(self), OptimizerHook(self), StreamHook(self)]
         if is_distributed():
             self._install_distributed()
 
     def _install_distributed(self) -> None:
         import torch.distributed as dist
 
-        from tracer.collectives import BlockingHook, CollectiveHook, WaitHook
+        from tracer.collectives import CollectiveHook
+        from tracer.waits import BlockingHook, WaitHook
 
         self.completions = Completions(dist.Work.wait)
         self._hooks += [CollectiveHook(self), WaitHook(self), BlockingHook(self), MeshHook(self)]

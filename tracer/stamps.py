@@ -40,12 +40,47 @@ def host_stamp() -> Stamp:
 
 
 def cuda_stamp() -> Stamp:
-    """Return the moment at which the device reaches this point of the current CUDA stream."""
+    """Return the moment at which the device reaches this point of the current CUDA stream.
+
+    While a CUDA graph is being captured, nothing runs: the moment is one of the host.
+    """
     import torch
 
+    if torch.cuda.is_current_stream_capturing():
+        return host_stamp()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return CudaStamp(event)
+
+
+class ComputeStream:
+    """The CUDA stream on which the model computes: the current one when the model is first called.
+
+    A stamp of it says the same whichever stream is current, as inside of a prefetch. While a CUDA graph is
+    being captured nothing runs, and an event would become part of the graph: such stamps are of the host.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self._stream = torch.cuda.current_stream()
+
+    def stamp(self) -> Stamp:
+        """Return the moment at which the device reaches this point of the stream."""
+        if self._cuda.is_current_stream_capturing():
+            return host_stamp()
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return CudaStamp(event)
+
+    def is_current(self) -> bool:
+        """Whether what this thread issues now goes to the stream."""
+        return self.is_same(self._cuda.current_stream())
+
+    def is_same(self, stream: Any) -> bool:
+        """Whether *stream* is this one."""
+        return bool(stream == self._stream)
 
 
 def settled(*stamps: Stamp | None) -> bool:

@@ -20,7 +20,7 @@ class Streams:
     """Streams of one rank; communications are placed in the order of their issue."""
 
     def __init__(self) -> None:
-        self._workers: dict[int, list[int]] = {}
+        self._workers: dict[tuple[int, int], list[int]] = {}
         self._free_ns: defaultdict[str, list[int]] = defaultdict(list)
 
     def place(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[str, int]:
@@ -40,11 +40,12 @@ class Streams:
     def _worker(self, communication: Communication, end_ns: int) -> int:
         """Return when the first worker of the group was free, and keep it busy until *end_ns*."""
         group = communication.group
-        n_workers = GLOO_THREADS if group.on_gloo else 1
-        busy_until_ns = self._workers.setdefault(group.id, [0] * n_workers)
+        on_gloo = group.on_gloo and isinstance(communication.start, int)
+        n_workers = GLOO_THREADS if on_gloo else 1
+        busy_until_ns = self._workers.setdefault((group.id, n_workers), [0] * n_workers)
         first = min(range(n_workers), key=busy_until_ns.__getitem__)
         free_ns = busy_until_ns[first]
-        if not (group.on_gloo and communication.kind == "reduce_scatter"):  # its end is that of its waiter
+        if not (on_gloo and communication.kind == "reduce_scatter"):  # its end is that of its waiter
             busy_until_ns[first] = max(end_ns, free_ns)
         return free_ns
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
@@ -38,10 +38,10 @@ def test_segments_follow_each_other_and_cover_the_time_that_is_owned(
             lane.replace("backward", block)
             stack[-1] = block
         elif name == "pause":
-            lane.pause()
+            assert lane.pause()
             waits += 1
         elif name == "resume" and waits:
-            lane.resume()
+            lane.resume(is_paused=True)
             waits -= 1
         assert lane.block == stack[-1]
     lane.pop(0)
@@ -93,9 +93,41 @@ def test_collectives_of_one_group_use_no_more_streams_than_it_has_workers(durati
 def test_an_empty_lane_owns_nothing() -> None:
     emitted: list[Any] = []
     lane = Lane(Position(), emitted.append)
-    lane.pause()
-    lane.resume()
+    lane.resume(lane.pause())
     lane.pop(0)
     lane.replace("forward", BLOCKS[1])
     assert emitted == []
     assert lane.block is NOBODY
+
+
+class Stream:
+    """A compute stream without a device: its time is that of a counter."""
+
+    def __init__(self) -> None:
+        self.now, self.current = 0, "compute"
+
+    def stamp(self) -> int:
+        self.now += 1
+        return self.now
+
+    def is_current(self) -> bool:
+        return self.is_same(self.current)
+
+    def is_same(self, stream: Any) -> bool:
+        return bool(stream == "compute")
+
+
+def test_only_waits_of_the_compute_stream_are_cut_out_of_its_time() -> None:
+    emitted: list[Any] = []
+    lane, device = Lane(Position(), emitted.append), Stream()
+    lane.move_to(cast("Any", device))
+    lane.push("forward", BLOCKS[1])  # at 1
+    device.current = "copy"
+    lane.resume(lane.pause())  # another stream waits while this thread has it current
+    lane.resume(lane.pause_stream("gather"))
+    device.current = "compute"
+    lane.resume(lane.pause())  # from 2 to 3
+    device.current = "copy"
+    lane.resume(lane.pause_stream("compute"))  # from 4 to 5, told from elsewhere
+    lane.pop(0)  # at 6
+    assert [(segment.start, segment.end) for segment in emitted] == [(1, 2), (3, 4), (5, 6)]

@@ -1,0 +1,123 @@
+"""Sees what waits for communication, in Python, in C++ and on the device: waiting is not compute."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from tracer import internals
+from tracer.completion import join
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+
+
+class WaitHook:
+    """``Work.wait`` that tells the end of a communication, and that its time is not compute.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch.distributed as dist
+
+        self._work_type: Any = dist.Work
+        self._completions = completions = session.completions
+        self._original = original = dist.Work.wait
+        ended, batch_ended = (
+            session.guarded("collectives", f) for f in (completions.ended, completions.batch_ended)
+        )
+        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
+
+        def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
+            communication = completions.of_work(work)
+            watch = completions.claim(communication) if communication is not None else None
+            is_paused = pause()
+            try:
+                if watch is not None and communication is not None and communication.is_p2p:
+                    return join(watch, *args, **kwargs)
+                return original(work, *args, **kwargs)
+            finally:
+                if communication is not None:
+                    ended(communication)
+                else:
+                    batch_ended()
+                resume(is_paused)
+
+        self._work_type.wait = wait
+
+    def remove(self) -> None:
+        """Give ``Work.wait`` back as it was, unless somebody may still ask for what a watcher waited for."""
+        if not self._completions.has_watched_transfers:
+            self._work_type.wait = self._original
+
+
+class BlockingHook:
+    """Functions that wait in C++: their time is not compute.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
+
+        def waiting(original: Any) -> Any:
+            @functools.wraps(original)
+            def function(*args: Any, **kwargs: Any) -> Any:
+                is_paused = pause()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    resume(is_paused)
+
+            return function
+
+        found = [(owner, name) for owner, name in internals.blocking_functions() if hasattr(owner, name)]
+        self._undo = [(owner, name, getattr(owner, name)) for owner, name in found]
+        for owner, name, original in self._undo:
+            setattr(owner, name, waiting(original))
+
+    def remove(self) -> None:
+        """Give the functions back as they were."""
+        for owner, name, original in self._undo:
+            setattr(owner, name, original)
+
+
+class StreamHook:
+    """``Event.wait`` of CUDA: while the compute stream waits for another one, it does not compute.
+
+    ``Stream.wait_event``, by which FSDP2 waits for what it has gathered, and ``wait_stream`` end in it.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch
+
+        self._type: Any = torch.cuda.Event
+        self._original = original = torch.cuda.Event.wait
+        lane = session.lane
+        pause, resume = (session.guarded("modules", f) for f in (self._pause, lane.resume))
+        self._lane = lane
+
+        @functools.wraps(original)
+        def wait(event: Any, /, stream: Any = None) -> Any:
+            is_paused = pause(stream)
+            try:
+                return original(event, stream)
+            finally:
+                resume(is_paused)
+
+        self._type.wait = wait
+
+    def _pause(self, stream: Any) -> bool:
+        if self._lane.device is None:
+            return False
+        return self._lane.pause() if stream is None else self._lane.pause_stream(stream)
+
+    def remove(self) -> None:
+        """Give ``Event.wait`` back as it was."""
+        self._type.wait = self._original
