@@ -119,7 +119,7 @@ def simulate(
         place(job.layout.world_size, job.cluster, job.placement),
         choice(job.nccl_algo, job.nccl_proto),
     )
-    factors = _straggler_factors(job)
+    factors = _straggler_factors(job, network)
     changes = _changes(job)
     special = sorted({*factors, *(change.way.rank for change in changes)})
     program = build(job, network, compute, folded=folded, groups=groups, special=special)
@@ -176,12 +176,20 @@ def _run(runner: ModuleType, program: Program, changes: Sequence[Change]) -> tup
     return runner.run(program), None
 
 
-def _straggler_factors(job: Job) -> dict[int, float]:
-    """Return the factors of stragglers. Raises JobError if one of them is not in the world."""
+def _straggler_factors(job: Job, network: Network) -> dict[int, float]:
+    """Return, by rank, how much longer its compute takes: a straggler, or on nodes of another kind.
+
+    Raises:
+        JobError: a straggler is not in the world.
+    """
     factors = job.variation.factors
     if factors and (last := max(factors)) >= job.layout.world_size:
         raise JobError(f"stragglers: rank {last} is outside a world of {job.layout.world_size}")
-    return factors
+    if not job.cluster.others:
+        return factors
+    slower = {rank: job.cluster.slowdown(gpu) for rank, gpu in enumerate(network.placement)}
+    found = {rank: slow * factors.get(rank, 1.0) for rank, slow in slower.items()}
+    return {rank: factor for rank, factor in found.items() if factor != 1}
 
 
 def _distribution(

@@ -17,8 +17,25 @@ from topologies.node import NodeSpec
 
 
 @dataclass(frozen=True, kw_only=True)
+class Others:
+    """The last nodes of a machine where they are of another kind than the rest.
+
+    Attributes:
+        machine: a machine with such nodes; its device, links and NICs count, its fabric does not.
+        nodes: how many there are.
+    """
+
+    machine: Cluster
+    nodes: int
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise CatalogError(f"others: nodes = {self.nodes}, at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Equal nodes of equal devices, joined by one fabric.
+    """Nodes of devices, joined by one fabric; all alike, unless there are ``others``.
 
     A *node* is an NVLink domain: the GPUs that reach each other without a NIC. For GB200 NVL72 it is the
     rack. On a machine without GPUs a device is a process, and ``device`` is what one process gets of the
@@ -33,6 +50,7 @@ class Cluster:
         nic: one NIC, or None for a machine of one node.
         nics_per_node: NICs of one node.
         fabric_spec: how NICs are wired.
+        others: the last nodes, where they are of other kinds; each has as many GPUs as the rest.
         node: how the GPUs of a node are wired to each other.
         cores: processor cores that the processes of one node share; 0 where devices are GPUs.
         time_slice_s: how long a process holds a core that others wait for.
@@ -52,6 +70,7 @@ class Cluster:
     nics_per_node: int = 0
     fabric_spec: FabricSpec = field(default_factory=FabricSpec)
     node: NodeSpec = field(default_factory=NodeSpec)
+    others: tuple[Others, ...] = ()
     cores: int = 0
     time_slice_s: float = 0.0
     transfer_factors: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -65,6 +84,13 @@ class Cluster:
                 raise CatalogError(f"cluster {self.name}: {name} = {value}, at least 1")
         if min(self.nics_per_node, self.cores) < 0:
             raise CatalogError(f"cluster {self.name}: nics_per_node and cores are at least 0")
+        for other in self.others:
+            self._check_other(other)
+        if self.others and sum(other.nodes for other in self.others) >= self.n_nodes:
+            raise CatalogError(
+                f"cluster {self.name}: {sum(other.nodes for other in self.others)} nodes of other kinds in a "
+                f"machine of {self.n_nodes}; at least one must be of its own kind, so raise n_gpus"
+            )
 
     @property
     def n_nodes(self) -> int:
@@ -75,6 +101,33 @@ class Cluster:
     def turn_s(self) -> float:
         """Wait of a message until its receiver has a core again; 0 unless processes outnumber cores."""
         return (1 / processor_share(self.cores, self.n_gpus) - 1) * self.time_slice_s if self.cores else 0.0
+
+    def _check_other(self, other: Others) -> None:
+        """Raise CatalogError if *other* nodes cannot stand beside those of this machine."""
+        theirs = other.machine
+        for name in ("gpus_per_node", "nics_per_node"):
+            if (own := getattr(self, name)) != (found := getattr(theirs, name)):
+                raise CatalogError(
+                    f"cluster {self.name}: others of kind {theirs.name} have {name} = {found}, its own "
+                    f"{own}; nodes of one machine have as many GPUs and as many NICs"
+                )
+
+    def kind_of(self, node: int) -> Cluster:
+        """Return a machine with nodes like *node*: this one, or that of ``others``."""
+        first = self.n_nodes
+        for other in reversed(self.others):
+            first -= other.nodes
+            if node >= first:
+                return other.machine
+        return self
+
+    def slowdown(self, gpu: int) -> float:
+        """Return how many times as long computing takes on *gpu* as on this machine's own device.
+
+        The ratio of what they reach in large matrix products in bf16, under lasting load.
+        """
+        theirs = self.kind_of(self.node_of(gpu)).device
+        return 1.0 if theirs == self.device else _reached(self.device) / _reached(theirs)
 
     def node_of(self, gpu: int) -> int:
         """Return the node that *gpu* is in."""
@@ -129,6 +182,7 @@ class Cluster:
             "intra": self.intra.describe(),
             "node": self.node.describe(),
             "nic": self.nic.describe() if self.nic else None,
+            "others": [{"machine": other.machine.name, "nodes": other.nodes} for other in self.others],
             "fabric": self.fabric_spec.describe() | {"sources": self._fabric_sources()},
             "price_usd_per_gpu_hour": self.price_usd_per_gpu_hour,
             "sources": dict(self.sources),
@@ -139,6 +193,10 @@ class Cluster:
         names = {"hop_latency": "hop_latency_s"}
         keys = (key.removeprefix("fabric.") for key in self.sources if key.startswith("fabric."))
         return {names.get(key, key): self.sources[f"fabric.{key}"] for key in keys}
+
+
+def _reached(device: Device) -> float:
+    return device.peak("bf16") * device.gemm_efficiency * device.sustained_clock_fraction
 
 
 def processor_share(cores: int, n_processes: int) -> float:

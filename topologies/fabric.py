@@ -143,16 +143,17 @@ def build(cluster: Cluster) -> nx.DiGraph[str]:
 
 def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
     """Wire the GPUs of every node to each other."""
-    hub = "nvswitch" if cluster.device.kind == "gpu" and cluster.intra.kind == "nvlink" else "host"
-    hub = "host" if cluster.node.host else hub
     full = cluster.gpus_per_node
     for node in range(cluster.n_nodes):
+        kind = cluster.kind_of(node)
+        switched = kind.device.kind == "gpu" and kind.intra.kind == "nvlink" and not kind.node.host
+        hub = "nvswitch" if switched else "host"
         gpus = list(range(node * full, min((node + 1) * full, cluster.n_gpus)))
         for gpu in gpus:
             add(graph, f"gpu:{gpu}")
-        found = wires(cluster.node, cluster.intra, gpus, hub=f"{hub}:{node}", full=full)
-        for a, b, bytes_per_s, latency_s, kind in found:
-            wire(graph, (add(graph, a), add(graph, b)), bytes_per_s, latency_s, kind)
+        found = wires(kind.node, kind.intra, gpus, hub=f"{hub}:{node}", full=full)
+        for a, b, bytes_per_s, latency_s, wired in found:
+            wire(graph, (add(graph, a), add(graph, b)), bytes_per_s, latency_s, wired)
 
 
 def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
@@ -174,10 +175,11 @@ def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
     found = []
     for node in range(cluster.n_nodes):
         names = [add(graph, f"nic:{node}.{j}") for j in range(n_nics)]
+        nic = cluster.kind_of(node).nic or cluster.nic
         for local, j in sorted(pairs):
             gpu = node * n_gpus + local
             if gpu < cluster.n_gpus:
-                wire(graph, (f"gpu:{gpu}", names[j]), cluster.nic.bandwidth_bytes_per_s, 0.0, "pcie")
+                wire(graph, (f"gpu:{gpu}", names[j]), nic.bandwidth_bytes_per_s, 0.0, "pcie")
         found.append(names)
     return found
 

@@ -42,7 +42,7 @@ def reach(cluster: Cluster, placed: Sequence[int]) -> Reach | Folded:
 def _period(cluster: Cluster) -> int:
     """Return the nodes of one set of *cluster*, 0 if it has none."""
     spec = cluster.fabric_spec
-    if spec.links or spec.kind not in FOLDABLE or cluster.nic is None:
+    if spec.links or spec.kind not in FOLDABLE or cluster.nic is None or cluster.others:
         return 0
     return {"switch": 1, "dragonfly": spec.group_nodes, "two-site": spec.group_nodes}.get(
         spec.kind, spec.nodes_per_leaf

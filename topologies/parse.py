@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, Others
 from topologies.device import DTYPES, KEYS, Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, Link
@@ -16,7 +16,11 @@ from topologies.parse_kernel import kernels_from, tiles_from
 from topologies.reader import Section, number, text, truth, whole
 from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
 
-_OPTIONAL: Final[Mapping[str, Any]] = {"sustained_clock_fraction": 1.0, "reserved_bytes": 0}
+_OPTIONAL: Final[Mapping[str, Any]] = {
+    "sustained_clock_fraction": 1.0,
+    "training_clock_fraction": 1.0,
+    "reserved_bytes": 0,
+}
 """Figures of a device that a file may leave out, and what they are then."""
 
 
@@ -140,8 +144,9 @@ def cluster_from(
     default_name: str,
     load_device: Callable[[str], Device],
     load_link: Callable[[str], LinkSpec],
+    load_cluster: Callable[[str], Cluster],
 ) -> Cluster:
-    """Return the cluster that *section* describes; names of devices and links go to the two loaders.
+    """Return the cluster that *section* describes; names of devices, links and machines go to the loaders.
 
     Raises:
         CatalogError: a key is missing, unknown, or its value cannot be used.
@@ -155,6 +160,11 @@ def cluster_from(
     fabric_spec, fabric_sources = _fabric_from(section)
     node = section.section("node")
     host = _link(node, "host", load_link) if "host" in node else None
+    others = tuple(
+        Others(machine=load_cluster(name), nodes=nodes) for name, nodes in section.get("others", _others, ())
+    )
+    least = min([device.memory_bytes, *(other.machine.device.memory_bytes for other in others)])
+    device = replace(device, memory_bytes=least)
     cluster = Cluster(
         name=section.get("name", text, default_name),
         description=section.get("description", text, ""),
@@ -166,6 +176,7 @@ def cluster_from(
         nics_per_node=section.get("nics_per_node", whole, 0),
         fabric_spec=fabric_spec,
         node=NodeSpec(kind=node.get("kind", text, "switch"), host=host),
+        others=others,
         cores=cores,
         time_slice_s=section.get("time_slice", parse_time, 0.0),
         price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),
@@ -212,6 +223,17 @@ def _links(value: object) -> tuple[Link, ...]:
                 latency_s=entry.get("latency", parse_time, None),
             )
         )
+        entry.done()
+    return tuple(found)
+
+
+def _others(value: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(value, list):
+        raise TypeError("must be a list of tables, [[others]]")
+    found = []
+    for number_, table in enumerate(value):
+        entry = Section(table, f"[[others]] number {number_ + 1}", {})
+        found.append((entry.get("machine", text), entry.get("nodes", whole)))
         entry.done()
     return tuple(found)
 

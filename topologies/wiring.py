@@ -44,9 +44,9 @@ def _to_leaves(
     graph: nx.DiGraph[str], cluster: Cluster, nics: Nics, leaf_of: Callable[[int, int], int]
 ) -> list[str]:
     """Wire every NIC to the leaf that *leaf_of* node and NIC names; return the leaves."""
-    nic = _nic(cluster)
     leaves: dict[str, None] = {}
     for node, names in enumerate(nics):
+        nic = cluster.kind_of(node).nic or _nic(cluster)
         for j, name in enumerate(names):
             leaf = add(graph, f"leaf:{leaf_of(node, j)}")
             leaves[leaf] = None

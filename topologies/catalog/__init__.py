@@ -50,7 +50,7 @@ def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster
     path = Path(wanted) if wanted.endswith(".toml") or "/" in wanted else _find(_HOME, wanted, "cluster")
     with _naming(path):
         table = _with_base(read_toml(path), _HOME, "cluster")
-        cluster = cluster_from(Section(table, str(path)), path.stem, load_device, load_link)
+        cluster = cluster_from(Section(table, str(path)), path.stem, load_device, load_link, load_cluster)
     return cluster if n_gpus is None else cluster.sized(n_gpus)
 
 
