@@ -116,5 +116,4 @@ def test_what_nobody_waits_for_is_followed_to_its_end(tmp_path: Path, ranks: Any
     assert run.info.dropped == {}
     for rank in (0, 1):
         spans = run.spans([rank]).to_pylist()
-        assert len(spans) == 20
-        assert all(row["duration_ns"] > 0 for row in spans)
+        assert sorted(row["sequence"] for row in spans) == list(range(20))
