@@ -8,6 +8,7 @@ from math import ceil, log2
 from typing import Final, NamedTuple
 
 from simulator.collectives import bus_factor, ring_steps, tree_factor, tree_hops
+from simulator.errors import SimulationError
 from simulator.nccl import (
     COLLNET_S,
     LL_OF_NVLINK,
@@ -81,11 +82,13 @@ class Between:
     choice: Choice
 
     def ways(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
-        """Yield every way to move *size_bytes* by *kind* in a group of *shape*."""
-        nic = self.cluster.nic
+        """Yield every way to move *size_bytes* by *kind* in a group of *shape*.
+
+        Raises:
+            SimulationError: the choice leaves no protocol that the network bears, or no algorithm.
+        """
         shape = self._crowded(shape)
-        allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
-        names = [name for name in self.choice.protocols if name in allowed] or list(allowed)
+        names = self._protocols()
         tuned = self._tuned(size_bytes, shape, names) if kind == "all_reduce" else None
         for name in names:
             protocol = PROTOCOLS[name]
@@ -94,6 +97,18 @@ class Between:
                     yield _way(*way, f"{algorithm}/{name}")
         for algorithm, way in self._in_simple(kind, size_bytes, shape):
             yield _way(*way, f"{algorithm}/simple")
+
+    def _protocols(self) -> list[str]:
+        """Return the protocols that may be used. Raises SimulationError if the network bears none of them."""
+        nic = self.cluster.nic
+        allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
+        names = [name for name in self.choice.protocols if name in allowed]
+        if not names:
+            raise SimulationError(
+                f"protocol {', '.join(self.choice.protocols)}: link {nic.name if nic else 'none'} bears only "
+                f"{', '.join(allowed)}"
+            )
+        return names
 
     def _crowded(self, shape: GroupShape) -> GroupShape:
         """Return *shape* with what other jobs leave of its ways out.
@@ -163,7 +178,14 @@ class Between:
         fit = {"all_reduce": _REDUCES, "all_gather": _GATHERS, "reduce_scatter": _GATHERS}.get(
             kind, ("ring",)
         )
-        return tuple(name for name in allowed if name in fit and self._applies(name, shape)) or ("ring",)
+        found = tuple(name for name in allowed if name in fit and self._applies(name, shape))
+        if not found and kind == "all_reduce" and self.choice.forced:
+            able = [name for name in fit if self._applies(name, shape)]
+            raise SimulationError(
+                f"algorithm {', '.join(allowed)}: none does an all_reduce over {shape.n_domains} nodes of "
+                f"{self.cluster.name}; one of {', '.join(able)}"
+            )
+        return found or ("ring",)
 
     def _applies(self, algorithm: str, shape: GroupShape) -> bool:
         nic = self.cluster.nic

@@ -13,7 +13,8 @@ from simulator.nccl import ALGORITHMS, PROTOCOLS, TEXTBOOK, choice
 from simulator.network import Network
 from topologies.catalog import load_cluster
 
-WAYS = [name for name in (*ALGORITHMS, *TEXTBOOK) if name != "nvls"]
+WAYS = ["ring", "tree", "nvls_tree", *TEXTBOOK]
+"""Ways to do an all-reduce between nodes of DGX H100."""
 
 
 @cache
@@ -61,12 +62,35 @@ def test_a_setting_that_nccl_would_not_know_is_refused(algorithm: str, protocol:
 
 
 @given(size=integers(0, 2**34), kind=sampled_from(["all_reduce", "all_gather", "reduce_scatter"]))
-def test_the_free_choice_is_never_slower_than_any_algorithm_of_nccl(size: int, kind: str) -> None:
+def test_the_free_choice_takes_what_its_way_takes_when_asked_for(size: int, kind: str) -> None:
     """Up to what NCCL's own choice inside a node and the sum of a ring's two halves were measured apart."""
+    free = network("", "").collective(kind, size, range(64))
+    algorithm, _, protocol = free.algorithm.partition("/")
+    asked = network(algorithm, protocol).collective(kind, size, range(64))
+    assert asked.algorithm == free.algorithm
+    assert free.latency_ns + free.wire_ns <= 1.001 * (asked.latency_ns + asked.wire_ns)
+
+
+@given(size=integers(0, 2**34), kind=sampled_from(["all_gather", "reduce_scatter"]))
+def test_a_gather_takes_the_fastest_protocol(size: int, kind: str) -> None:
+    """Only an all-reduce has a choice that NCCL makes by its own estimate."""
     free = total_ns(network("", ""), kind, size, 64)
-    for algorithm in ("ring", "tree", "nvls_tree"):
-        for protocol in PROTOCOLS:
-            assert free <= 1.001 * total_ns(network(algorithm, protocol), kind, size, 64)
+    for protocol in PROTOCOLS:
+        assert free <= 1.001 * total_ns(network("ring", protocol), kind, size, 64)
+
+
+@pytest.mark.parametrize("algorithm", ["nvls", "collnet", "pat", "pairwise"])
+def test_an_algorithm_that_cannot_do_it_is_refused_by_name(algorithm: str) -> None:
+    """Not replaced by another: NVLS ends at the node, DGX H100's switches do not reduce, PAT only gathers."""
+    with pytest.raises(SimulationError, match=f"algorithm {algorithm}: none does an all_reduce over 8 nodes"):
+        network(algorithm, "").collective("all_reduce", 1024, range(64))
+    assert network(algorithm, "").collective("all_gather", 1024, range(64)).latency_ns
+
+
+def test_a_protocol_that_the_network_does_not_bear_is_refused_by_name() -> None:
+    net = Network(load_cluster("aws-p4de", 16), choice=choice("", "LL128"))
+    with pytest.raises(SimulationError, match="protocol ll128: link efa-p4 bears only simple"):
+        net.collective("all_reduce", 1024, range(16))
 
 
 @given(size=integers(1, 2**36), algorithm=sampled_from(WAYS), n_nodes=integers(2, 8))
