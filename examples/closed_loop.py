@@ -3,7 +3,8 @@
 Two processes train a small Llama under DDP. Its recording calibrates the simulator. With those constants
 other layouts (FSDP2, tensor parallelism, a pipeline) and a deeper model are predicted, and recorded.
 Everything is recorded in turns, so that the noise between runs of the same thing is known: an error below it
-means nothing.
+means nothing. What others do on the machine meanwhile is measured, too: with ``--others 0.1`` a recording
+waits until they use less than a tenth of the processor, and is made again if they used more after all.
 
     python examples/closed_loop.py --output closed-loop
 """
@@ -12,9 +13,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -24,6 +28,9 @@ import click
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = EXAMPLES / "tiny-llama.json"
+TRIES = 6
+LOOK_S = 2.0
+WAIT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +64,21 @@ RUNS = (
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), default=Path("closed-loop"))
 @click.option("--turns", type=click.IntRange(min=1), default=3, help="Recordings of each. [default: 3]")
 @click.option("--steps", type=click.IntRange(min=10), default=16, help="Steps of each. [default: 16]")
+@click.option("--others", type=click.FloatRange(0, 1), default=1.0, help="Share they may use. [default: 1]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(output: Path, turns: int, steps: int, *, as_json: bool) -> None:
+def main(output: Path, turns: int, steps: int, others: float, *, as_json: bool) -> None:
     """Record, calibrate, predict, compare; recordings and predictions go to OUTPUT."""
     output.mkdir(parents=True, exist_ok=True)
+    used = []
     for turn in range(turns):
         for run in RUNS:
-            record(run, output, turn, steps)
+            used.append(record(run, output, turn, steps, others))
     calibration = output / "calibration.toml"
     first = output / f"{RUNS[0].name}-0"
     found = foretrace("calibrate", "--undisturbed", str(first), "-o", str(calibration))
     rows = [compared(run, output, turns, calibration) for run in RUNS]
     if as_json:
-        click.echo(json.dumps({"calibration": found, "runs": rows}))
+        click.echo(json.dumps({"calibration": found, "runs": rows, "others": used}))
         return
     click.echo(f"{'':30}{'measured':>10}{'noise':>8}{'catalogue':>11}{'calibrated':>12}")
     for row in rows:
@@ -78,9 +87,43 @@ def main(output: Path, turns: int, steps: int, *, as_json: bool) -> None:
             f"{row['error_before']:+11.1%}{row['error_after']:+12.1%}"
         )
     click.echo("noise: how far turns are from their mean, on average; errors: predicted / measured - 1")
+    click.echo(f"others used {mean(used):.0%} of the processor meanwhile, {max(used):.0%} at most")
 
 
-def record(run: Run, output: Path, turn: int, steps: int) -> None:
+def record(run: Run, output: Path, turn: int, steps: int, others: float) -> float:
+    """Record *run* with two processes; return the share of the processor that others used meanwhile."""
+    used = 1.0
+    for _ in range(TRIES):
+        while others < 1 and share_of_others(lambda: time.sleep(LOOK_S)) > others:
+            time.sleep(WAIT_S)
+        used = share_of_others(lambda: record_once(run, output, turn, steps))
+        if used <= others:
+            break
+    return used
+
+
+def share_of_others(work: Callable[[], object]) -> float:
+    """Return the share of all processors that others used while *work* was done."""
+    before, own_before, began = busy_s(), own_s(), time.monotonic()
+    work()
+    elapsed_s = (time.monotonic() - began) * (os.cpu_count() or 1)
+    return max((busy_s() - before) - (own_s() - own_before), 0.0) / elapsed_s
+
+
+def busy_s() -> float:
+    """Return the processor time that all processes of the machine have used since it started."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq, *_ = (int(field) for field in fields)
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def own_s() -> float:
+    """Return the processor time of this process and of all that it has started and that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def record_once(run: Run, output: Path, turn: int, steps: int) -> None:
     """Record *run* with two processes."""
     path = output / f"{run.name}-{turn}"
     if path.exists():

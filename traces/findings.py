@@ -53,10 +53,14 @@ class Finding:
 def findings(run: Run, usd_per_gpu_hour: float | None = None) -> list[Finding]:
     """Return what the run loses, the dearest first; costs may overlap, they need not add up.
 
+    A run without times loses nothing that could be known.
+
     Args:
         run: an open run.
         usd_per_gpu_hour: price of one GPU, for costs in money.
     """
+    if run.is_timeless:
+        return []
     summary = summarize(run)
     step_s = summary["step_time_s"]
     averaged = {step["step"] for step in summary["steps"] if step["averaged"]}

@@ -12,7 +12,7 @@ from rich.table import Table
 from traces.compare import Comparison
 from traces.findings import Finding
 from traces.metrics import Breakdown, breakdown
-from traces.report_format import format_time
+from traces.report_format import format_si, format_time
 from traces.run import Run
 
 SHOWN_RANKS: Final = 16
@@ -45,6 +45,10 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     """Print the headline of a run, and a table whose rows add up to 100 %."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(summary['name'] or run.path)}[/]  {_what(summary)}", soft_wrap=True)
+    if run.is_timeless:
+        console.print(_counts(summary))
+        show_warnings(console, run.warnings)
+        return
     console.print(_steps(summary), soft_wrap=True)
     console.print(
         f"exposed communication [bold]{summary['exposed_comm_fraction']:.1%}[/]   "
@@ -56,6 +60,16 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
     show_warnings(console, run.warnings)
+
+
+def _counts(summary: Mapping[str, Any]) -> Table:
+    """Return what was called how often, of a run without times."""
+    table = _table("called", "times", "bytes", "FLOPs")
+    for row in summary["kinds"]:
+        name = escape(f"{row['category']} {row['kind']} {row['axis']}".strip())
+        size, flops = (format_si(row[key], "") if row[key] else "" for key in ("size_bytes", "flops"))
+        table.add_row(name, f"{row['count']:,}", size, flops)
+    return table
 
 
 def show_findings(found: Sequence[Finding]) -> None:

@@ -119,6 +119,11 @@ class Run:
         expected = set(self.info.representatives or range(self.info.world_size))
         return tuple(sorted(expected - set(self.stored_ranks)))
 
+    @property
+    def is_timeless(self) -> bool:
+        """Whether the run only says what was called, in which order: its times mean nothing."""
+        return (self.info.job or {}).get("times") == "none"
+
     def _missing(self) -> list[str]:
         """Say which ranks are missing, and what that does to the figures."""
         if not self.missing_ranks:

@@ -1,4 +1,4 @@
-"""Chakra graphs and flight-recorder dumps become runs; what holds no times is refused."""
+"""Graphs, communication traces and flight-recorder dumps become runs; without times, they say so."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import pytest
 
 from tracer.errors import IngestError
 from tracer.ingest.ingest import ingest
+from traces.findings import findings
 from traces.run import Run
 from traces.store import open_run
 
@@ -136,13 +137,115 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
-@needs_real
-def test_a_graph_without_durations_is_refused(tmp_path: Path) -> None:
+def test_a_chakra_graph_without_durations_is_refused(tmp_path: Path) -> None:
+    timeless = [{**one, "runtime": 0} for one in NODES]
+    (tmp_path / "g.json").write_text(json.dumps({"workload_graph": timeless}))
     with pytest.raises(IngestError, match="no duration"):
-        ingest([REAL / "chakra_et" / "param_resnet_2gpu_et_1.1.0.json.gz"], tmp_path / "run")
+        ingest([tmp_path / "g.json"], tmp_path / "run")
 
 
 @needs_real
 def test_a_real_graph_in_protobuf_is_read(tmp_path: Path) -> None:
     run = opened(REAL / "chakra_et" / "feeder_tests_trace.tar.gz", tmp_path / "run")
     assert run.spans().num_rows > 1_000
+
+
+def entry(comms: str, start_ns: int | None = None, **more: Any) -> dict[str, Any]:
+    """Return one entry of a communication trace of PARAM."""
+    size = {"in_msg_size": 1024, "out_msg_size": 1024, "dtype": "Float"}
+    started = {} if start_ns is None else {"startTime_ns": start_ns}
+    return {
+        "comms": comms,
+        "world_size": 4,
+        "pg_id": 0,
+        "global_ranks": [0, 1, 2, 3],
+        **size,
+        **started,
+        **more,
+    }
+
+
+def test_a_param_trace_gives_its_collectives(tmp_path: Path) -> None:
+    """Measured durations count; what was only called lasts until it is waited for, or is counted."""
+    listed = [
+        entry("init"),
+        entry("all_reduce", 1_000, req=1),
+        entry("all_gather", 2_000, latency_us=3.5, out_msg_size=4096),
+        {"comms": "wait", "req": 1, "startTime_ns": 9_000},
+        entry("all_to_allv", 20_000),
+        {"compute": "gemm", "mm_dim": 64, "startTime_ns": 30_000, "latency_us": 2.0},
+        entry("isend", 40_000, latency_us=1.0, src_rank=2, dst_rank=3, use_batch=False),
+        entry("something_else", 50_000),
+        7,
+    ]
+    (tmp_path / "rank2.json").write_text(json.dumps(listed))
+    run = opened(tmp_path / "rank2.json", tmp_path / "run")
+    found = {row["kind"]: row for row in run.spans([2]).to_pylist()}
+    assert found["all_reduce"]["duration_ns"] == 8_000
+    assert (found["all_reduce"]["size_bytes"], found["all_reduce"]["dtype"]) == (4096, "fp32")
+    assert (found["all_gather"]["duration_ns"], found["all_gather"]["size_bytes"]) == (3_500, 16384)
+    assert found["all_to_all"]["duration_ns"] == 0
+    assert (found["send"]["peer"], found["send"]["category"]) == (3, "p2p")
+    assert found["kernel"]["name"] == "gemm"
+    assert run.info.world_size == 4
+    assert run.info.groups[0].ranks == (0, 1, 2, 3)
+    assert sum(run.info.dropped.values()) == 3
+
+
+def test_a_param_trace_without_starts_is_laid_end_to_end(tmp_path: Path) -> None:
+    """As a replay writes it."""
+    listed = [entry("all_reduce", latency_us=5.0), entry("all_reduce", latency_us=7.0)]
+    (tmp_path / "rank0.json").write_text(json.dumps(listed))
+    run = opened(tmp_path / "rank0.json", tmp_path / "run")
+    assert run.spans()["start_ns"].to_pylist() == [0, 5_000]
+    assert run.spans()["sequence"].to_pylist() == [0, 1]
+    (tmp_path / "rank0.json").write_text(json.dumps([entry("all_reduce", 5)]))
+    with pytest.raises(IngestError, match="no collective with a length"):
+        ingest([tmp_path / "rank0.json"], tmp_path / "other")
+
+
+def node(number: int, name: str, caller: int, *shapes: list[int]) -> dict[str, Any]:
+    """Return one node of an execution trace of PyTorch."""
+    tensors = {"values": [], "shapes": list(shapes), "types": ["Tensor(float)"] * len(shapes)}
+    attributes = [{"name": "tid", "type": "uint64", "value": 1}]
+    return {"id": number, "name": name, "ctrl_deps": caller, "inputs": tensors, "attrs": attributes}
+
+
+def test_an_execution_trace_gives_counts_and_no_times(tmp_path: Path) -> None:
+    """Operators that call others are not counted twice; no finding is made of drawn times."""
+    groups = json.dumps([{"pg_name": "0", "ranks": [], "group_size": 2}])
+    nodes = [
+        node(1, "[pytorch|profiler|execution_trace|thread]", 0),
+        {
+            **node(2, "## process_group:init ##", 1),
+            "inputs": {"values": [groups], "shapes": [[]], "types": ["String"]},
+        },
+        node(3, "aten::linear", 1, [8, 16], [16, 4]),
+        node(4, "aten::mm", 3, [8, 16], [16, 4]),
+        node(5, "nccl:all_reduce", 1, [100]),
+    ]
+    (tmp_path / "et.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
+    run = opened(tmp_path / "et.json", tmp_path / "run")
+    found = {row["name"]: row for row in run.spans().to_pylist()}
+    assert set(found) == {"aten::mm", "nccl:all_reduce"}
+    assert found["aten::mm"]["flops"] == 2 * 8 * 16 * 4
+    assert (found["nccl:all_reduce"]["size_bytes"], found["nccl:all_reduce"]["axis"]) == (400, "world")
+    assert run.is_timeless
+    assert findings(run) == []
+    assert sum("no times in the files" in said for said in run.warnings) == 1
+
+
+@needs_real
+@pytest.mark.parametrize(
+    "name",
+    [
+        "param_resnet_1gpu_et_1.1.1.json.tar.gz",
+        "param_resnet_2gpu_et_1.1.0.json.gz",
+        "1.0.2-chakra.0.0.4.tgz",
+    ],
+)
+def test_real_execution_traces_are_read(name: str, tmp_path: Path) -> None:
+    """Of every schema."""
+    run = opened(REAL / "chakra_et" / name, tmp_path / "run")
+    assert run.is_timeless
+    assert run.spans().num_rows > 100

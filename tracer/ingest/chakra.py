@@ -2,8 +2,8 @@
 
 A graph says what depends on what and how long it took, not when it ran. The nodes are laid out as early as
 their dependencies and their processor allow: the host runs one at a time, the device runs one at a time,
-communication has a stream of its own. PyTorch's own execution traces (``nodes``) hold no durations: they are
-refused.
+communication has a stream of its own. PyTorch's own execution traces (``nodes``) hold no durations: see
+``tracer.ingest.host_graph``.
 Schema: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``.
 """
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tracer.errors import IngestError
 from tracer.ingest.events import text, whole
+from tracer.ingest.host_graph import read_graph
 from tracer.ingest.kernels import UNKNOWN, collective_kind, kernel
 from tracer.ingest.kineto import rank_in_name
 from tracer.ingest.recording import Recording
@@ -64,7 +65,11 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     if len(data) > MOST_BYTES:
         raise IngestError(f"{source.name}: a graph of more than {MOST_BYTES >> 30} GiB is not read")
     result = Recording(name=source.name, spans=pa.table({}), rank=rank_in_name(source.name))
-    nodes = _from_json(data, result) if data.lstrip()[:1] == b"{" else _from_protobuf(data, source.name)
+    document = _document(data, source.name) if data.lstrip()[:1] == b"{" else None
+    if document is not None and _is_timeless(document):
+        read_graph(document["nodes"], result)
+        return result
+    nodes = _from_json(document, result) if document is not None else _from_protobuf(data, source.name)
     if not any(node.duration_ns for node in nodes.values()):
         raise IngestError(f"{source.name} holds {len(nodes)} nodes and no duration: not a timeline")
     result.spans = _laid_out(nodes, source.name, result)
@@ -74,13 +79,27 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     return result
 
 
-def _from_json(data: bytes, result: Recording) -> dict[int, Node]:
-    """Return the nodes of the JSON form."""
+def _document(data: bytes, name: str) -> dict[str, Any]:
+    """Return the object that *data* is in JSON."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise IngestError(f"{result.name} is not complete JSON") from error
-    listed = document.get("workload_graph", document.get("nodes")) if isinstance(document, dict) else None
+        raise IngestError(f"{name} is not complete JSON") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _is_timeless(document: Mapping[str, Any]) -> bool:
+    """Whether a graph is an execution trace of PyTorch, in which no node says how long it took."""
+    nodes = document.get("nodes")
+    if not isinstance(nodes, list) or not nodes or "workload_graph" in document:
+        return False
+    keys = ("runtime", "duration_micros")
+    return not any(whole(node.get(key)) for node in nodes if isinstance(node, dict) for key in keys)
+
+
+def _from_json(document: Mapping[str, Any], result: Recording) -> dict[int, Node]:
+    """Return the nodes of the JSON form."""
+    listed = document.get("workload_graph", document.get("nodes"))
     nodes: dict[int, Node] = {}
     for said in listed if isinstance(listed, list) else ():
         number = whole(said.get("Id", said.get("id"))) if isinstance(said, dict) else None

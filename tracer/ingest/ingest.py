@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tracer.errors import IngestError
-from tracer.ingest import chakra, flight, kineto, optable, timers
+from tracer.ingest import chakra, flight, kineto, optable, param, timers
 from tracer.ingest.joining import join
 from tracer.ingest.kinds import kind_of
 from tracer.ingest.recording import Recording
@@ -23,6 +23,7 @@ READERS: Final[Mapping[str, Callable[[Source, Progress | None], Recording]]] = {
     "timers": timers.read,
     "chakra": chakra.read,
     "flight recorder": flight.read,
+    "param": param.read,
 }
 """By kind of file, what reads it."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,12 @@ from tracer.ingest.rows import stacked
 from traces.columns import int64, is_one_of
 from traces.info import Clock, RunInfo, rank_list
 from traces.layout import Group
+
+TIMELESS: Final = (
+    "no times in the files: operators are drawn 1 µs long in the order of their calls; counts, sizes, FLOPs "
+    "and order are real, times are not"
+)
+"""What is said of a run whose files tell only what was called."""
 
 
 @dataclass(slots=True)
@@ -83,12 +89,17 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         groups=tuple(parts.groups[number] for number in sorted(parts.groups)),
         clock=clock,
         cluster={"device": parts.facts["device"]} if "device" in parts.facts else None,
-        job={"ingested_from": kind, "evidence": parts.evidence},
-        warnings=tuple(parts.warnings),
+        job={"ingested_from": kind, "evidence": parts.evidence, **_times(parts.facts)},
+        warnings=(*parts.warnings, *([TIMELESS] if "times" in parts.facts else [])),
         dropped=dict(parts.lost),
         versions=parts.facts.get("versions", {}),
     )
     return Joined(info, tables)
+
+
+def _times(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note of a run without times."""
+    return {"times": facts["times"]} if "times" in facts else {}
 
 
 def _add(parts: _Parts, recording: Recording) -> None:

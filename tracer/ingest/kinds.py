@@ -13,6 +13,10 @@ _TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')
 _SPAN: Final = re.compile(rb'"ph"\s*:\s*"X"')
 _GRAPH: Final = re.compile(rb'"workload_graph"\s*:|"schema"\s*:\s*"1\.')
 _FLIGHT: Final = re.compile(rb'"entries"\s*:')
+_COLLECTIVES: Final = re.compile(rb'"comms"\s*:\s*"')
+_TEXTS: Final = {"chakra": _GRAPH, "param": _COLLECTIVES, "flight recorder": _FLIGHT}
+"""Kinds of JSON beside events, and what is in them; the first that is found counts."""
+
 _EVENT: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:\s*"')
 
 
@@ -29,9 +33,7 @@ def kind_of(source: Source) -> str:
         return _binary(start)
     if _EVENT.search(body):
         return "timers" if _TIMER.search(body) and not _SPAN.search(body) else "kineto"
-    if _GRAPH.search(body):
-        return "chakra"
-    return "flight recorder" if _FLIGHT.search(body) else ""
+    return next((kind for kind, found in _TEXTS.items() if found.search(body)), "")
 
 
 def _binary(start: bytes) -> str:

@@ -1,0 +1,188 @@
+"""Reads communication traces of PARAM: a JSON list of collectives and, at times, compute, of one rank.
+
+What was recorded says when each was called; what a replay wrote says how long each took (``latency_us``). An
+asynchronous one without a duration is taken to last until somebody waits for it. What has no times at all is
+laid end to end.
+Format: https://github.com/facebookresearch/param, ``commsTraceReplay.py`` and ``commsTraceParser.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tracer.errors import IngestError
+from tracer.ingest.events import number, text, whole
+from tracer.ingest.groups import TraceGroups
+from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
+from tracer.ingest.kineto import rank_in_name
+from tracer.ingest.recording import Recording, lanes
+from tracer.ingest.rows import rows
+from tracer.ingest.sources import Progress, Source, opened
+
+MOST_BYTES: Final = 1 << 30
+"""Largest file that is held: these traces are read whole."""
+
+_LATEST_NS: Final = 1 << 62
+_LONGEST_US: Final = 1e12
+_MOST_RANKS: Final = 1 << 20
+_MOST_LANES: Final = 1 << 10
+_BOOKKEEPING: Final = ("wait", "init")
+_TRANSFERS: Final = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
+
+
+def read(source: Source, progress: Progress | None = None) -> Recording:
+    """Read the communication trace of one rank.
+
+    Raises:
+        IngestError: it cannot be read, or holds nothing with a length.
+    """
+    with opened(source, progress) as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise IngestError(f"{source.name}: a trace of more than {MOST_BYTES >> 30} GiB is not read")
+    try:
+        listed = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IngestError(f"{source.name} is not complete JSON") from error
+    if not isinstance(listed, list):
+        raise IngestError(f"{source.name} is no list of collectives")
+    rank = rank_in_name(source.name)
+    result = Recording(name=source.name, spans=pa.table({}), rank=rank)
+    entries = [entry for entry in listed if isinstance(entry, dict)]
+    result.lost["entry that is no object"] += len(listed) - len(entries)
+    groups = _groups(entries, -1 if rank is None else rank)
+    result.spans = _laid_out(entries, groups, result)
+    result.groups = tuple(groups.known.values())
+    result.world_size = groups.world_size or None
+    result.evidence["group"] = "pg_id and global_ranks of the trace"
+    result.lost = +result.lost
+    return result
+
+
+def _groups(entries: list[dict[str, Any]], rank: int) -> TraceGroups:
+    """Return the process groups that the entries name."""
+    groups = TraceGroups(rank, 0)
+    for entry in entries:
+        size = whole(entry.get("world_size")) or 0
+        members = entry.get("global_ranks")
+        found = tuple(r for r in map(whole, members) if r is not None) if isinstance(members, list) else ()
+        if all(0 <= r < _MOST_RANKS for r in found) and 0 <= size < _MOST_RANKS:
+            groups.world_size = max(groups.world_size, size, *(r + 1 for r in found), 0)
+            if found:
+                groups.configured.setdefault(str(entry.get("pg_id", "")), ("", found))
+    return groups
+
+
+def _laid_out(entries: list[dict[str, Any]], groups: TraceGroups, result: Recording) -> pa.Table:
+    """Return the timeline of the entries."""
+    waits = {
+        str(entry.get("req")): start
+        for entry in reversed(entries)
+        if entry.get("comms") == "wait" and (start := _start(entry)) is not None
+    }
+    columns: defaultdict[str, list[Any]] = defaultdict(list)
+    numbers: Counter[int] = Counter()
+    now, guessed = 0, Counter[str]()
+    for entry in entries:
+        row = _row(entry, groups, result)
+        if row is None:
+            continue
+        start, took = _start(entry), _duration_ns(entry, waits, guessed, result)
+        begun = now if start is None else start
+        guessed["end to end: the file has no start times"] += start is None
+        now = begun + took if start is None else now
+        row |= {"start_ns": begun, "duration_ns": took, "sequence": -1}
+        if row["category"] == "collective" and row["group"] >= 0:
+            row["sequence"] = numbers[row["group"]]
+            numbers[row["group"]] += 1
+        for key, value in row.items():
+            columns[key].append(value)
+    if not columns or not any(columns["duration_ns"]):
+        raise IngestError(f"{result.name} holds no collective with a length; replay it to measure them")
+    result.evidence |= {"start" if "start" in said else "duration": said for said, n in guessed.items() if n}
+    return _on_streams(columns)
+
+
+def _start(entry: Mapping[str, Any]) -> int | None:
+    start = whole(entry.get("startTime_ns"))
+    return start if start is not None and 0 <= start < _LATEST_NS else None
+
+
+def _duration_ns(
+    entry: Mapping[str, Any], waits: Mapping[str, int], guessed: Counter[str], result: Recording
+) -> int:
+    """Return how long *entry* took: measured, until it was waited for, or 0 with a count."""
+    took_us = number(entry.get("latency_us"))
+    if took_us is not None and 0 <= took_us < _LONGEST_US:
+        return round(took_us * 1000)
+    start, waited = _start(entry), waits.get(str(entry.get("req")))
+    if start is not None and waited is not None and waited >= start and entry.get("req") is not None:
+        guessed["from the call to the wait for it"] += 1
+        return waited - start
+    result.lost["collective without an end: only its call is known"] += 1
+    return 0
+
+
+def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> dict[str, Any] | None:
+    """Return what *entry* is in columns of the timeline, None if it is bookkeeping or not understood."""
+    name = text(entry.get("comms", entry.get("compute", "")))[:160].lower()
+    if name in _BOOKKEEPING:
+        return None
+    if "compute" in entry:
+        row = {"category": "compute", "kind": "kernel", "name": name, "axis": "", "group": -1, "peer": -1}
+        return row | {"size_bytes": 0, "dtype": ""}
+    transfer = _TRANSFERS.get(name)
+    kind = transfer or collective_kind(name)
+    if kind == UNKNOWN:
+        result.lost["entry that is neither a known collective nor compute"] += 1
+        return None
+    label, width = dtype(text(entry.get("dtype", "")))
+    counts = [max(whole(entry.get(key)) or 0, 0) for key in ("in_msg_size", "out_msg_size")]
+    elements = counts[1] if kind == "all_gather" else counts[0] or counts[1]
+    group = groups.of(
+        {"Process Group Name": str(entry.get("pg_id", "")), "Group size": entry.get("world_size")}
+    )
+    peer = whole(entry.get("dst_rank" if transfer == "send" else "src_rank")) if transfer else -1
+    return {
+        "category": "p2p" if transfer else "collective",
+        "kind": kind,
+        "name": name,
+        "axis": group.axis if group else "unknown",
+        "group": group.id if group else -1,
+        "peer": peer if peer is not None and 0 <= peer < _MOST_RANKS else -1,
+        "size_bytes": elements * width if elements < 1 << 56 else 0,
+        "dtype": label,
+    }
+
+
+def _on_streams(columns: Mapping[str, list[Any]]) -> pa.Table:
+    """Return the rows on streams on which none overlap."""
+    start, took = (np.array(columns[name], np.int64) for name in ("start_ns", "duration_ns"))
+    order = np.argsort(start, kind="stable")
+    lane, begin = lanes(start[order], (start + took)[order], 0, _MOST_LANES)
+    kept = lane >= 0
+    chosen = order[kept]
+    whole_numbers = {"group": np.int32, "peer": np.int32, "sequence": np.int64, "size_bytes": np.int64}
+    table: dict[str, Any] = {
+        key: np.array([values[i] for i in chosen.tolist()], whole_numbers.get(key))
+        if key in whole_numbers
+        else [values[i] for i in chosen.tolist()]
+        for key, values in columns.items()
+        if key not in ("start_ns", "duration_ns")
+    }
+    streams = [f"communication {n + 1}" if n else "communication" for n in lane[kept].tolist()]
+    return rows(
+        table
+        | {
+            "rank": np.zeros(len(chosen), np.int32),
+            "stream": streams,
+            "start_ns": begin[kept],
+            "duration_ns": (start + took)[chosen] - begin[kept],
+        }
+    )
