@@ -10,6 +10,7 @@ from __future__ import annotations
 from simulator.job import Job
 from simulator.model import share
 from simulator.ops import DTYPE_BYTES
+from simulator.routing import routed_tokens
 from simulator.workload_linear import hidden_bytes, tokens_per_rank, tokens_per_shard
 
 
@@ -111,9 +112,9 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     model = job.model
     if not model.is_moe(layer):
         return _branch_bytes(job) + _inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
-    n_routed = tokens_per_rank(job) * model.top_k
+    n_routed = routed_tokens(job, tokens_per_rank(job))
     found = _branch_bytes(job) + _inner_bytes(job, model.moe_ffn_hidden, n_routed)
-    found += hidden_bytes(job, n_routed) + hidden_bytes(job, tokens_per_shard(job) * model.top_k)
+    found += hidden_bytes(job, n_routed) + hidden_bytes(job, routed_tokens(job, tokens_per_shard(job)))
     found += tokens_per_shard(job) * model.n_experts * 4
     if model.n_shared_experts:
         found += _inner_bytes(job, model.shared_ffn_hidden, tokens_per_rank(job))
@@ -140,7 +141,7 @@ def working_bytes(job: Job, layer: int) -> int:
     model, layout = job.model, job.layout
     n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
     routed = model.is_moe(layer)
-    rows = n_tokens * (model.top_k if routed else 1)
+    rows = routed_tokens(job, n_tokens) if routed else n_tokens
     mlp = _inner_bytes(job, model.moe_ffn_hidden if routed else model.ffn_hidden, rows)
     mlp += hidden_bytes(job, rows)
     heads, kv_heads = model.n_heads // layout.tp, model.kv_heads_per_rank(layout.tp)

@@ -8,10 +8,11 @@ from typing import Final
 from simulator.build_groups import OF_REPLICAS, Groups
 from simulator.build_instances import Message
 from simulator.build_stages import Unit
-from simulator.job import Job
+from simulator.job import FULLY_SHARDED, Job
 from simulator.ops import DTYPE_BYTES
 from simulator.program import Label
 from simulator.program_builder import DP, Task, Template
+from simulator.workload_lora import NF4_BITS
 
 DDP_BUCKET_BYTES: Final = 25 * 2**20
 """Default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel, 25 MiB."""
@@ -20,7 +21,6 @@ MEGATRON_BUCKET_PARAMS: Final = 40_000_000
 MEGATRON_BUCKET_PARAMS_PER_RANK: Final = 1_000_000
 """Default bucket of Megatron-LM, ``max(40000000, 1000000 * dp)`` parameters: ``DistributedDataParallel``."""
 
-FULLY_SHARDED: Final = ("zero3", "fsdp")
 SHARES_OPTIMIZER: Final = ("zero1", "zero2", "zero3", "fsdp")
 
 
@@ -87,7 +87,7 @@ class DataParallel:
         for scope in self._scopes:
             held, cap = 0, self._bucket_params(scope)
             for unit, after in ready:
-                held += replicas(scope, unit)
+                held += self._trained(scope, unit)
                 while held >= cap:
                     held -= cap
                     self._reduce(template, scope, cap, after)
@@ -99,7 +99,7 @@ class DataParallel:
         if not self.reduces_late or self._job.sharding == "zero2":
             return
         for scope in self._scopes:
-            held, cap = sum(replicas(scope, unit) for unit in units), self._bucket_params(scope)
+            held, cap = sum(self._trained(scope, unit) for unit in units), self._bucket_params(scope)
             for start in range(0, held, cap):
                 template.tails = (self._reduce(template, scope, min(cap, held - start), template.tails),)
 
@@ -122,16 +122,6 @@ class DataParallel:
         copies = self._replicas[scope] // n
         return [*found, ("all_reduce", ".copies", -(-n_params // n))] if copies > 1 else found
 
-    def gather_ahead(
-        self, template: Template, units: Sequence[Unit], after: Sequence[int]
-    ) -> dict[int, tuple[int, ...]]:
-        """Append the gathering of what others updated; return the tasks of each of *units* by its place.
-
-        Megatron-LM ``--overlap-param-gather``: buckets are gathered in the order of the first forward, which
-        waits for those that it comes to.
-        """
-        return {at: self.gather(template, unit, after) for at, unit in enumerate(units)}
-
     def gather_in_buckets(self, template: Template, units: Sequence[Unit]) -> None:
         """Append the gathering of updated parameters after the optimizer, if only its states are shared.
 
@@ -142,7 +132,7 @@ class DataParallel:
         for scope in self._scopes:
             if self._shards[scope] < 2:
                 continue
-            held, cap = sum(replicas(scope, unit) for unit in units), self._bucket_params(scope)
+            held, cap = sum(self._trained(scope, unit) for unit in units), self._bucket_params(scope)
             for start in range(0, held, cap):
                 template.then(self._task("all_gather", f"{scope}.shard", min(cap, held - start)))
 
@@ -155,9 +145,28 @@ class DataParallel:
         """Return how many of the parameters of *units* one rank updates."""
         shared = self._job.sharding in SHARES_OPTIMIZER
         return sum(
-            -(-sum(replicas(scope, unit) for unit in units) // (n if shared else 1))
+            -(-sum(self._trained(scope, unit) for unit in units) // (n if shared else 1))
             for scope, n in self._shards.items()
         )
+
+    def _trained(self, scope: str, unit: Unit) -> int:
+        """Return the parameters of *unit* that have gradients and are updated."""
+        if not self._job.lora_rank:
+            return replicas(scope, unit)
+        return unit.adapters if scope == "dp" else 0
+
+    def _held(self, scope: str, unit: Unit) -> int:
+        """Return the parameters of *unit*, those in 4 bits as so many fewer in ``job.precision``."""
+        n_params = replicas(scope, unit) + (unit.adapters if scope == "dp" else 0)
+        if not self._job.quantized_base:
+            return n_params
+        few = unit.matrices if scope == "dp" else unit.expert_params
+        return n_params - few + round(few * NF4_BITS / 8 / DTYPE_BYTES[self._job.precision])
+
+    def shard_params(self, unit: Unit, *, trained: bool = False) -> int:
+        """Return the parameters of *unit* in the shard of one rank: all that it holds, or those *trained*."""
+        count = self._trained if trained else self._held
+        return sum(-(-count(scope, unit) // self._shards[scope]) for scope in OF_REPLICAS)
 
     def _bucket_params(self, scope: str) -> int:
         if self._job.profile.bucket_mib:
@@ -170,7 +179,8 @@ class DataParallel:
         """Append what each kind of parameters in *unit* goes through; return the last task of each."""
         found: list[int] = []
         for scope in self._scopes:
-            n_params, last = replicas(scope, unit), tuple(after)
+            gathers, last = kind == "all_gather", tuple(after)
+            n_params = self._held(scope, unit) if gathers else self._trained(scope, unit)
             if not n_params:
                 continue
             steps = [("all_gather", ".shard", n_params)] if self._shards[scope] > 1 else []

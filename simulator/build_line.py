@@ -7,6 +7,7 @@ from typing import Final
 
 from simulator.build_chain import Chains, Pass
 from simulator.build_gradients import DataParallel
+from simulator.build_offload import IN_TRANSIT, Offload
 from simulator.build_pipeline import Visit
 from simulator.build_stages import Unit
 from simulator.clock import to_ns
@@ -40,6 +41,7 @@ class MainLine:
         self._chains = chains
         self._data_parallel = data_parallel
         self._compute = compute
+        self._offload = Offload(job)
 
     def passes(self, kind: str, units: Sequence[Unit]) -> list[tuple[Unit, Pass]]:
         """Return what an action of *kind* does with each of the *units* of a stage, in forward order."""
@@ -110,8 +112,11 @@ class MainLine:
         In the first forward of a step, parameters that others updated may still be on their way *ahead*.
         """
         ready: list[tuple[Unit, Tasks]] = []
+        moved: list[Tasks] = []
         for at, (unit, action) in enumerate(order):
-            self._chains.unit(template, unit, action, ahead.get(at, ()))
+            beside = (*ahead.get(at, ()), *self._in_memory(template, order, at, moved))
+            self._chains.unit(template, unit, action, beside)
+            self._out_of_memory(template, order, at, moved)
             ready.append((unit, template.tails))
         if reduces:
             self._data_parallel.reduce_in_buckets(template, ready)
@@ -131,7 +136,8 @@ class MainLine:
         gathers = kind == "F" or (kind != "W" and profile.reshard_after_forward)
         as_one = profile.wrap == "model"
         ahead = self._gathered_ahead(kind, len(order)) if gathers else 0
-        gather, gathered, done = self._data_parallel.gather, [], []
+        gather, gathered, done = self._gather, [], []
+        moved: list[Tasks] = []
         for unit, _ in order[:ahead]:
             gathered.append(gather(template, unit, template.tails))
         waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
@@ -141,19 +147,55 @@ class MainLine:
             beside = (waits or gathered[at]) if gathers else ()
             if gathers:
                 beside = self._copied(template, unit, "parameters", beside)
+            beside = (*beside, *self._in_memory(template, order, at, moved))
             self._chains.unit(template, unit, action, beside)
+            self._out_of_memory(template, order, at, moved)
             if reduces:
                 self._copied(template, unit, "gradients", ())
                 if as_one:
                     done.append(unit)
                 else:
-                    sent = self._data_parallel.scatter(template, unit, template.tails)
+                    sent = self._scatter(template, unit)
                     if not profile.overlap_grad_reduce:
                         template.tails = (*template.tails, *sent)
             if gathers and ahead and at + ahead < len(order):
                 gathered.append(gather(template, order[at + ahead][0], template.tails))
         for unit in done:
-            self._data_parallel.scatter(template, unit, template.tails)
+            self._scatter(template, unit)
+
+    def _gather(self, template: Template, unit: Unit, after: Tasks) -> Tasks:
+        """Append the gathering of *unit*; its own shard comes from the host first if it lives there."""
+        if self._offload.has_states:
+            size = self._data_parallel.shard_params(unit) * DTYPE_BYTES[self._job.precision]
+            after = self._offload.copy(template, "parameters", size, after, layer=unit.layer)
+        return self._data_parallel.gather(template, unit, after) or after
+
+    def _scatter(self, template: Template, unit: Unit) -> Tasks:
+        """Append the reduction of gradients of *unit*; its own shard goes to the host if used there."""
+        sent = self._data_parallel.scatter(template, unit, template.tails)
+        if not self._offload.has_optimizer:
+            return sent
+        width = DTYPE_BYTES[self._job.gradient_dtype]
+        size = self._data_parallel.shard_params(unit, trained=True) * width
+        return self._offload.copy(template, "gradients", size, sent or template.tails, layer=unit.layer)
+
+    def _in_memory(
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], at: int, moved: list[Tasks]
+    ) -> Tasks:
+        """Return the copies that unit *at* waits for: what it needs is back, or there is room for more."""
+        if not self._offload.has_activations or order[at][1].kind == "W":
+            return ()
+        if order[at][1].kind != "F":
+            self._offload.fetched(template, [unit for unit, _ in order], at, moved)
+            return moved[at]
+        return moved[at - IN_TRANSIT] if at >= IN_TRANSIT else ()
+
+    def _out_of_memory(
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], at: int, moved: list[Tasks]
+    ) -> None:
+        """Append the copy of what unit *at* of a forward keeps."""
+        if self._offload.has_activations and order[at][1].kind == "F":
+            self._offload.stored(template, [unit for unit, _ in order], at, moved)
 
     def _gathered_ahead(self, kind: str, n_units: int) -> int:
         """Return how many of *n_units* are gathered before the first of them computes; 0: no prefetch."""

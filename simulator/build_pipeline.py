@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ class Visit(NamedTuple):
         source: pipeline rank that it receives from, None if it does not receive.
         destination: pipeline rank that it sends to, None if it does not send.
         is_last: whether it is the last of its rank and stage to make weight gradients.
-        is_first: whether it is the first forward of its rank and stage.
+        first: 1 for the first forward of its rank, 2 for the first one of another stage of it, and so on; 0
+            for any other action.
     """
 
     kind: str
@@ -32,7 +33,7 @@ class Visit(NamedTuple):
     source: int | None
     destination: int | None
     is_last: bool
-    is_first: bool = False
+    first: int = 0
 
 
 @lru_cache(maxsize=64)
@@ -40,7 +41,7 @@ def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
     """Return what every action of a plan is on its pipeline rank, in the plan's order."""
     at = holders(orders)
     last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
-    first = {(pp, a.stage): a for pp, own in enumerate(orders) for a in reversed(own) if a.kind == "F"}
+    first = [_firsts(own) for own in orders]
 
     def visit(pp: int, action: Action) -> Visit:
         before, after = (at.get((action.stage + step, action.microbatch)) for step in (-1, 1))
@@ -48,11 +49,19 @@ def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
         source, destination = (
             None if action.kind == "W" or end == pp else end for end in ends
         )  # weight gradients stay where they are, and what stays on the rank is not sent
-        own = (pp, action.stage)
-        marks = (action == last[own], action == first[own])
+        marks = (action == last[pp, action.stage], first[pp].get(action, 0))
         return Visit(action.kind, action.stage, pp, source, destination, *marks)
 
     return tuple(tuple(visit(pp, action) for action in own) for pp, own in enumerate(orders))
+
+
+def _firsts(actions: Sequence[Action]) -> dict[Action, int]:
+    """Return the first forward of each stage among *actions*, numbered from 1 in their order."""
+    found: dict[int, Action] = {}
+    for action in actions:
+        if action.kind == "F":
+            found.setdefault(action.stage, action)
+    return {action: at for at, action in enumerate(found.values(), 1)}
 
 
 class Pipeline:

@@ -80,6 +80,16 @@ class Unit:
         """Parameters on this rank whose replicas are ``dp * cp / ep`` ranks."""
         return sum(block.expert_params for block in self.blocks)
 
+    @property
+    def adapters(self) -> int:
+        """Parameters that low-rank adaptation adds; their replicas are all ``dp * cp`` ranks."""
+        return sum(block.adapters for block in self.blocks)
+
+    @property
+    def matrices(self) -> int:
+        """Parameters among ``params`` that may be kept in 4 bits."""
+        return sum(block.matrices for block in self.blocks)
+
 
 def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
     """Return what each of *n_stages* stages holds, in forward order: embedding, layers, head.

@@ -5,6 +5,7 @@ Every rule follows a framework that is named where the rule is written; docs/sim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from simulator.build_chain import Chains
@@ -12,13 +13,14 @@ from simulator.build_gradients import DataParallel
 from simulator.build_groups import Groups
 from simulator.build_instances import Message
 from simulator.build_line import MainLine
+from simulator.build_offload import Offload
 from simulator.build_pipeline import Pipeline, Visit
-from simulator.build_stages import units_by_stage
+from simulator.build_stages import Unit, units_by_stage
 from simulator.clock import to_ns
 from simulator.compute import ComputeModel
 from simulator.job import Job
 from simulator.program import Label
-from simulator.program_builder import COMPUTE, DP, HOST, Task, Template
+from simulator.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
 from simulator.schedules import Plan
 from simulator.workload import optimizer_ops
 from simulator.workload_linear import hidden_bytes, tokens_per_shard
@@ -46,11 +48,15 @@ class Templates:
         self._compute = compute
         self._chains = Chains(compute, job.profile.host_work)
         self._data_parallel = DataParallel(job, groups)
+        self._offload = Offload(job)
         self._line = MainLine(job, self._chains, self._data_parallel, compute)
-        size_bytes = hidden_bytes(job, tokens_per_shard(job))
+        self._passed_bytes = hidden_bytes(job, tokens_per_shard(job))
+        self._scatters_p2p = job.profile.p2p_scattered and job.layout.tp > 1 and not job.sequence_parallel
+        size_bytes = self._passed_bytes // (job.layout.tp if self._scatters_p2p else 1)
         self._pipeline = Pipeline(orders, size_bytes, job.precision, overlap_p2p=job.overlap_p2p)
         self.visits = self._pipeline.visits
         self._units = units_by_stage(job, self._pipeline.n_stages)
+        self._at_first = {(visit.pp, visit.first): visit.stage for own in self.visits for visit in own}
         self._written: dict[object, Template] = {}
 
     def action(self, visit: Visit) -> Template:
@@ -59,8 +65,17 @@ class Templates:
             template = self._written[visit] = Template()
             units = self._units[visit.stage]
             template.launches = self._chains.is_host_bound(self._line.passes(visit.kind, units))
-            self._pipeline.write(template, visit, lambda: self._line.write(template, visit, units))
+            self._pipeline.write(template, visit, lambda: self._main(template, visit, units))
         return self._written[visit]
+
+    def _main(self, template: Template, visit: Visit, units: Sequence[Unit]) -> None:
+        """Write the main line; what came in scattered over tensor-parallel ranks is gathered first."""
+        if self._scatters_p2p and visit.source is not None:
+            label = Label("collective", "all_gather", "received", "tp", self._job.precision)
+            message = Message("all_gather", "tp", self._passed_bytes, self._job.precision)
+            template.then(Task(STREAMS.index("tp"), label, message=message))
+        following = self._at_first.get((visit.pp, visit.first + 1)) if visit.first else None
+        self._line.write(template, visit, units, () if following is None else self._units[following])
 
     def update(self, stages: tuple[int, ...]) -> Template:
         """Return the template of what ends a step on the rank that holds *stages*.
@@ -76,7 +91,7 @@ class Templates:
             self._data_parallel.reduce_late(template, units)
             if self._job.profile.grad_norm:
                 self._all_reduce(template, "gradient norm")
-            template.then(self._optimizer(self._data_parallel.owned_params(units)))
+            self._update(template, self._data_parallel.owned_params(units))
             self._data_parallel.gather_in_buckets(template, units)
             if self._job.profile.loss_all_reduce:
                 self._all_reduce(template, "loss")
@@ -92,6 +107,14 @@ class Templates:
             label = Label("collective", "all_reduce", name, "world", "fp32")
             message = Message("all_reduce", "world", SCALAR_BYTES, "fp32")
             template.then(Task(DP, label, message=message))
+
+    def _update(self, template: Template, n_params: int) -> None:
+        """Append the optimizer step of *n_params*, on the device or where its states live."""
+        if self._offload.has_optimizer:
+            sent = self._data_parallel.is_fully_sharded
+            self._offload.optimizer(template, n_params, gradients_are_there=sent)
+        else:
+            template.then(self._optimizer(n_params))
 
     def _optimizer(self, n_params: int) -> Task:
         ops = optimizer_ops(self._job, n_params)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -53,6 +55,13 @@ def calibrated_s(op: Op, seconds: float, device: Device) -> float:
     return fixed + factor * (seconds - fixed) if factor != 1.0 else seconds
 
 
+@lru_cache(maxsize=256)
+def in_training(device: Device) -> Device:
+    """Return *device* with the clock that it has while a model trains on it."""
+    clock = device.sustained_clock_fraction * device.training_clock_fraction
+    return replace(device, sustained_clock_fraction=clock, training_clock_fraction=1.0)
+
+
 class ComputeModel:
     """Answers how long operations take on *device*, and remembers what the answers rest on.
 
@@ -61,14 +70,15 @@ class ComputeModel:
     Args:
         device: what computes.
         precision: dtype of the job; the device must have a peak for it.
+        training: the clock is that of a device on which a model trains, not of one product after another.
 
     Raises:
         CatalogError: the device has no peak for *precision*.
     """
 
-    def __init__(self, device: Device, precision: str) -> None:
+    def __init__(self, device: Device, precision: str, *, training: bool = True) -> None:
         device.peak(precision)
-        self.device = device
+        self.device = in_training(device) if training else device
         self.precision = precision
         self._seconds: dict[Op, float] = {}
 
@@ -112,7 +122,7 @@ def _constants(device: Device, precision: str) -> list[str]:
         "memory_bound.fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
         f"+ {format_time(device.memory_bound_latency_s)} each",
         "launch": f"host: {format_time(device.launch_s)} per operation",
-        "sustained_clock_fraction": f"sustained clock: {device.sustained_clock_fraction:.2f} of every peak",
+        "training_clock_fraction": f"clock in training: {device.sustained_clock_fraction:.2f} of every peak",
     }
     sources = device.sources
     return [f"{line} ({sources[name]})" if sources.get(name) else line for name, line in lines.items()]

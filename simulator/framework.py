@@ -52,6 +52,7 @@ class Framework:
             of every other matrix product and of attention (``"operations"``).
         split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
         eager: what runs as separate kernels, of ``EAGER_PARTS``.
+        grouped: how products of experts run, of ``simulator.gemm.GROUPED``.
         fp8_recipe: how products in 8 bits are quantised unless a job says, of ``simulator.recipes.RECIPES``.
         allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
         attention: fused attention kernels, of which the first one that the device lists is called; empty
@@ -69,6 +70,8 @@ class Framework:
         bucket_mib: size of a bucket of gradients; 0: 25 MiB under ``ddp``, otherwise as Megatron-LM.
         async_tp: tensor-parallel gathers and scatters run in slices beside the products that use them.
         overlap_tp_backward: in backward, column-parallel matrices communicate beside their products.
+        p2p_scattered: without sequence parallelism, a tensor-parallel rank sends its share of what goes to
+            the next stage, which gathers it.
         wrap: what is gathered at once under full sharding, a ``"block"`` or the whole ``"model"``.
         prefetch_forward, prefetch_backward: the next unit is gathered while this one computes.
         reshard_after_forward: gathered parameters are freed after forward, and gathered again for backward.
@@ -94,6 +97,7 @@ class Framework:
     selective: str = "core"
     split: str = "even"
     eager: tuple[str, ...] = ()
+    grouped: str = "streams"
     fp8_recipe: str = "delayed"
     allocator_slack: float = 0.03
     attention: tuple[str, ...] = ()
@@ -106,6 +110,7 @@ class Framework:
     bucket_mib: float = 0.0
     async_tp: bool = False
     overlap_tp_backward: bool = True
+    p2p_scattered: bool = False
     wrap: str = "block"
     prefetch_forward: bool = True
     prefetch_backward: bool = True

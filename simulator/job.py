@@ -16,6 +16,9 @@ from traces.layout import Layout
 SHARDINGS: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 """What data-parallel ranks share out: nothing; optimizer states; and gradients; and parameters (two ways)."""
 
+FULLY_SHARDED: Final = ("zero3", "fsdp")
+"""Those that share out parameters too."""
+
 RECOMPUTES: Final = ("none", "selective", "full")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
 KERNELS: Final = ("", "fused", "eager")
@@ -59,6 +62,9 @@ class Job:
             the framework does.
         framework: whose conventions hold, a name of ``simulator.framework.framework_names``.
         conventions: conventions of that framework that are different here, as names and values.
+        capacity_factor: tokens that every expert computes over their even share, padded or cut to that; 0:
+            as many as come.
+        expert_imbalance: standard deviation over mean of the tokens that come to an expert; 0: evenly.
         offload: what lives in the memory of the host between uses, one of ``OFFLOADS``. Memory knows of it,
             time does not yet.
         shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
@@ -95,6 +101,8 @@ class Job:
     kernels: str = ""
     framework: str = "megatron"
     conventions: tuple[tuple[str, object], ...] = ()
+    capacity_factor: float = 0.0
+    expert_imbalance: float = 0.0
     offload: str = "none"
     shard_ranks: int = 0
     lora_rank: int = 0
@@ -119,6 +127,9 @@ class Job:
             if (value := getattr(self, name)) not in allowed:
                 raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}")
         profile(self.framework, self.conventions)
+        for name in ("capacity_factor", "expert_imbalance"):
+            if not 0 <= (share := getattr(self, name)) < float("inf"):
+                raise JobError(f"{name}={share}: 0 or more")
         for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
             if (value := getattr(self, name)) < 1:
                 raise JobError(f"{name}={value}: at least 1")

@@ -40,7 +40,7 @@ class Op:
         v_dim: width of a value head, if it is not ``k``.
         causal: attention skips what a causal mask hides.
         window: keys that a query sees at most (sliding window); 0 means all.
-        kernel: fused attention kernel; empty means the device's own choice.
+        kernel: fused attention kernel, empty for the device's own choice; or how a grouped product runs.
         launches: operations of the model that the host is charged for; 0 means as many as ``count``.
     """
 
@@ -100,6 +100,9 @@ class Block:
         params: parameters on this rank, after tensor and expert and before data parallelism.
         expert_params: those of ``params`` that are routed experts; their replicas are ``dp * cp / ep`` ranks.
         phases: operations in issue order, for each of ``PHASES``.
+        adapters: parameters that low-rank adaptation adds; with it, these alone are trained.
+        matrices: those of ``params`` outside routed experts that may be kept in 4 bits beside adapters; all
+            of ``expert_params`` may.
     """
 
     name: str
@@ -107,6 +110,8 @@ class Block:
     params: int
     expert_params: int
     phases: Mapping[str, Phase]
+    adapters: int = 0
+    matrices: int = 0
 
 
 def gemm(name: str, m: int, n: int, k: int, dtype: str, *, batch: int = 1, grouped: bool = False) -> Op:

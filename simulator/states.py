@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from simulator.job import Job
 from simulator.model import Linear, share
 from simulator.ops import DTYPE_BYTES
-
-NF4_BITS: Final = 4 + 8 / 64 + 32 / (64 * 256)
-"""Bits of a quantised weight: 4, a scale of 8 per block of 64, and a scale of 32 per 256 of those.
-
-Double quantisation, Dettmers et al. 2023, arXiv:2305.14314, section 3: 0.127 bits beside the four.
-"""
+from simulator.workload_lora import NF4_BITS, adapter_params
 
 
 class StateBytes(NamedTuple):
@@ -82,7 +77,7 @@ def sharding_units(job: Job, layers: Sequence[int], *, first: bool, last: bool) 
         experts = model.expert_params(layer, tp, ep)
         linears = _linears(job, layer)
         matrices = experts + sum(linear.n_in * linear.n_out for linear in linears)
-        adapters = sum(job.lora_rank * (linear.n_in + linear.n_out) for linear in linears)
+        adapters = sum(adapter_params(job, linear) for linear in linears)
         found.append(Unit(model.layer_params(layer, tp, ep) - experts, experts, matrices, adapters))
     if last:
         own_head = not model.tied_embeddings or not first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -14,6 +15,7 @@ from simulator.model import Model
 from simulator.models import load_model, names
 from simulator.recipes import recipe_of
 from simulator.validate_hardware import device_of
+from simulator.validate_overlap import conventions_of, p2p_of
 from simulator.validate_table import Row
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
@@ -96,7 +98,7 @@ def job_of(row: Row) -> Job:
         sharding=sharding,
         shard_ranks=group if sharding != "ddp" and group < layout.dp and replicas % max(group, 1) == 0 else 0,
         sequence_parallel=row.flag("sp", default=True),
-        recompute=_recompute(row.text("recompute", "none")),
+        **_recomputed(row.text("recompute", "none")),
         precision=precision,
         fp8="fp8" in row.text("precision") or "fp4" in row.text("precision"),
         recipe=recipe_of(row.text("precision")),
@@ -104,6 +106,8 @@ def job_of(row: Row) -> Job:
         flash_attention=row.flag("flash_attention", default=True),
         kernels="fused" if "compile" in row.text("framework").lower() else "",
         framework=framework,
+        conventions=conventions_of(row.text("comm_overlap"), row.text("sharding")),
+        overlap_p2p=p2p_of(row.text("comm_overlap")),
     )
 
 
@@ -170,6 +174,19 @@ def _sharding(text: str) -> str:
         if any(part == text or (part and part in text) for part in parts):
             return name
     raise TableError(f"sharding {text!r}: one of none, ddp, zero1, zero2, zero3, fsdp")
+
+
+def _recomputed(text: str) -> dict[str, Any]:
+    """Return what *text* says about recomputation: how, and of which layers.
+
+    >>> _recomputed("partial-full (5 layers/stage)"), _recomputed("selective (every 2nd layer)")
+    ({'recompute': 'full', 'recompute_layers': 5}, {'recompute': 'full', 'recompute_every': 2})
+    """
+    if found := re.search(r"(\d+) layers? ?(?:/|per|a) ?stage", text):
+        return {"recompute": "full", "recompute_layers": int(found[1])}
+    if found := re.search(r"every (\d+)(?:nd|rd|th) layer", text):
+        return {"recompute": "full", "recompute_every": int(found[1])}
+    return {"recompute": _recompute(text)}
 
 
 def _recompute(text: str) -> str:

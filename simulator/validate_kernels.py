@@ -101,7 +101,7 @@ def model_of(device: Device, *, burst: bool) -> ComputeModel:
     """Return what computes on *device*, in a short *burst* or under lasting load."""
     if burst:
         device = replace(device, sustained_clock_fraction=1.0)
-    return ComputeModel(device, min(device.peak_flops_per_s))
+    return ComputeModel(device, min(device.peak_flops_per_s), training=False)
 
 
 def _family(row: Row, hardware: str) -> str:
@@ -133,7 +133,8 @@ def measured_ops(row: Row, device: Device) -> tuple[list[Op], float]:
         ops, counted = attention_ops(row, dtype)
         ops = [replace(op, kernel=_kernel(row, device)) if op.kind in PRODUCTS else op for op in ops]
     elif "grouped" in kind:
-        ops = _grouped(row, dtype)
+        kernel = "torch" if "_grouped_mm" in row.text("impl") else "streams"
+        ops = [replace(op, kernel=kernel) if op.grouped else op for op in _grouped(row, dtype)]
     elif "gemm" in kind:
         ops = product_ops(row, dtype)
     elif kind in PASSES_OVER:

@@ -8,16 +8,16 @@ from simulator.fusion import elementwise_piece, is_separate
 from simulator.job import Job
 from simulator.ops import DTYPE_BYTES, Block, Comm, Op, Phase, Piece, elementwise, gemm, memory, phases
 from simulator.workload_linear import (
-    column_linear,
     norm,
     replicated_linear,
     residual_in,
     residual_out,
-    row_linear,
     tokens_per_rank,
     tokens_per_shard,
 )
+from simulator.workload_lora import adapted
 from simulator.workload_recompute import recompute_phase
+from simulator.workload_tensor import column_linear, row_linear
 
 
 def attention_block(job: Job, layer: int) -> Block:
@@ -46,6 +46,7 @@ def attention_block(job: Job, layer: int) -> Block:
         params=params,
         expert_params=0,
         phases=phases(pieces, recompute_phase(job, full, core)),
+        **adapted(job, (*inputs, proj)),
     )
 
 

@@ -5,39 +5,46 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.fusion import ADAM_EAGER_PASSES, ADAM_FUSED_PASSES, is_separate, traffic
-from simulator.job import Job
+from simulator.job import FULLY_SHARDED, Job
 from simulator.model import Linear, share
 from simulator.ops import DTYPE_BYTES, Block, Comm, Op, Piece, memory, phases
 from simulator.workload_linear import (
-    column_linear,
+    gradient_sum,
     hidden_bytes,
     norm,
     tokens_per_rank,
     tp_comm,
 )
+from simulator.workload_tensor import column_linear
 
 
 def embedding_block(job: Job) -> Block:
     """Return the embedding, cut by vocabulary over tp, for one micro-batch on the first stage.
 
-    Forward reads a row per token and writes it; learned positions are added in a second pass. Backward adds
-    a row per token to the gradient. It has no input gradient.
+    Forward reads a row per token and writes it; learned positions are added in a second pass. Backward sets a
+    gradient of the whole matrix to zero, adds a row per token, and adds it to the sums (those are of
+    shards where parameters are sharded). It has no input gradient.
     """
     dtype, size = job.precision, hidden_bytes(job, tokens_per_rank(job))
     passes = 2 if not job.model.max_positions else 5
     lookup: list[Op | Comm] = [memory("embedding.lookup", passes * size, dtype, count=passes // 2)]
-    scatter: list[Op | Comm] = [memory("embedding.backward", 3 * size, dtype)]
+    n_params = job.model.embedding_params(job.layout.tp)
+    zeros = n_params * DTYPE_BYTES[dtype]
+    scatter: list[Op | Comm] = [memory("embedding.backward", 3 * size + zeros, dtype, count=2)]
+    if job.sharding not in FULLY_SHARDED:
+        scatter.append(gradient_sum(job, "embedding", n_params))
     if job.layout.tp > 1:
         lookup.append(
             tp_comm(job, "reduce_scatter" if job.sequence_parallel else "all_reduce", job.model.hidden)
         )
         if job.sequence_parallel:
             scatter.insert(0, tp_comm(job, "all_gather", job.model.hidden))
-    piece = Piece(tuple(lookup), tuple(scatter), (), tuple(scatter))
+    backward = () if job.lora_rank else tuple(scatter)  # a frozen embedding has nothing to do
+    piece = Piece(tuple(lookup), backward, (), backward)
     return Block(
         name="embedding",
         layer=-1,
-        params=job.model.embedding_params(job.layout.tp),
+        params=n_params,
         expert_params=0,
         phases=phases([piece], ()),
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from simulator.fusion import elementwise_piece, is_separate
-from simulator.job import Job
+from simulator.job import FULLY_SHARDED, Job
 from simulator.model import Linear
 from simulator.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
 from simulator.recipes import RECIPES, Recipe, quantised
+from simulator.workload_lora import adapter, dequantised
 
 
 def tokens_per_rank(job: Job) -> int:
@@ -59,10 +59,7 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     dtype = recipe.dtype if recipe else job.precision
     each = recipe if recipe and recipe.weights_each else None
     parts, width = _parts(job, linear), DTYPE_BYTES[job.precision]
-    weights = [
-        weight_gradient(f"{name}.wgrad", n_tokens, part, dtype, sum_dtype=job.gradient_dtype)
-        for part in parts
-    ]
+    weights = [op for part in parts for op in weight_gradients(job, name, part, n_tokens, dtype)]
     if linear.bias:
         weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * width, job.precision))
     dgrads: list[Op] = [gemm(f"{name}.dgrad", n_tokens, linear.n_in, part.n_out, dtype) for part in parts]
@@ -70,7 +67,7 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
         summed = 3 * width * n_tokens * linear.n_in
         n_sums = len(parts) - 1
         dgrads.append(memory(f"{name}.dgrad.sum", n_sums * summed, job.precision, count=n_sums))
-    return LinearOps(
+    found = LinearOps(
         (
             *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe),
             *quantised(f"{name}.weight.quantise", linear.n_in * linear.n_out, each),
@@ -79,6 +76,41 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
         (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), *dgrads),
         tuple(weights),
     )
+    return _frozen(job, name, linear, n_tokens, found) if job.lora_rank else found
+
+
+def _frozen(job: Job, name: str, linear: Linear, n_tokens: int, found: LinearOps) -> LinearOps:
+    """Return *found* without weight gradients, with an adapter beside it, and with 4-bit weights made whole.
+
+    Router and output matrix are frozen too, without an adapter and in 16 bit.
+    """
+    if linear.name in IN_FULL:
+        return found._replace(weights=())
+    beside = adapter(job, name, linear, n_tokens)
+    whole = dequantised(job, name, linear.n_in * linear.n_out)
+    return LinearOps(
+        (*whole, *found.forward, *beside.forward),
+        (*whole, *found.dgrad, *beside.dgrad),
+        beside.weights,
+    )
+
+
+def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: str) -> list[Op]:
+    """Return the product that makes the gradient of a matrix, and what adds it to the sum if that is apart.
+
+    Where parameters are sharded the sums are over shards, after the gradients have been scattered.
+    """
+    in_shards = job.sharding in FULLY_SHARDED
+    if job.profile.fused_wgrad and not in_shards:
+        return [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]
+    product = gemm(f"{name}.wgrad", linear.n_out, linear.n_in, n_tokens, dtype)
+    return [product] if in_shards else [product, gradient_sum(job, name, linear.n_in * linear.n_out)]
+
+
+def gradient_sum(job: Job, name: str, n_params: int) -> Op:
+    """Return the kernel that adds 16-bit gradients of *n_params* to their sums: reads both, writes one."""
+    moved = n_params * (DTYPE_BYTES[job.precision] + 2 * DTYPE_BYTES[job.gradient_dtype])
+    return memory(f"{name}.wgrad.sum", moved, job.gradient_dtype)
 
 
 def _parts(job: Job, linear: Linear) -> tuple[Linear, ...]:
@@ -104,55 +136,6 @@ def job_recipe(job: Job) -> Recipe | None:
 def replicated_linear(job: Job, block: str, linear: Linear) -> Piece:
     """Return a matrix that every tensor-parallel rank holds whole and applies to its own tokens."""
     return linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_shard(job)).piece()
-
-
-def column_linear(job: Job, block: str, linear: Linear) -> Piece:
-    """Return a matrix cut by output features: every rank needs all tokens of the input.
-
-    With sequence parallelism the input is gathered before forward, gathered again for the weight gradient
-    (only a shard of it is kept) and its gradient is reduce-scattered; without, the gradient is all-reduced.
-    Both run beside a GEMM. Reference: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2; Megatron-LM
-    ``LinearWithGradAccumulationAndAsyncCommunication``.
-    """
-    ops = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
-    forward, dgrad, weights = ops
-    if job.layout.tp == 1:
-        return ops.piece()
-    if not job.sequence_parallel:
-        beside = tp_comm(job, "all_reduce", linear.n_in, len(weights))
-        alone = tp_comm(job, "all_reduce", linear.n_in)
-        return Piece(forward, (*dgrad, beside, *weights), (*dgrad, alone), weights)
-    gather = tp_comm(job, "all_gather", linear.n_in)
-    scatter = tp_comm(job, "reduce_scatter", linear.n_in)
-    return Piece(
-        (gather, *forward),
-        (
-            replace(gather, overlap_ops=len(dgrad)),
-            *dgrad,
-            replace(scatter, overlap_ops=len(weights)),
-            *weights,
-        ),
-        (*dgrad, scatter),
-        (gather, *weights),
-    )
-
-
-def row_linear(job: Job, block: str, linear: Linear) -> Piece:
-    """Return a matrix cut by input features: the outputs of all ranks are summed.
-
-    Forward ends in a reduce-scatter with sequence parallelism, whose backward is an all-gather, and in an
-    all-reduce without, whose backward is nothing.
-    """
-    ops = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
-    forward, dgrad, weights = ops
-    if job.layout.tp == 1:
-        return ops.piece()
-    if not job.sequence_parallel:
-        reduce = tp_comm(job, "all_reduce", linear.n_out)
-        return Piece((*forward, reduce), (*dgrad, *weights), dgrad, weights)
-    gather = tp_comm(job, "all_gather", linear.n_out)
-    scatter = tp_comm(job, "reduce_scatter", linear.n_out)
-    return Piece((*forward, scatter), (gather, *dgrad, *weights), (gather, *dgrad), weights)
 
 
 def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "norm") -> Piece:

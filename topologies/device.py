@@ -26,7 +26,9 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "attention_efficiency_backward": "attention.efficiency_backward",
         "launch_s": "launch",
         "sustained_clock_fraction": "sustained_clock_fraction",
+        "training_clock_fraction": "training_clock_fraction",
         "reserved_bytes": "reserved",
+        "host_bytes_per_s": "host_link",
     }
 )
 """The figures of a device by field, and their keys in a file, in the order in which people read them."""
@@ -66,6 +68,9 @@ class Device:
         attention_efficiency_backward: the same for the backward pass.
         launch_s: time of the host to launch one kernel or operation.
         sustained_clock_fraction: clock under lasting load over clock in a short burst; times every peak.
+        training_clock_fraction: clock while a model trains, with memory and links at work too, over that of
+            one product after another.
+        host_bytes_per_s: of copies between it and pinned memory of its host, each way.
         reserved_bytes: memory that the framework's context and libraries take before the first tensor.
         gemm_tiles: how matrix products are cut into tiles; None where only the three constants are known.
         attention_kernels: fused attention kernels by name, where they were measured.
@@ -90,7 +95,9 @@ class Device:
     attention_efficiency_backward: float
     launch_s: float
     sustained_clock_fraction: float = 1.0
+    training_clock_fraction: float = 1.0
     reserved_bytes: int = 0
+    host_bytes_per_s: float = 25e9
     gemm_tiles: GemmTiles | None = field(default=None, repr=False)
     attention_kernels: Mapping[str, AttentionKernel] = field(default_factory=dict, hash=False, repr=False)
     attention_kernel: str = ""

@@ -20,6 +20,7 @@ _OPTIONAL: Final[Mapping[str, Any]] = {
     "sustained_clock_fraction": 1.0,
     "training_clock_fraction": 1.0,
     "reserved_bytes": 0,
+    "host_bytes_per_s": 25e9,  # PCIe 4.0 x16: 32 GB/s less what packets cost
 }
 """Figures of a device that a file may leave out, and what they are then."""
 

@@ -41,7 +41,7 @@ def kept(name: str, tp: int = 1, **settings: object) -> int:
     [
         ("nanotron v0.5", "nanotron"),
         ("Megatron-DeepSpeed", "megatron-deepspeed"),
-        ("NeMo/Megatron", "megatron"),
+        ("NeMo/Megatron", "nemo"),
         ("llm-foundry/composer FSDP", "composer"),
         ("torchtitan +compile", "torchtitan"),
         ("something new", "megatron"),
