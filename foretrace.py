@@ -60,6 +60,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "One self-contained HTML page for a run, or two on one axis.",
         ),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
+        "serve": ("simulator.serve_cli", "Browse runs and play with layouts, in a browser on this machine."),
         "goodput": ("simulator.goodput_cli", "Days and dollars of a training when machines fail."),
         "memory": ("simulator.memory_cli", "Does a job fit, which rank is fullest, what would make it fit."),
         "bench": ("tracer.bench_cli", "Measure this machine's parts against what its description promises."),
@@ -115,6 +116,7 @@ class Verbs(click.Group):
         command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name)
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
             command.add_command(import_module("tracer.cli").detect, "detect")
+            command.add_command(import_module("simulator.collective_cli").cost, "cost")
         if cmd_name == "bench":
             command.context_settings["obj"] = {"kernels": _promise}
         return command

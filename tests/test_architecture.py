@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator.cli": SIMULATOR | COMMAND,
     "simulator.calibrate_cli": SIMULATOR | COMMAND,
     "simulator.memory_cli": SIMULATOR | COMMAND,
+    "simulator.serve_cli": SIMULATOR | COMMAND,
     "simulator.validate_cli": SIMULATOR | COMMAND,
     "simulator.validate_render": SIMULATOR | COMMAND,
     "tracer": TRACER,

@@ -5,6 +5,7 @@ TraceError
 ├── TimelineError    a table is not a timeline
 ├── RunError         a run directory or file cannot be read or written
 ├── ReportError      a report cannot be written
+├── ServeError       a server cannot be started
 └── FigureError      a figure cannot be drawn of this run
 
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
@@ -29,6 +30,10 @@ class RunError(TraceError):
 
 class ReportError(TraceError):
     """A report cannot be written."""
+
+
+class ServeError(TraceError):
+    """A server cannot be started."""
 
 
 class FigureError(TraceError):

@@ -43,9 +43,13 @@ class Pack:
         self._chunks.append(planes.tobytes())
         self._n_bytes += data.nbytes
 
+    def raw(self) -> bytes:
+        """Return all arrays as they lie at their offsets, for a reader on the same machine."""
+        return b"".join(self._chunks)
+
     def encode(self) -> str:
         """Return all arrays as base64 of gzip; equal arrays give equal text."""
-        packed = gzip.compress(b"".join(self._chunks), compresslevel=6, mtime=0)
+        packed = gzip.compress(self.raw(), compresslevel=6, mtime=0)
         return base64.b64encode(packed).decode("ascii")
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ _SCRIPTS: Final = (
     "timeline.js",
     "tips.js",
     "overview.js",
+    "search.js",
     "memory.js",
     "panels.js",
     "differences.js",
@@ -39,6 +40,9 @@ _SCRIPTS: Final = (
     "main.js",
 )
 """The viewer, in the order in which its parts are put together."""
+
+_ASKING: Final = ("served.js", "plan.js")
+"""What a page from the server has besides; a file holds no code that could ask anybody for anything."""
 
 
 def report_html(run: Run, other: Run | None = None) -> str:
@@ -87,13 +91,44 @@ def write_report(path: str | os.PathLike[str], run: Run, other: Run | None = Non
 
 
 def _page(contents: Mapping[str, Any], pack: Pack) -> str:
-    """Return the page: the template with its parts filled in, in one pass."""
+    """Return the page with its document in it."""
+    return _filled(
+        title=html.escape(contents["title"]),
+        mode="file",
+        meta=_json({**contents, "columns": pack.columns}),
+        columns=pack.encode(),
+    )
+
+
+def served_page(title: str, mode: str, controls: str = "") -> str:
+    """Return the page without a document, which it then asks the server for.
+
+    Args:
+        title: of the window, plain text.
+        mode: what the page is: ``"run"``, or ``"plan"`` with *controls*.
+        controls: markup above the figures, ours alone: nothing from a run may be in it.
+    """
+    return _filled(
+        title=html.escape(title),
+        mode=mode,
+        meta="null",
+        columns="",
+        connect="; connect-src 'self'",
+        scripts=(*_ASKING, *_SCRIPTS),
+        icon='\n<link rel="icon" href="data:,">',  # a browser asks the server for one otherwise
+        controls=controls,
+    )
+
+
+def _filled(scripts: Sequence[str] = _SCRIPTS, **given: str) -> str:
+    """Return the template with its parts filled in, in one pass."""
     parts = {
-        "title": html.escape(contents["title"]),
+        "connect": "",
+        "icon": "",
+        "controls": "",
         "style": _part("style.css"),
-        "script": "\n".join(_part(name) for name in _SCRIPTS),
-        "meta": _json({**contents, "columns": pack.columns}),
-        "columns": pack.encode(),
+        "script": "\n".join(_part(name) for name in scripts),
+        **given,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("report.html"))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from traces.activity import is_pipelined
 from traces.compare import Comparison, compare
+from traces.errors import RunError
 from traces.join import rank_pairs
-from traces.metrics import summarize
+from traces.metrics import breakdown, step_times_ns, summarize
 from traces.pack import Pack
+from traces.report_cells import COMPUTE_LANE
 from traces.report_colours import palette
 from traces.report_compare import comparison, comparison_headline
 from traces.report_kinds import Kinds
@@ -28,13 +31,39 @@ KEYS: Final = ("a", "b")
 """What the document calls its runs."""
 
 
-def document(run: Run, other: Run | None, pack: Pack) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The part of a large run that a server sends at once.
+
+    Attributes:
+        pick: which of the groups of ranks that are shown together.
+        step: which step.
+        most_cells: that are sent.
+    """
+
+    pick: int
+    step: int
+    most_cells: int
+
+
+def document(
+    run: Run,
+    other: Run | None,
+    pack: Pack,
+    *,
+    window: Window | None = None,
+    names: Sequence[str] | None = None,
+    overview: bool = True,
+) -> dict[str, Any]:
     """Return the contents of a report; the arrays that belong to it are added to *pack*.
 
     Args:
         run: the run, or the first of two.
         other: the second run.
         pack: what the page gets besides the document.
+        window: the part of one run to send, without the overview of all ranks; None: all that fits a page.
+        names: what the page calls the runs; None: where they come from, or their own names.
+        overview: whether all ranks are drawn above the schedule where there are many.
 
     Raises:
         RunError: a run has no step with a length.
@@ -42,9 +71,12 @@ def document(run: Run, other: Run | None, pack: Pack) -> dict[str, Any]:
     runs = (run,) if other is None else (run, other)
     kinds = Kinds(runs)
     labels = Labels(kinds)
-    names = run_labels(runs)
+    names = names or run_labels(runs)
     groups, partner = _groups(runs)
-    views = [view_of(each, labels, _by_importance(each, groups)) for each in runs]
+    if window is None:
+        views = [view_of(each, labels, _by_importance(each, groups)) for each in runs]
+    else:
+        views = [_view_of_window(run, labels, groups, window)]
     shown = [
         run_entry(view, kinds, pack, key, name) for view, key, name in zip(views, KEYS, names, strict=False)
     ]
@@ -60,12 +92,15 @@ def document(run: Run, other: Run | None, pack: Pack) -> dict[str, Any]:
         "made": f"Made by foretrace {_version()} from {' and '.join(each.path for each in runs)}.",
         "legend_note": "Communication: a thin line while waiting for the last rank, then the transfer, "
         "pale behind compute, solid where exposed.",
-        "warnings": _warnings(views, found),
+        "warnings": _warnings(views, found, window),
         "palette": palette(),
         "kinds": kinds.entries,
         "runs": shown,
         "picks": groups,
-        "overview": overview_entry(views[0], groups, labels, pack, shown[0]),
+        "overview": overview_entry(views[0], groups, labels, pack, shown[0])
+        if overview and window is None
+        else None,
+        **({} if window is None else _of_window(run, window)),
         "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
         "comparison": None if found is None else comparison(found, names, kinds, pack),
         "basis": [
@@ -74,6 +109,36 @@ def document(run: Run, other: Run | None, pack: Pack) -> dict[str, Any]:
         "labels": labels.entries,
         "names": labels.names,
     }
+
+
+def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
+    """Return the overview of all ranks in one step, for a page that has a window; pixels go to *pack*.
+
+    Raises:
+        RunError: the run has no such step.
+    """
+    labels = Labels(Kinds((run,)))
+    groups, _ = _groups((run,))
+    if step not in step_times_ns(breakdown(run)):
+        raise RunError(f"no step {step} in {run.path}")
+    view = View(run=run, rows=(), steps=(step,), default_step=0, done={}, lanes=(COMPUTE_LANE,), omitted="")
+    entry: dict[str, Any] = {"key": KEYS[0], "steps": [{}]}
+    found = overview_entry(view, groups, labels, pack, entry)
+    return {"overview": None if found is None else {**found, **entry["steps"][0]}}
+
+
+def _view_of_window(run: Run, labels: Labels, groups: Sequence[Sequence[int]], window: Window) -> View:
+    """Return the ranks and the step of *window*, and other ranks as far as they fit."""
+    if not 0 <= window.pick < len(groups):
+        raise RunError(f"pick {window.pick}: {run.path} has {len(groups)} groups of ranks")
+    first = [groups[window.pick], *groups]
+    return view_of(run, labels, _by_importance(run, first), step=window.step, most_cells=window.most_cells)
+
+
+def _of_window(run: Run, window: Window) -> dict[str, Any]:
+    """Return what a page has to know to ask for another window."""
+    times = step_times_ns(breakdown(run))
+    return {"windowed": True, "pick": window.pick, "all_steps": [list(item) for item in times.items()]}
 
 
 def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -130,7 +195,7 @@ def _words_of_two(
     }
 
 
-def _warnings(views: Sequence[View], found: Comparison | None) -> list[str]:
+def _warnings(views: Sequence[View], found: Comparison | None, window: Window | None) -> list[str]:
     """Return what to know before trusting the page, said once."""
     said = list(views[0].run.warnings if found is None else found.warnings)
     unfinished = [view.run.path for view in views if not view.run.info.finished]
@@ -139,7 +204,7 @@ def _warnings(views: Sequence[View], found: Comparison | None) -> list[str]:
             [
                 *said,
                 *(f"{path} was not finished: its writer did not come to the end" for path in unfinished),
-                *(view.omitted for view in views if view.omitted),
+                *(view.omitted for view in views if view.omitted and window is None),
             ]
         )
     )

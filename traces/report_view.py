@@ -84,13 +84,22 @@ class View:
         return np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint32)
 
 
-def view_of(run: Run, labels: Labels, ranks: Sequence[int] | None = None) -> View:
+def view_of(
+    run: Run,
+    labels: Labels,
+    ranks: Sequence[int] | None = None,
+    *,
+    step: int | None = None,
+    most_cells: int | None = None,
+) -> View:
     """Return what a page shows of *run*: everything if it fits, else the median step and the first ranks.
 
     Args:
         run: the run.
         labels: the words of the report, added to.
         ranks: stored ranks in order of importance; None: all, in rank order.
+        step: the only step to show; None: as many as fit.
+        most_cells: that a page holds; None: ``MOST_CELLS``.
 
     Raises:
         RunError: the run has no step with a length.
@@ -99,17 +108,21 @@ def view_of(run: Run, labels: Labels, ranks: Sequence[int] | None = None) -> Vie
     if not rows:
         raise RunError(f"{run.path} holds no span with a length: nothing to show")
     times_ns = step_times_ns(rows)
-    median, _ = typical_step(run)
+    median = typical_step(run)[0] if step is None else step
+    if median not in times_ns:
+        raise RunError(f"no step {step} in {run.path}; it has {', '.join(map(str, times_ns))}")
     wanted = tuple(run.stored_ranks if ranks is None else ranks)
     present = {(row.step, row.rank) for row in rows}
-    steps, shown = _that_fit(
-        run, tuple(times_ns), median, wanted, _cells_per_span(run, median, len(times_ns), labels)
-    )
+    cells_per_span = _cells_per_span(run, median, len(times_ns), labels)
+    cells = _cells(run, wanted, cells_per_span / len(times_ns))
+    steps, shown = _that_fit(tuple(times_ns), median, cells, most_cells or MOST_CELLS)
+    if step is not None:
+        steps = (step,)
     done: dict[tuple[int, int], RankStep] = {}
     for rank in shown:
         words = labels.of_rank(run, rank)
-        for step in (step for step in steps if (step, rank) in present):
-            done[step, rank] = rank_step(run, rank, step, labels, words)
+        for one in (one for one in steps if (one, rank) in present):
+            done[one, rank] = rank_step(run, rank, one, labels, words)
     found = {key for cells in done.values() for key in cells.lanes} - {COMPUTE_LANE}
     return View(
         run=run,
@@ -165,16 +178,20 @@ def _cells_per_span(run: Run, step: int, n_steps: int, labels: Labels) -> float:
     return n_cells * n_steps / max(1, int(run.spans([rank], []).num_rows))
 
 
+def _cells(run: Run, ranks: tuple[int, ...], cells_per_span: float) -> dict[int, float]:
+    """Return about how many cells one step of each of *ranks* is."""
+    return {rank: run.spans([rank], []).num_rows * cells_per_span for rank in ranks}
+
+
 def _that_fit(
-    run: Run, steps: tuple[int, ...], median: int, ranks: tuple[int, ...], cells_per_span: float
+    steps: tuple[int, ...], median: int, cells: Mapping[int, float], most_cells: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the steps and ranks whose cells fit on a page: steps near the median, the first ranks."""
-    cells = [run.spans([rank], []).num_rows * cells_per_span / len(steps) for rank in ranks]
-    up_to = np.cumsum(cells)
-    n_shown = max(1, int(np.searchsorted(up_to, MOST_CELLS, side="right")))
-    room = max(1, int(MOST_CELLS // max(1.0, up_to[n_shown - 1])))
+    """Return the steps and ranks whose *cells* fit on a page: steps near the median, the first ranks."""
+    up_to = np.cumsum(list(cells.values()))
+    n_shown = max(1, int(np.searchsorted(up_to, most_cells, side="right")))
+    room = max(1, int(most_cells // max(1.0, up_to[n_shown - 1])))
     nearest = sorted(steps, key=lambda step: abs(steps.index(step) - steps.index(median)))[:room]
-    return tuple(sorted(nearest)), ranks[:n_shown]
+    return tuple(sorted(nearest)), tuple(cells)[:n_shown]
 
 
 def _omitted(n_steps: int, n_ranks: int) -> str:

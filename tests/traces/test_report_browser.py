@@ -29,7 +29,7 @@ CELL = """([slot, kind, batch]) => {
   const {run, row} = view.slots[slot];
   const [low, high] = laneRange(run, row, 0);
   const ours = [...Array(high - low).keys()].map(k => k + low)
-    .filter(i => kinds[run.kind[i]].id === kind && run.microbatch[i] === batch);
+    .filter(i => kinds()[run.kind[i]].id === kind && run.microbatch[i] === batch);
   const box = document.querySelector('#schedule').getBoundingClientRect();
   const [first, last] = [ours[0], ours[ours.length - 1]];
   return {x: box.left + toX((run.start[first] + run.end[last]) / 2), left: box.left + toX(run.start[first]),

@@ -1,22 +1,32 @@
 // The spans: gzip'd little-endian columns, sorted by (step, row, lane, start).
 
 const TYPED = { uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array, float64: Float64Array };
-const KINDS = META.kinds;
-const NAMES = META.names;
-const LABELS = META.labels;
+let [META, KINDS, NAMES, LABELS] = [{ runs: [] }, [], [], []];
 const isState = kind => KINDS[kind].group === 'state';
 let RUNS = [];
 
-/** Decode the embedded columns and return them by name. */
-async function decodeColumns(text) {
+/** Return the bytes of the columns that are embedded in the page. */
+async function embeddedBytes() {
   if (typeof DecompressionStream === 'undefined') {
     throw new Error('this browser cannot unpack the timeline; one from 2023 or later can');
   }
-  const stream = new Blob([fromBase64(text)]).stream().pipeThrough(new DecompressionStream('gzip'));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const columns = {};
-  for (const [name, type, offset, length] of META.columns) columns[name] = joined(bytes, TYPED[type], offset, length);
-  return columns;
+  const packed = fromBase64($('#columns').textContent.trim());
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Take a document and its columns as what the page shows. */
+function useDocument(meta, bytes) {
+  META = meta;
+  [KINDS, NAMES, LABELS, THEMES] = [meta.kinds, meta.names, meta.labels, meta.palette];
+  const columns = columnsOf(meta, bytes);
+  ratios = { a: columns['ratio.a'], b: columns['ratio.b'], kind: columns['ratio.kind'] };
+  RUNS = meta.runs.map(info => unpackRun(info, columns));
+}
+
+/** Return the columns of a document by name. */
+function columnsOf(meta, bytes) {
+  return Object.fromEntries(meta.columns.map(([name, type, offset, length]) => [name, joined(bytes, TYPED[type], offset, length)]));
 }
 
 /** Decode base64. */

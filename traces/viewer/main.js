@@ -29,35 +29,54 @@ function wirePrint() {
   window.addEventListener('afterprint', () => setTheme(before));
 }
 
-async function start() {
-  const asked = new URLSearchParams(window.location.search).get('theme');
-  if (asked in THEMES) theme = asked;
-  document.documentElement.dataset.theme = theme;
+/** Show a document: all of the page is drawn from it. */
+function showDocument(meta, bytes) {
+  useDocument(meta, bytes);
+  patterns.clear();
   fillHead();
   fillBasis();
-  const columns = await decodeColumns($('#columns').textContent.trim());
-  ratios = { a: columns['ratio.a'], b: columns['ratio.b'], kind: columns['ratio.kind'] };
-  RUNS = META.runs.map(info => unpackRun(info, columns));
   $('#overview-section').hidden = !META.overview;
-  if (META.overview && META.overview.every > 1) $('#overview-note').textContent += `; every ${META.overview.every}th of ${META.runs[0].row_of.length} ranks`;
+  if (META.overview && META.overview.every > 1) $('#overview-note').textContent = `one line for every ${META.overview.every}th of ${META.runs[0].row_of.length} ranks; click one to see its rows below`;
   fitSteps();
-  chooseRows(0);
+  chooseRows(META.pick || 0);
   fillSteps();
+  fillPicker();
   refreshAll();
   drawAll();
+}
+
+/** Connect what stays on the page whatever it shows. */
+function wirePage() {
   wireTimeline();
-  if (META.overview) wireOverview();
+  wireOverview();
+  wireSearch();
   wirePrint();
   $('#theme').addEventListener('click', () => setTheme(theme === 'dark' ? 'light' : 'dark'));
   $('#whole').addEventListener('click', resetWindow);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', event => setTheme(event.matches ? 'dark' : 'light'));
   window.addEventListener('resize', requestDraw);
-  window.foretrace = { view, kinds: KINDS, runs: () => RUNS, toX, toTime, rowTop, laneRange, meeting };   // for the console
+  window.foretrace = { view, kinds: () => KINDS, runs: () => RUNS, meta: () => META, toX, toTime, rowTop, laneRange, meeting, search,
+    offered: name => offered(name, CONTROLS.find(entry => entry[0] === name)[2]).map(String) };   // for the console
+}
+
+async function start() {
+  const asked = new URLSearchParams(window.location.search).get('theme');
+  if (['light', 'dark'].includes(asked)) theme = asked;
+  document.documentElement.dataset.theme = theme;
+  if (MODE === 'file') showDocument(JSON.parse($('#meta').textContent), await embeddedBytes());
+  else if (MODE === 'run') await showServed();
+  else await startPlan();
+  wirePage();
   document.body.dataset.ready = '1';
 }
 
+/** Say on the page that something failed; nothing takes it back. */
+function fail(message) {
+  $('#failed').hidden = !message;
+  $('#failed').textContent = message;
+}
+
 start().catch(error => {
-  $('#failed').hidden = false;
-  $('#failed').textContent = `This report could not be drawn: ${error.message}`;
+  fail(`This page could not be drawn: ${error.message}`);
   throw error;
 });

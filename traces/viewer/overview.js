@@ -116,15 +116,10 @@ function drawWindow(g, run, line) {
 /** Let a click on a rank show the rows of its pipeline. */
 function wireOverview() {
   $('#overview').addEventListener('pointerdown', event => {
+    if (!META.overview) return;
     const { order, pick } = META.overview;
     const line = Math.floor((event.offsetY - GEOMETRY.axis) / overviewHeight() * order.length);
     const row = Math.max(0, Math.min(order.length - 1, line));
-    chooseRows(pick[row], order[row]);
-    const missing = RUNS[0].row_of[order[row]] < 0;
-    $('#overview-missing').textContent = missing ? ` · the spans of rank ${order[row]} are not on this page` : '';
-    fillShares();
-    fillPeaks();
-    layoutView();
-    requestDraw();
+    pickRows(pick[row], order[row]);
   });
 }

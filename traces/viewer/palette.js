@@ -1,6 +1,6 @@
 // Colours and hatches. Solid is working, hatched is waiting: hue and direction say for what.
 
-const THEMES = META.palette;
+let THEMES = {};
 let theme = window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
 const patterns = new Map();
 

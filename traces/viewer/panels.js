@@ -4,10 +4,11 @@
 function fillHead() {
   $('#title').textContent = META.title;
   $('#subtitle').textContent = META.subtitle;
-  $('#story').textContent = META.story;
+  $('#story').textContent = META.story || '';
   $('#schedule-title').textContent = META.schedule_title;
-  $('#headline').replaceChildren(...META.headline.map(({ name, value, note, tone }) =>
-    element('div', { class: 'figure ' + (tone || '') }, element('span', {}, name), element('b', {}, value), element('i', {}, note || ''))));
+  $('#headline').replaceChildren(...META.headline.map(({ name, value, note, tone, was }) =>
+    element('div', { class: 'figure ' + (tone || '') }, element('span', {}, name), element('b', {}, value),
+      was ? element('i', { class: 'was' }, was) : null, element('i', {}, note || ''))));
   $('#warnings').hidden = !META.warnings.length;
   $('#warnings').replaceChildren(element('b', {}, META.warnings.length === 1 ? 'Warning' : `${META.warnings.length} warnings`),
     element('ul', {}, ...META.warnings.map(warning => element('li', {}, warning))));
@@ -16,6 +17,7 @@ function fillHead() {
 
 /** Offer the steps of each run that has several. */
 function fillSteps() {
+  if (META.windowed) { $('#steps').replaceChildren(servedSteps()); return; }
   const several = RUNS.filter(run => run.steps.length > 1);
   $('#steps').replaceChildren(...several.map(run => {
     const select = element('select', { 'aria-label': `Step of the ${run.label} run` },
@@ -29,6 +31,15 @@ function fillSteps() {
     });
     return element('label', {}, RUNS.length > 1 ? `${run.label} ` : '', select);
   }));
+}
+
+/** Return the choice of a step of a run that is served in parts. */
+function servedSteps() {
+  const select = element('select', { 'aria-label': 'Step' },
+    ...META.all_steps.map(([step, ns]) => element('option', { value: String(step) }, `step ${step}: ${formatTime(ns)}`)));
+  select.value = String(stepOf(RUNS[0]).step);
+  select.addEventListener('change', () => loadWindow(view.pick, Number(select.value)));
+  return element('label', {}, select);
 }
 
 /** Draw the legend: what is there, in groups; a click hides or shows a kind. */

@@ -117,6 +117,7 @@ function drawOverlay() {
   g.rect(view.left, GEOMETRY.axis - 2, view.plot, view.height);
   g.clip();
   if (view.follow) drawFollowed(g);
+  if (search.hits.length) drawHits(g);
   if (view.hover) drawOutline(g, view.hover, 2);
   g.restore();
   if (view.measure) drawMeasure(g);

@@ -8,6 +8,7 @@ const view = {
   follow: null,          // {run, microbatch, pipeline} or {run, group, sequence}
   measure: null,         // [t, t]
   hover: null,           // {slot, lane, index}
+  pick: 0,               // which group of ranks the rows are
 };
 
 const narrow = () => view.width < 720;
@@ -60,6 +61,7 @@ function resetWindow() {
 /** Show the ranks of a pick; where several are drawn with the same spans, one of them, `rank` if it is there. */
 function chooseRows(pick, rank) {
   const ranks = META.picks[pick];
+  view.pick = pick;
   const chosen = new Map();
   for (const shown of rank === undefined ? ranks : [rank, ...ranks]) {
     const rows = RUNS.map(run => run.row_of[shown]).join();

@@ -1,0 +1,194 @@
+"""The served pages in a real browser: controls simulate, the address is the state, nothing else is asked."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from simulator.config import job_from
+from simulator.planner import Planner
+from simulator.simulate import simulate
+from traces.serving import Server
+from traces.serving_runs import Runs
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+START = "plan?model=llama3-8b&gpus=8&tp=2&pp=2&global_batch=8&seq_len=2048&theme=light"
+SETTINGS: dict[str, Any] = {
+    "model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "tp": 2, "pp": 2, "global_batch": 8,
+    "seq_len": 2048,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("runs")
+    simulate(job_from({**SETTINGS, "gpus": 32, "pp": 4})).write(folder / "small")
+    with Server({**Runs(folder).routes(), **Planner().routes()}) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
+
+
+class Visit:
+    """A page of the server, with what went wrong in it and what it asked for."""
+
+    def __init__(self, browser: Any, address: str, path: str, width: int = 1300) -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 900})
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(address + path)
+        self.address = address
+
+    def ready(self) -> Visit:
+        self.page.wait_for_selector("body[data-ready]", timeout=20_000)
+        return self
+
+    def after(self, change: Any) -> None:
+        """Do *change* and wait until its answer is drawn."""
+        before = self.page.evaluate("document.body.dataset.round")
+        change()
+        self.page.wait_for_function("n => document.body.dataset.round !== n", arg=before, timeout=20_000)
+
+    def figures(self) -> dict[str, str]:
+        found = self.page.eval_on_selector_all(
+            "#headline .figure",
+            "all => all.map(f => [f.querySelector('span'), f.querySelector('b')].map(e => e.textContent))",
+        )
+        return dict(found)
+
+    def close(self) -> None:
+        assert self.problems == []
+        assert all(url.startswith((self.address, "data:")) for url in self.requests)
+        self.page.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield found
+        found.close()
+
+
+def slide(visit: Visit, name: str, value: str) -> None:
+    """Move a slider to *value*, as a person would to one of its stops."""
+    visit.after(
+        lambda: visit.page.evaluate(
+            "([name, value]) => { const f = document.querySelector('#plan-' + name);"
+            "const stops = CONTROLS_OF(name); f.value = stops.indexOf(value);"
+            "f.dispatchEvent(new Event('input')); }".replace("CONTROLS_OF", "foretrace.offered"),
+            [name, value],
+        )
+    )
+
+
+def test_the_page_says_what_simulate_says_and_follows_the_controls(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, START).ready()
+    for change in ({}, {"recompute": "full"}, {"schedule": "zb-v"}):
+        for name, value in change.items():
+            visit.after(lambda name=name, value=value: visit.page.select_option(f"#plan-{name}", value))
+        query = dict(pair.split("=") for pair in visit.page.url.partition("?")[2].split("&"))
+        job = job_from({**SETTINGS, **{k: v for k, v in query.items() if k in {"recompute", "schedule"}}})
+        known = simulate(job).summary
+        shown = visit.figures()
+        assert shown["Step time"] == f"{known['step_time_s'] * 1e3:.2f} ms"
+        assert shown["MFU"] == f"{known['mfu'] * 100:.1f} %"
+        drawn = visit.page.evaluate(
+            "foretrace.view.slots.map(({run, row}) => { const [low, high] = foretrace.laneRange(run, row, 0);"
+            "let sum = 0; for (let i = low; i < high; i++) sum += run.end[i] - run.start[i]; return sum; })"
+        )
+        assert max(drawn) == pytest.approx(known["step_time_s"] * 1e9, rel=1e-6)
+    assert "schedule=zb-v" in visit.page.url
+    assert "recompute=full" in visit.page.url
+    visit.close()
+
+
+def test_the_address_is_the_state(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, START).ready()
+    slide(visit, "global_batch", "16")
+    visit.after(lambda: visit.page.click("#pin"))
+    slide(visit, "tp", "1")
+    seen, where = visit.figures(), visit.page.url
+    visit.close()
+    again = Visit(browser, address, where.removeprefix(address)).ready()
+    assert again.figures() == seen
+    assert again.page.locator("#plan-tp-value").inner_text() == "1"
+    assert again.page.evaluate("foretrace.runs().map(run => run.label)") == ["A", "B"]
+    assert again.page.locator(".was").count() > 4
+    again.after(lambda: again.page.click("#unpin"))
+    assert again.page.evaluate("foretrace.runs().length") == 1
+    again.close()
+
+
+def test_a_mistake_is_a_line_and_the_page_lives_on(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, START).ready()
+    before = visit.figures()
+    slide(visit, "tp", "16")
+    assert "GPUs cannot be filled" in visit.page.inner_text("#mistake")
+    slide(visit, "tp", "2")
+    assert visit.page.locator("#mistake").is_hidden()
+    assert visit.figures() == before
+    visit.close()
+
+
+def test_a_layout_that_does_not_fit_offers_what_would(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, START + "&model=llama3-70b&sharding=ddp").ready()
+    visit.after(lambda: visit.page.select_option("#plan-model", "llama3-70b"))
+    visit.after(lambda: visit.page.select_option("#plan-sharding", "ddp"))
+    assert "does not fit" in visit.page.inner_text("#misfit")
+    offers = visit.page.locator("#misfit button")
+    if offers.count():
+        visit.after(offers.first.click)
+        assert visit.page.locator("#misfit").is_hidden()
+    visit.close()
+
+
+@pytest.mark.parametrize("path", [START, "run?run=small", ""])
+def test_no_page_is_wider_than_a_phone(browser: Any, address: str, path: str) -> None:
+    visit = Visit(browser, address, path, width=390)
+    if path:
+        visit.ready()
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert visit.page.evaluate(overflow) <= 0
+    visit.close()
+
+
+def test_a_run_is_found_opened_and_compared(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "")
+    assert visit.page.locator("#compare").is_disabled()
+    visit.page.click("text=small")
+    visit.ready()
+    assert "llama3-8b on 32" in visit.page.inner_text("h1")
+    assert visit.page.locator("#search").is_visible()
+    visit.close()
+
+
+def test_rows_of_a_large_run_are_fetched_when_they_are_asked_for(
+    browser: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traces.serving_runs.WHOLE_SPANS", 10)
+    monkeypatch.setattr("traces.serving_runs.WINDOW_CELLS", 4_000)
+    visit = Visit(browser, address, "run?run=small&x=1").ready()
+    visit.page.wait_for_function("foretrace.meta().overview", timeout=20_000)
+    shown = visit.page.evaluate("foretrace.view.slots.map(slot => slot.rank)")
+    visit.page.select_option("#picker select", "2")
+    visit.page.wait_for_function("foretrace.view.pick === 2", timeout=20_000)
+    visit.page.wait_for_timeout(300)
+    other = visit.page.evaluate("foretrace.view.slots.map(slot => slot.rank)")
+    assert other
+    assert other != shown
+    assert visit.page.evaluate("Boolean(foretrace.meta().overview)")
+    visit.close()

@@ -1,0 +1,188 @@
+"""The server answers this machine alone, nothing outside its folder, and says what the report says."""
+
+import http.client
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from traces import serving_runs
+from traces.errors import RunError, ServeError
+from traces.info import RunInfo
+from traces.metrics import breakdown
+from traces.pack import Pack
+from traces.report_document import document
+from traces.run import Run
+from traces.serving import Server, page
+from traces.serving_runs import Runs
+from traces.store import write_run
+from traces.timeline import timeline
+
+EVIL = '"><img src=x onerror=alert(1)>'
+
+
+class Client:
+    """Asks a server as a program would, with any header."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=20)
+        given = {"Host": f"127.0.0.1:{self.server.server_port}"}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, headers=given)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, body
+
+    def document(self, path: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+        status, body = self.get(path)
+        assert status == 200
+        length = int.from_bytes(body[:4], "little")
+        found, data = json.loads(body[4 : 4 + length]), np.frombuffer(body[4 + length :], np.uint8)
+        columns = {}
+        for name, dtype, offset, n in found.get("columns", ()):
+            size = np.dtype(dtype).itemsize
+            planes = data[offset : offset + n * size].reshape(size, n)
+            columns[name] = np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+        return found, columns
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, pipeline_run: Run, many_ranks_run: Run) -> Path:
+    root = tmp_path_factory.mktemp("served") / "root"
+    shutil.copytree(pipeline_run.path, root / "a" / "pipeline")
+    shutil.copytree(many_ranks_run.path, root / "many")
+    shutil.copytree(pipeline_run.path, root.parent / "secret")
+    (root / "link").symlink_to(root.parent / "secret")
+    one = timeline({"rank": [0], "category": ["compute"], "kind": ["forward"], "stream": ["compute"],
+                    "name": ["x"], "start_ns": [0], "duration_ns": [10], "step": [0]})  # fmt: skip
+    write_run(root / "evil", RunInfo(origin="recorded", world_size=1, name=EVIL, model={"name": EVIL}), one)
+    (root / "broken").mkdir()
+    (root / "broken" / "run.json").write_text("{")
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[Client]:
+    with Server(Runs(folder).routes()) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield Client(server)
+        server.shutdown()
+        thread.join()
+
+
+def test_the_server_listens_on_the_loopback_alone(client: Client) -> None:
+    assert client.server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Host": ""}, 421),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-origin"}, 200),
+    ],
+)
+def test_only_our_own_pages_may_ask(client: Client, headers: dict[str, str], status: int) -> None:
+    assert client.get("/", **headers)[0] == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_reading_is_answered(client: Client, method: str) -> None:
+    assert client.get("/", method)[0] == 501
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "a/../../secret", "/etc", "link", "a", "", "a/pipeline/../../../secret", "%00"]
+)
+def test_nothing_outside_the_folder_is_read(client: Client, name: str) -> None:
+    status, body = client.get(f"/run?run={name}")
+    assert (status, b"no run" in body) == (404, True)
+    found, _ = client.document(f"/document?run={name}")
+    assert found["error"].startswith("no run")
+
+
+def test_the_list_has_every_run_with_its_headline(client: Client, folder: Path) -> None:
+    status, body = client.get("/")
+    text = body.decode()
+    assert status == 200
+    for name in ("a/pipeline", "many", "evil"):
+        assert f">{name}</a>" in text
+    assert "secret" not in text
+    assert "<img" not in text
+    assert "cannot be read" in text
+    assert str(folder) in text
+
+
+def test_a_served_document_is_that_of_the_report(client: Client, pipeline_run: Run) -> None:
+    served, columns = client.document("/document?run=a/pipeline")
+    pack = Pack()
+    written = document(pipeline_run, None, pack)
+    same = {key for key in written if key not in {"made", "basis", "title"}}
+    for key in same:
+        assert served[key] == json.loads(json.dumps(written[key])), key
+    assert sum(len(column) for column in columns.values()) == sum(column[3] for column in pack.columns)
+
+
+def test_two_runs_are_compared(client: Client) -> None:
+    served, _ = client.document("/document?run=a/pipeline&other=a/pipeline")
+    assert [run["key"] for run in served["runs"]] == ["a", "b"]
+
+
+def test_a_long_run_comes_in_parts_that_hold_what_is_asked_for(
+    client: Client, many_ranks_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_runs, "WHOLE_SPANS", 10)
+    monkeypatch.setattr(serving_runs, "WINDOW_CELLS", 700)
+    expected = {row.rank: row.window_ns for row in breakdown(many_ranks_run)}
+    first, _ = client.document("/document?run=many&pick=1&step=0")
+    assert first["windowed"]
+    assert first["overview"] is None
+    wanted = {many_ranks_run.source(rank) for rank in first["picks"][1]}
+    (shown,) = first["runs"]
+    rows = [row["rank"] for row in shown["rows"]]
+    assert wanted & set(rows)
+    numbers = dict(zip(rows, shown["steps"][0]["rows"], strict=True))
+    assert {rank: numbers[rank]["window_ns"] for rank in rows} == {rank: expected[rank] for rank in rows}
+    whole, columns = client.document("/overview?run=many&step=0")
+    assert len(columns["a.overview"]) == whole["overview"]["n_patterns"] * whole["overview"]["bins"]
+    assert len(whole["overview"]["order"]) == many_ranks_run.info.world_size
+
+
+@pytest.mark.parametrize("query", ["pick=99&step=0", "pick=0&step=77", "pick=x&step=0", "pick=-1&step=0"])
+def test_a_part_that_is_not_there_is_one_line(
+    client: Client, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_runs, "WHOLE_SPANS", 10)
+    found, _ = client.document(f"/document?run=many&{query}")
+    assert "\n" not in found["error"]
+    assert found["error"]
+
+
+def test_a_run_that_changes_is_read_anew(tmp_path: Path, pipeline_run: Run, fsdp_run: Run) -> None:
+    shutil.copytree(pipeline_run.path, tmp_path / "r")
+    runs = Runs(tmp_path)
+    before = runs.run("r")
+    assert runs.run("r") is before
+    shutil.rmtree(tmp_path / "r")
+    shutil.copytree(fsdp_run.path, tmp_path / "r", copy_function=shutil.copy)
+    assert runs.run("r").info.world_size == fsdp_run.info.world_size
+
+
+def test_a_folder_and_a_port_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not a folder"):
+        Runs(tmp_path / "none")
+    with Server({"/": lambda _: page("")}) as server, pytest.raises(ServeError, match="--port 0"):
+        Server({}, server.server_port)

@@ -1,0 +1,231 @@
+"""The runs below a folder, for a server: what there is, and each as a page that is sent in parts."""
+
+from __future__ import annotations
+
+import html
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from traces.compare import typical_step
+from traces.errors import RunError, TraceError
+from traces.info import RunInfo
+from traces.metrics import summarize
+from traces.opening import open_whole
+from traces.pack import Pack
+from traces.report import served_page
+from traces.report_document import Window, document, overview_document
+from traces.report_format import format_share, format_time, number
+from traces.report_words import layout_words, title
+from traces.run import Run
+from traces.serving import Answer, Route, document_answer, page
+from traces.timeline import MEMORY
+
+MOST_DEEP: Final = 4
+"""Folders below the one that is served in which runs are looked for."""
+
+MOST_RUNS: Final = 500
+"""Runs that the list shows."""
+
+WHOLE_SPANS: Final = 400_000
+"""Spans up to which a page gets a run at once; of a longer one it gets a step and some ranks."""
+
+WINDOW_CELLS: Final = 250_000
+"""Cells that a part of a long run holds: 6 MB, and more rows than a screen has."""
+
+SUMMED_BYTES: Final = 20_000_000
+"""Spans on disk up to which the list works out the figures of a run that does not say them itself."""
+
+KEPT: Final = 4
+"""Runs that stay open."""
+
+
+@dataclass(slots=True)
+class Runs:
+    """The runs below *root*.
+
+    Attributes:
+        root: the folder; nothing outside it is read.
+    """
+
+    root: Path
+    _open: dict[Path, tuple[int, Run]] = field(default_factory=dict)
+    _documents: dict[tuple[Any, ...], Answer] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()
+        if not self.root.is_dir():
+            raise RunError(f"{self.root} is not a folder of runs")
+
+    def routes(self) -> dict[str, Route]:
+        """Return the pages, by path."""
+        return {
+            "/": lambda _: page(self.listing()),
+            "/run": self._page,
+            "/document": self._document,
+            "/overview": self._overview,
+        }
+
+    def path_of(self, name: str) -> Path:
+        """Return the run that *name*, a path below the root, names.
+
+        Raises:
+            RunError: it lies elsewhere, or is no run.
+        """
+        path = (self.root / name.replace("\0", "")).resolve()
+        if "\0" in name or not path.is_relative_to(self.root) or not _is_run(path):
+            raise RunError(f"no run {name!r} here")
+        return path
+
+    def found(self) -> Iterator[Path]:
+        """Yield the runs, those changed last first."""
+        runs = [path for path in _below(self.root, MOST_DEEP) if path.is_relative_to(self.root)]
+        yield from sorted(runs, key=_changed, reverse=True)[:MOST_RUNS]
+
+    def run(self, name: str) -> Run:
+        """Return an open run; one that is still being written is opened anew when it has grown."""
+        path = self.path_of(name)
+        with self._lock:
+            changed, known = _changed(path), self._open.pop(path, None)
+            opened = known[1] if known and known[0] == changed else open_whole(str(path), partial=True)
+            self._open[path] = (changed, opened)
+            while len(self._open) > KEPT:
+                del self._open[next(iter(self._open))]
+            return opened
+
+    def listing(self) -> str:
+        """Return the page that lists the runs with their headlines."""
+        rows = "\n".join(_row(self, path) for path in self.found())
+        return _filled("runs.html", root=html.escape(str(self.root)), rows=rows or _NOTHING)
+
+    def _page(self, query: Mapping[str, str]) -> Answer:
+        path = self.path_of(query.get("run", ""))
+        return page(served_page(f"{path.name} - foretrace", "run", _BACK))
+
+    def _document(self, query: Mapping[str, str]) -> Answer:
+        return self._kept("document", query, self._built)
+
+    def _overview(self, query: Mapping[str, str]) -> Answer:
+        return self._kept("overview", query, _overview_of)
+
+    def _kept(self, what: str, query: Mapping[str, str], build: Any) -> Answer:
+        """Return the answer to *query*, worked out once for as long as the run does not change."""
+        try:
+            with self._lock:
+                run = self.run(query.get("run", ""))
+                other = self.run(query["other"]) if "other" in query else None
+                key = (what, id(run), id(other), query.get("pick"), query.get("step"))
+                if key not in self._documents:
+                    self._documents[key] = build(run, other, query)
+                    while len(self._documents) > 4 * KEPT:
+                        del self._documents[next(iter(self._documents))]
+                return self._documents[key]
+        except TraceError as error:
+            return document_answer({"error": str(error)})
+
+    def _built(self, run: Run, other: Run | None, query: Mapping[str, str]) -> Answer:
+        pack = Pack()
+        window = None
+        if other is None and n_spans(run) > WHOLE_SPANS:
+            step = _whole(query, "step", typical_step(run)[0])
+            window = Window(pick=_whole(query, "pick", 0), step=step, most_cells=WINDOW_CELLS)
+        contents = document(run, other, pack, window=window)
+        return document_answer({**contents, "columns": pack.columns}, pack.raw())
+
+
+def n_spans(run: Run) -> int:
+    """Return how many spans are stored."""
+    return sum(run.spans([rank], []).num_rows for rank in run.stored_ranks)
+
+
+def _overview_of(run: Run, _: Run | None, query: Mapping[str, str]) -> Answer:
+    pack = Pack()
+    contents = overview_document(run, _whole(query, "step", typical_step(run)[0]), pack)
+    return document_answer({**contents, "columns": pack.columns}, pack.raw())
+
+
+def _whole(query: Mapping[str, str], name: str, otherwise: int) -> int:
+    """Return a whole number of the query. Raises RunError if it is none."""
+    try:
+        return int(query.get(name, otherwise))
+    except ValueError:
+        raise RunError(f"{name}={query[name]!r}: a whole number") from None
+
+
+def _below(folder: Path, deep: int) -> Iterator[Path]:
+    """Yield the runs in *folder* and below; links are not followed."""
+    if _is_run(folder):
+        yield folder
+        return
+    if deep:
+        try:
+            inner = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        except OSError:  # a folder that may not be read holds nothing for us
+            return
+        for path in inner:
+            if path.is_dir() and not path.is_symlink():
+                yield from _below(path, deep - 1)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "run.json").is_file() or ((path / "ranks").is_dir() and (path / "spans").is_dir())
+
+
+def _changed(path: Path) -> int:
+    """Return when anything of a run was last written, in ns since 1970."""
+    parts = [path, path / "run.json", path / "spans", *(path / "spans").glob("*.arrows")]
+    return max((part.stat().st_mtime_ns for part in parts if part.exists()), default=0)
+
+
+def _row(runs: Runs, path: Path) -> str:
+    """Return the line of a run in the list."""
+    name = str(path.relative_to(runs.root))
+    try:
+        info = RunInfo.from_json((path / "run.json").read_text("utf-8"), name)
+        run = Run(name, info, (), MEMORY.empty_table(), ())
+        cells = [title(run), info.origin, layout_words(run), *_figures(runs, name, info)]
+    except (OSError, TraceError) as error:
+        cells = [f"cannot be read: {error}", "", "", "", "", ""]
+    when = datetime.fromtimestamp(_changed(path) / 1e9, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    link = f'<a href="/run?{html.escape(urlencode({"run": name}))}">{html.escape(name)}</a>'
+    check = f'<input type="checkbox" name="run" value="{html.escape(name)}" aria-label="compare">'
+    said = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*cells, when))
+    return f"<tr><td>{check}</td><th scope=row>{link}</th>{said}</tr>"
+
+
+def _figures(runs: Runs, name: str, info: RunInfo) -> list[str]:
+    """Return step time, computing share and MFU of a run, as far as they are known without long work."""
+    summary: Mapping[str, Any] = info.summary
+    size = sum(part.stat().st_size for part in (runs.root / name / "spans").glob("*"))
+    if number(summary.get("step_time_s")) is None and size <= SUMMED_BYTES:
+        summary = {**summarize(runs.run(name)), **{k: v for k, v in summary.items() if v is not None}}
+    step_s, mfu = number(summary.get("step_time_s")), number(summary.get("mfu"))
+    shares = summary.get("shares")
+    busy = number(shares.get("compute")) if isinstance(shares, Mapping) else None
+    return [
+        "–" if step_s is None else format_time(step_s),
+        "–" if busy is None else format_share(busy),
+        "–" if mfu is None else format_share(mfu),
+    ]
+
+
+def _filled(name: str, **parts: str) -> str:
+    """Return a page of the viewer with its parts filled in, in one pass."""
+    home = files("traces.viewer")
+    parts["style"] = (home / "style.css").read_text("utf-8")
+    text = (home / name).read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
+
+
+_BACK: Final = '<p class="help"><a href="/">all runs</a> · <a href="/plan">what if …</a></p>\n'
+_NOTHING: Final = (
+    "<tr><td></td><th>nothing here yet</th><td colspan=7>foretrace simulate … -o DIR/NAME, or "
+    "foretrace record -o DIR/NAME, then load this page again</td></tr>"
+)
