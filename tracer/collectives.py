@@ -100,10 +100,10 @@ class CollectiveHook:
         if operator.peer >= 0:
             peer = group.ranks[args[operator.peer]]
             pair = (session.rank, peer) if operator.kind == "send" else (peer, session.rank)
-            sequence = next(group.transfers[pair])
+            sequence = group.next_transfer(pair)
             at, block = session.transfer(operator.kind, tensor)
         else:
-            sequence = next(group.collectives)
+            sequence = group.next_collective()
         communication = Communication(
             kind=operator.kind,
             group=group,

@@ -36,8 +36,8 @@ class GroupInfo:
         ranks: global ranks in group order.
         on_gloo: whether tensors of the processor go through gloo.
         on_nccl: whether tensors of a GPU go through NCCL.
-        collectives: numbers of its collectives.
-        transfers: numbers of its p2p transfers, by (sender, receiver).
+        n_collectives: collectives that this rank has issued.
+        n_transfers: p2p transfers whose side this rank has issued, by (sender, receiver).
     """
 
     id: int
@@ -45,10 +45,24 @@ class GroupInfo:
     ranks: tuple[int, ...]
     on_gloo: bool = False
     on_nccl: bool = False
-    collectives: Iterator[int] = field(default_factory=itertools.count)
-    transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
+    n_collectives: int = 0
+    n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
+    _collectives: Iterator[int] = field(default_factory=itertools.count)
+    _transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
+
+    def next_collective(self) -> int:
+        """Return the number of the collective that is being issued, on whatever thread."""
+        sequence = next(self._collectives)
+        self.n_collectives = sequence + 1
+        return sequence
+
+    def next_transfer(self, pair: tuple[int, int]) -> int:
+        """Return the number of the transfer from one rank to the other that is being issued."""
+        sequence = next(self._transfers[pair])
+        self.n_transfers[pair] = sequence + 1
+        return sequence
 
 
 class Groups:
@@ -88,7 +102,11 @@ class Groups:
 
     def table(self) -> tuple[Group, ...]:
         """Return the groups as ``run.json`` stores them."""
-        return tuple(Group(id=g.id, axis=g.axis, ranks=g.ranks) for g in list(self._by_name.values()))
+        return tuple(Group(id=g.id, axis=g.axis, ranks=g.ranks) for g in self.known())
+
+    def known(self) -> list[GroupInfo]:
+        """Return the groups that this rank has used so far."""
+        return list(self._by_name.values())
 
     def _added(self, name: str, process_group: Any) -> GroupInfo:
         ranks = tuple(self._ranks_of(process_group))

@@ -184,7 +184,7 @@ def _note_uncaught(recording: Recording) -> None:
 
 def _awaits_group() -> bool:
     """Whether a launcher has started this process as one of several, and it has not joined them yet."""
-    from tracer.session import is_distributed
+    from tracer.process import is_distributed
 
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not is_distributed()
 
@@ -195,7 +195,7 @@ _n_recordings: list[int] = [0]
 
 def _joined() -> tuple[int, int, CommonClock]:
     """Return rank, world size and the common clock, found with all other ranks."""
-    from tracer.session import is_distributed
+    from tracer.process import is_distributed
 
     if not is_distributed():
         return 0, 1, CommonClock(now_ns())

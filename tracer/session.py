@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from tracer import internals
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
-from tracer.groups import Groups, deduced_layout
+from tracer.groups import deduced_layout
 from tracer.importing import Expectation
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
 from tracer.parallelism import MeshHook, data_parallel
+from tracer.pending import Pending
+from tracer.process import is_distributed, process_groups, versions
 from tracer.records import Block, Position
 from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
@@ -81,11 +81,19 @@ class Session:
         self._model: dict[str, Any] | None = None
         self._machine = describe_machine(world_size)
         self._written_state: object = None
-        self.groups = _groups(world_size)
+        self.groups = process_groups(world_size)
+        self._pending = Pending(
+            path,
+            rank,
+            self.groups,
+            clock.shift_ns,
+            under_way=lambda: self.sink.under_way(),  # noqa: PLW0108 - the sink is made below
+            step=lambda: self.position.step,
+        )
         self.sink = Sink(
             SpanWriter(path, rank),
             clock.shift_ns,
-            beside=self._write_sidecar,
+            beside=self._beside,
             failed=self._writing_failed,
             flush_s=flush_s,
         )
@@ -159,7 +167,7 @@ class Session:
         """Return what this rank knows about the run."""
         groups = self.groups.table()
         shown = Clock(offset_ns=self.clock.offset_ns, uncertainty_ns=self.clock.uncertainty_ns)
-        unfinished = {"communications that never ended": n} if (n := self.sink.n_unfinished) else {}
+        unfinished = {"communications that never ended": n} if (n := len(self.sink.left)) else {}
         return RunInfo(
             origin="recorded",
             name=self.name,
@@ -172,7 +180,7 @@ class Session:
             clock={self.rank: shown},
             warnings=tuple(self._warnings),
             dropped=unfinished,
-            versions=_versions(),
+            versions=versions(),
             started=self._started,
             finished=finished,
         )
@@ -188,9 +196,8 @@ class Session:
             self.completions.close()
         for hook in self._hooks:
             self._removed(hook)
-        if self.lane.device is not None:
-            _wait_for_device()
         self.sink.close()
+        self._tell_pending(last=True)
         self.memory.write(self.path, self.rank, self.clock.shift_ns)
         write_info(self.path, self.info(finished=True), self.rank)
 
@@ -234,6 +241,21 @@ class Session:
         self.pipeline = PipelineHook(self)
         self._hooks.append(self.pipeline)
 
+    def _beside(self) -> None:
+        """What the writing thread does after each batch."""
+        self._write_sidecar()
+        self._tell_pending(last=False)
+
+    def _tell_pending(self, *, last: bool) -> None:
+        """Tell what is under way, for whoever looks at a training that hangs."""
+        try:
+            if last:
+                self._pending.close(self.sink.left)
+            else:
+                self._pending.update()
+        except Exception as error:  # the spans are worth more
+            self.warn(f"what is under way not written: {error}")
+
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
         state = (self.groups.n_changes, len(self._warnings), len(self._job), len(str(self._model)))
@@ -253,45 +275,3 @@ class Session:
         """In a forked child, as of a data loader: it has no writer, and records nothing."""
         self.is_closed = True
         self._disabled.update(HOOKS)
-
-
-def is_distributed() -> bool:
-    """Whether this process has joined a process group."""
-    if "torch.distributed" not in sys.modules:
-        return False
-    import torch.distributed as dist
-
-    return bool(dist.is_available() and dist.is_initialized())
-
-
-def _groups(world_size: int) -> Groups:
-    """Return the table of process groups, which asks torch about each."""
-
-    def backend_of(group: Any) -> str:
-        from torch.distributed import get_backend_config
-
-        return str(get_backend_config(group))
-
-    def ranks_of(group: Any) -> list[int]:
-        from torch.distributed import get_process_group_ranks
-
-        return [int(rank) for rank in get_process_group_ranks(group)]
-
-    return Groups(world_size, backend_of, ranks_of)
-
-
-def _wait_for_device() -> None:
-    import torch
-
-    torch.cuda.synchronize()
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of what made the run."""
-    import torch
-
-    try:
-        own = version("foretrace")
-    except PackageNotFoundError:  # run from a checkout
-        own = "unknown"
-    return {"foretrace": own, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -8,6 +8,7 @@ overlaps nothing, and appends a batch to the span file: a process that is killed
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -15,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tracer.records import Communication, Segment, StepWindow
-from tracer.stamps import Resolver, settled
+from tracer.stamps import CudaStamp, Resolver, settled
 from tracer.streams import Streams
 from traces.timeline import TIMELINE
 from traces.writer import SpanWriter
@@ -29,6 +30,9 @@ overhead of calling a module, some microseconds each."""
 
 MAX_BEHIND: Final = 1024
 """Communications that may wait behind one that does not end, before that one is given up."""
+
+DEVICE_S: Final = 5.0
+"""How long the end of a recording waits for a device, which is through with its work as a rule."""
 
 COLUMNS: Final = (
     "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer", "stage",
@@ -49,6 +53,9 @@ class Sink:
         beside: called after each batch, on the writing thread; must not raise.
         failed: called with an error that ended the writing.
         flush_s: seconds between two batches.
+
+    Attributes:
+        left: communications that were given up, or had not ended when the recording did.
     """
 
     def __init__(
@@ -60,7 +67,7 @@ class Sink:
         failed: Callable[[Exception], None],
         flush_s: float = FLUSH_S,
     ) -> None:
-        self.n_unfinished = 0
+        self.left: list[Communication] = []
         self._writer = writer
         self._shift_ns = shift_ns
         self._beside = beside
@@ -79,6 +86,11 @@ class Sink:
         """Hand over one record; a communication as soon as it is issued."""
         self._records.append(record)
 
+    def under_way(self) -> Iterator[Communication]:
+        """Yield what has been issued and is not written yet, oldest first; for the writing thread."""
+        yield from self._communications
+        yield from (record for record in list(self._records) if isinstance(record, Communication))
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Write what is left and finish the file."""
         self._stopping.set()
@@ -87,6 +99,7 @@ class Sink:
             self._failed(TimeoutError(f"a batch was not written within {timeout_s:.0f} s"))
             return
         try:
+            self._follow_device()
             self._flush(last=True)
             self._writer.close()
         except Exception as error:  # a full disk must not end the training
@@ -101,6 +114,17 @@ class Sink:
                 return
             self._beside()
 
+    def _follow_device(self) -> None:
+        """Give a device some time to come to the last stamps; it may hang in a collective, we may not."""
+        until = time.monotonic() + DEVICE_S
+        while time.monotonic() < until:
+            self._flush(last=False)
+            stamps = [stamp for one in self.under_way() for stamp in (one.start, one.end)]
+            stamps += [record.end for record in list(self._records) if not isinstance(record, Communication)]
+            if all(settled(stamp) for stamp in stamps if isinstance(stamp, CudaStamp)):
+                return
+            time.sleep(0.01)
+
     def _flush(self, *, last: bool) -> None:
         rows = [*self._compute_rows(last=last), *self._communication_rows(last=last)]
         if rows:
@@ -113,8 +137,9 @@ class Sink:
             record = records[0]
             if isinstance(record, Communication):
                 self._communications.append(record)
-            elif not last and not settled(record.start, record.end):
-                return
+            elif not settled(record.start, record.end):
+                if not last:
+                    return  # on a device that never came to it: neither did the training
             else:
                 start_ns, end_ns = ns(record.start), ns(record.end)
                 if isinstance(record, StepWindow):
@@ -128,10 +153,10 @@ class Sink:
         queue, ns = self._communications, self._resolver.ns
         while queue:
             communication = queue[0]
-            if communication.end is None and (last or len(queue) > MAX_BEHIND):
-                self.n_unfinished += 1
-            elif not last and not settled(communication.start, communication.end):
-                return
+            if not settled(communication.start, communication.end):
+                if not (last or len(queue) > MAX_BEHIND):
+                    return
+                self.left.append(communication)
             elif communication.end is not None:
                 issued_ns, end_ns = ns(communication.start), ns(communication.end)
                 stream, start_ns = self._streams.place(communication, issued_ns, end_ns)

@@ -1,0 +1,46 @@
+"""What a process says of itself: whether it is one of several, its process groups, what it runs on."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tracer.groups import Groups
+
+
+def is_distributed() -> bool:
+    """Whether this process has joined a process group."""
+    if "torch.distributed" not in sys.modules:
+        return False
+    import torch.distributed as dist
+
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def process_groups(world_size: int) -> Groups:
+    """Return the table of process groups, which asks torch about each."""
+
+    def backend_of(group: Any) -> str:
+        from torch.distributed import get_backend_config
+
+        return str(get_backend_config(group))
+
+    def ranks_of(group: Any) -> list[int]:
+        from torch.distributed import get_process_group_ranks
+
+        return [int(rank) for rank in get_process_group_ranks(group)]
+
+    return Groups(world_size, backend_of, ranks_of)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what made the run."""
+    import torch
+
+    try:
+        own = version("foretrace")
+    except PackageNotFoundError:  # run from a checkout
+        own = "unknown"
+    return {"foretrace": own, "torch": str(torch.__version__), "python": platform.python_version()}
