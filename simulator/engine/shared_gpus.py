@@ -1,4 +1,7 @@
-"""GPUs that compute and communicate at once, or throttle, on numba: ``gpus.py`` over arrays."""
+"""GPUs that compute and communicate at once, or throttle, on numba: ``gpus.py`` over arrays.
+
+The state is kept in few arrays, by column, because numba counts the users of every array that it hands on.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from simulator.engine import slowdown
-from simulator.engine.fair import Floats
-from simulator.program import Int32Array, Int64Array, Program
+from simulator.program import Int64Array, Program
+
+RANK, STREAM, BOUND, SINCE, DUE = range(5)
+"""Columns of ``Gpus.of_task``."""
+
+LEFT, PACE = range(2)
+"""Columns of ``Gpus.progress``."""
+
+PROCESSORS, MEMORY = range(2)
+"""Columns of ``Gpus.takes`` and ``Gpus.taken``."""
 
 NOBODY: Final = -1
 """Stands where no task computes."""
@@ -21,89 +32,85 @@ class Gpus(NamedTuple):
     """State of all GPUs, and of the tasks that compute on them.
 
     Attributes:
-        rank, stream: of each task.
-        bound: share of its time that is bound by memory, in parts per million; -1 if nothing slows it.
-        processors, memory: what each communication takes of a GPU, in parts per million.
-        taken: by rank, what communications take of its processors and memory; shape ``(n_ranks, 2)``.
-        factor: by rank, how many times as long everything takes there.
-        computing: by rank and stream, the task that computes, or ``NOBODY``.
-        left_ns, since_ns, pace: of a task that computes, what was left of it alone, when, and how many times
-            as long it takes since then.
-        due_ns: when each task ends as far as is known.
+        of_task: rank, stream, share of its time that is bound by memory in parts per million (-1 if nothing
+            slows it), when its pace changed last, when it ends as far as is known; shape ``(n_tasks, 5)``.
+        progress: what was left of it alone in ns when its pace changed last, and how many times as long it
+            takes since then; shape ``(n_tasks, 2)``.
+        takes: what each communication takes of a GPU's processors and memory bandwidth, in parts per million;
+            shape ``(n_instances, 2)``.
+        taken: the same of all that are on a GPU; shape ``(n_ranks, 2)``.
+        factor: how many times as long everything takes on a rank; shape ``(n_ranks,)``.
+        computing: the task that computes, or ``NOBODY``; shape ``(n_ranks, n_streams)``.
     """
 
-    rank: Int32Array
-    stream: Int32Array
-    bound: Int32Array
-    processors: Int64Array
-    memory: Int64Array
+    of_task: NDArray[np.int64]
+    progress: NDArray[np.float64]
+    takes: NDArray[np.int64]
     taken: NDArray[np.int64]
-    factor: Floats
+    factor: NDArray[np.float64]
     computing: NDArray[np.int64]
-    left_ns: Floats
-    since_ns: Int64Array
-    pace: Floats
-    due_ns: Int64Array
 
 
 def gpus_of(program: Program, n_ranks: int) -> Gpus:
     """Return the GPUs of *program* before it runs."""
-    n = program.n_tasks
-    taken = np.array([(t.processors, t.memory) for t in program.transfers], np.int64).reshape(-1, 2)
-    of_instance = taken[program.instance_transfer]
+    zeros = np.zeros(program.n_tasks, np.int64)
+    takes = np.array([(t.processors, t.memory) for t in program.transfers], np.int64).reshape(-1, 2)
     return Gpus(
-        rank=program.rank,
-        stream=program.stream,
-        bound=program.slowed,
-        processors=of_instance[:, 0].copy(),
-        memory=of_instance[:, 1].copy(),
+        of_task=np.stack([program.rank, program.stream, program.slowed, zeros, zeros], axis=1).astype(
+            np.int64
+        ),
+        progress=np.zeros((program.n_tasks, 2)),
+        takes=takes[program.instance_transfer],
         taken=np.zeros((n_ranks, 2), np.int64),
         factor=np.ones(n_ranks),
         computing=np.full((n_ranks, len(program.streams)), NOBODY, np.int64),
-        left_ns=np.zeros(n),
-        since_ns=np.zeros(n, np.int64),
-        pace=np.ones(n),
-        due_ns=np.zeros(n, np.int64),
     )
 
 
 def begin_computing(task: int, now: int, duration_ns: int, gpus: Gpus, heap: list[tuple[int, int]]) -> None:
     """Let *task* compute, which takes *duration_ns* on a GPU that does nothing else."""
-    rank, bound = gpus.rank[task], gpus.bound[task]
-    gpus.due_ns[task] = now + duration_ns
-    if bound >= 0 and duration_ns > 0:
-        pace = gpus.factor[rank] * _slowdown(bound, gpus.taken[rank, 0], gpus.taken[rank, 1])
-        gpus.left_ns[task], gpus.since_ns[task], gpus.pace[task] = duration_ns, now, pace
-        gpus.due_ns[task] = _due(now, float(duration_ns), pace)
-        gpus.computing[rank, gpus.stream[task]] = task
-    heappush(heap, (gpus.due_ns[task], task))
+    one = gpus.of_task[task]
+    one[DUE] = now + duration_ns
+    if one[BOUND] >= 0 and duration_ns > 0:
+        rank = one[RANK]
+        pace = gpus.factor[rank] * _slowdown(
+            one[BOUND], gpus.taken[rank, PROCESSORS], gpus.taken[rank, MEMORY]
+        )
+        gpus.progress[task, LEFT], gpus.progress[task, PACE] = duration_ns, pace
+        one[SINCE], one[DUE] = now, _due(now, float(duration_ns), pace)
+        gpus.computing[rank, one[STREAM]] = task
+    heappush(heap, (one[DUE], task))
 
 
 def note(rank: int, now: int, gpus: Gpus, heap: list[tuple[int, int]]) -> None:
     """Work out anew when the tasks that compute on *rank* end."""
     for task in gpus.computing[rank]:
-        if task == NOBODY or now >= gpus.due_ns[task]:
+        if task == NOBODY or now >= gpus.of_task[task, DUE]:
             continue
-        gpus.left_ns[task] -= (now - gpus.since_ns[task]) / gpus.pace[task]
-        pace = gpus.factor[rank] * _slowdown(gpus.bound[task], gpus.taken[rank, 0], gpus.taken[rank, 1])
-        gpus.since_ns[task], gpus.pace[task] = now, pace
-        gpus.due_ns[task] = _due(now, gpus.left_ns[task], pace)
-        heappush(heap, (gpus.due_ns[task], task))
+        one, progress = gpus.of_task[task], gpus.progress[task]
+        progress[LEFT] -= (now - one[SINCE]) / progress[PACE]
+        progress[PACE] = gpus.factor[rank] * _slowdown(
+            one[BOUND], gpus.taken[rank, PROCESSORS], gpus.taken[rank, MEMORY]
+        )
+        one[SINCE], one[DUE] = now, _due(now, progress[LEFT], progress[PACE])
+        heappush(heap, (one[DUE], task))
 
 
 def hold_processors(task: int, meeting: int, now: int, gpus: Gpus, heap: list[tuple[int, int]]) -> None:
     """Let the kernels of communication *meeting* hold processors of the GPU of *task*."""
-    if gpus.processors[meeting]:
-        gpus.taken[gpus.rank[task], 0] += gpus.processors[meeting]
-        _note(gpus.rank[task], now, gpus, heap)
+    if gpus.takes[meeting, PROCESSORS]:
+        rank = gpus.of_task[task, RANK]
+        gpus.taken[rank, PROCESSORS] += gpus.takes[meeting, PROCESSORS]
+        _note(rank, now, gpus, heap)
 
 
 def take_memory(members: Int64Array, meeting: int, now: int, gpus: Gpus, heap: list[tuple[int, int]]) -> None:
     """Let the bytes of *meeting* take memory bandwidth of all its *members*."""
-    if gpus.memory[meeting]:
+    if gpus.takes[meeting, MEMORY]:
         for task in members:
-            gpus.taken[gpus.rank[task], 1] += gpus.memory[meeting]
-            _note(gpus.rank[task], now, gpus, heap)
+            rank = gpus.of_task[task, RANK]
+            gpus.taken[rank, MEMORY] += gpus.takes[meeting, MEMORY]
+            _note(rank, now, gpus, heap)
 
 
 def give_back(
@@ -112,10 +119,11 @@ def give_back(
     """Take back what the communications among the tasks *ended* hold of their GPUs."""
     for task in ended:
         meeting = instance[task]
-        if meeting >= 0 and (gpus.processors[meeting] or gpus.memory[meeting]):
-            gpus.taken[gpus.rank[task], 0] -= gpus.processors[meeting]
-            gpus.taken[gpus.rank[task], 1] -= gpus.memory[meeting]
-            _note(gpus.rank[task], now, gpus, heap)
+        if meeting >= 0 and (gpus.takes[meeting, PROCESSORS] or gpus.takes[meeting, MEMORY]):
+            rank = gpus.of_task[task, RANK]
+            gpus.taken[rank, PROCESSORS] -= gpus.takes[meeting, PROCESSORS]
+            gpus.taken[rank, MEMORY] -= gpus.takes[meeting, MEMORY]
+            _note(rank, now, gpus, heap)
 
 
 def set_factor(rank: int, factor: float, now: int, gpus: Gpus, heap: list[tuple[int, int]]) -> None:

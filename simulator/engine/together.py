@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from simulator.engine.arrays import NEVER
 from simulator.engine.arrays import csr as _csr
@@ -26,7 +27,7 @@ from simulator.engine.fair import Floats, Ways
 from simulator.engine.fair import move as _move
 from simulator.engine.fair import next_end as _next_end
 from simulator.engine.fair import share as _share
-from simulator.engine.shared_gpus import Gpus, gpus_of
+from simulator.engine.shared_gpus import DUE, Gpus, gpus_of
 from simulator.engine.shared_gpus import compute as _compute
 from simulator.engine.shared_gpus import end_kernels as _end_kernels
 from simulator.engine.shared_gpus import launch as _launch
@@ -111,7 +112,7 @@ def begin(
     now: int,
     meetings: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
     costs: tuple[Int64Array, Int64Array, Floats, Int64Array],
-    on: tuple[Gpus, Heap],
+    on: tuple[Gpus, Heap, bool],
 ) -> None:
     """Start *tasks*: put on the heap when those that compute end, and when bytes of full meetings set off.
 
@@ -119,16 +120,19 @@ def begin(
     """
     instance, missing, member_start, member = meetings
     duration_ns, latency_ns, wire_ns, ways = costs
-    gpus, heap = on
+    gpus, heap, shares = on
     for task in tasks:
         meeting = instance[task]
         if meeting < 0:
             _compute(task, now, duration_ns[task], gpus, heap)
             continue
-        _launch(task, meeting, now, gpus, heap)
+        if shares:
+            _launch(task, meeting, now, gpus, heap)
         missing[meeting] -= 1
         if missing[meeting] == 0:
-            _start_moving(member[member_start[meeting] : member_start[meeting + 1]], meeting, now, gpus, heap)
+            if shares:
+                members = member[member_start[meeting] : member_start[meeting + 1]]
+                _start_moving(members, meeting, now, gpus, heap)
             due = now + latency_ns[meeting]
             if ways[meeting] == ways[meeting + 1]:
                 due += np.int64(wire_ns[meeting])
@@ -153,7 +157,7 @@ def release(
 def due_now(
     now: int,
     counts: tuple[int, int],
-    known: tuple[Int64Array, Int64Array, Int64Array],
+    known: tuple[Int64Array, NDArray[np.int64], Int64Array],
     found: tuple[Int64Array, Int64Array, Int64Array],
     heap: Heap,
 ) -> tuple[int, int, int, int]:
@@ -163,13 +167,13 @@ def due_now(
     whose bytes arrive and the changes; the last two in one array, from its two ends.
     """
     n, m = counts
-    ways, due_ns, end_ns = known
+    ways, of_task, end_ns = known
     ended, fresh, others = found
     n_ended = n_fresh = n_met = n_changed = 0
     while heap and heap[0][0] == now:
         code = heappop(heap)[1]
         if code < n:
-            if due_ns[code] == now and end_ns[code] == NEVER:
+            if of_task[code, DUE] == now and end_ns[code] == NEVER:
                 end_ns[code] = now
                 ended[n_ended] = code
                 n_ended += 1
@@ -235,6 +239,7 @@ def _clock(
     first = np.flatnonzero(waits == 0)
     free[: len(first)] = first
     n_free = len(first)
+    shares = gpus.takes.any()
     heap = [(change_ns, np.int64(n + m + at)) for at, change_ns in enumerate(changes[0])]
     heap.append((np.int64(0), np.int64(n)))  # for its type
     heap.pop()
@@ -247,15 +252,17 @@ def _clock(
             now,
             (instance, missing, member_start, member),
             (duration_ns, latency_ns, wire_ns, ways[0]),
-            (gpus, heap),
+            (gpus, heap, shares),
         )
         if not heap and arrival_ns == NEVER:
             return start_ns, end_ns
         now = min(heap[0][0] if heap else arrival_ns, arrival_ns if arrival_ns != NEVER else heap[0][0])
         n_ended, n_fresh, n_met, n_changed = _due_now(
-            now, (n, m), (ways[0], gpus.due_ns, end_ns), (ended, fresh, others), heap
+            now, (n, m), (ways[0], gpus.of_task, end_ns), (ended, fresh, others), heap
         )
-        rewired = _apply(others[len(others) - n_changed :][::-1], changes, now, capacity, (gpus, heap))
+        rewired = False
+        if n_changed:
+            rewired = _apply(others[len(others) - n_changed :][::-1], changes, now, capacity, (gpus, heap))
         if n_fresh or rewired or arrival_ns == now:
             n_active, n_arrived = _move(active, n_active, now - moved_ns, left_ns, rate)
             moved_ns = now
@@ -270,12 +277,14 @@ def _clock(
             ended[n_ended : n_ended + len(members)] = members
             n_ended += len(members)
         end_ns[ended[:n_ended]] = now
-        _end_kernels(ended[:n_ended], instance, now, gpus, heap)
+        if shares:
+            _end_kernels(ended[:n_ended], instance, now, gpus, heap)
         n_free = _release(ended[:n_ended], (next_start, following), waits, free)
 
 
 _jit: Final[Any] = njit(cache=True)
-_begin: Final[Any] = _jit(begin)
+_begin: Final[Any] = njit(cache=True, inline="always")(begin)
+"""``begin``, written into the pass: to hand on all these arrays took as long as what is done with them."""
 _release: Final[Any] = _jit(release)
 _due_now: Final[Any] = _jit(due_now)
 _apply: Final[Any] = _jit(apply)
