@@ -24,6 +24,7 @@ STREAMS: Final = (
         for what in ("activations", "gradients")
         for where in ("next", "prev")
     ),
+    "copy",
 )
 """In-order queues of a rank. One per axis: NCCL runs the collectives of a communicator in order.
 
@@ -35,6 +36,7 @@ same order, and a message that nobody takes yet must not hold up another.
 COMPUTE: Final = STREAMS.index("compute")
 DP: Final = STREAMS.index("dp")
 HOST: Final = STREAMS.index("host")
+COPY: Final = STREAMS.index("copy")
 
 
 class Task(NamedTuple):
