@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from simulator.errors import ModelError
-from simulator.hf_config import Config
+from simulator.hf_config import Config, Shape
+from simulator.hf_experts import EXPERTS
+from simulator.hf_llama import llama, qwen3
 from simulator.model import Model
 
 
@@ -24,7 +26,9 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
     Raises:
         ModelError: the architecture is unknown, or a key is missing or of the wrong type.
     """
-    kind = config.get("model_type")
+    kind, text = config.get("model_type"), config.get("text_config")
+    if kind not in READERS and isinstance(text, Mapping):  # a model that sees: its language model
+        return model_from_config({"_name_or_path": config.get("_name_or_path"), **text}, where=where)
     if kind is None:
         raise ModelError(f"{where}: missing key 'model_type'; not a Hugging Face config of a language model")
     if not isinstance(kind, str) or kind not in READERS:
@@ -36,59 +40,18 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
     return Model(name=str(name), source=f"{where} ({kind})", **shape)  # type: ignore[arg-type]  # keys are Model's
 
 
-Shape = dict[str, int | bool | str]
-
-
-def _llama(config: Config) -> Shape:
-    """Llama 1 to 3, and what all of its descendants share."""
-    heads = config.integer("num_attention_heads")
-    hidden = config.integer("hidden_size")
-    attention_bias = config.flag("attention_bias", default=False)
-    return {
-        "n_layers": config.integer("num_hidden_layers"),
-        "hidden": hidden,
-        "n_heads": heads,
-        "n_kv_heads": config.integer("num_key_value_heads", heads),
-        "head_dim": config.integer("head_dim", hidden // max(heads, 1)),
-        "ffn_hidden": config.integer("intermediate_size"),
-        "vocab": config.integer("vocab_size"),
-        "tied_embeddings": config.flag("tie_word_embeddings", default=False),
-        "qkv_bias": attention_bias,
-        "proj_bias": attention_bias,
-        "mlp_bias": config.flag("mlp_bias", default=False),
-        "dropout": config.number("attention_dropout", 0.0) > 0,
-    }
-
-
-def _mixtral(config: Config) -> Shape:
-    return {
-        **_llama(config),
-        "n_experts": config.integer("num_local_experts"),
-        "top_k": config.integer("num_experts_per_tok"),
-        "moe_ffn_hidden": config.integer("intermediate_size"),
-    }
+def _phi3(config: Config) -> Shape:
+    """Phi-3 and Phi-4."""
+    return {**llama(config), "window": config.integer("sliding_window", 0)}
 
 
 def _qwen2(config: Config) -> Shape:
-    return {**_llama(config), "qkv_bias": True, "proj_bias": False}
-
-
-def _qwen3(config: Config) -> Shape:
-    return {**_llama(config), "head_dim": config.integer("head_dim", 128), "qk_norm": True}
-
-
-def _qwen3_moe(config: Config) -> Shape:
-    return {
-        **_qwen3(config),
-        "n_experts": config.integer("num_experts"),
-        "top_k": config.integer("num_experts_per_tok"),
-        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
-    }
+    return {**llama(config), "qkv_bias": True, "proj_bias": False}
 
 
 def _gemma(config: Config) -> Shape:
     return {
-        **_llama(config),
+        **llama(config),
         "head_dim": config.integer("head_dim", 256),
         "tied_embeddings": config.flag("tie_word_embeddings", default=True),
     }
@@ -136,13 +99,13 @@ def _gemma3_text(config: Config) -> Shape:
 
 
 def _mistral(config: Config) -> Shape:
-    return {**_llama(config), "window": config.integer("sliding_window", 0)}
+    return {**llama(config), "window": config.integer("sliding_window", 0)}
 
 
 def _cohere(config: Config) -> Shape:
     """Command R: one layer norm without bias for both blocks, tied embeddings."""
     return {
-        **_llama(config),
+        **llama(config),
         "tied_embeddings": config.flag("tie_word_embeddings", default=True),
         "norm": "layernorm",
         "norm_bias": False,
@@ -153,7 +116,7 @@ def _cohere(config: Config) -> Shape:
 
 def _nemotron(config: Config) -> Shape:
     """Nemotron-4 and Minitron: squared ReLU, layer norms."""
-    return {**_llama(config), "gated": False, "norm": "layernorm"}
+    return {**llama(config), "gated": False, "norm": "layernorm"}
 
 
 def _gpt_neox(config: Config) -> Shape:
@@ -248,43 +211,24 @@ def _bert(config: Config) -> Shape:
     }
 
 
-def _deepseek_v3(config: Config) -> Shape:
-    """DeepSeek-V3; its multi-token-prediction layer is not part of the model here."""
-    nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-    return {
-        **_llama(config),
-        "head_dim": nope_dim + rope_dim,
-        "n_experts": config.integer("n_routed_experts"),
-        "top_k": config.integer("num_experts_per_tok"),
-        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
-        "n_shared_experts": config.integer("n_shared_experts"),
-        "n_dense_layers": config.integer("first_k_dense_replace"),
-        "kv_lora_rank": config.integer("kv_lora_rank"),
-        "q_lora_rank": config.integer("q_lora_rank", 0),
-        "rope_head_dim": rope_dim,
-        "v_head_dim": config.integer("v_head_dim"),
-    }
-
-
 READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
+        **EXPERTS,
         "bert": _bert,
         "bloom": _bloom,
         "cohere": _cohere,
-        "deepseek_v3": _deepseek_v3,
         "falcon": _falcon,
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3_text": _gemma3_text,
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,
-        "llama": _llama,
+        "llama": llama,
         "mistral": _mistral,
-        "mixtral": _mixtral,
         "nemotron": _nemotron,
+        "phi3": _phi3,
         "qwen2": _qwen2,
-        "qwen3": _qwen3,
-        "qwen3_moe": _qwen3_moe,
+        "qwen3": qwen3,
     }
 )
 """Reader of each supported ``model_type``."""

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from simulator.errors import ModelError
 
+Shape = dict[str, int | bool | str]
+"""Fields of a model, by name."""
+
 
 class Config:
     """A config file whose keys are asked for by name and type."""
@@ -33,6 +36,15 @@ class Config:
         if not isinstance(value, bool):
             raise ModelError(f"{self._where}: {key}={value!r}: true or false is needed")
         return value
+
+    def within(self, key: str) -> Config:
+        """Return the object under *key*."""
+        value = self._values.get(key)
+        if value is None:
+            raise ModelError(f"{self._where}: missing key {key!r}")
+        if not isinstance(value, Mapping):
+            raise ModelError(f"{self._where}: {key}={value!r}: an object is needed")
+        return Config(value, f"{self._where}: {key}")
 
     def number(self, key: str, default: float) -> float:
         """Return a number; ``null`` and a missing key give *default*."""

@@ -65,12 +65,11 @@ class Job:
         capacity_factor: tokens that every expert computes over their even share, padded or cut to that; 0:
             as many as come.
         expert_imbalance: standard deviation over mean of the tokens that come to an expert; 0: evenly.
-        offload: what lives in the memory of the host between uses, one of ``OFFLOADS``. Memory knows of it,
-            time does not yet.
+        offload: what lives in the memory of the host between uses, one of ``OFFLOADS``.
         shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
             them. Fewer is HSDP: copies are replicated.
         lora_rank: rank of the adapters on every matrix of a layer, whose base weights are frozen; 0 means
-            that everything is trained. Memory knows of it, time does not yet.
+            that everything is trained.
         quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
         placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
         nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.

@@ -33,6 +33,33 @@ PUBLISHED = {
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "qwen2.5-7b": 7_615_616_512,
+    "bert-base": 109_482_240,
+    "dbrx": 131_596_523_520,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v2-lite": 15_706_484_224,
+    "gemma-2b": 2_506_172_416,
+    "gemma3-1b": 999_885_952,
+    "gemma3-27b": 27_009_346_304,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mixtral-8x22b": 140_620_634_112,
+    "phi3-mini": 3_821_079_552,
+    "phi4": 14_659_507_200,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     # 671,026,419,200 with the router's 58 x 256 correction biases, which are not trained by gradient
@@ -46,7 +73,15 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("mixtral-8x7b", 12.88), ("deepseek-v3", 37.55), ("qwen3-30b-a3b", 3.35)]
+    ("name", "billions"),
+    [
+        ("mixtral-8x7b", 12.88),
+        ("deepseek-v3", 37.55),
+        ("qwen3-30b-a3b", 3.35),
+        ("qwen3-235b-a22b", 22.19),
+        ("dbrx", 36.47),
+        ("gpt-oss-120b", 5.71),
+    ],
 )
 def test_active_parameters(name: str, billions: float) -> None:
     assert load_model(name).n_active_params / 1e9 == pytest.approx(billions, abs=0.005)

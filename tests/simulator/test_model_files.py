@@ -92,6 +92,52 @@ CONFIGS: dict[str, dict[str, object]] = {
         "v_head_dim": 128,
         "vocab_size": 129280,
     },
+    "deepseek_v2": {
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_hidden_layers": 27,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 102400,
+    },
+    "dbrx": {
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    },
+    "gpt_oss": {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_hidden_layers": 24,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "vocab_size": 201088,
+    },
+    "phi3": {
+        "hidden_size": 5120,
+        "intermediate_size": 17920,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 10,
+        "num_hidden_layers": 40,
+        "vocab_size": 100352,
+    },
     "bert": {
         "hidden_size": 768,
         "intermediate_size": 3072,
@@ -114,6 +160,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         "num_attention_heads": 4,
         "num_hidden_layers": 26,
         "num_key_value_heads": 1,
+        "sliding_window": 512,
         "vocab_size": 262144,
     },
     "gpt_neox": {
@@ -150,6 +197,10 @@ PARAMS = {
     "gemma3_text": 999_885_952,
     "gpt_neox": 20_554_567_680,
     "nemotron": 15_628_775_424,
+    "deepseek_v2": 15_706_484_224,
+    "dbrx": 131_596_523_520,
+    "gpt_oss": 20_914_757_184,
+    "phi3": 14_659_507_200,
 }
 SAME_AS = {
     "llama": "llama3-8b",
@@ -165,6 +216,14 @@ SAME_AS = {
     "gemma2": "gemma2-9b",
     "gpt_neox": "gpt-neox-20b",
     "nemotron": "nemotron4-15b",
+    "deepseek_v2": "deepseek-v2-lite",
+    "dbrx": "dbrx",
+    "gpt_oss": "gpt-oss-20b",
+    "phi3": "phi4",
+    "bert": "bert-base",
+    "gpt2": "gpt2",
+    "gemma": "gemma-2b",
+    "gemma3_text": "gemma3-1b",
 }
 DEFAULTED = {"num_key_value_heads", "tie_word_embeddings", "head_dim", "sliding_window", "q_lora_rank"}
 
@@ -216,6 +275,17 @@ def test_a_config_that_is_wrong_is_one_clear_error(given: dict[str, object], wor
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_sees_counts_as_its_language_model() -> None:
+    config = {"model_type": "gemma3", "text_config": {**CONFIGS["gemma3_text"], "model_type": "gemma3_text"}}
+    assert model_from_config(config).n_params == PARAMS["gemma3_text"]
+
+
+def test_an_object_within_a_config_is_asked_for_by_name() -> None:
+    flat = config("dbrx") | {"attn_config": 8}
+    with pytest.raises(ModelError, match="attn_config=8: an object"):
+        model_from_config(flat)
+
+
 def test_a_config_is_found_in_its_directory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA3_8B))
     assert load_model(tmp_path) == load_model(tmp_path / "config.json")
@@ -229,7 +299,7 @@ def test_a_file_that_is_no_config_is_one_clear_error(tmp_path: Path, text: str) 
         load_model(path)
 
 
-@pytest.mark.parametrize(("name", "near"), [("llama-3-70b", "llama3-70b"), ("gpt4", ", ".join(names()))])
+@pytest.mark.parametrize(("name", "near"), [("llama-3-70b", "llama3-70b"), ("zzz", ", ".join(names()))])
 def test_an_unknown_name_lists_near_ones(name: str, near: str) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(name)

@@ -1,0 +1,126 @@
+"""Adapters and offloading on the clock: what is frozen is not computed, what is elsewhere has to travel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulator.activations import kept_bytes
+from simulator.build import build, job_groups
+from simulator.build_offload import HOST_ADAM_PARAMS_PER_S
+from simulator.build_stages import units_by_stage
+from simulator.compute import ComputeModel
+from simulator.job import OFFLOADS, Job
+from simulator.models import load_model
+from simulator.network import Network
+from simulator.ops import Op
+from simulator.program_builder import COPY, HOST
+from simulator.rank_memory import rank_memories
+from simulator.simulate import simulate
+from simulator.states import sharding_units
+from simulator.workload import embedding_block, head_block, layer_blocks
+from simulator.workload_lora import NF4_BITS
+from topologies.catalog import load_cluster
+from traces.layout import Layout
+
+LLAMA = replace(load_model("llama2-7b"), n_layers=4)
+EIGHT = Layout(dp=8)
+
+
+def job(layout: Layout = EIGHT, **settings: Any) -> Job:
+    found = {"global_batch": 2 * layout.dp, "seq_len": 2048, "sharding": "zero3", **settings}
+    cluster = load_cluster("dgx-a100", layout.world_size)
+    return Job(**{"model": LLAMA, "cluster": cluster, "layout": layout, **found})
+
+
+def ops(some: Job, phase: str) -> list[Op]:
+    blocks = [embedding_block(some), *layer_blocks(some, 0), head_block(some)]
+    return [op for block in blocks for op in block.phases[phase] if isinstance(op, Op)]
+
+
+def busy_ns(some: Job, stream: int) -> int:
+    """Time of rank 0 on a stream of its program."""
+    network = Network(some.cluster)
+    groups = job_groups(some)
+    program = build(some, network, ComputeModel(some.cluster.device, "bf16"), groups=groups)
+    own = (program.rank == 0) & (program.stream == stream)
+    return int(program.duration_ns[own].sum())
+
+
+def step_s(some: Job) -> float:
+    return float(simulate(some).summary["step_time_s"])
+
+
+def test_a_frozen_matrix_has_no_weight_gradient_but_its_adapter_has() -> None:
+    names = [op.name for op in ops(job(lora_rank=16), "backward") if op.name.endswith("wgrad")]
+    assert names
+    assert all(".lora_a." in name or ".lora_b." in name for name in names)
+    gemms = {
+        lora: sum(op.flops for op in ops(job(lora_rank=lora), "backward") if op.kind == "gemm")
+        for lora in (0, 16)
+    }
+    assert gemms[16] == pytest.approx(gemms[0] / 2, rel=0.03)
+
+
+def test_the_embedding_and_the_head_are_frozen_too() -> None:
+    names = {op.name for op in ops(job(lora_rank=16), "backward")}
+    assert not {"embedding.backward", "head.logits.wgrad"} & names
+    assert "head.logits.dgrad" in names
+
+
+@pytest.mark.parametrize("name", ["llama2-7b", "mixtral-8x7b", "deepseek-v3", "gpt3-175b"])
+def test_blocks_have_the_adapters_that_memory_counts(name: str) -> None:
+    some = job(Layout(dp=2), model=replace(load_model(name), n_layers=4), lora_rank=8)
+    (units,) = units_by_stage(some, 1)
+    counted = sharding_units(some, range(4), first=True, last=True)
+    assert [unit.adapters for unit in units] == [unit.adapters for unit in counted]
+    assert [unit.matrices + unit.expert_params for unit in units if unit.layer >= 0] == [
+        unit.matrices for unit in counted[1:-1]
+    ]
+
+
+def test_four_bit_weights_are_made_whole_before_each_use() -> None:
+    some = job(lora_rank=16, quantized_base=True)
+    found = {op.name: op for op in ops(some, "forward")}
+    assert found["mlp.down.dequantise"].bytes_moved == round(4096 * 11008 * (NF4_BITS / 8 + 2))
+    assert "mlp.down.dequantise" in {op.name for op in ops(some, "backward")}
+    assert step_s(some) > step_s(job(lora_rank=16))
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp"])
+def test_adapters_take_less_time_and_less_memory(sharding: str) -> None:
+    whole, adapted = job(sharding=sharding), job(sharding=sharding, lora_rank=16)
+    assert step_s(adapted) < step_s(whole)
+    assert rank_memories(adapted)[0].peak_bytes < rank_memories(whole)[0].peak_bytes
+
+
+@pytest.mark.parametrize("offload", OFFLOADS[1:])
+@pytest.mark.parametrize("sharding", ["zero2", "fsdp"])
+def test_offloading_saves_memory_and_never_time(offload: str, sharding: str) -> None:
+    here, away = job(sharding=sharding), job(sharding=sharding, offload=offload)
+    assert step_s(away) >= step_s(here)
+    assert rank_memories(away)[0].peak_bytes < rank_memories(here)[0].peak_bytes
+    assert busy_ns(away, COPY) > busy_ns(here, COPY) == 0
+
+
+def test_the_optimizer_on_the_host_takes_as_long_as_its_processors_need() -> None:
+    """Eight GPUs of a node share its processors, and each updates an eighth of the parameters."""
+    host_s = (busy_ns(job(offload="optimizer"), HOST) - busy_ns(job(), HOST)) / 1e9
+    assert host_s == pytest.approx(LLAMA.n_params / HOST_ADAM_PARAMS_PER_S, rel=1e-3)
+
+
+def test_a_faster_link_to_the_host_is_never_slower() -> None:
+    slow = job(offload="all", recompute="full")
+    device = replace(slow.cluster.device, host_bytes_per_s=4 * slow.cluster.device.host_bytes_per_s)
+    fast = replace(slow, cluster=replace(slow.cluster, device=device))
+    assert step_s(fast) < step_s(slow)
+    assert busy_ns(fast, COPY) == pytest.approx(busy_ns(slow, COPY) / 4, rel=1e-3)
+
+
+def test_activations_travel_once_each_way() -> None:
+    """A quarter of a second per 6.25 GB at 25 GB/s, down in forward and up in backward."""
+    some = job(offload="activations")
+    moved = 2 * 2 * sum(kept_bytes(some, layer) for layer in range(4))
+    assert busy_ns(some, COPY) / 1e9 == pytest.approx(moved / 25e9, rel=1e-3)
