@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.cli import job_settings_options
+from simulator.flags import job_settings_options
 
 if TYPE_CHECKING:
     from simulator.calibrate import Calibrated

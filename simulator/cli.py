@@ -4,67 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+
+from simulator.flags import job_settings_options
 
 if TYPE_CHECKING:
     from simulator.job import Job
     from simulator.simulate import Simulation
 
-Command = TypeVar("Command", bound=Callable[..., None])
-
 SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
-
-
-def job_settings_options(command: Command) -> Command:
-    """Add a flag for every setting of a job; None where it is not given."""
-    for flag, kind, text in reversed(
-        (
-            ("--model", str, "A preset (llama3-70b, gpt3-175b, ...) or a config.json."),
-            ("--cluster", str, "A machine (dgx-h100, gb200-nvl72, ...) or its TOML file."),
-            ("--gpus", int, "GPUs to use; --dp is what fills them."),
-            ("--tp", int, "Tensor parallel degree."),
-            ("--pp", int, "Pipeline parallel degree."),
-            ("--dp", int, "Data parallel degree."),
-            ("--cp", int, "Context parallel degree."),
-            ("--ep", int, "Expert parallel degree; divides dp*cp."),
-            ("--global-batch", int, "Sequences per optimizer step, over all ranks."),
-            ("--micro-batch", int, "Sequences per micro-batch. [default: 1]"),
-            ("--seq-len", int, "Tokens per sequence. [default: 2048]"),
-            ("--steps", int, "Optimizer steps to simulate. [default: 1]"),
-            ("--schedule", str, "Pipeline schedule (1f1b, zb-v, ...) or a .csv of actions. [default: 1f1b]"),
-            ("--virtual-stages", int, "Stages per pipeline rank, where the schedule leaves a choice."),
-            ("--overlap-p2p/--no-overlap-p2p", bool, "Receive for the next action while this one computes."),
-            ("--deallocate-outputs/--no-deallocate-outputs", bool, "Free what a stage has sent on."),
-            ("--stragglers", str, "Ranks whose compute takes longer, e.g. 3:1.25,17:1.5."),
-            ("--link-changes", str, "Slow or failing links, rank:near|far:left[@time], e.g. 3:far:0.25@2ms."),
-            ("--compute-jitter", float, "Relative spread of every compute task. [default: 0]"),
-            ("--network-jitter", float, "Relative spread of every communication. [default: 0]"),
-            ("--rank-jitter", float, "Relative spread of ranks, drawn once per step. [default: 0]"),
-            ("--samples", int, "Steps to draw where there is jitter. [default: 100]"),
-            ("--seed", int, "Seed of the jitter. [default: 0]"),
-            ("--sharding", str, "ddp, zero1, zero2, zero3 or fsdp. [default: zero1]"),
-            ("--recompute", str, "none, selective or full. [default: none]"),
-            ("--precision", str, "bf16, fp16 or fp32. [default: bf16]"),
-            ("--sequence-parallel/--no-sequence-parallel", bool, "With tp, shard along the sequence."),
-            ("--fp32-gradients/--no-fp32-gradients", bool, "Keep and reduce gradients in fp32."),
-            ("--placement", str, "Ranks on GPUs: packed, spread, rail, or a file. [default: packed]"),
-            ("--nccl-algo", str, "Algorithms to choose from, as NCCL_ALGO: ring,tree or ^tree."),
-            ("--nccl-proto", str, "Protocols to choose from, as NCCL_PROTO: simple or ^ll128."),
-            ("--flash-attention/--no-flash-attention", bool, "Fused attention, without scores in memory."),
-        )
-    ):
-        command = click.option(flag, type=None if "/" in flag else kind, default=None, help=text)(command)
-    return command
 
 
 @click.command()
@@ -209,7 +168,7 @@ def _show(simulation: Simulation, output: str | None, report: str | None) -> Non
         console.print(f"[yellow]![/] {escape(warning)}", highlight=False)
     console.print("rests on", style="dim")
     for line in summary["rests_on"]:
-        console.print(f"  {escape(line)}", style="dim", highlight=False, no_wrap=True, overflow="ellipsis")
+        console.print(Padding(escape(line), (0, 0, 0, 2)), style="dim", highlight=False)
     if output is not None:
         console.print(
             f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True, markup=False

@@ -155,7 +155,7 @@ def show_comparison(found: Comparison) -> None:
         soft_wrap=True,
     )
     table = _table("cause, on the mean rank", "a", "b", "b - a", "of the step of b")
-    for cause in found.causes:
+    for cause in found.details:
         if cause.a_ns or cause.b_ns:
             times = (format_time(ns / 1e9) for ns in (cause.a_ns, cause.b_ns, cause.difference_ns))
             table.add_row(

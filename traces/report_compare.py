@@ -9,8 +9,9 @@ import numpy as np
 
 from traces.activity import UNNAMED_AXIS
 from traces.arrivals import COMMUNICATION
+from traces.causes import RANK_SPREAD
 from traces.columns import Int64Array, factorized, int64, labels
-from traces.compare import RANK_SPREAD, Cause, Comparison
+from traces.compare import Cause, Comparison
 from traces.pack import Pack
 from traces.report_format import format_share, format_time
 from traces.report_kinds import COMPUTE_CATEGORIES, Kinds, axis_label

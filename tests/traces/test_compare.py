@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.compare import RANK_SPREAD, causes, compare, typical_step
+from traces.causes import RANK_SPREAD, causes
+from traces.compare import compare, typical_step
 from traces.errors import RunError
 from traces.info import RunInfo
 from traces.join import JOINED
@@ -82,6 +83,20 @@ def test_causes_add_up_to_the_difference(
     assert sum(cause.a_ns for cause in found.causes) == found.a_step_ns == max(a_ns)
     assert sum(cause.b_ns for cause in found.causes) == found.b_step_ns == max(b_ns)
     assert sum(cause.difference_ns for cause in found.causes) == found.b_step_ns - found.a_step_ns
+    for sides in (found.causes, found.details):
+        assert sum(cause.a_ns for cause in sides) == found.a_step_ns
+        assert sum(cause.b_ns for cause in sides) == found.b_step_ns
+    for cause in found.causes:  # details are parts of causes
+        parts = [
+            one for one in found.details if one.name == cause.name or one.name.startswith(f"{cause.name}:")
+        ]
+        assert abs(sum(one.a_ns for one in parts) - cause.a_ns) <= len(found.details)
+    bars = found.waterfall()
+    level = found.a_step_ns
+    for bar in bars:
+        assert bar["start_ns"] == level
+        level = bar["end_ns"]
+    assert level == found.b_step_ns
     inside = [
         sum(row["start_ns"] < windows[row["rank"]] for row in rows)
         for rows, windows in ((a, a_ns), (b, b_ns))
@@ -127,6 +142,27 @@ def test_a_slower_kernel_is_the_cause() -> None:
     assert found.ratio == 38 / 44
     kinds = {kind["kind"]: kind for kind in found.spans.to_dict()["kinds"]}
     assert kinds["backward"]["median_ratio"] == pytest.approx(20 / 26)
+
+
+def test_a_slower_kind_of_collective_is_told_from_another() -> None:
+    """Two kinds on one axis are two details of one cause, waiting apart from moving data."""
+
+    def run(gather_ns: int) -> Run:
+        kinds = (("all_reduce", 0, 5), ("all_gather", 5, gather_ns))
+        rows = []
+        for rank in (0, 1):
+            for n, (kind, start, took) in enumerate(kinds):
+                late = 2 if rank and kind == "all_gather" else 0  # rank 1 comes last
+                more = {"category": "collective", "axis": "dp", "group": 0, "sequence": n}
+                rows.append(span(rank, kind, start + late, took - late, **more))
+            rows.append(span(rank, "step", 0, 5 + gather_ns))
+        return opened(rows, world_size=2)
+
+    found = compare(run(10), run(16))
+    details = {c.name: (c.a_ns, c.b_ns) for c in found.details if c.b_ns}
+    assert details["exposed:dp:all_reduce"] == (5, 5)
+    assert details["exposed:dp:all_gather"] == (8, 14)
+    assert sum(b for name, (_, b) in details.items() if not name.startswith("exposed")) == 2
 
 
 def test_the_mean_rank_and_the_slowest_one() -> None:
