@@ -55,7 +55,7 @@ P2P_CHUNK_BYTES: Final = 131072
 ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet", "pat", "pairwise")
 """What NCCL chooses from; ``collnet`` where switches between nodes reduce, ``pairwise`` for all-to-all."""
 
-TEXTBOOK: Final = ("halving_doubling", "direct")
+TEXTBOOK: Final = ("halving_doubling", "direct", "hierarchical")
 """Algorithms that NCCL does not have; used only where they are asked for by name."""
 
 LL_OF_NVLINK: Final = 0.1

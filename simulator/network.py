@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from simulator.clock import to_ns
 from simulator.collectives import KINDS, bus_factor, ring_steps
 from simulator.errors import SimulationError
+from simulator.exchange import load
 from simulator.experts import Routing, exchange_s, rdma_exchange_s
 from simulator.nccl import Choice
 from simulator.program import Transfer
@@ -65,6 +66,46 @@ class Network:
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
         return list({self.shape(ranks): ranks for ranks in groups}.values())
+
+    def barrier(self, ranks: Sequence[int]) -> Transfer:
+        """Return the cost of a barrier of *ranks*: PyTorch makes one of an all-reduce of a single number."""
+        return self._transfer("all_reduce", BARRIER_BYTES, tuple(ranks))
+
+    def all_to_all_v(self, sent_bytes: Sequence[Sequence[int]], ranks: Sequence[int]) -> Transfer:
+        """Return the cost of an all-to-all in which ranks send each other different amounts.
+
+        Args:
+            sent_bytes: what each of *ranks*, in turn, sends to each of them; shape ``(n, n)``.
+            ranks: the group.
+
+        Raises:
+            SimulationError: *sent_bytes* does not fit *ranks*.
+            FabricError: the fabric does not join the ranks.
+        """
+        nodes = [self._reach.domain(self.placement[rank]) for rank in ranks]
+        busiest, shape = load(sent_bytes, nodes), self.shape(ranks)
+        if shape.n_domains > 1:
+            return self._priced(self._between.exchange(busiest, shape), "all_to_all", shape)
+        n = shape.n_ranks
+        array_bytes = round(busiest.near_bytes * n / (n - 1)) if n > 1 else 0
+        return self._transfer("all_to_all", array_bytes, tuple(ranks))
+
+    def ways(self, kind: str, size_bytes: int, ranks: Sequence[int]) -> list[Way]:
+        """Return every way to do a collective, the fastest first, whichever of them NCCL would take.
+
+        Raises:
+            SimulationError: no such collective.
+        """
+        if kind not in KINDS:
+            raise SimulationError(f"collective {kind!r}: one of {', '.join(KINDS)}")
+        shape = self.shape(ranks)
+        one = shape.n_domains == 1
+        found = (
+            self._inside_one(kind, size_bytes, shape)
+            if one
+            else self._between.ways(kind, size_bytes, shape, tuned=False)
+        )
+        return sorted(found, key=lambda way: way.total_s)
 
     def neighbours_s(self, kind: str, size_bytes: int, n_ranks: int) -> float:
         """Return the time of a collective among *n_ranks* neighbours of one node, whatever the placement."""
@@ -125,13 +166,15 @@ class Network:
         key = (kind, size_bytes, self.shape(ranks))
         if key not in self._transfers:
             ways = self._inside_one(*key) if key[2].n_domains == 1 else self._between.ways(*key)
-            way = min(ways, key=lambda way: way.total_s)
-            near, far = way.shares
-            latency, wire = self._factors("near" if key[2].n_domains == 1 else "far", kind)
-            self._transfers[key] = Transfer(
-                to_ns(latency * way.latency_s), to_ns(wire * way.wire_s), way.name, near, far
-            )
+            self._transfers[key] = self._priced(ways, kind, key[2])
         return self._transfers[key]
+
+    def _priced(self, ways: Iterable[Way], kind: str, shape: GroupShape) -> Transfer:
+        """Return the cost of the fastest of *ways*."""
+        way = min(ways, key=lambda way: way.total_s)
+        near, far = way.shares
+        latency, wire = self._factors("near" if shape.n_domains == 1 else "far", kind)
+        return Transfer(to_ns(latency * way.latency_s), to_ns(wire * way.wire_s), way.name, near, far)
 
     def _factors(self, link: str, kind: str) -> tuple[float, float]:
         """Return what a calibration says of the latency and the wire time of *kind* over *link*."""
@@ -153,3 +196,6 @@ class Network:
 
 LARGE: Final = 1 << 29
 """Bytes at which a collective inside a node goes as fast as it can."""
+
+BARRIER_BYTES: Final = 4
+"""What a barrier reduces."""

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
 from typing import Final, NamedTuple
 
 from simulator.collectives import bus_factor, ring_steps, tree_factor, tree_hops
 from simulator.errors import SimulationError
+from simulator.exchange import Load
 from simulator.nccl import (
-    COLLNET_S,
     LL_OF_NVLINK,
     LL_TREE,
     NVLS_INTRA_S,
     NVLS_NET_S,
     P2P_CHUNK_BYTES,
-    PAT_BASE_S,
-    PAT_NET,
-    PAT_RANK_S,
-    PAT_SHARE,
     POST_S,
     PROTOCOLS,
     Choice,
     Protocol,
 )
 from simulator.tuner import ring_estimate_s, tree_estimate_s
+from simulator.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
 from topologies.cluster import Cluster
 from topologies.reach import GroupShape
-
-Inside = Callable[[str, float, int, float], tuple[float, float]]
-"""Latency and wire time of a collective inside a node: kind, bytes, ranks, bytes per second of a rank."""
 
 
 class Way(NamedTuple):
@@ -59,12 +52,9 @@ class Way(NamedTuple):
         return self.latency_s + self.wire_s
 
 
-Cost = tuple[float, float, float]
-"""Latency, time of the bytes between nodes, and time of those inside them, both flowing at once."""
-
-
-def _way(latency_s: float, far_s: float, near_s: float, name: str) -> Way:
-    return Way(latency_s, max(far_s, near_s), name, near_s, far_s)
+def _way(latency_s: float, far_s: float, near_s: float, name: str, *, serial: bool = False) -> Way:
+    wire_s = far_s + near_s if serial else max(far_s, near_s)
+    return Way(latency_s, wire_s, name, near_s, far_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +71,24 @@ class Between:
     inside: Inside
     choice: Choice
 
-    def ways(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
-        """Yield every way to move *size_bytes* by *kind* in a group of *shape*.
+    def ways(self, kind: str, size_bytes: int, shape: GroupShape, *, tuned: bool = True) -> Iterator[Way]:
+        """Yield the ways to move *size_bytes* by *kind* in a group of *shape*.
+
+        Of ring and tree for an all-reduce only the one that NCCL takes, unless *tuned* is false.
 
         Raises:
             SimulationError: the choice leaves no protocol that the network bears, or no algorithm.
         """
         shape = self._crowded(shape)
         names = self._protocols()
-        tuned = self._tuned(size_bytes, shape, names) if kind == "all_reduce" else None
+        taken = self._tuned(size_bytes, shape, names) if tuned and kind == "all_reduce" else None
         for name in names:
             protocol = PROTOCOLS[name]
             for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
-                if tuned is None or (algorithm, name) == tuned:
+                if taken is None or (algorithm, name) == taken:
                     yield _way(*way, f"{algorithm}/{name}")
         for algorithm, way in self._in_simple(kind, size_bytes, shape):
-            yield _way(*way, f"{algorithm}/simple")
+            yield _way(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
 
     def _protocols(self) -> list[str]:
         """Return the protocols that may be used. Raises SimulationError if the network bears none of them."""
@@ -158,16 +150,12 @@ class Between:
             yield "tree", self._tree(size_bytes, shape, protocol)
 
     def _in_simple(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[tuple[str, Cost]]:
-        known = {
-            "nvls_tree": self._nvls_tree,
-            "collnet": self._collnet,
-            "pat": self._pat,
-            "halving_doubling": self._halving_doubling,
-            "direct": self._direct,
-        }
+        rate = self._rate(shape, PROTOCOLS["simple"])
         for algorithm in self._algorithms(kind, shape):
-            if algorithm in known:
-                yield algorithm, known[algorithm](kind, size_bytes, shape)
+            if algorithm == "nvls_tree":
+                yield algorithm, self._nvls_tree(size_bytes, shape)
+            elif algorithm in SIMPLE_WAYS:
+                yield algorithm, SIMPLE_WAYS[algorithm](kind, size_bytes, shape, rate, self.inside)
 
     def _algorithms(self, kind: str, shape: GroupShape) -> tuple[str, ...]:
         """Return the algorithms that may be used for *kind*; a ring where the choice has none for it."""
@@ -230,7 +218,7 @@ class Between:
         )
         return latency_s, net_s, local_s * 2 / bus_factor("all_reduce", n_local)
 
-    def _nvls_tree(self, _kind: str, size_bytes: int, shape: GroupShape) -> Cost:
+    def _nvls_tree(self, size_bytes: int, shape: GroupShape) -> Cost:
         """Return the cost of switches that reduce in each node and two trees between them.
 
         On EFA it fills as slowly as a chain through the node would: 8 MiB to 1 GiB on two AWS p5.
@@ -242,56 +230,36 @@ class Between:
         local_s = self.inside("all_reduce", size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
         return latency_s, net_s, local_s
 
-    def _collnet(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
-        """Return the cost where switches between nodes reduce (SHARP): each node sends ``S``.
-
-        Reference: Graham et al. 2016, doi:10.1109/COMHPC.2016.006.
-        """
-        net_s = size_bytes / self._rate(shape, PROTOCOLS["simple"])
-        latency_s = shape.inter_latency_s + COLLNET_S
-        if shape.n_local < 2:
-            return latency_s, net_s, 0.0
-        return latency_s, net_s, self.inside(kind, size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
-
-    def _pat(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
-        """Return the cost of NCCL's parallel aggregated trees, for one rank per node."""
-        simple, n = PROTOCOLS["simple"], shape.n_ranks
-        hop_s = (shape.inter_latency_s + simple.ring_net_s) * PAT_NET
-        latency_s = PAT_BASE_S + ceil(log2(n)) * hop_s + n * PAT_RANK_S
-        return latency_s, bus_factor(kind, n) * size_bytes / (PAT_SHARE * self._rate(shape, simple)), 0.0
-
-    def _halving_doubling(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
-        """Return the cost of recursive halving and doubling: ``log2 n`` steps each way.
-
-        Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521. Ranks beyond a
-        power of two are folded in first: one more step, and all bytes once more.
-        """
-        simple, n = PROTOCOLS["simple"], shape.n_ranks
-        passes = 2 if kind == "all_reduce" else 1
-        odd = n & (n - 1) > 0
-        hop_s = shape.inter_latency_s + simple.ring_net_s
-        steps = passes * (n.bit_length() - 1 + odd)
-        wire = (bus_factor(kind, 1 << (n.bit_length() - 1)) + passes * odd) * size_bytes
-        return simple.ring_base_s + steps * hop_s, shape.n_local * wire / self._rate(shape, simple), 0.0
-
-    def _direct(self, kind: str, size_bytes: int, shape: GroupShape) -> Cost:
-        """Return the cost where every rank sends its part to every other at once."""
-        simple, n, far = PROTOCOLS["simple"], shape.n_ranks, shape.n_ranks - shape.n_local
-        passes = 2 if kind == "all_reduce" else 1
-        hop_s = shape.inter_latency_s + simple.ring_net_s + far * POST_S
-        wire = passes * shape.n_local * far / n * size_bytes
-        return simple.ring_base_s + passes * hop_s, wire / self._rate(shape, simple), 0.0
-
-    def _pairwise(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
+    def _pairwise(self, size_bytes: float, shape: GroupShape, protocol: Protocol) -> Cost:
         """Return the cost of every rank sending to every other, near and far at once."""
         n, n_local = shape.n_ranks, shape.n_local
-        far = n - n_local
-        latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far * POST_S
-        net_s = n_local * far / n * size_bytes / self._rate(shape, protocol)
+        far, near = (n - n_local) / n * size_bytes, (n_local - 1) / n * size_bytes
+        return self._sends(far, near, n - n_local, shape, protocol)
+
+    def _sends(
+        self, far_bytes: float, near_bytes: float, far_peers: int, shape: GroupShape, protocol: Protocol
+    ) -> Cost:
+        """Return the cost where the busiest rank sends so much out of its node and so much inside it."""
+        n_local = shape.n_local
+        latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far_peers * POST_S
+        net_s = n_local * far_bytes / self._rate(shape, protocol)
         if n_local < 2:
             return latency_s, net_s, 0.0
-        near = self.inside("all_to_all", size_bytes * n_local / n, n_local, shape.intra_bytes_per_s)
-        return latency_s, net_s, near[1]
+        array_bytes = near_bytes * n_local / (n_local - 1)
+        return latency_s, net_s, self.inside("all_to_all", array_bytes, n_local, shape.intra_bytes_per_s)[1]
+
+    def exchange(self, load: Load, shape: GroupShape) -> Iterator[Way]:
+        """Yield the ways of an all-to-all with a *load* of its own, in a group of *shape* over nodes.
+
+        A rank uses the NICs that are nearest to it, so that the busiest rank sets the pace.
+
+        Raises:
+            SimulationError: the choice leaves no protocol that the network bears.
+        """
+        shape = self._crowded(shape)
+        for name in self._protocols():
+            way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
+            yield _way(*way, f"pairwise/{name}")
 
     def _rate(self, shape: GroupShape, protocol: Protocol) -> float:
         """Return what the members in one node send out of it together in *protocol*, in bytes/s."""
@@ -318,5 +286,5 @@ class Between:
 P2P_LL_BYTES: Final = 16384
 """Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD``."""
 
-_REDUCES: Final = ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct")
-_GATHERS: Final = ("ring", "collnet", "pat", "halving_doubling", "direct")
+_REDUCES: Final = ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct", "hierarchical")
+_GATHERS: Final = ("ring", "collnet", "pat", "halving_doubling", "direct", "hierarchical")

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator.engine": SIMULATOR | {"simpy", "numba"},
     "simulator.cli": SIMULATOR | COMMAND,
     "simulator.calibrate_cli": SIMULATOR | COMMAND,
+    "simulator.collective_cli": SIMULATOR | COMMAND,
     "simulator.flags": SIMULATOR | COMMAND,
     "simulator.memory_cli": SIMULATOR | COMMAND,
     "simulator.serve_cli": SIMULATOR | COMMAND,

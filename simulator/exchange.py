@@ -1,0 +1,74 @@
+"""An all-to-all in which ranks send each other different amounts: who has most to send or to receive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.errors import SimulationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the busiest ranks of an exchange move; each figure is of the rank for which it is largest.
+
+    Attributes:
+        near_bytes: to, or from, ranks of the same node.
+        far_bytes: to, or from, ranks of other nodes.
+        far_peers: other nodes' ranks that it sends anything to, or gets anything from.
+    """
+
+    near_bytes: int
+    far_bytes: int
+    far_peers: int
+
+
+def load(sent_bytes: Sequence[Sequence[int]], nodes: Sequence[int]) -> Load:
+    """Return the load of an exchange in which rank *i* sends ``sent_bytes[i][j]`` to rank *j*.
+
+    Args:
+        sent_bytes: a row per rank, as long as there are ranks; what a rank keeps counts for nothing.
+        nodes: the node of each rank.
+
+    Raises:
+        SimulationError: the rows do not fit the ranks, or a figure is below zero.
+
+    >>> load([[0, 5], [1, 0]], [0, 1])
+    Load(near_bytes=0, far_bytes=5, far_peers=1)
+    """
+    n = len(nodes)
+    if len(sent_bytes) != n or any(len(row) != n for row in sent_bytes):
+        shape = f"{len(sent_bytes)} rows of {sorted({len(row) for row in sent_bytes})}"
+        raise SimulationError(f"all_to_all_v among {n} ranks needs {n} rows of {n} sizes, not {shape}")
+    if any(size < 0 for row in sent_bytes for size in row):
+        raise SimulationError("all_to_all_v: a rank cannot send fewer than 0 bytes")
+    near_bytes = far_bytes = far_peers = 0
+    for rank, home in enumerate(nodes):
+        others = [peer for peer in range(n) if peer != rank]
+        for out in (True, False):
+            sizes = {peer: sent_bytes[rank][peer] if out else sent_bytes[peer][rank] for peer in others}
+            near_bytes = max(near_bytes, sum(size for peer, size in sizes.items() if nodes[peer] == home))
+            far = [size for peer, size in sizes.items() if nodes[peer] != home and size]
+            far_bytes, far_peers = max(far_bytes, sum(far)), max(far_peers, len(far))
+    return Load(near_bytes=near_bytes, far_bytes=far_bytes, far_peers=far_peers)
+
+
+def skewed(size_bytes: int, n_ranks: int, imbalance: float) -> list[list[int]]:
+    """Return what ranks send if each has *size_bytes*, and the first gets *imbalance* times its share.
+
+    The others get what is left, evenly: what a router does that likes one expert. Rows add up to
+    *size_bytes*, up to rounding down.
+
+    Raises:
+        SimulationError: the share of the first would be below zero or more than there is.
+
+    >>> skewed(8, 4, 2.0)
+    [[4, 1, 1, 1], [4, 1, 1, 1], [4, 1, 1, 1], [4, 1, 1, 1]]
+    """
+    if not 0 <= imbalance <= n_ranks or n_ranks < 2:
+        raise SimulationError(
+            f"imbalance = {imbalance} among {n_ranks} ranks: from 0 to {n_ranks}, 1 is even; at least 2 ranks"
+        )
+    first = imbalance * size_bytes / n_ranks
+    rest = (size_bytes - first) / (n_ranks - 1)
+    return [[int(first), *[int(rest)] * (n_ranks - 1)] for _ in range(n_ranks)]
