@@ -158,9 +158,17 @@ def _experts(row: Row, layers: int) -> dict[str, Any]:
 
 
 def _preset(name: str) -> Model | None:
+    """Return the preset that *name* begins with, unless it goes on to state another size.
+
+    >>> _preset("llama3-70b cut to 12 layers").n_layers, _preset("gpt2 52B")
+    (80, None)
+    """
     plain = name.lower().replace("_", "-").strip()
     found = [preset for preset in names() if plain.startswith(preset)]
-    return load_model(max(found, key=len)) if found else None
+    longest = max(found, key=len, default="")
+    if not longest or re.search(r"\d+(\.\d+)?b\b", plain.removeprefix(longest)):
+        return None
+    return load_model(longest)
 
 
 @cache
