@@ -16,6 +16,7 @@ from simulator.job import Job
 from simulator.ops import DTYPE_BYTES, Op, memory
 from simulator.program import Label
 from simulator.program_builder import COMPUTE, Task, Template
+from simulator.workload_recompute import recomputes
 
 UNSHARDED_UNITS: Final = 2
 """Units that may be whole at once under full sharding: the one in use and the one gathered ahead.
@@ -47,7 +48,7 @@ class MainLine:
         """Return what an action of *kind* does with each of the *units* of a stage, in forward order."""
         layers = [unit.layer for unit in units if unit.layer >= 0]
         return [
-            (unit, Pass(kind, self._job.recompute if self._recomputes(unit.layer, layers) else "none"))
+            (unit, Pass(kind, self._job.recompute if recomputes(self._job, unit.layer, layers) else "none"))
             for unit in units
         ]
 
@@ -71,14 +72,6 @@ class MainLine:
         else:
             ahead = self._gather_ahead(template, visit, units, following)
             self._write_whole(template, order, ahead, reduces=reduces)
-
-    def _recomputes(self, layer: int, layers: Sequence[int]) -> bool:
-        """Return whether *layer* is computed again, of the *layers* of its stage."""
-        job = self._job
-        if layer < 0:
-            return True
-        within = not job.recompute_layers or layers.index(layer) < job.recompute_layers
-        return within and layer % job.recompute_every == 0
 
     def _gather_ahead(
         self, template: Template, visit: Visit, units: Sequence[Unit], following: Sequence[Unit]

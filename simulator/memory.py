@@ -23,6 +23,7 @@ from simulator.states import (
     stage_states,
     state_bytes,
 )
+from simulator.workload_recompute import as_kept
 
 __all__ = ["FIXED", "StageMemory", "StateBytes", "stage_memory", "state_bytes"]
 
@@ -83,10 +84,11 @@ def stage_memory(
         first: the stage has the embedding.
         last: the stage has the head and the loss.
     """
-    kept = sum(kept_bytes(job, layer) for layer in layers) + (head_bytes(job) if last else 0)
+    seen = {layer: as_kept(job, layer, layers) for layer in layers}
+    kept = sum(kept_bytes(one, layer) for layer, one in seen.items()) + (head_bytes(job) if last else 0)
     if first and job.model.dropout:
         kept += layer_input_bytes(job) // DTYPE_BYTES[job.precision]
-    brought_back = max((recomputed_bytes(job, layer) for layer in layers), default=0)
+    brought_back = max((recomputed_bytes(one, layer) for layer, one in seen.items()), default=0)
     units = sharding_units(job, layers, first=first, last=last)
     items = {
         **stage_states(job, units)._asdict(),

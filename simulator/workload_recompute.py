@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,21 @@ SECOND: Final = 2
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 """Communications whose results are saved where operations are selected one by one."""
+
+
+def recomputes(job: Job, layer: int, layers: Sequence[int]) -> bool:
+    """Return whether *layer* is computed again, of the *layers* of its stage; ends count as such."""
+    if layer < 0:
+        return True
+    within = not job.recompute_layers or layers.index(layer) < job.recompute_layers
+    return within and layer % job.recompute_every == 0
+
+
+def as_kept(job: Job, layer: int, layers: Sequence[int]) -> Job:
+    """Return the job as *layer* sees it: without recomputation, if other layers alone are computed again."""
+    if job.recompute == "none" or recomputes(job, layer, layers):
+        return job
+    return replace(job, recompute="none", recompute_layers=0, recompute_every=1)
 
 
 def recompute_phase(job: Job, forward: Phase, core: Phase) -> Phase:

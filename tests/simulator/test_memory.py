@@ -273,3 +273,15 @@ def test_measured_peaks_of_megatron_on_eight_gpus(layout: Layout, stage: int, al
     )
     allocated = memory.peak_bytes - memory.items["reserved"]
     assert allocated / 1e9 == pytest.approx(allocated_gb, rel=0.025)
+
+
+def test_layers_that_are_computed_again_keep_less_and_only_they() -> None:
+    llama = load_model("llama3-8b")
+    none, full = job(llama), job(llama, recompute="full")
+    every = replace(full, recompute_every=2)
+    first = replace(full, recompute_layers=8)
+    kept = [stage_memory(one, range(32), 0, 1, first=True, last=True) for one in (full, every, first, none)]
+    per_microbatch = [one.activation_bytes_per_microbatch for one in kept]
+    assert per_microbatch[1] * 2 == per_microbatch[0] + per_microbatch[3]
+    assert per_microbatch[2] * 4 == per_microbatch[0] + 3 * per_microbatch[3]
+    assert kept[0].peak_bytes < kept[1].peak_bytes < kept[2].peak_bytes < kept[3].peak_bytes
