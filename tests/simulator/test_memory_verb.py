@@ -106,7 +106,7 @@ def test_the_seven_billion_of_qlora_fit_into_eight_gigabytes() -> None:
     ("settings", "message"),
     [
         ({"offload": "disk"}, "offload='disk'"),
-        ({"framework": "jax"}, "framework='jax'"),
+        ({"framework": "keras"}, "framework='keras'"),
         ({"quantized_base": True}, "lora_rank"),
         ({"lora_rank": -1}, "not negative"),
         ({"layout": Layout(dp=8), "shard_ranks": 3}, "does not divide"),
