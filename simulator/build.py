@@ -5,16 +5,17 @@ The rules and the framework that each one follows are in docs/simulation.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simulator.build_groups import Groups
-from simulator.build_instances import Costs, Network
+from simulator.build_instances import Costs, Message, Network
 from simulator.build_stages import job_plan
 from simulator.build_templates import Templates
 from simulator.compute import ComputeModel
 from simulator.folding import representatives
 from simulator.job import Job
-from simulator.program import Program
+from simulator.occupancy import occupied
+from simulator.program import Program, Transfer
 from simulator.program_builder import ProgramBuilder
 from simulator.schedules import Action, has_two_copies, held_stages
 
@@ -46,7 +47,7 @@ def build(
     orders = job_plan(job)
     templates = Templates(job, groups, compute, orders)
     stands_for = representatives(job.layout, special)
-    builder = ProgramBuilder(Costs(groups, network, folded=folded))
+    builder = ProgramBuilder(Costs(groups, network, folded=folded, takes=_takes(job)))
     for pp, actions in enumerate(orders):
         for rank in groups.of_pipeline_rank(pp):
             if folded and stands_for[rank] != rank:
@@ -54,6 +55,16 @@ def build(
             for step in range(job.n_steps):
                 _place_step(builder, templates, rank, (pp, actions), step)
     return builder.build()
+
+
+def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
+    """Return what adds to the cost of a message what it takes of the GPUs of *job*."""
+
+    def takes(transfer: Transfer, message: Message, n_ranks: int) -> Transfer:
+        device, scale = job.cluster.device, job.overlap_slowdown
+        return occupied(transfer, message, n_ranks, device, scale)
+
+    return takes
 
 
 def job_groups(job: Job) -> Groups:
@@ -78,3 +89,5 @@ def _place_step(
             step=step,
         )
     builder.place(templates.update(stages), rank, stage=stages[0], virtual_stage=-1, step=step)
+    if templates.saves(step):
+        builder.place(templates.checkpoint(stages), rank, stage=stages[0], virtual_stage=-1, step=step)

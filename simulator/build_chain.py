@@ -10,6 +10,7 @@ from simulator.build_instances import Message
 from simulator.build_stages import Unit
 from simulator.clock import to_ns
 from simulator.compute import ComputeModel
+from simulator.engine.slowdown import MILLION
 from simulator.ops import Block, Comm, Op, Phase
 from simulator.program import Label
 from simulator.program_builder import COMPUTE, HOST, STREAMS, Task, Template
@@ -136,6 +137,12 @@ class Chains:
             self._lines[key] = _Line(tasks, launch_ns, tuple(piece.waits for piece in pieces), tails)
         return self._lines[key]
 
+    def _memory_bound(self, ops: Sequence[Op]) -> int:
+        """Return the share of the time of *ops* that memory bandwidth decides, in parts per million."""
+        alone_s = [self._compute.op_s(op) for op in ops]
+        bound_s = sum(s for op, s in zip(ops, alone_s, strict=True) if op.kind == "memory")
+        return round(MILLION * bound_s / sum(alone_s)) if bound_s else 0
+
     def _task(self, name: str, phase: str, piece: _Piece) -> Task:
         comm = piece.comm
         if comm is not None:
@@ -148,6 +155,7 @@ class Chains:
             duration_ns=to_ns(sum(self._compute.op_s(op) for op in piece.ops)),
             flops=sum(op.flops for op in piece.ops),
             bytes_moved=sum(op.bytes_moved for op in piece.ops),
+            memory_bound=self._memory_bound(piece.ops),
         )
 
 

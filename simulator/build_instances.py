@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -81,12 +81,21 @@ class Costs:
         network: what communications cost.
         folded: each rank stands for all of its pipeline stage. It then carries the slowest of the groups
             that it stands for: whoever waits for all of them waits for that one.
+        takes: adds to the cost of a message among so many ranks what it takes of their GPUs.
     """
 
-    def __init__(self, groups: Groups, network: Network, *, folded: bool) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        network: Network,
+        *,
+        folded: bool,
+        takes: Callable[[Transfer, Message, int], Transfer] = lambda transfer, *_: transfer,
+    ) -> None:
         self._groups = groups
         self._network = network
         self._folded = folded
+        self._takes = takes
         self._uneven: set[str] = set()
         self._alike: dict[tuple[int, str, int, bool], list[tuple[int, ...]]] = {}
 
@@ -130,8 +139,10 @@ class Costs:
 
     def _cost(self, ranks: tuple[int, ...], message: Message) -> Transfer:
         if message.peer_pp < 0:
-            return self._network.collective(message.kind, message.size_bytes, ranks, message.dtype)
-        return self._network.p2p(message.size_bytes, *ranks)
+            alone = self._network.collective(message.kind, message.size_bytes, ranks, message.dtype)
+        else:
+            alone = self._network.p2p(message.size_bytes, *ranks)
+        return self._takes(alone, message, len(ranks))
 
     def _group(self, rank: int, message: Message) -> Group:
         group = self._groups.of(message.scope, rank)

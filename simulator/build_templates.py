@@ -18,7 +18,9 @@ from simulator.build_pipeline import Pipeline, Visit
 from simulator.build_stages import Unit, units_by_stage
 from simulator.clock import to_ns
 from simulator.compute import ComputeModel
+from simulator.engine.slowdown import MILLION
 from simulator.job import Job
+from simulator.ops import DTYPE_BYTES
 from simulator.program import Label
 from simulator.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
 from simulator.schedules import Plan
@@ -101,6 +103,27 @@ class Templates:
             self._written[stages] = template
         return self._written[stages]
 
+    def saves(self, step: int) -> bool:
+        """Return whether a checkpoint follows *step*."""
+        return bool(self._job.checkpoint_every) and (step + 1) % self._job.checkpoint_every == 0
+
+    def checkpoint(self, stages: tuple[int, ...]) -> Template:
+        """Return the template of saving what the rank that holds *stages* owns: weights and fp32 states.
+
+        Everyone waits until it is written, as ``torch.distributed.checkpoint.save`` does.
+        """
+        key = ("checkpoint", *stages)
+        if key not in self._written:
+            units = [unit for stage in stages for unit in self._units[stage]]
+            n_params = self._data_parallel.owned_params(units)
+            size = n_params * (3 * DTYPE_BYTES["fp32"] + DTYPE_BYTES[self._job.precision])
+            template = self._written[key] = Template()
+            saved_ns = to_ns(size / self._job.checkpoint_bytes_per_s)
+            label = Label("host", "checkpoint", "checkpoint")
+            template.then(Task(HOST, label, saved_ns, bytes_moved=size))
+            self._all_reduce(template, "checkpoint barrier")
+        return self._written[key]
+
     def _all_reduce(self, template: Template, name: str) -> None:
         """Append the sum of a number over all ranks, which what follows waits for."""
         if self._world > 1:
@@ -122,6 +145,7 @@ class Templates:
             COMPUTE,
             Label("compute", "optimizer", "optimizer", "", "fp32"),
             duration_ns=self._compute.duration_ns(ops),
+            memory_bound=MILLION,
             flops=sum(op.flops for op in ops),
             bytes_moved=sum(op.bytes_moved for op in ops),
         )

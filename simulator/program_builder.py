@@ -49,6 +49,7 @@ class Task(NamedTuple):
         message: the communication it takes part in, if any.
         layer: transformer layer, -1 if none.
         flops, bytes_moved: work, 0 if none.
+        memory_bound: share of its time that memory bandwidth decides, in parts per million.
     """
 
     stream: int
@@ -58,6 +59,7 @@ class Task(NamedTuple):
     layer: int = -1
     flops: int = 0
     bytes_moved: int = 0
+    memory_bound: int = 0
 
 
 class Template:
@@ -114,6 +116,7 @@ class _Arrays:
         self.layer = np.array([task.layer for task in tasks], np.int32)
         self.flops = np.array([task.flops for task in tasks], np.int64)
         self.bytes_moved = np.array([task.bytes_moved for task in tasks], np.int64)
+        self.memory_bound = np.array([task.memory_bound for task in tasks], np.int32)
         self.waits = template.waits
         self.waits_outside = any(other < 0 for _, other in template.waits)
         self.tails = template.tails
@@ -235,6 +238,7 @@ class ProgramBuilder:
             step=step,
             flops=column("flops", np.int64),
             bytes_moved=column("bytes_moved", np.int64),
+            memory_bound=column("memory_bound", np.int32),
             dep_start=dep_start,
             deps=deps,
             streams=STREAMS,
