@@ -110,7 +110,7 @@ def test_the_files_in_the_documentation_describe_machines(tmp_path: Path, exampl
 
 
 def test_the_documentation_shows_files() -> None:
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3
 
 
 def test_names_of_devices_and_links_load() -> None:

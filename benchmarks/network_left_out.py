@@ -1,0 +1,159 @@
+"""How far constants carry that were found in rows of a table: each part of the rows predicted from the rest.
+
+    python benchmarks/network_left_out.py collectives.csv
+
+For every constant the value is taken that fits the other parts best (mean over families of the median of
+``|ln(predicted / measured)|``), and the part that was left out is predicted with it. Constants of which
+only one family speaks cannot be left out of anything: latency, efficiency and chunk of EFA.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from unittest.mock import patch
+
+from simulator import validate_collectives as rows_of
+from simulator import validate_conventions as conventions
+from simulator.validate import Scored
+from topologies.catalog import load_cluster
+from topologies.cluster import Cluster
+from topologies.words import machine
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One constant, where it counts, how those rows fall into parts, and how it is set."""
+
+    name: str
+    values: Sequence[float]
+    part: Callable[[Scored], str]
+    setting: Callable[[float], AbstractContextManager[object]]
+
+
+def words(row: Scored) -> list[str]:
+    """Return source, hardware, operation and number of GPUs of a row."""
+    return row.family.split(" · ")
+
+
+def crowding(value: float) -> AbstractContextManager[object]:
+    """Set what is left to a group of a network that others use."""
+
+    def load(name: str) -> Cluster:
+        cluster = load_cluster(name)
+        return replace(cluster, fabric_spec=replace(cluster.fabric_spec, crowding=value))
+
+    return patch.object(rows_of, "load_cluster", load)
+
+
+def omnipath(value: float) -> AbstractContextManager[object]:
+    """Set the efficiency of Omni-Path."""
+
+    def found(text: str, n_gpus: int, n_nodes: int) -> Cluster:
+        cluster = machine(text, n_gpus, n_nodes)
+        nic = cluster.nic
+        return (
+            replace(cluster, nic=replace(nic, efficiency=value)) if nic and nic.name == "opa-100" else cluster
+        )
+
+    return patch.object(rows_of, "machine", found)
+
+
+def launch(age: str) -> Callable[[float], AbstractContextManager[object]]:
+    """Return how the time between launches of hosts of *age* is set."""
+    return lambda value: patch.dict(conventions.LAUNCH_US, {age: value})
+
+
+def call(value: float) -> AbstractContextManager[object]:
+    """Set what a call from Python adds."""
+    return patch.object(conventions, "CALL_US", value)
+
+
+def many_nodes(row: Scored, by: int) -> str:
+    """Return the operation or the GPUs of a row measured beside other jobs."""
+    return (
+        words(row)[by] if "EFA" in row.family and row.group == "multi-node" and "p5" not in row.family else ""
+    )
+
+
+def profiled(row: Scored, gpu: str) -> str:
+    """Return the hardware of an all-reduce in a profile on one node with *gpu*."""
+    counts = "devices used" in row.family and "all_reduce" in row.family and row.group == "single-node"
+    return words(row)[1] if counts and gpu in row.family else ""
+
+
+CONSTANTS = (
+    Constant(
+        "crowding, by operation", (0.3, 0.4, 0.45, 0.5, 0.55, 0.6), lambda r: many_nodes(r, 2), crowding
+    ),
+    Constant("crowding, by nodes", (0.3, 0.4, 0.45, 0.5, 0.55, 0.6), lambda r: many_nodes(r, 3), crowding),
+    Constant(
+        "efficiency of Omni-Path",
+        (0.10, 0.12, 0.14, 0.16, 0.18, 0.21),
+        lambda r: words(r)[1] + words(r)[3] if "OPA" in r.family else "",
+        omnipath,
+    ),
+    Constant("launch beside A100", (40, 50, 54, 58, 62), lambda r: profiled(r, "A100"), launch("older")),
+    Constant("launch beside H100", (28, 32, 36, 38, 42), lambda r: profiled(r, "H100"), launch("newer")),
+    Constant(
+        "call from Python",
+        (0, 10, 15, 20, 25, 30),
+        lambda r: (
+            words(r)[1]
+            if words(r)[0] == "stas00"
+            and "8 GPUs" in r.family
+            and r.group == "single-node"
+            and "A100" not in r.family
+            else ""
+        ),
+        call,
+    ),
+)
+
+
+def scored(path: str, constant: Constant, value: float) -> dict[str, dict[str, list[float]]]:
+    """Return the errors of the rows that *constant* counts for, by part and family, if it is *value*."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    rows_of._network.cache_clear()  # noqa: SLF001 - its answers rest on the constant
+    with constant.setting(value):
+        for row in rows_of.validate_collectives(path).rows:
+            if part := constant.part(row):
+                found[part][row.family].append(abs(row.log_ratio))
+    return found
+
+
+def score(parts: Iterator[dict[str, list[float]]]) -> float:
+    """Return the mean over families of the median error."""
+    return fmean(median(errors) for families in parts for errors in families.values())
+
+
+def main(path: str) -> None:
+    """Print, for each constant and part, the value that the rest asks for, and the part's error with it."""
+    for constant in CONSTANTS:
+        by_value = {value: scored(path, constant, value) for value in constant.values}
+        parts = sorted(by_value[constant.values[0]])
+        if len(parts) < 2:
+            sys.stdout.write(f"{constant.name}: {len(parts)} part, nothing to leave out\n")
+            continue
+        best = min(by_value, key=lambda value: score(iter(by_value[value].values())))
+        within = score(iter(by_value[best].values()))
+        errors = []
+        for part in parts:
+            rest = {
+                value: score(iter(found[other] for other in parts if other != part))
+                for value, found in by_value.items()
+            }
+            value = min(rest, key=lambda value: rest[value])
+            errors.append(score(iter([by_value[value][part]])))
+            sys.stdout.write(f"  {part[:60]:62}{value:8g} {errors[-1]:8.1%}\n")
+        sys.stdout.write(
+            f"{constant.name}: {best:g} fits all, {within:.1%} in sample, {fmean(errors):.1%} left out\n"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
