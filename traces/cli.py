@@ -31,15 +31,28 @@ def analyze(run: str, gpu_hour: float | None, *, partial: bool, as_json: bool) -
     runs still being written, are read alike.
     """
     from traces.analysis import analysis
+    from traces.errors import RunError
     from traces.findings import findings
+    from traces.hang import hang
     from traces.metrics import breakdown, summarize
     from traces.opening import open_whole
-    from traces.render import show_analysis, show_findings
+    from traces.render import show_analysis, show_findings, show_hang
 
-    opened = open_whole(run, partial=partial)
-    summary = summarize(opened)
+    try:
+        opened = open_whole(run, partial=partial)
+        summary = summarize(opened)
+    except RunError:  # it may hang before anything has come to its end
+        if not (stuck := hang(run, None)):
+            raise
+        if as_json:
+            click.echo(json.dumps({"run": run, "hang": [wait.to_dict() for wait in stuck]}))
+        else:
+            show_hang(stuck)
+        return
+    stuck = hang(run, opened)
     if not as_json:
         show_analysis(opened, summary)
+        show_hang(stuck)
         show_findings(findings(opened, gpu_hour))
         return
     ranks = [
@@ -55,6 +68,7 @@ def analyze(run: str, gpu_hour: float | None, *, partial: bool, as_json: bool) -
         for row in breakdown(opened)
     ]
     document = {"run": run, **summary, "ranks": ranks, "warnings": list(opened.warnings)}
+    document["hang"] = [wait.to_dict() for wait in stuck]
     click.echo(json.dumps(document | analysis(opened, gpu_hour)))
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from traces.compare import Comparison
 from traces.findings import Finding
+from traces.hang import Wait
 from traces.metrics import Breakdown, breakdown
 from traces.report_format import format_si, format_time
 from traces.run import Run
@@ -60,6 +61,13 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
     show_warnings(console, run.warnings)
+
+
+def show_hang(waits: Sequence[Wait]) -> None:
+    """Print what a recording that goes on, or was stopped, waits for."""
+    console = Console(highlight=False)
+    for wait in waits[:SHOWN_FINDINGS]:
+        console.print(f"[red]hang[/] {escape(wait.text)}", soft_wrap=True)
 
 
 def _counts(summary: Mapping[str, Any]) -> Table:
