@@ -42,6 +42,7 @@ API: Final[Mapping[str, str]] = MappingProxyType(
         "record": "tracer.record",
         "report_html": "traces.report",
         "simulate": "simulator.simulate",
+        "step": "tracer.record",
         "summarize": "traces.metrics",
     }
 )
@@ -61,6 +62,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
         "serve": ("simulator.serve_cli", "Browse runs and play with layouts, in a browser on this machine."),
+        "search": ("simulator.search_cli", "The best layouts of a model on a machine, each simulated."),
         "goodput": ("simulator.goodput_cli", "Days and dollars of a training when machines fail."),
         "memory": ("simulator.memory_cli", "Does a job fit, which rank is fullest, what would make it fit."),
         "bench": ("tracer.bench_cli", "Measure this machine's parts against what its description promises."),

@@ -16,6 +16,7 @@ import numpy as np
 
 from simulator.build import job_groups
 from simulator.build_chain import Chains, Pass
+from simulator.build_groups import Groups
 from simulator.build_instances import Costs
 from simulator.build_stages import Unit, layer_kind, split_layers
 from simulator.compute import ComputeModel
@@ -26,7 +27,7 @@ from simulator.network import Network
 from simulator.program import Int64Array
 from simulator.program_builder import Template
 from simulator.schedule_program import ScheduleProgram, schedule_program
-from simulator.schedules import ACTION_KINDS
+from simulator.schedules import ACTION_KINDS, has_two_copies, held_stages, plan
 from simulator.workload import embedding_block, head_block, layer_blocks
 from simulator.workload_linear import hidden_bytes, tokens_per_shard
 from topologies.cluster import Cluster
@@ -55,6 +56,8 @@ class PipelineTimes:
         self._units: dict[Any, Int64Array] = {}
         self._links: dict[tuple[int, int, int], Int64Array] = {}
         self._schedules: dict[Any, tuple[ScheduleProgram, Any]] = {}
+        self._groups: dict[Any, Groups] = {}
+        self._actions: dict[Hashable, Int64Array] = {}
 
     def pipeline_ns(self, job: Job) -> int:
         """Return the time from the first forward to the last backward of a step of *job*, in ns.
@@ -74,6 +77,27 @@ class PipelineTimes:
         _, end_ns = clock.times(found.durations(actions), found.transfers(links))
         return int(end_ns.max())
 
+    def floor_ns(self, job: Job) -> int:
+        """Return a time that ``pipeline_ns`` is never below, without running the schedule.
+
+        A rank works on its micro-batches one after the other. Before, one forward has come all the way to its
+        first stage; after, where no weight gradients are left to fill the time, one backward has all the way
+        to go from there.
+
+        Raises:
+            SimulationError: the job cannot run.
+        """
+        held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
+        forward, backward, inputs, weights = self._action_ns(job, 1 + max(map(max, held)))
+        each = forward + (np.minimum(backward, inputs + weights) if is_split else backward)
+        if has_copies:
+            return int(each.sum()) * job.n_microbatches // job.layout.pp
+        around = forward if is_split else forward + backward
+        before = np.cumsum(around) - around
+        return max(
+            int(before[min(stages)] + job.n_microbatches * each[list(stages)].sum()) for stages in held
+        )
+
     def _link_ns(self, n_ranks: int, stride: int, size_bytes: int) -> Int64Array:
         """Return the time of a message between any two pipeline ranks that may be neighbours."""
         key = (n_ranks, stride, size_bytes)
@@ -88,15 +112,18 @@ class PipelineTimes:
 
     def _action_ns(self, job: Job, n_stages: int) -> Int64Array:
         """Return how long each kind of action takes in each stage: ``(len(ACTION_KINDS), n_stages)``."""
-        layers = split_layers(job.model.n_layers, n_stages)
-        found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)
         layout, model = job.layout, job.model
         shared = (layout.tp, layout.cp, layout.ep, *(getattr(job, name) for name in _OF_UNITS))
+        if (n_stages, shared) in self._actions:
+            return self._actions[n_stages, shared]
+        layers = split_layers(model.n_layers, n_stages)
+        found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)
         for stage, held in enumerate(layers):
             for kind, same in _alike(model, held).items():
                 found[:, stage] += len(same) * self._unit_ns(job, same[0], (kind, *shared))
         found[:, 0] += self._unit_ns(job, -1, ("embedding", *shared))
         found[:, -1] += self._unit_ns(job, model.n_layers, ("head", *shared))
+        self._actions[n_stages, shared] = found
         return found
 
     def _unit_ns(self, job: Job, layer: int, key: Hashable) -> Int64Array:
@@ -106,12 +133,29 @@ class PipelineTimes:
                 unit = Unit(-1, ((embedding_block if layer < 0 else head_block)(job),))
             else:
                 unit = Unit(layer, layer_blocks(job, layer))
-            costs = Costs(job_groups(job), self._network, folded=False)
+            costs = Costs(self._groups_of(job), self._network, folded=False)
             chains = Chains(ComputeModel(job.cluster.device, job.precision))
             self._units[key] = np.array(
                 [_alone_ns(chains, unit, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS], np.int64
             )
         return self._units[key]
+
+    def _groups_of(self, job: Job) -> Groups:
+        """Return the groups of *job*; those that a layer communicates in are the same for equal layouts."""
+        if job.layout not in self._groups:
+            self._groups[job.layout] = job_groups(job)
+        return self._groups[job.layout]
+
+
+@lru_cache(maxsize=4096)
+def _shape(
+    schedule: str, n_ranks: int, virtual_stages: int | None
+) -> tuple[tuple[tuple[int, ...], ...], bool, bool]:
+    """Return the stages of each rank, whether backwards are split, and whether stages have two copies."""
+    found = plan(schedule, n_ranks, 2 * n_ranks, virtual_stages)
+    held = tuple(held_stages(actions) for actions in found)
+    is_split = any(action.kind == "W" for actions in found for action in actions)
+    return held, is_split, has_two_copies(schedule)
 
 
 @lru_cache(maxsize=4096)

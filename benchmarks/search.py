@@ -1,0 +1,72 @@
+"""How long a search takes: layouts considered, pipelines run, layouts simulated, processor time.
+
+    python benchmarks/search.py [--json]
+
+Cold, in one process. The last case widens every choice until more than 100,000 layouts are considered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from simulator.models import load_model
+from simulator.search import cheapest
+from simulator.search_space import Space
+from topologies.catalog import load_cluster
+
+WIDE = {
+    "cp": (1, 2, 4, 8),
+    "sharding": ("ddp", "zero1", "zero2", "zero3", "fsdp"),
+    "schedule": ("1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "interleaved-zb", "zb-v"),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "llama3-8b on 8": {"model": "llama3-8b", "gpus": 8, "global_batch": 64},
+    "llama3-70b on 64": {"model": "llama3-70b", "gpus": 64, "global_batch": 256},
+    "llama3-70b on 512": {"model": "llama3-70b", "gpus": 512, "global_batch": 1024},
+    "gpt3-175b on 512": {"model": "gpt3-175b", "gpus": 512, "global_batch": 1024, "seq_len": 2048},
+    "llama3-70b on 512, wide": {"model": "llama3-70b", "gpus": 512, "global_batch": 1024, **WIDE},
+}
+
+
+def main() -> None:
+    """Search each case and print a table or one JSON object."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = {name: measured(**case) for name, case in CASES.items()}
+    if args.json:
+        print(json.dumps(rows))
+        return
+    print(f"{'case':26} {'layouts':>9} {'pipelines':>9} {'simulated':>9} {'seconds':>8}")
+    for name, row in rows.items():
+        print(
+            f"{name:26} {row['layouts']:>9,} {row['pipelines']:>9,} {row['simulated']:>9} {row['cpu_s']:>8.1f}"
+        )
+
+
+def measured(model: str, gpus: int, global_batch: int, seq_len: int = 8192, **wide: Any) -> dict[str, float]:
+    """Return what one search considers and takes, in processor seconds."""
+    space = Space(
+        model=load_model(model),
+        cluster=load_cluster("dgx-h100", gpus),
+        global_batch=global_batch,
+        seq_len=seq_len,
+        **wide,
+    )
+    start_s = time.process_time()
+    found = cheapest(space.jobs(), 10)
+    return {
+        "layouts": found.n_candidates,
+        "pipelines": found.n_run,
+        "simulated": found.n_simulated,
+        "cpu_s": time.process_time() - start_s,
+    }
+
+
+if __name__ == "__main__":
+    main()

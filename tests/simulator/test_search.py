@@ -1,0 +1,146 @@
+"""A search finds what simulating every layout finds, and says what it has found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from foretrace import main
+from simulator.config import job_from, read_config
+from simulator.errors import ConfigError, JobError
+from simulator.job import Job
+from simulator.layouts import PipelineTimes
+from simulator.models import load_model
+from simulator.rank_memory import rank_memories
+from simulator.schedules import SCHEDULES
+from simulator.search import cheapest
+from simulator.search_cli import search
+from simulator.search_space import Space
+from simulator.simulate import simulate
+from topologies.catalog import load_cluster
+
+pytest.importorskip("numba")
+
+
+def space(model: str = "llama3.2-1b", gpus: int = 8, **given: Any) -> Space:
+    given = {"global_batch": 32, "seq_len": 2048, **given}
+    return Space(model=load_model(model), cluster=load_cluster("dgx-a100", gpus), **given)
+
+
+def brute_force_s(jobs: list[Job]) -> list[float]:
+    """Return the step times of all *jobs* that fit, in order."""
+    fitting = [
+        job
+        for job in jobs
+        if max(rank.peak_bytes for rank in rank_memories(job)) <= job.cluster.device.memory_bytes
+    ]
+    return sorted(simulate(job, engine="compiled").summary["step_time_s"] for job in fitting)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schedule": ("1f1b", "interleaved-1f1b"), "recompute": ("none", "full"), "micro_batch": (1, 2)},
+        {"schedule": ("zb-h1", "zb-v"), "sharding": ("zero1",), "recompute": ("none",), "micro_batch": (1,)},
+        {"sharding": ("ddp", "fsdp"), "tp": (1, 2), "pp": (1, 2), "recompute": ("none",)},
+        {
+            "model": "llama2-13b",
+            "sharding": ("zero1", "fsdp"),
+            "tp": (1, 2, 8),
+            "pp": (1, 4),
+            "seq_len": 4096,
+        },
+    ],
+)
+def test_the_best_are_those_of_simulating_everything(given: dict[str, Any]) -> None:
+    jobs = list(space(**given).jobs())
+    found = cheapest(jobs, 5)
+    assert [one.summary["step_time_s"] for one in found.best] == brute_force_s(jobs)[:5]
+    assert found.n_candidates == len(jobs)
+    assert found.n_simulated < len(jobs)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_bound_is_above_what_it_bounds(schedule: str) -> None:
+    times = PipelineTimes(load_cluster("dgx-a100", 8))
+    jobs = [
+        replace(job, recompute=recompute)
+        for job in space(
+            schedule=(schedule,), tp=(1, 2), pp=(2, 4), micro_batch=(1,), recompute=("none",)
+        ).jobs()
+        for recompute in ("none", "full")
+    ]
+    assert jobs
+    for job in jobs:
+        floor_ns, pipeline_ns = times.floor_ns(job), times.pipeline_ns(job)
+        assert 0 < floor_ns <= pipeline_ns
+        assert pipeline_ns <= simulate(job, engine="compiled").summary["step_time_s"] * 1e9
+
+
+def test_every_layout_of_the_space_is_there_once() -> None:
+    jobs = list(space(gpus=8, schedule=("1f1b",), sharding=("zero1",), recompute=("none",)).jobs())
+    described = [(job.layout, job.micro_batch) for job in jobs]
+    assert len(set(described)) == len(described)
+    for tp, pp in ((1, 1), (2, 4), (8, 1), (1, 8)):
+        assert any((job.layout.tp, job.layout.pp) == (tp, pp) for job in jobs)
+    assert all(job.layout.world_size == 8 for job in jobs)
+    assert {job.schedule for job in jobs if job.layout.pp == 1} == {"1f1b"}
+
+
+def test_a_weight_orders_by_what_it_says() -> None:
+    jobs = [*space(gpus=4, recompute=("none",)).jobs(), *space(gpus=8, recompute=("none",)).jobs()]
+    fastest = cheapest(jobs, 1).best[0]
+    cheapest_one = cheapest(jobs, 1, weight=lambda job: job.cluster.n_gpus).best[0]
+    assert fastest.job.cluster.n_gpus == 8
+    used = [one.summary["step_time_s"] * one.job.cluster.n_gpus for one in (cheapest_one, fastest)]
+    assert used == sorted(used)
+
+
+WORDS = (
+    "search --model llama3.2-1b --cluster dgx-h100 --gpus 8 --global-batch 32 --seq-len 2048 --top 3 "
+    "--micro-batch 1,2 --recompute none"
+).split()
+
+
+def test_the_verb_prints_the_best_and_writes_it(tmp_path: Path) -> None:
+    target = tmp_path / "best.toml"
+    words = [*WORDS, "--tokens", "10B", "--price", "2 USD/h", "-o", str(target), "--json"]
+    said = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).output)
+    steps = [one["step_time_s"] for one in said["layouts"]]
+    assert len(steps) == 3
+    assert steps == sorted(steps)
+    best = said["layouts"][0]
+    again = simulate(job_from(read_config(target)))
+    assert again.summary["step_time_s"] == best["step_time_s"]
+    assert best["usd_per_1b_tokens"] == pytest.approx(1e9 / best["tokens_per_s_per_gpu"] / 3600 * 2)
+    assert sum(part["seconds"] for part in said["why_not_the_second"]) == pytest.approx(
+        steps[1] - steps[0], abs=1e-9
+    )
+    shown = CliRunner().invoke(main, WORDS, catch_exceptions=False).output
+    assert f"{said['n_candidates']:,} layouts considered" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "what"),
+    [
+        (["--model", "llama3-405b", "--tp", "1", "--pp", "1"], JobError, "none of .* fits"),
+        (["--global-batch", "7", "--tp", "1", "--pp", "1"], JobError, "no layout is possible"),
+        (["--by", "cost"], ConfigError, "needs a price"),
+    ],
+)
+def test_what_cannot_be_found_is_said_in_one_line(
+    words: list[str], error: type[Exception], what: str
+) -> None:
+    with pytest.raises(error, match=what):
+        CliRunner().invoke(search, [*WORDS[1:], *words], catch_exceptions=False)
+
+
+def test_a_choice_that_does_not_exist_is_refused() -> None:
+    result = CliRunner().invoke(search, [*WORDS[1:], "--schedule", "1f1b,2f2b"])
+    assert result.exit_code == 2
+    assert "2f2b" in result.output
