@@ -110,7 +110,7 @@ class Planner:
                 planned, pinned = self._asked(query)
                 first, second = (planned.run, None) if pinned is None else (pinned.run, planned.run)
                 names = None if pinned is None else ("A", "B")
-                contents = document(first, second, pack, names=names, overview=False)
+                contents = document(first, second, pack, names=names, quick=True)
                 contents |= words_of(planned, pinned)
         except (SimulationError, TopologyError, TraceError) as error:
             return document_answer({"error": _one_line(error)})

@@ -50,7 +50,7 @@ class Finding:
         return asdict(self)
 
 
-def findings(run: Run, usd_per_gpu_hour: float | None = None) -> list[Finding]:
+def findings(run: Run, usd_per_gpu_hour: float | None = None, *, replay: bool = True) -> list[Finding]:
     """Return what the run loses, the dearest first; costs may overlap, they need not add up.
 
     A run without times loses nothing that could be known.
@@ -58,6 +58,8 @@ def findings(run: Run, usd_per_gpu_hour: float | None = None) -> list[Finding]:
     Args:
         run: an open run.
         usd_per_gpu_hour: price of one GPU, for costs in money.
+        replay: also play a pipeline again to find what unlike operations cost it, which takes seconds where
+            it has tens of thousands of spans.
     """
     if run.is_timeless:
         return []
@@ -66,7 +68,8 @@ def findings(run: Run, usd_per_gpu_hour: float | None = None) -> list[Finding]:
     averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
     rows = [row for row in breakdown(run) if row.step in averaged]
     averaged_s = sum(row.window_ns * row.represents for row in rows) / 1e9
-    said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_unlike(run)]
+    said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary)]
+    said += _unlike(run) if replay else []
     said += [*_idle(run), *_small(run, averaged_s, len(averaged))]
     rate = None if usd_per_gpu_hour is None else usd_per_gpu_hour * run.info.world_size
     found = [

@@ -33,6 +33,8 @@ _SCRIPTS: Final = (
     "tips.js",
     "overview.js",
     "search.js",
+    "critical.js",
+    "links.js",
     "memory.js",
     "panels.js",
     "differences.js",

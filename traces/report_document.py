@@ -16,8 +16,10 @@ from traces.pack import Pack
 from traces.report_cells import COMPUTE_LANE
 from traces.report_colours import palette
 from traces.report_compare import comparison, comparison_headline
+from traces.report_findings import critical_entry, findings_entry
 from traces.report_kinds import Kinds
 from traces.report_labels import Labels
+from traces.report_links import links_entry
 from traces.report_rows import MOST_ROWS, picks
 from traces.report_run import overview_entry, run_entry
 from traces.report_view import View, view_of
@@ -53,7 +55,7 @@ def document(
     *,
     window: Window | None = None,
     names: Sequence[str] | None = None,
-    overview: bool = True,
+    quick: bool = False,
 ) -> dict[str, Any]:
     """Return the contents of a report; the arrays that belong to it are added to *pack*.
 
@@ -63,7 +65,7 @@ def document(
         pack: what the page gets besides the document.
         window: the part of one run to send, without the overview of all ranks; None: all that fits a page.
         names: what the page calls the runs; None: where they come from, or their own names.
-        overview: whether all ranks are drawn above the schedule where there are many.
+        quick: leave out what takes longer than the schedule: all ranks, findings, critical path, links.
 
     Raises:
         RunError: a run has no step with a length.
@@ -98,8 +100,9 @@ def document(
         "runs": shown,
         "picks": groups,
         "overview": overview_entry(views[0], groups, labels, pack, shown[0])
-        if overview and window is None
+        if not quick and window is None
         else None,
+        **(_explained(views[0], kinds, pack) if other is None and not quick else {}),
         **({} if window is None else _of_window(run, window)),
         "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
         "comparison": None if found is None else comparison(found, names, kinds, pack),
@@ -108,6 +111,15 @@ def document(
         ],
         "labels": labels.entries,
         "names": labels.names,
+    }
+
+
+def _explained(view: View, kinds: Kinds, pack: Pack) -> dict[str, Any]:
+    """Return what explains one run: what it loses, its critical path, how full its links were."""
+    return {
+        "findings": findings_entry(view.run),
+        "critical": critical_entry(view, kinds, pack),
+        "links": links_entry(view, pack),
     }
 
 

@@ -257,6 +257,67 @@ def test_legend_hides_a_kind(pipeline: Opened) -> None:
     assert pipeline.page.evaluate(PIXEL, [cell["left"] + 8, cell["y"]]) == [255, 255, 255]
 
 
+def test_the_critical_path_is_drawn_and_taken_away(pipeline: Opened) -> None:
+    painted = (
+        "() => { const c = document.querySelector('#overlay'); const d = c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data; let n = 0;"
+        "for (let i = 3; i < d.length; i += 4) n += d[i] > 200; return n; }"
+    )
+    assert pipeline.page.evaluate(painted) == 0
+    pipeline.page.keyboard.press("c")
+    pipeline.settle()
+    assert pipeline.page.evaluate(painted) > 1000
+    assert pipeline.page.get_attribute("#path", "aria-pressed") == "true"
+    assert "Critical path" in pipeline.page.inner_text("#critical")
+    pipeline.page.click("#path")
+    pipeline.settle()
+    assert pipeline.page.evaluate(painted) == 0
+
+
+def test_search_finds_spans_and_goes_from_one_to_the_next(pipeline: Opened) -> None:
+    pipeline.page.keyboard.press("/")
+    pipeline.page.keyboard.type("reduce scatter dp")
+    n_found = pipeline.page.evaluate("foretrace.search.hits.length")
+    known = pipeline.page.evaluate(
+        "foretrace.view.slots.reduce((n, {run, row}) => { for (let l = 1; l < run.lanes.length; l++) {"
+        "const [low, high] = foretrace.laneRange(run, row, l);"
+        "if (run.lanes[l].axis === 'dp') n += high - low; } return n; }, 0)"
+    )
+    assert n_found == known > 0
+    assert f"{n_found} spans" in pipeline.page.inner_text("#found")
+    far = pipeline.page.evaluate("foretrace.view.far")
+    pipeline.page.keyboard.press("Enter")
+    pipeline.settle()
+    assert pipeline.page.evaluate("foretrace.view.t1 - foretrace.view.t0") < far
+    assert pipeline.page.inner_text("#found").startswith(f"1 of {n_found}")
+    pipeline.page.fill("#search", "no such thing")
+    assert pipeline.page.inner_text("#found") == "no span on these rows is called that"
+    pipeline.page.keyboard.press("Escape")
+    assert pipeline.page.evaluate("foretrace.search.hits.length") == 0
+
+
+def test_ranks_can_be_picked(browser: Any, tmp_path: Path, many_ranks_run: Run) -> None:
+    opened = Opened(browser, tmp_path / "r.html", (many_ranks_run,))
+    before = opened.page.evaluate("foretrace.view.slots.map(slot => slot.rank)")
+    opened.page.select_option("#picker select", "3")
+    shown = opened.page.evaluate("foretrace.view.slots.map(slot => slot.rank)")
+    assert shown != before
+    assert shown == opened.page.evaluate("foretrace.meta().picks[3]")
+    assert opened.problems == []
+    opened.page.close()
+
+
+def test_print_is_light_and_without_controls(pipeline: Opened) -> None:
+    pipeline.page.click("#theme")
+    pipeline.page.emulate_media(media="print")
+    pipeline.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert pipeline.page.evaluate("document.documentElement.dataset.theme") == "light"
+    for control in ("#theme", ".search", ".controls", "#path"):
+        assert pipeline.page.locator(control).is_hidden(), control
+    pipeline.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert pipeline.page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
 def test_theme_button_switches(pipeline: Opened) -> None:
     pipeline.page.click("#theme")
     assert pipeline.page.evaluate("document.documentElement.dataset.theme") == "dark"

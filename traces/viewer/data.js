@@ -21,6 +21,8 @@ function useDocument(meta, bytes) {
   [KINDS, NAMES, LABELS, THEMES] = [meta.kinds, meta.names, meta.labels, meta.palette];
   const columns = columnsOf(meta, bytes);
   ratios = { a: columns['ratio.a'], b: columns['ratio.b'], kind: columns['ratio.kind'] };
+  useCritical(columns);
+  [linksUsed, linkPixels.image] = [columns['links.used'], null];
   RUNS = meta.runs.map(info => unpackRun(info, columns));
 }
 

@@ -86,7 +86,7 @@ function onKey(event) {
     w: () => zoomAt(0.7, middle), '+': () => zoomAt(0.7, middle), '=': () => zoomAt(0.7, middle),
     s: () => zoomAt(1.4, middle), '-': () => zoomAt(1.4, middle),
     a: () => pan(-step), arrowleft: () => pan(-step), d: () => pan(step), arrowright: () => pan(step),
-    '/': () => $('#search').focus(),
+    c: togglePath, '/': () => $('#search').focus(),
     0: resetWindow, escape: () => { view.follow = view.measure = view.hover = null; showTip(null); requestDraw(); },
   };
   const move = moves[event.key.toLowerCase()];

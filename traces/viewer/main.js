@@ -6,6 +6,7 @@ function drawAll() {
   drawTimeline();
   drawOverlay();
   drawOverview();
+  drawLinks();
   drawMemory();
   drawRatios();
 }
@@ -15,6 +16,8 @@ function refreshAll() {
   if (!RUNS.length) return;
   overviewImage = null;
   fillLegend();
+  fillFindings();
+  fillCritical();
   fillShares();
   fillPeaks();
   fillComparison();
@@ -50,6 +53,8 @@ function wirePage() {
   wireTimeline();
   wireOverview();
   wireSearch();
+  wireLinks();
+  $('#path').addEventListener('click', togglePath);
   wirePrint();
   $('#theme').addEventListener('click', () => setTheme(theme === 'dark' ? 'light' : 'dark'));
   $('#whole').addEventListener('click', resetWindow);

@@ -116,6 +116,7 @@ function drawOverlay() {
   g.beginPath();
   g.rect(view.left, GEOMETRY.axis - 2, view.plot, view.height);
   g.clip();
+  if (view.path) drawCritical(g);
   if (view.follow) drawFollowed(g);
   if (search.hits.length) drawHits(g);
   if (view.hover) drawOutline(g, view.hover, 2);

@@ -94,9 +94,14 @@ function describeTransfer(run, slot, i, where, lines) {
 
 /** Show the tooltip of a hit beside the pointer, or hide it. */
 function showTip(hit, x, y) {
+  showWords(hit && describeHit(hit), x, y);
+}
+
+/** Show a title, lines and a note beside the pointer, or hide what is shown. */
+function showWords(words, x, y) {
   const tip = $('#tip');
-  if (!hit) { tip.style.display = 'none'; return; }
-  const [title, lines, note] = describeHit(hit);
+  if (!words) { tip.style.display = 'none'; return; }
+  const [title, lines, note] = words;
   tip.replaceChildren(
     element('b', {}, title),
     element('table', {}, ...lines.map(([what, value]) => element('tr', {}, element('td', {}, what), element('td', {}, String(value))))),

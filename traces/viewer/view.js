@@ -8,6 +8,7 @@ const view = {
   follow: null,          // {run, microbatch, pipeline} or {run, group, sequence}
   measure: null,         // [t, t]
   hover: null,           // {slot, lane, index}
+  path: false,           // whether the critical path is drawn
   pick: 0,               // which group of ranks the rows are
 };
 

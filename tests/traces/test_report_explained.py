@@ -1,0 +1,102 @@
+"""What a report explains: losses in words, the critical path, links; each equal to what it is taken from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces.critical_path import critical_path
+from traces.findings import findings
+from traces.metrics import breakdown as rows_of_breakdown
+from traces.metrics import step_times_ns
+from traces.pack import Pack, decode
+from traces.report_document import document
+from traces.report_links import BINS, FULL, utilisation
+from traces.run import Run
+from traces.store import open_run, write_run
+
+WORD = pa.dictionary(pa.int32(), pa.string())
+LINKS = pa.schema(
+    [("rank", pa.int32()), ("tier", WORD), ("direction", WORD), ("start_ns", pa.int64()),
+     ("end_ns", pa.int64()), ("used", pa.float64())]
+)  # fmt: skip
+
+
+def told(run: Run) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    pack = Pack()
+    return document(run, None, pack), decode(pack.columns, pack.encode())
+
+
+@pytest.mark.parametrize("name", ["pipeline_run", "recorded_pipeline_run", "fsdp_run", "many_ranks_run"])
+def test_the_path_on_the_page_is_the_critical_path(name: str, request: pytest.FixtureRequest) -> None:
+    run: Run = request.getfixturevalue(name)
+    page, columns = told(run)
+    about = page["critical"]
+    path = critical_path(run, about["step"])
+    assert about["length_ns"] == path.length_ns == sum(ns for _, ns in about["parts"])
+    start, end = columns["critical.start"], columns["critical.end"]
+    assert start[0] == 0
+    assert (start[1:] == end[:-1]).all()
+    assert end[-1] == path.length_ns
+    (shown,) = page["runs"]
+    assert set(columns["critical.row"]) <= set(range(-1, len(shown["rows"])))
+    step = shown["steps"][shown["default_step"]]
+    assert about["step"] == step["step"]
+    assert path.length_ns <= step["length_ns"]
+    assert step_times_ns(rows_of_breakdown(run))[about["step"]] <= step["length_ns"]
+
+
+def test_findings_on_the_page_are_those_of_the_analysis(recorded_pipeline_run: Run) -> None:
+    page, _ = told(recorded_pipeline_run)
+    known = findings(recorded_pipeline_run)
+    assert [one["text"] for one in page["findings"]] == [one.text for one in known[: len(page["findings"])]]
+    assert page["findings"]
+
+
+def links(rows: list[tuple[int, str, str, int, int, float]]) -> pa.Table:
+    columns = list(zip(*rows, strict=True))
+    return pa.Table.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, LINKS, strict=True)], schema=LINKS
+    )
+
+
+@given(
+    lengths=st.lists(
+        st.tuples(st.integers(1, 500), st.integers(0, 300), st.floats(0, 1)), min_size=1, max_size=9
+    )
+)
+def test_a_link_carries_in_the_picture_what_it_carried(lengths: list[tuple[int, int, float]]) -> None:
+    """Sum over slices of share × length = sum over spans of the same, whatever the slices."""
+    rows, now = [], 0
+    for length, gap, used in lengths:
+        rows.append((3, "far", "in", now, now + length, used))
+        now += length + gap
+    shares, lines = utilisation(links(rows), 0, now)
+    assert lines == [("far", 3, "in")]
+    carried = sum((end - start) * used for _, _, _, start, end, used in rows)
+    assert shares.sum() * now / BINS == pytest.approx(carried)
+    assert shares.max() <= 1 + 1e-9
+
+
+def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, pipeline_run: Run) -> None:
+    path = write_run(tmp_path / "run", pipeline_run.info, pipeline_run.spans())
+    assert told(open_run(path))[0]["links"] is None
+    page, _ = told(pipeline_run)
+    step = page["runs"][0]["steps"][0]
+    begin, length = step["t0_ns"], step["length_ns"]
+    table = links([(0, "near", "in", begin, begin + length, 1.0), (1, "near", "in", begin, begin + 10, 0.5)])
+    with pa.OSFile(str(path / "links.arrow"), "wb") as file, pa.ipc.new_file(file, LINKS) as writer:
+        writer.write_table(table)
+    page, columns = told(open_run(path))
+    (tier,) = page["links"]["groups"]
+    assert tier["fullest"] == {"rank": 0, "direction": "in", "mean": pytest.approx(1)}
+    assert (columns["links.used"][:BINS] == FULL).all()
+    assert columns["links.used"][BINS + 1 :].max() == 0
+    json.dumps(page, allow_nan=False)
+    (path / "links.arrow").write_bytes(b"damaged")
+    assert told(open_run(path))[0]["links"] is None
