@@ -77,7 +77,9 @@ def _candidates(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
         if job.global_batch % (job.layout.dp * micro_batch) == 0:
             yield f"micro_batch={micro_batch}", {"micro_batch": micro_batch}
     if "full" in kept:
-        yield "recompute=full", {"recompute": "full"}
+        yield "recompute=full, recompute_every=2", {"recompute": "full", "recompute_every": 2}
+    if "full" in kept or (job.recompute == "full" and (job.recompute_layers or job.recompute_every > 1)):
+        yield "recompute=full", {"recompute": "full", "recompute_layers": 0, "recompute_every": 1}
     yield from _layouts(job)
     for offload in ("optimizer", "states", "activations", "all"):
         if offload != job.offload:
@@ -85,7 +87,10 @@ def _candidates(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _layouts(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Twice as much of one axis, and half as many replicas."""
+    """Twice as much of one axis, and half as many replicas; experts over twice as many of the replicas."""
+    ep = job.layout.ep * 2
+    if job.model.n_experts and (job.layout.dp * job.layout.cp) % ep == 0:
+        yield f"ep={ep}", {"layout": replace(job.layout, ep=ep)}
     for axis in ("tp", "pp", "cp"):
         degree = getattr(job.layout, axis) * 2
         if job.layout.dp % 2 or (axis == "tp" and degree > job.cluster.gpus_per_node):

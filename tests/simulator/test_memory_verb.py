@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis.strategies import builds, integers, sampled_from
 
 from foretrace import main
+from simulator.config import job_from
 from simulator.errors import JobError
 from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
 from simulator.memory import StageMemory, stage_memory
@@ -158,3 +159,15 @@ def test_the_verb_takes_what_only_memory_knows() -> None:
     wrong = CliRunner().invoke(main, [*LLAMA_70B, "--quantized-base"])
     assert wrong.exit_code == 2
     assert "lora_rank" in wrong.output
+
+
+def test_experts_over_more_ranks_and_half_of_the_layers_again_are_tried() -> None:
+    some = job_from(
+        {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "tp": 2, "global_batch": 16}
+    )
+    found = {one.change: one for one in changes(some)}
+    assert found["ep=2"].job.layout.ep == 2
+    half, full = found["recompute=full, recompute_every=2"], found["recompute=full"]
+    assert full.peak_bytes < half.peak_bytes
+    again = {one.change for one in changes(half.job)}
+    assert "recompute=full" in again
