@@ -7,11 +7,21 @@ attention, gated MLPs, experts, fused attention, and context parallelism. Tensor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 from simulator.job import Job
 from simulator.model import share
 from simulator.ops import DTYPE_BYTES
 from simulator.routing import routed_tokens
 from simulator.workload_linear import hidden_bytes, tokens_per_rank, tokens_per_shard
+
+WHOLE_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"all_gather": 0, "ring": 2, "ulysses": 1})
+"""Shares of keys and values that a context-parallel rank holds at once; 0 means those of all ranks.
+
+A ring holds the share in use and the one that arrives; Ulysses holds all tokens of a share of the heads.
+"""
 
 
 def layer_input_bytes(job: Job) -> int:
@@ -151,5 +161,6 @@ def working_bytes(job: Job, layer: int) -> int:
     if not job.flash_attention:
         attention += 2 * heads * n_tokens * job.seq_len * width
     if layout.cp > 1:
-        attention += 2 * n_tokens * layout.cp * kv_heads * both * width
+        parts = WHOLE_AT_ONCE[job.profile.context] or layout.cp
+        attention += 2 * n_tokens * min(parts, layout.cp) * kv_heads * both * width
     return max(mlp, attention) + layer_input_bytes(job)

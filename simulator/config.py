@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.errors import ConfigError, JobError
+from simulator.framework import OVERRIDABLE, load_framework
 from simulator.job import Job
 from simulator.model import Model
 from simulator.models import load_model
@@ -37,13 +38,22 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "training": {
             name: name
             for name in (
-                *("sharding", "sequence_parallel", "recompute", "precision"),
-                *("fp32_gradients", "flash_attention"),
+                *("sharding", "shard_ranks", "sequence_parallel", "precision", "fp8", "recipe", "kernels"),
+                *("recompute", "recompute_layers", "recompute_every", "fp32_gradients", "flash_attention"),
+                *("offload", "lora_rank", "quantized_base", "capacity_factor", "expert_imbalance"),
+                *("checkpoint_every", "checkpoint_bytes_per_s", "overlap_slowdown"),
             )
         },
+        "framework": {"name": "framework"},
     }
 )
-"""Tables of a file; in each, what a key is called there and the setting it gives."""
+"""Tables of a file; in each, what a key is called there and the setting it gives.
+
+``[framework]`` also takes the conventions of a framework by their names.
+"""
+
+CONVENTIONS: Final = "conventions"
+"""Setting that holds conventions by name."""
 
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
@@ -52,8 +62,13 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep"), int),
         **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
-        **dict.fromkeys(("overlap_p2p", "deallocate_outputs"), bool),
-        **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter"), float),
+        **dict.fromkeys(("overlap_p2p", "deallocate_outputs", "fp8", "quantized_base"), bool),
+        **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter", "overlap_slowdown"), float),
+        **dict.fromkeys(("capacity_factor", "expert_imbalance", "checkpoint_bytes_per_s"), float),
+        **dict.fromkeys(("framework", "kernels", "recipe", "offload"), str),
+        **dict.fromkeys(("shard_ranks", "lora_rank", "recompute_layers", "recompute_every"), int),
+        "checkpoint_every": int,
+        CONVENTIONS: dict,
         "stragglers": str,
         "link_changes": str,
         "samples": int,
@@ -67,18 +82,12 @@ _TOML_NAMES: Final = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
+    dict: "a table of names and values",
 }
 _OF_JOB: Final = (
-    *("global_batch", "micro_batch", "seq_len", "schedule", "sharding", "sequence_parallel", "recompute"),
-    *(
-        "precision",
-        "fp32_gradients",
-        "flash_attention",
-        "virtual_stages",
-        "overlap_p2p",
-        "deallocate_outputs",
-    ),
-    *("placement", "nccl_algo", "nccl_proto"),
+    *("global_batch", "micro_batch", "seq_len", "schedule", "virtual_stages", "overlap_p2p"),
+    *("deallocate_outputs", "placement", "nccl_algo", "nccl_proto", "framework"),
+    *TABLES["training"],
 )
 
 
@@ -98,7 +107,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = _conventions(document)
     for place, name, value in _flattened(document, path):
         if name in settings:
             raise ConfigError(f"{path}: {name} is given twice, the second time as {place}")
@@ -114,6 +123,8 @@ def write_config(settings: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for table, keys in TABLES.items():
         given = [(key, settings[name]) for key, name in keys.items() if settings.get(name) is not None]
+        if table == "framework":
+            given += list(settings.get(CONVENTIONS, {}).items())
         if given:
             lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in given), ""]
     return "\n".join(lines)
@@ -147,8 +158,17 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         layout=layout,
         n_steps=given.get("steps", 1),
         variation=Variation(**{name: given[name] for name in TABLES["variation"] if name in given}),
-        **{name: given[name] for name in _OF_JOB if name in given},
+        conventions=tuple(given.get(CONVENTIONS, {}).items()),
+        **{**_of_framework(given), **{name: given[name] for name in _OF_JOB if name in given}},
     )
+
+
+def _of_framework(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that the framework decides where they are not *given*: the dtype of gradients."""
+    if "framework" not in given:
+        return {}
+    fp32 = load_framework(given["framework"]).fp32_gradients
+    return {"fp32_gradients": given.get("precision", "bf16") in fp32}
 
 
 def job_settings(job: Job) -> dict[str, Any]:
@@ -163,6 +183,7 @@ def job_settings(job: Job) -> dict[str, Any]:
         **job.layout.degrees,
         **{name: value for name in _OF_JOB if (value := getattr(job, name)) is not None},
         "steps": job.n_steps,
+        **({CONVENTIONS: dict(job.conventions)} if job.conventions else {}),
         **job.variation.settings(),
     }
 
@@ -178,6 +199,16 @@ def _inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
             f"{replica} ranks; {lower} or {lower + replica} would work"
         )
     return gpus // replica
+
+
+def _conventions(document: dict[str, Any]) -> dict[str, Any]:
+    """Take the conventions out of the ``[framework]`` table of *document*, and return them as a setting."""
+    table = document.get("framework")
+    if not isinstance(table, dict):
+        return {}
+    found = {key: table.pop(key) for key in list(table) if key in OVERRIDABLE}
+    named = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    return {CONVENTIONS: named} if named else {}
 
 
 def _flattened(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, object]]:
@@ -220,5 +251,7 @@ def _toml(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_toml, value))}]"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

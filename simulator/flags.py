@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -38,7 +39,22 @@ def job_settings_options(command: Command) -> Command:
             ("--samples", int, "Steps to draw where there is jitter. [default: 100]"),
             ("--seed", int, "Seed of the jitter. [default: 0]"),
             ("--sharding", str, "ddp, zero1, zero2, zero3 or fsdp. [default: zero1]"),
+            ("--shard-ranks", int, "HSDP: ranks that one copy of the shared states is spread over."),
             ("--recompute", str, "none, selective or full. [default: none]"),
+            ("--recompute-layers", int, "Layers of each stage that are computed again. [default: all]"),
+            ("--recompute-every", int, "Of those, every so manieth. [default: 1]"),
+            ("--framework", str, "Whose conventions: megatron, nemo, torchtitan, ... [default: megatron]"),
+            ("--fp8/--no-fp8", bool, "Products of layers in 8 bits or fewer."),
+            ("--recipe", str, "How they are quantised: delayed, mxfp8, nvfp4, rowwise, ..."),
+            ("--kernels", str, "Element-wise work: fused or eager. [default: as the framework]"),
+            ("--offload", str, "In host memory: none, optimizer, states, activations or all."),
+            ("--lora-rank", int, "Train adapters of this rank, and nothing else."),
+            ("--quantized-base/--no-quantized-base", bool, "Frozen weights in 4 bits (QLoRA)."),
+            ("--capacity-factor", float, "Tokens of an expert over its even share. [default: as come]"),
+            ("--expert-imbalance", float, "Spread of tokens over experts, over their mean. [default: 0]"),
+            ("--overlap-slowdown", float, "Products beside communication: 1 as with NCCL. [default: 0]"),
+            ("--checkpoint-every", int, "Steps between checkpoints, which the run waits for."),
+            ("--checkpoint-bytes-per-s", float, "Rate at which a rank saves its states, e.g. 1e9."),
             ("--precision", str, "bf16, fp16 or fp32. [default: bf16]"),
             ("--sequence-parallel/--no-sequence-parallel", bool, "With tp, shard along the sequence."),
             ("--fp32-gradients/--no-fp32-gradients", bool, "Keep and reduce gradients in fp32."),
@@ -49,4 +65,29 @@ def job_settings_options(command: Command) -> Command:
         )
     ):
         command = click.option(flag, type=None if "/" in flag else kind, default=None, help=text)(command)
-    return command
+    return click.option(
+        "--set",
+        "conventions",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=_conventions,
+        help="A convention of the framework, e.g. overlap_grad_reduce=false; several may be set.",
+    )(command)
+
+
+def _conventions(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Return conventions by name: values as TOML writes them, without quotes for words."""
+    del context
+    found: dict[str, Any] = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{one!r}: KEY=VALUE", param=parameter)
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        found[key.strip()] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return found or None

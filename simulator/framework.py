@@ -16,6 +16,7 @@ from simulator.errors import JobError
 SELECTIVE: Final = ("core", "operations")
 SPLITS: Final = ("even", "cost")
 WRAPS: Final = ("block", "model")
+CONTEXTS: Final = ("all_gather", "ring", "ulysses")
 
 EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -72,6 +73,8 @@ class Framework:
         overlap_tp_backward: in backward, column-parallel matrices communicate beside their products.
         p2p_scattered: without sequence parallelism, a tensor-parallel rank sends its share of what goes to
             the next stage, which gathers it.
+        context: how context-parallel ranks see all keys: keys and values are gathered (``"all_gather"``),
+            passed around beside the products (``"ring"``), or heads are dealt out (``"ulysses"``).
         wrap: what is gathered at once under full sharding, a ``"block"`` or the whole ``"model"``.
         prefetch_forward, prefetch_backward: the next unit is gathered while this one computes.
         reshard_after_forward: gathered parameters are freed after forward, and gathered again for backward.
@@ -111,6 +114,7 @@ class Framework:
     async_tp: bool = False
     overlap_tp_backward: bool = True
     p2p_scattered: bool = False
+    context: str = "all_gather"
     wrap: str = "block"
     prefetch_forward: bool = True
     prefetch_backward: bool = True
@@ -123,7 +127,8 @@ class Framework:
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, allowed in (("selective", SELECTIVE), ("split", SPLITS), ("wrap", WRAPS)):
+        choices = {"selective": SELECTIVE, "split": SPLITS, "wrap": WRAPS, "context": CONTEXTS}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise JobError(
                     f"framework {self.name}: {name}={getattr(self, name)!r}: one of {', '.join(allowed)}"

@@ -28,6 +28,10 @@ OFFLOADS: Final = ("none", "optimizer", "states", "activations", "all")
 """What lives in the memory of the host: optimizer states; and gradients and sharded parameters; and so on."""
 
 
+MOST_SLOWDOWN: Final = 4.0
+"""Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A model, a machine, and how the one is spread over the other.
@@ -71,8 +75,12 @@ class Job:
         lora_rank: rank of the adapters on every matrix of a layer, whose base weights are frozen; 0 means
             that everything is trained.
         quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
+        checkpoint_every: steps after which the states are saved and waited for; 0: never.
+        checkpoint_bytes_per_s: rate at which a rank saves its own states.
         placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
         nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
+        overlap_slowdown: how much communication takes of the GPUs that it runs on, over what
+            ``simulator.occupancy`` says of NCCL; 0: nothing, so that compute beside it is not slower.
         n_steps: optimizer steps to simulate.
         variation: stragglers and jitter.
     """
@@ -106,9 +114,12 @@ class Job:
     shard_ranks: int = 0
     lora_rank: int = 0
     quantized_base: bool = False
+    checkpoint_every: int = 0
+    checkpoint_bytes_per_s: float = 0.0
     placement: str = "packed"
     nccl_algo: str = ""
     nccl_proto: str = ""
+    overlap_slowdown: float = 0.0
     n_steps: int = 1
     variation: Variation = field(default_factory=Variation)
 
@@ -132,6 +143,17 @@ class Job:
         for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
             if (value := getattr(self, name)) < 1:
                 raise JobError(f"{name}={value}: at least 1")
+        if not 0 <= self.overlap_slowdown <= MOST_SLOWDOWN:
+            raise JobError(
+                f"overlap_slowdown={self.overlap_slowdown}: from 0, none, to {MOST_SLOWDOWN}; "
+                "1 is what NCCL takes by default"
+            )
+        self._check_settings()
+        self._check_layout()
+        self._check_batch()
+        self._check_shards()
+
+    def _check_settings(self) -> None:
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
         if self.recompute_layers < 0 or self.recompute_every < 1:
@@ -141,13 +163,17 @@ class Job:
             )
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
+        if self.recompute == "none" and (self.recompute_layers or self.recompute_every > 1):
+            raise JobError("recompute_layers and recompute_every need recompute: nothing is computed again")
+        if self.checkpoint_every < 0 or (self.checkpoint_every and self.checkpoint_bytes_per_s <= 0):
+            raise JobError(
+                f"checkpoint_every={self.checkpoint_every} needs checkpoint_bytes_per_s above 0, at which a "
+                "rank saves its states, e.g. 1e9"
+            )
         if self.recipe and not self.fp8:
             raise JobError(f"recipe={self.recipe!r} needs fp8: it says how products are quantised")
         if self.fp8:
             self.cluster.device.peak(RECIPES[self.recipe or self.profile.fp8_recipe].dtype)
-        self._check_layout()
-        self._check_batch()
-        self._check_shards()
 
     @property
     def profile(self) -> Framework:
@@ -182,6 +208,10 @@ class Job:
         replicas = self.layout.dp * self.layout.cp
         if self.shard_ranks < 0 or self.lora_rank < 0:
             raise JobError(f"shard_ranks={self.shard_ranks}, lora_rank={self.lora_rank}: not negative")
+        if self.shard_ranks and self.sharding == "ddp":
+            raise JobError(
+                f"shard_ranks={self.shard_ranks} needs a sharding that shares something: zero1, fsdp"
+            )
         if self.shard_ranks and replicas % self.shard_ranks:
             raise JobError(
                 f"shard_ranks={self.shard_ranks} does not divide dp*cp = {self.layout.dp}*{self.layout.cp} = "
@@ -201,6 +231,11 @@ class Job:
         if model.n_heads % layout.tp:
             raise JobError(
                 f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}"
+            )
+        if layout.cp > 1 and self.profile.context == "ulysses" and model.n_heads // layout.tp % layout.cp:
+            raise JobError(
+                f"cp={layout.cp} does not divide the {model.n_heads // layout.tp} heads that tp={layout.tp} "
+                f"leaves of {model.name}, as Ulysses needs; context ring or all_gather would work"
             )
         if layout.pp > model.n_layers:
             raise JobError(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from simulator.config import KINDS
-from simulator.framework import framework_names
+from simulator.flags import job_settings_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,30 +22,9 @@ SHOWN_RANKS: Final = 8
 """Most pipeline ranks that the table lists."""
 
 
-def _settings(command: Command) -> Command:
-    """Add a flag for every setting that a run.toml has; None where it is not given."""
-    for name, kind in reversed(list(KINDS.items())):
-        flag = f"--{name.replace('_', '-')}"
-        if kind is bool:
-            flag = f"{flag}/--no-{flag.removeprefix('--')}"
-        command = click.option(flag, name, type=None if kind is bool else kind, default=None)(command)
-    return command
-
-
 @click.command()
-@_settings
+@job_settings_options
 @click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags go before it.")
-@click.option(
-    "--framework", type=click.Choice(framework_names()), help="Whose conventions. [default: megatron]"
-)
-@click.option(
-    "--offload",
-    type=click.Choice(["none", "optimizer", "states", "activations", "all"]),
-    help="What the memory of the host holds. [default: none]",
-)
-@click.option("--shard-ranks", type=int, help="HSDP: ranks that one copy of the states is sharded over.")
-@click.option("--lora-rank", type=int, help="Train adapters of this rank, and nothing else.")
-@click.option("--quantized-base/--no-quantized-base", default=None, help="Frozen weights in 4 bits (QLoRA).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def memory(config: str | None, *, as_json: bool, **flags: Any) -> None:
     """Say whether a job fits into memory, and if not, what would.
@@ -57,25 +35,14 @@ def memory(config: str | None, *, as_json: bool, **flags: Any) -> None:
     from simulator.config import job_from, read_config
 
     given = {name: value for name, value in flags.items() if value is not None}
-    more = {name: given.pop(name) for name in list(given) if name not in KINDS}
     if {"dp", "gpus"} & set(given) and config is not None:
         given = {"dp": None, "gpus": None, **given}  # the one given replaces both in the file
-    job = _with(job_from({**(read_config(config) if config else {}), **given}), more)
+    job = job_from({**(read_config(config) if config else {}), **given})
     found = describe(job)
     if as_json:
         click.echo(json.dumps(found))
     else:
         _show(found)
-
-
-def _with(job: Job, more: dict[str, Any]) -> Job:
-    from dataclasses import replace
-
-    from simulator.framework import load_framework
-
-    if "framework" in more and job.precision != "fp32":
-        more["fp32_gradients"] = job.precision in load_framework(more["framework"]).fp32_gradients
-    return replace(job, **more)
 
 
 def describe(job: Job) -> dict[str, Any]:

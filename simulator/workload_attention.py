@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from simulator.fusion import elementwise_piece, is_separate
 from simulator.job import Job
-from simulator.ops import DTYPE_BYTES, Block, Comm, Op, Phase, Piece, elementwise, gemm, memory, phases
+from simulator.ops import DTYPE_BYTES, Block, Op, Piece, elementwise, gemm, memory, phases
+from simulator.workload_context import shape, with_context
 from simulator.workload_linear import (
     norm,
     replicated_linear,
@@ -71,22 +72,9 @@ def _position(job: Job) -> list[Piece]:
 
 
 def _core(job: Job, layer: int) -> list[Piece]:
-    """Attention between all tokens of a sequence; under context parallelism keys and values are gathered.
-
-    Every context-parallel rank holds an equal share of the causal triangle (the sequence is cut into ``2 cp``
-    parts and dealt from both ends). Keys and values are gathered again in backward and their gradients
-    reduce-scattered. Reference: Llama 3, arXiv:2407.21783, section 3.3.2.
-    """
-    forward, backward = _fused_core(job, layer) if job.flash_attention else _unfused_core(job)
-    if job.layout.cp == 1:
-        return [elementwise(forward, backward)]
-    kv_heads = _heads(job)[1]
-    width = kv_heads * (job.model.head_dim + job.model.value_head_dim)
-    size_bytes = job.micro_batch * job.seq_len * width * DTYPE_BYTES[job.precision]
-    gather = Comm("all_gather", "cp", size_bytes, 0, job.precision)
-    scatter = Comm("reduce_scatter", "cp", size_bytes, 0, job.precision)
-    back: Phase = (gather, *backward, scatter)
-    return [Piece((gather, *forward), back, back)]
+    """Attention between all tokens of a sequence, with what context-parallel ranks exchange for it."""
+    core = _fused_core(job, layer) if job.flash_attention else _unfused_core(job)
+    return [with_context(job, core, *_heads(job))]
 
 
 def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
@@ -95,8 +83,8 @@ def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     Forward is two matrix products, backward five: the scores are computed again, so 2.5 times the forward.
     Reference: FlashAttention-2, arXiv:2307.08691, section 4.1 (its FLOP count).
     """
-    model, (heads, kv_heads) = job.model, _heads(job)
-    queries, keys = job.seq_len // job.layout.cp, job.seq_len
+    model, keys = job.model, job.seq_len
+    heads, kv_heads, queries = shape(job, *_heads(job))
     width = model.head_dim + model.value_head_dim
     window = model.window_of(layer)
     flops = 2 * job.micro_batch * heads * width * _seen(queries, keys, window, causal=model.causal)
@@ -146,8 +134,8 @@ def _unfused_core(job: Job) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     of mask each. Backward reads scores and gradient and writes a gradient.
     """
     model, dtype = job.model, job.precision
-    batch = job.micro_batch * _heads(job)[0]
-    queries, keys = job.seq_len // job.layout.cp, job.seq_len
+    heads, _, queries = shape(job, *_heads(job))
+    batch, keys = job.micro_batch * heads, job.seq_len
     width, n_scores = DTYPE_BYTES[dtype], batch * queries * keys
     products = [
         gemm(f"attention.{name}", queries, keys, dim, dtype, batch=batch)

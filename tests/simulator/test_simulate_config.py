@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.config import KINDS, TABLES, job_from, job_settings, read_config, write_config
+from simulator.config import CONVENTIONS, KINDS, TABLES, job_from, job_settings, read_config, write_config
 from simulator.errors import ConfigError, JobError
 from simulator.job import SHARDINGS
 from simulator.models import load_model
@@ -61,7 +61,8 @@ def test_a_flat_file_is_the_same(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_place_in_a_table() -> None:
-    assert sorted(name for keys in TABLES.values() for name in keys.values()) == sorted(KINDS)
+    placed = [name for keys in TABLES.values() for name in keys.values()]
+    assert sorted([*placed, CONVENTIONS]) == sorted(KINDS)
 
 
 @settings(deadline=None)

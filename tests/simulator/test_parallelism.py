@@ -1,0 +1,240 @@
+"""Every parallelism: each choice changes time the right way, and any product of them runs or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from simulator.build import build, job_groups
+from simulator.build_gradients import DataParallel
+from simulator.build_groups import shard_size
+from simulator.build_stages import job_plan, n_stages, units_by_stage
+from simulator.compute import ComputeModel
+from simulator.engine import choose
+from simulator.errors import SimulationError
+from simulator.framework import OVERRIDABLE, framework_names
+from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
+from simulator.models import load_model
+from simulator.network import Network
+from topologies.catalog import load_cluster
+from topologies.errors import TopologyError
+from traces.errors import TraceError
+from traces.layout import Layout
+
+
+@cache
+def network(n_gpus: int, cluster: str = "dgx-h100") -> Network:
+    return Network(load_cluster(cluster, n_gpus))
+
+
+def job(layout: Layout, model: str = "llama3-8b", n_layers: int = 4, **given: object) -> Job:
+    settings_ = {"global_batch": 4 * layout.dp, "seq_len": 4096, **given}
+    return Job(
+        model=replace(load_model(model), n_layers=n_layers),
+        cluster=network(layout.world_size).cluster,
+        layout=layout,
+        **settings_,  # type: ignore[arg-type]
+    )
+
+
+def step_s(some: Job) -> float:
+    """Return the time from the start of a step to its end, on the engine that needs no compiling."""
+    wires = network(some.layout.world_size, some.cluster.name)
+    program = build(some, wires, ComputeModel(some.cluster.device, some.precision))
+    _, end_ns = choose("event", program.n_tasks).times(program)
+    return int(end_ns.max()) / 1e9
+
+
+def told(some: Job, **conventions: object) -> Job:
+    return replace(some, conventions=tuple(conventions.items()))
+
+
+def dp(n: int = 16) -> Layout:
+    return Layout(dp=n)
+
+
+SLOWER: dict[str, tuple[Job, Mapping[str, object]]] = {
+    "reducing after backward": (job(dp(), sharding="ddp"), {"overlap_grad_reduce": False}),
+    "reducing for every micro-batch": (job(dp(), sharding="ddp", seq_len=512), {"no_sync": False}),
+    "gathering after the optimizer": (
+        told(job(dp()), overlap_param_gather=True),
+        {"overlap_param_gather": False},
+    ),
+    "no prefetch": (job(dp(), sharding="fsdp"), {"prefetch_forward": False, "prefetch_backward": False}),
+    "gathering again for backward": (
+        told(job(dp(), sharding="fsdp"), reshard_after_forward=False),
+        {"reshard_after_forward": True},
+    ),
+    "one unit for the model": (job(dp(), sharding="fsdp"), {"wrap": "model"}),
+    "copies out of the gathered buffer": (job(dp(), sharding="fsdp"), {"copies_gathered": True}),
+    "sums of gradients apart": (job(dp()), {"fused_wgrad": False}),
+    "waiting for tensor-parallel gathers": (
+        told(job(Layout(tp=8), n_layers=2), async_tp=True),
+        {"async_tp": False},
+    ),
+    "waiting in backward too": (job(Layout(tp=8), n_layers=2), {"overlap_tp_backward": False}),
+    "a slower host": (job(Layout(tp=8), n_layers=2), {"host_work": 5.0}),
+    "data that comes late": (job(dp(2)), {"step_host_s": 0.1}),
+    "the loss averaged": (job(dp()), {"loss_all_reduce": True}),
+    "gathering keys instead of a ring": (
+        told(job(Layout(cp=4), seq_len=16384), context="ring"),
+        {"context": "all_gather"},
+    ),
+    "whole messages between stages": (
+        job(Layout(pp=2, tp=8), sequence_parallel=False, n_layers=2),
+        {"p2p_scattered": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLOWER)
+def test_what_a_framework_does_not_overlap_costs_time(name: str) -> None:
+    some, changed = SLOWER[name]
+    conventions: dict[str, object] = {**dict(some.conventions), **dict(changed)}
+    assert step_s(told(some, **conventions)) > step_s(some)
+
+
+def test_gradients_in_16_bit_travel_faster() -> None:
+    some = told(job(dp(), sharding="ddp"), overlap_grad_reduce=False)
+    assert step_s(told(some, overlap_grad_reduce=False, reduces_in_16_bit=True)) < step_s(some)
+
+
+def test_small_buckets_start_sooner_and_cost_more() -> None:
+    some = job(dp(), sharding="ddp")
+    assert step_s(told(some, bucket_mib=0.5)) > step_s(told(some, bucket_mib=25.0))
+
+
+def test_shards_within_a_node_are_gathered_without_leaving_it() -> None:
+    some = job(dp(32), sharding="fsdp", global_batch=32, seq_len=1024)
+    some = replace(some, cluster=network(32, "a100-ethernet").cluster)
+    assert step_s(replace(some, shard_ranks=8)) < step_s(some)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputing_fewer_layers_takes_less_time(recompute: str) -> None:
+    none, every = (job(dp(2), recompute=one) for one in ("none", recompute))
+    some, other = replace(every, recompute_layers=1), replace(every, recompute_every=2)
+    assert step_s(none) < step_s(some) < step_s(other) < step_s(every)
+
+
+def test_a_checkpoint_is_waited_for_every_so_many_steps() -> None:
+    some = job(dp(2), n_steps=2)
+    saved = replace(some, checkpoint_every=2, checkpoint_bytes_per_s=1e9)
+    assert step_s(saved) > step_s(some) + 1
+    assert step_s(replace(saved, checkpoint_every=1)) > step_s(saved) + 1
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"layout": Layout(cp=3), "seq_len": 3072, "conventions": (("context", "ulysses"),)}, "Ulysses"),
+        ({"layout": Layout(dp=8), "sharding": "ddp", "shard_ranks": 4}, "needs a sharding"),
+        ({"layout": Layout(), "recompute_layers": 2}, "need recompute"),
+        ({"layout": Layout(), "checkpoint_every": 1}, "checkpoint_bytes_per_s"),
+        ({"layout": Layout(), "conventions": (("overlap_grad_redce", True),)}, "overlap_grad_reduce"),
+        ({"layout": Layout(), "conventions": (("no_sync", 1),)}, "must be like True"),
+        ({"layout": Layout(), "conventions": (("wrap", "row"),)}, "block, model"),
+        ({"layout": Layout(), "conventions": (("host_work", -1.0),)}, "not negative"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(given_: dict[str, object], message: str) -> None:
+    with pytest.raises(SimulationError, match=message):
+        job(**given_)  # type: ignore[arg-type]
+
+
+def test_every_convention_can_be_set_to_what_it_is() -> None:
+    some = job(Layout())
+    same = {name: getattr(some.profile, name) for name in OVERRIDABLE}
+    assert told(some, **same).profile == some.profile
+
+
+SWITCHES = (
+    *("async_tp", "overlap_grad_reduce", "overlap_param_gather", "reshard_after_forward"),
+    *("limit_all_gathers", "prefetch_forward", "copies_gathered", "no_sync"),
+)
+degrees = st.sampled_from([1, 1, 2, 4])
+
+
+@st.composite
+def products(draw: st.DrawFn) -> Callable[[], Job]:
+    """Return what makes a job of any product of degrees with any sharding, or refuses to."""
+    layout = Layout(**{axis: draw(degrees) for axis in ("pp", "dp", "cp", "tp")})
+    model = draw(st.sampled_from(["llama3-8b", "mixtral-8x7b", "gpt2-xl", "deepseek-v2-lite"]))
+    ep = draw(st.sampled_from([1, 2])) if model in ("mixtral-8x7b", "deepseek-v2-lite") else 1
+    assume((layout.dp * layout.cp) % ep == 0)
+    given_: dict[str, Any] = {
+        "seq_len": 512,
+        "global_batch": layout.dp * draw(st.sampled_from([1, 4])),
+        "schedule": draw(st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"])),
+        "sharding": draw(st.sampled_from(SHARDINGS)),
+        "recompute": draw(st.sampled_from(RECOMPUTES)),
+        "offload": draw(st.sampled_from(OFFLOADS)),
+        "sequence_parallel": draw(st.booleans()),
+        "fp8": draw(st.booleans()),
+        "lora_rank": draw(st.sampled_from([0, 0, 8])),
+        "shard_ranks": draw(st.sampled_from([0, 0, 2])),
+        "expert_imbalance": draw(st.sampled_from([0.0, 0.5])),
+        "framework": draw(st.sampled_from(framework_names())),
+    }
+    conventions = {
+        "context": draw(st.sampled_from(["all_gather", "ring", "ulysses"])),
+        "wrap": draw(st.sampled_from(["block", "model"])),
+        **{name: draw(st.booleans()) for name in SWITCHES},
+    }
+    return lambda: told(job(replace(layout, ep=ep), model, **given_), **conventions)
+
+
+def refusal(make: Callable[[], object]) -> str:
+    """Return why *make* refuses, empty if it does not; any other error is the test's."""
+    try:
+        make()
+    except (SimulationError, TopologyError, TraceError) as error:
+        return str(error)
+    return ""
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(products())
+def test_any_product_runs_or_is_refused_in_one_line(make: Callable[[], Job]) -> None:
+    took: list[float] = []
+    reason = refusal(lambda: took.append(step_s(make())))
+    assert "\n" not in reason
+    assert reason or took[0] > 0
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(products())
+def test_shards_of_parameters_sum_to_the_whole(make: Callable[[], Job]) -> None:
+    """What the ranks of a shard group own is at least all they share, and less than a rank's worth more."""
+    assume(not refusal(lambda: job_plan(make())))
+    some = make()
+    orders = job_plan(some)
+    assume(n_stages(orders) <= some.model.n_layers)
+    stages = units_by_stage(some, n_stages(orders))
+    assume(not some.lora_rank)
+    groups = job_groups(some)
+    data_parallel = DataParallel(some, groups)
+    for units in stages:
+        whole = sum(unit.params_in_all for unit in units)
+        owned = data_parallel.owned_params(units)
+        if some.sharding == "ddp":
+            assert owned == whole
+            continue
+        shards = groups.size("dp.shard"), groups.size("edp.shard")
+        parts = (
+            -(-sum(unit.params for unit in units) // shards[0]),
+            -(-sum(unit.expert_params for unit in units) // shards[1]),
+        )
+        assert owned == sum(parts)
+        assert whole <= sum(part * n for part, n in zip(parts, shards, strict=True)) < whole + sum(shards)
+
+
+@given(st.integers(1, 256), st.integers(0, 256))
+def test_a_shard_group_divides_the_replicas(n_replicas: int, shard_ranks: int) -> None:
+    assert n_replicas % shard_size(n_replicas, shard_ranks) == 0
