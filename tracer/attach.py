@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracer.record import Recording, activate, wrap_init
+from tracer.window import Window
 
 RUN_VARIABLE: Final = "FORETRACE_RUN"
 """Environment variable with the absolute path of the run directory."""
 
 NAME_VARIABLE: Final = "FORETRACE_NAME"
 """Environment variable with the name of the run."""
+
+
+RANKS_VARIABLE: Final = "FORETRACE_RANKS"
+STEPS_VARIABLE: Final = "FORETRACE_STEPS"
+"""Environment variables with the ranks and steps to record, as ``Window.parsed`` takes them."""
 
 
 def attach(module: Any) -> None:
@@ -25,6 +31,7 @@ def attach(module: Any) -> None:
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restart:  # what was recorded before the restart stays as it is
         path = path.with_name(f"{path.name}-restart{restart}")
-    recording = Recording(path, name=os.environ.get(NAME_VARIABLE, ""), flush_s=None)
+    window = Window.parsed(ranks=os.environ.get(RANKS_VARIABLE, ""), steps=os.environ.get(STEPS_VARIABLE, ""))
+    recording = Recording(path, name=os.environ.get(NAME_VARIABLE, ""), flush_s=None, window=window)
     activate(recording)
     wrap_init(module, recording)

@@ -18,13 +18,22 @@ import click
     help="Run directory, new or empty. Left out: runs/SCRIPT-1, the first number that is free.",
 )
 @click.option("--name", default="", help="What to call the run. Left out: the last part of the directory.")
+@click.option("--ranks", default="", help="Ranks to record, e.g. 0,8-11. Left out: all.")
+@click.option("--steps", default="", help="Steps to record, e.g. 10:20 or 0:2,50:52. Left out: all.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; the command's output goes to stderr."
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def record(
-    context: click.Context, *, output: Path | None, name: str, as_json: bool, command: tuple[str, ...]
+    context: click.Context,
+    *,
+    output: Path | None,
+    name: str,
+    ranks: str,
+    steps: str,
+    as_json: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Record a real torch.distributed run, without editing its script.
 
@@ -39,7 +48,7 @@ def record(
     from tracer.launch import launch
 
     path = _free_directory(command) if output is None else output
-    status = launch(command, path, name=name, quiet=as_json)
+    status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps)
     summary = finish(path.absolute()) if path.is_dir() else None
     if as_json:
         click.echo(

@@ -8,19 +8,35 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.attach import NAME_VARIABLE, RUN_VARIABLE
-from tracer.errors import LaunchError
+from tracer.attach import NAME_VARIABLE, RANKS_VARIABLE, RUN_VARIABLE, STEPS_VARIABLE
+from tracer.errors import LaunchError, RecordError
 from tracer.record import check_new
+from tracer.window import Window
 
 SITE: Final = Path(__file__).resolve().parent / "site"
 """Folder whose ``sitecustomize`` Python runs first in every process of the command."""
 
 
-def launch(command: Sequence[str], path: Path, *, name: str = "", quiet: bool = False) -> int:
+PROBE: Final = ".foretrace-probe"
+"""File that is written and deleted to see whether the run directory can be written."""
+
+PROBE_BYTES: Final = 1 << 16
+"""Its size: that of the first spans of a rank."""
+
+
+def launch(
+    command: Sequence[str],
+    path: Path,
+    *,
+    name: str = "",
+    quiet: bool = False,
+    ranks: str = "",
+    steps: str = "",
+) -> int:
     """Run *command* and record it into the run directory *path*; return its exit status.
 
     Args:
@@ -28,14 +44,17 @@ def launch(command: Sequence[str], path: Path, *, name: str = "", quiet: bool = 
         path: the run directory; new or empty.
         name: what a person calls the run; empty: the last part of *path*.
         quiet: send what the command prints to standard error, to keep standard output free.
+        ranks: ranks to record, as ``Window.parsed`` takes them.
+        steps: steps to record, likewise.
 
     Returns:
         The exit status; 128 + n if signal n ended the command, as shells say it.
 
     Raises:
         LaunchError: the command cannot be started.
-        RecordError: *path* holds something already.
+        RecordError: *path* holds something already or cannot be written; the ranks or steps say nothing.
     """
+    Window.parsed(ranks=ranks, steps=steps)
     if not command:
         raise LaunchError("nothing to record: give a command after --, e.g. -- torchrun train.py")
     path = path.absolute()
@@ -43,11 +62,12 @@ def launch(command: Sequence[str], path: Path, *, name: str = "", quiet: bool = 
     if path.is_dir() and any(path.iterdir()):
         raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
     program = _program(command[0])
+    _check_writable(path)
     with _signals_passed_on() as children:
         try:
             process = subprocess.Popen(
                 [program, *command[1:]],
-                env=environment(path, name or path.name),
+                env=environment(path, name or path.name) | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps},
                 stdout=sys.stderr if quiet else None,
             )
         except OSError as error:
@@ -55,6 +75,19 @@ def launch(command: Sequence[str], path: Path, *, name: str = "", quiet: bool = 
         children.append(process)
         status = process.wait()
     return status if status >= 0 else 128 - status
+
+
+def _check_writable(path: Path) -> None:
+    """Make the run directory; raise RecordError if nothing can be written there."""
+    probe = path / PROBE
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(bytes(PROBE_BYTES))
+    except OSError as error:
+        raise RecordError(f"cannot record into {path}: {error.strerror or error}; nothing started") from error
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
 
 
 def environment(path: Path, name: str, base: Mapping[str, str] | None = None) -> dict[str, str]:

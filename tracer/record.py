@@ -7,7 +7,8 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
+from tracer.window import Window
 
 if TYPE_CHECKING:
     from tracer.session import Session
@@ -29,24 +31,29 @@ class Recording:
         is_over: it has been ended, begun or not, and does not begin any more.
     """
 
-    def __init__(self, path: Path, *, name: str, flush_s: float | None) -> None:
+    def __init__(self, path: Path, *, name: str, flush_s: float | None, window: Window | None = None) -> None:
         self.path = path
         self.session: Session | None = None
         self.is_over = False
         self._name = name or path.name
         self._flush_s = flush_s
-        self._error: str = ""
+        self._window = Window() if window is None else window
 
     def begin(self) -> None:
         """Begin to record; every rank of a distributed training has to.
 
         Raises:
             RunError: the directory cannot be written, or holds a run already.
+            RecordError: no rank is to be recorded.
         """
         from tracer.session import Session
         from tracer.sink import FLUSH_S
 
         rank, world_size, clock = _joined()
+        self._window.check_world(world_size)
+        if not self._window.has_rank(rank):
+            self.is_over = True
+            return
         self.session = Session(
             self.path,
             rank,
@@ -54,6 +61,7 @@ class Recording:
             clock,
             name=self._name,
             flush_s=FLUSH_S if self._flush_s is None else self._flush_s,
+            window=self._window,
         )
 
     def note_error(self, error: BaseException) -> None:
@@ -78,7 +86,16 @@ _active: list[Recording] = []
 
 @contextlib.contextmanager
 def record(
-    path: str | os.PathLike[str], *, name: str = "", flush_s: float | None = None
+    path: str | os.PathLike[str],
+    *,
+    name: str = "",
+    flush_s: float | None = None,
+    ranks: Iterable[int] | None = None,
+    steps: str = "",
+    wait: int = 0,
+    warmup: int = 0,
+    active: int = 0,
+    repeat: int = 0,
 ) -> Iterator[Recording]:
     """Record what happens inside of the ``with`` block into the run directory *path*, on every rank.
 
@@ -90,18 +107,28 @@ def record(
         path: the run directory; new or empty, the same for all ranks.
         name: what a person calls the run; empty: the last part of *path*.
         flush_s: seconds between two batches of spans, None: one second.
+        ranks: global ranks to record, None: all. The others enter the block, too, and do nothing in it.
+        steps: steps to record, e.g. ``"10:20"`` or ``"0:2,50:52"``; empty: all. After the last it ends.
+        wait: steps to leave out at the beginning of each cycle, as ``torch.profiler.schedule`` has it.
+        warmup: steps to leave out after those.
+        active: steps to record after those; in place of *steps*.
+        repeat: number of cycles, 0: no end.
 
     Yields:
         The recording.
 
     Raises:
-        RecordError: *path* holds something already.
+        RecordError: *path* holds something already, or the ranks and steps are none.
         RunError: it cannot be written.
     """
+    if active or wait or warmup or repeat:
+        window = Window.scheduled(ranks=ranks, wait=wait, warmup=warmup, active=active, repeat=repeat)
+    else:
+        window = replace(Window.parsed(steps=steps), ranks=None if ranks is None else frozenset(ranks))
     if _active:
         yield _active[0]
         return
-    recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s)
+    recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s, window=window)
     check_new(recording.path)
     _active.append(recording)
     try:
@@ -116,6 +143,16 @@ def record(
     finally:
         recording.end()
         _active.remove(recording)
+
+
+def step() -> None:
+    """Say that a step of the training is over, for a loop in which an optimizer does not tell.
+
+    From the first call on, optimizers end no steps any more. Does nothing where nothing is recorded.
+    """
+    session = _active[0].session if _active else None
+    if session is not None and not session.is_closed:
+        session.guarded("modules", session.steps.told)()
 
 
 def activate(recording: Recording) -> None:

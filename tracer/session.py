@@ -24,6 +24,7 @@ from tracer.records import Block, Position
 from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
 from tracer.steps import Steps
+from tracer.window import Window
 from traces.info import Clock, RunInfo
 from traces.model_parts import joined_models
 from traces.store import SpanWriter, write_info
@@ -55,6 +56,7 @@ class Session:
         clock: the clock of the run.
         name: what a person calls the run.
         flush_s: seconds between two batches of spans.
+        window: ranks and steps to record.
 
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
@@ -69,7 +71,9 @@ class Session:
         *,
         name: str = "",
         flush_s: float = FLUSH_S,
+        window: Window | None = None,
     ) -> None:
+        self.window = Window() if window is None else window
         self.path, self.rank, self.world_size, self.clock, self.name = path, rank, world_size, clock, name
         self.is_closed = False
         self.position = Position()
@@ -77,7 +81,7 @@ class Session:
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._disabled: set[str] = set()
         self._warnings: list[str] = [clock.warning] if clock.warning else []
-        self._job: dict[str, Any] = {}
+        self._job: dict[str, Any] = self.window.describe(world_size)
         self._model: dict[str, Any] | None = None
         self._machine = describe_machine(world_size)
         self._written_state: object = None
@@ -96,12 +100,13 @@ class Session:
             beside=self._beside,
             failed=self._writing_failed,
             flush_s=flush_s,
+            has_step=self.window.has_step,
         )
         self.lane = Lane(self.position, self.sink.put)
         self.steps = Steps(self)
         self._hooks: list[Hook] = []
         self._install()
-        if rank == 0:
+        if rank == self.window.first_rank(world_size):
             write_info(path, self.info(finished=False))
         self._write_sidecar()
         os.register_at_fork(after_in_child=self._forked)
@@ -160,8 +165,10 @@ class Session:
             self.completions.sweep(now_ns())
 
     def step_ended(self) -> None:
-        """A step is over: a moment to look at memory."""
+        """A step is over: a moment to look at memory, or the end of what is to be recorded."""
         self.memory.sample(on_cuda=self.lane.device is not None)
+        if self.window.is_past(self.position.step):
+            self.close()
 
     def info(self, *, finished: bool) -> RunInfo:
         """Return what this rank knows about the run."""

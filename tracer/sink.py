@@ -53,6 +53,7 @@ class Sink:
         beside: called after each batch, on the writing thread; must not raise.
         failed: called with an error that ended the writing.
         flush_s: seconds between two batches.
+        has_step: whether the records of a step are written.
 
     Attributes:
         left: communications that were given up, or had not ended when the recording did.
@@ -66,7 +67,9 @@ class Sink:
         beside: Callable[[], None],
         failed: Callable[[Exception], None],
         flush_s: float = FLUSH_S,
+        has_step: Callable[[int], bool] = lambda step: True,
     ) -> None:
+        self._has_step = has_step
         self.left: list[Communication] = []
         self._writer = writer
         self._shift_ns = shift_ns
@@ -142,7 +145,9 @@ class Sink:
                     return  # on a device that never came to it: neither did the training
             else:
                 start_ns, end_ns = ns(record.start), ns(record.end)
-                if isinstance(record, StepWindow):
+                if not self._has_step(record.step):
+                    pass
+                elif isinstance(record, StepWindow):
                     yield _step_row(record, start_ns + self._shift_ns, end_ns - start_ns)
                 elif end_ns - start_ns >= (MIN_GLUE_NS if record.block.is_glue else 1):
                     yield _segment_row(record, start_ns + self._shift_ns, end_ns - start_ns)
@@ -160,9 +165,10 @@ class Sink:
             elif communication.end is not None:
                 issued_ns, end_ns = ns(communication.start), ns(communication.end)
                 stream, start_ns = self._streams.place(communication, issued_ns, end_ns)
-                yield _communication_row(
-                    communication, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0)
-                )
+                if self._has_step(communication.position[0]):
+                    yield _communication_row(
+                        communication, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0)
+                    )
             queue.popleft()
 
 

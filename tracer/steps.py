@@ -1,7 +1,8 @@
 """Where one optimizer step ends and the next begins.
 
 The first step begins with the first forward that is seen. A step ends when the first optimizer that was ever
-seen to step has stepped, or with the last of several that step in a row; the next one begins there.
+seen to step has stepped, or with the last of several that step in a row; the next one begins there. A
+training that calls ``foretrace.step()`` ends its steps itself, and optimizers do no more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Steps:
         self._marker: Callable[[], Any] = lambda: None
         self._start: Stamp | None = None
         self._end: Stamp | None = None
+        self._is_told = False
+        self._began: Stamp = session.lane.stamp()
 
     def begin(self) -> None:
         """Forward work begins: of the first step, or after the optimizer of the step before."""
@@ -46,6 +49,17 @@ class Steps:
             self._start, self._end = self._end, None
             self._session.step_ended()
 
+    def told(self) -> None:
+        """The training says that a step is over, and will say so of every one."""
+        self._is_told = True
+        step = self._session.position.step - (self._end is not None)
+        now = self._session.lane.stamp()
+        start = self._began if self._start is None else self._start  # no module was called
+        self._session.sink.put(StepWindow(max(step, 0), start, now))
+        self._start, self._end = now, None
+        self._session.position.step = max(step, 0) + 1
+        self._session.step_ended()
+
     def optimizer_begins(self) -> None:
         """An optimizer begins: it belongs to the step that another one has just ended."""
         if self._end is not None:
@@ -53,6 +67,8 @@ class Steps:
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
+        if self._is_told:
+            return
         if self._marker() is None:  # the first ever, or since the one before was thrown away
             self._marker = weakref.ref(optimizer)
         if self._start is not None and (self._end is not None or optimizer is self._marker()):

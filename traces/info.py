@@ -139,6 +139,12 @@ class RunInfo:
         """Return the process groups that *rank* belongs to, in the order of ``groups``."""
         return [group for group in self.groups if rank in group.ranks]
 
+    @property
+    def recorded_ranks(self) -> tuple[int, ...]:
+        """The ranks whose spans there should be: all, unless the recording was asked for some of them."""
+        chosen = (self.job or {}).get("recorded_ranks")
+        return tuple(range(self.world_size) if not isinstance(chosen, list) else chosen)
+
     def representative(self, rank: int) -> int:
         """Return the rank whose stored spans *rank* shares: itself unless the run is folded."""
         return rank if self.representatives is None else self.representatives[rank]
@@ -176,7 +182,7 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
     dropped: Counter[str] = Counter()
     for info in {id(info): info for info in known}.values():
         dropped.update(info.dropped)
-    everyone = len(parts) == first.world_size and all(info.finished for info in ordered)
+    everyone = len(parts) == len(first.recorded_ranks) and all(info.finished for info in ordered)
     own = base.warnings if base is not None else ()
     return replace(
         first,

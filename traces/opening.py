@@ -19,9 +19,10 @@ def open_whole(path: str, *, partial: bool) -> Run:
     """
     run = open_run(path)
     was_whole = run.info.origin == "simulated" or (run.info.origin == "recorded" and run.info.finished)
-    if run.missing_ranks and was_whole and not partial:
+    lost = set(run.missing_ranks) & set(run.info.recorded_ranks)
+    if lost and was_whole and not partial:
         raise RunError(
-            f"{path} is finished but has no spans of rank {rank_list(run.missing_ranks)} of "
+            f"{path} is finished but has no spans of rank {rank_list(lost)} of "
             f"{run.info.world_size}: files are missing; copy them, or read the other ranks with --partial"
         )
     return run
