@@ -29,7 +29,7 @@ def sample_steps(
     program: Program,
     variation: Variation,
     *,
-    engine: str = "auto",
+    clock: Any = None,
     alike: NDArray[np.int64] | None = None,
     in_step: int = 1,
 ) -> NDArray[np.float64]:
@@ -41,11 +41,11 @@ def sample_steps(
     Args:
         program: what runs; of several steps, the mean is taken.
         variation: what to draw.
-        engine: one of ``simulator.engine.ENGINES``; ``"auto"`` compiles if it can.
+        clock: an engine's ``Clock`` of *program*; None: that of the engine sooner done.
         alike: by rank, how many ranks it stands for; None: for itself.
         in_step: how many of them are in step with it all the time.
     """
-    clock = choose(engine, program.n_tasks * variation.samples).Clock(program)
+    clock = clock or choose("auto", program.n_tasks * variation.samples).Clock(program)
     draw = np.random.default_rng(variation.seed)
     n_ranks = int(program.rank.max()) + 1
     counts = np.ones(n_ranks, np.int64) if alike is None else alike[:n_ranks]

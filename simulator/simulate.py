@@ -19,17 +19,17 @@ from simulator.build_groups import Groups
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import choose, contended
-from simulator.engine.changes import Change
-from simulator.errors import EngineError, JobError
+from simulator.engine.changes import Change, Throttle
 from simulator.folding import representatives
 from simulator.job import Job
-from simulator.link_changes import LINKS, link_changes, links_table
+from simulator.link_changes import LINKS, links_table
 from simulator.memory_over_time import memory_over_time
 from simulator.nccl import choice
 from simulator.network import Network
 from simulator.program import Program
 from simulator.rank_memory import rank_memories
 from simulator.sampling import distribution, sample_steps, straggling
+from simulator.scenario import changes_of, ranks_of
 from simulator.summary import figures, job_name, memory_warnings
 from topologies.placement import place
 from traces.info import RunInfo
@@ -119,16 +119,17 @@ def simulate(
         place(job.layout.world_size, job.cluster, job.placement),
         choice(job.nccl_algo, job.nccl_proto),
     )
+    changes = changes_of(job)
     factors = _straggler_factors(job, network)
-    changes = _changes(job)
-    special = sorted({*factors, *(change.way.rank for change in changes)})
+    special = sorted({*factors, *ranks_of(changes)})
     program = build(job, network, compute, folded=folded, groups=groups, special=special)
     if expanded and program.uneven:
         folded = False
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
         program = build(job, network, compute, folded=False, groups=groups)
     program = replace(program, duration_ns=straggling(program, factors))
-    runner = choose("contended" if changes and engine == "auto" else engine, program.n_tasks, tell)
+    needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
+    runner = choose(engine, program.n_tasks, tell, **needs)
     tell(f"running {program.n_tasks:,} tasks")
     spans, links = _run(runner, program, changes)
     tell("adding up")
@@ -145,46 +146,31 @@ def simulate(
     summary = figures(job, simulation.run, memories, rests_on=compute.notes)
     if job.variation.is_random:
         tell(f"drawing {job.variation.samples} steps")
-        summary["step_time_distribution"] = _distribution(job, program, stands_for, engine)
+        drawn = choose(engine, program.n_tasks * job.variation.samples, tell, **needs).Clock(program, changes)
+        summary["step_time_distribution"] = _distribution(job, program, stands_for, drawn)
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
 
 
-def _changes(job: Job) -> list[Change]:
-    """Return what happens to links. Raises JobError if it is to a rank that is not in the world."""
-    changes = link_changes(job.variation.link_changes)
-    if changes and (last := max(change.way.rank for change in changes)) >= job.layout.world_size:
-        raise JobError(f"link_changes: rank {last} is outside a world of {job.layout.world_size}")
-    return changes
-
-
-def _run(runner: ModuleType, program: Program, changes: Sequence[Change]) -> tuple[pa.Table, pa.Table | None]:
-    """Return the timeline, and how full links were if they are shared.
+def _run(
+    runner: ModuleType, program: Program, changes: Sequence[Change | Throttle]
+) -> tuple[pa.Table, pa.Table | None]:
+    """Return the timeline, and how full links were if the engine keeps that.
 
     Raises:
-        EngineError: links change, but the engine does not share them.
         ProgramError: the program cannot run to its end.
+        EngineError: links change, but the engine does not share them.
     """
     if runner.NAME == contended.NAME:
         spans, filled = contended.watched(program, changes)
         return spans, links_table(filled)
-    if changes:
-        raise EngineError(
-            f"link_changes need shared links, but the engine is {runner.NAME}: --engine contended"
-        )
-    return runner.run(program), None
+    return runner.run(program, changes), None
 
 
 def _straggler_factors(job: Job, network: Network) -> dict[int, float]:
-    """Return, by rank, how much longer its compute takes: a straggler, or on nodes of another kind.
-
-    Raises:
-        JobError: a straggler is not in the world.
-    """
+    """Return, by rank, how much longer its compute takes: a straggler, or on nodes of another kind."""
     factors = job.variation.factors
-    if factors and (last := max(factors)) >= job.layout.world_size:
-        raise JobError(f"stragglers: rank {last} is outside a world of {job.layout.world_size}")
     if not job.cluster.others:
         return factors
     slower = {rank: job.cluster.slowdown(gpu) for rank, gpu in enumerate(network.placement)}
@@ -193,12 +179,12 @@ def _straggler_factors(job: Job, network: Network) -> dict[int, float]:
 
 
 def _distribution(
-    job: Job, program: Program, stands_for: tuple[int, ...] | None, engine: str
+    job: Job, program: Program, stands_for: tuple[int, ...] | None, clock: Any
 ) -> dict[str, Any]:
     """Return how the time of a step is distributed."""
     alike = np.bincount(np.array(stands_for or range(job.layout.world_size)))
     in_step = job.layout.tp * job.layout.cp if stands_for else 1
-    step_s = sample_steps(program, job.variation, engine=engine, alike=alike, in_step=in_step)
+    step_s = sample_steps(program, job.variation, clock=clock, alike=alike, in_step=in_step)
     return distribution(step_s, job.variation.seed)
 
 

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from simulator.clock import to_ns
+from simulator.engine.changes import Throttle
 from simulator.errors import JobError
+from topologies.errors import UnitError
+from topologies.units import parse_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +21,8 @@ class Variation:
     deviation of its logarithm, about the relative spread.
 
     Attributes:
-        stragglers: ``rank:factor`` separated by commas; compute of that rank takes that much longer. They are
+        stragglers: ``rank:factor[@time]`` separated by commas; compute of that rank takes that much longer,
+            from that time on if one is given: a GPU that throttles, and recovers with a factor of 1. They are
             part of the timeline, jitter is not.
         link_changes: ``rank:tier:capacity[@time]`` separated by commas, see ``simulator.link_changes``: what
             is left of a rank's links from then on. Part of the timeline, too.
@@ -46,12 +51,21 @@ class Variation:
 
     @property
     def factors(self) -> dict[int, float]:
-        """By rank, how much longer its compute takes.
+        """By rank, how much longer its compute takes all the time.
 
         Raises:
-            JobError: ``stragglers`` is not of the form ``rank:factor``.
+            JobError: ``stragglers`` is not of the form ``rank:factor[@time]``.
         """
-        return dict(_factors(self.stragglers))
+        return {rank: factor for rank, factor, at_ns in _stragglers(self.stragglers) if at_ns is None}
+
+    @property
+    def throttles(self) -> list[Throttle]:
+        """What happens to GPUs at some time: ``3:1.5@2ms,3:1@5ms`` is slow for 3 ms."""
+        return [
+            Throttle(at_ns, rank, factor)
+            for rank, factor, at_ns in _stragglers(self.stragglers)
+            if at_ns is not None
+        ]
 
     @property
     def is_random(self) -> bool:
@@ -67,16 +81,19 @@ class Variation:
         }
 
 
-def _factors(text: str) -> Iterator[tuple[int, float]]:
-    """Yield rank and factor of each part of *text*."""
+def _stragglers(text: str) -> Iterator[tuple[int, float, int | None]]:
+    """Yield rank, factor and time in ns (None: all the time) of each part of *text*."""
     for part in text.split(","):
         if not part.strip():
             continue
-        rank, _, factor = part.partition(":")
+        what, _, when = part.partition("@")
+        rank, _, factor = what.partition(":")
         try:
-            found = int(rank), float(factor)
-        except ValueError:
-            raise JobError(f"stragglers: {part.strip()!r} is not rank:factor, e.g. 3:1.25") from None
+            found = int(rank), float(factor), to_ns(parse_time(when)) if "@" in part else None
+        except (ValueError, UnitError):
+            raise JobError(
+                f"stragglers: {part.strip()!r} is not rank:factor or rank:factor@time, e.g. 3:1.25@2ms"
+            ) from None
         if found[0] < 0 or not 0 < found[1] < float("inf"):
             raise JobError(f"stragglers: {part.strip()!r}: a rank of at least 0 and a factor above 0")
         yield found

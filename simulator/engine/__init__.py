@@ -21,13 +21,22 @@ WORTH_LOADING: Final = 50_000
 """Tasks from which loading numba and compiled code (about 0.2 s) pays off, at 300,000 tasks/s on SimPy."""
 
 
-def choose(name: str, n_tasks: int, tell: Callable[[str], None] = lambda _: None) -> ModuleType:
-    """Return the module of engine *name*: it has ``NAME``, ``run(program)`` and ``times(program)``.
+def choose(
+    name: str,
+    n_tasks: int,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    queue: bool = False,
+    links: bool = False,
+) -> ModuleType:
+    """Return the module of engine *name*: it has ``NAME``, ``run``, ``times`` and ``Clock``.
 
     Args:
         name: one of ``ENGINES``.
         n_tasks: size of the program, which decides for ``"auto"``.
         tell: told when something is about to be compiled.
+        queue: whether GPUs are shared or something changes, so that the program needs a queue of events.
+        links: whether links are to be shared by ``"auto"``.
 
     Raises:
         EngineError: no engine of that name, or it needs a package that is not installed.
@@ -41,8 +50,11 @@ def choose(name: str, n_tasks: int, tell: Callable[[str], None] = lambda _: None
             f"the {name} engine needs numba: pip install 'foretrace[fast]', or --engine {other}"
         )
     if name == "auto":
-        name = "compiled" if has_numba and n_tasks >= WORTH_LOADING else "event"
+        fast = has_numba and n_tasks >= WORTH_LOADING
+        name = ("contended-compiled" if fast else "contended") if links else "compiled" if fast else "event"
     engine = import_module(f"{__name__}.{name.replace('-', '_')}")
-    if name.endswith("compiled") and not engine.is_compiled():
-        tell("compiling the engine, once (some seconds)")
+    if name.endswith("compiled"):
+        part = import_module(f"{__name__}.together") if queue else engine
+        if not part.is_compiled():
+            tell("compiling the engine, once (some seconds)")
     return engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from simulator.errors import ProgramError
+from simulator.errors import EngineError, ProgramError
 
 NEAR, FAR, IN, OUT = "near", "far", "in", "out"
 
@@ -83,10 +83,10 @@ def without_links(name: str, changes: Sequence[Change | Throttle]) -> list[Throt
     """Return *changes* of GPUs for an engine *name* in which nobody shares links.
 
     Raises:
-        ProgramError: a link changes, too.
+        EngineError: a link changes, too.
     """
     if of_links(changes):
-        raise ProgramError(
+        raise EngineError(
             f"link_changes need shared links, but the engine is {name}: "
             "--engine contended or contended-compiled"
         )

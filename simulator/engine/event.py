@@ -40,8 +40,8 @@ def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table
         changes: what happens to GPUs meanwhile.
 
     Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives; or a
-            link changes, and nobody shares links here.
+        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+        EngineError: a link changes, and nobody shares links here.
     """
     start_ns, end_ns = times(program, changes)
     return spans(program, start_ns, end_ns)

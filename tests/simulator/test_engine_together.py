@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator.engine import compiled, contended, contended_compiled, event
 from simulator.engine.changes import FAR, IN, NEAR, OUT, WAYS, Change, Throttle, Way
 from simulator.engine.slowdown import MOST, slowdown
-from simulator.errors import ProgramError
+from simulator.errors import EngineError, ProgramError
 from simulator.program import Label, Program, Transfer
 
 STREAMS = ("compute", "tp", "dp", "host")
@@ -231,7 +231,7 @@ def test_a_link_that_flaps_on_the_compiled_engine() -> None:
 
 @pytest.mark.parametrize("engine", [event, compiled])
 def test_engines_without_shared_links_refuse_changes_of_links(engine: Any) -> None:
-    with pytest.raises(ProgramError, match=f"the engine is {engine.NAME}: --engine contended or"):
+    with pytest.raises(EngineError, match=f"the engine is {engine.NAME}: --engine contended or"):
         engine.times(make([], []), [Change(0, Way(0, NEAR, IN), 0.5)])
 
 

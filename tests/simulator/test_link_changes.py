@@ -79,3 +79,11 @@ def test_changes_are_among_the_settings_of_a_run() -> None:
     settings = job_settings(job(link_changes="3:far:0.5"))
     assert settings["link_changes"] == "3:far:0.5"
     assert "link_changes" not in job_settings(job())
+
+
+def test_both_contended_engines_give_one_timeline_when_links_and_gpus_change() -> None:
+    given = job(link_changes="3:far:0.1@1ms,3:far:1@2s", stragglers="1:1.5@10ms,1:1@1s")
+    found = [simulate(given, engine=name) for name in ("contended", "contended-compiled")]
+    assert found[0].spans.equals(found[1].spans)
+    assert found[0].links is not None
+    assert found[1].links is None

@@ -49,9 +49,10 @@ def test_a_straggler_among_folded_ranks_is_exact(data: st.DataObject) -> None:
     degrees["dp"] = 8 // np.prod(list(degrees.values())).item()
     world = 8
     slow = data.draw(st.dictionaries(st.integers(0, world - 1), st.sampled_from([0.5, 1.3, 2.0]), max_size=2))
+    when = data.draw(st.sampled_from(["", "@0.1ms", "@30ms"]))
     job = make_job(
         **degrees,
-        stragglers=",".join(f"{rank}:{factor}" for rank, factor in slow.items()),
+        stragglers=",".join(f"{rank}:{factor}{when}" for rank, factor in slow.items()),
         sharding=data.draw(st.sampled_from(["zero1", "fsdp"])),
     )
     folded, each = simulate(job), simulate(job, folded=False)
@@ -75,6 +76,19 @@ def test_a_straggler_makes_the_others_wait_not_compute() -> None:
     calm, slow = (simulate(make_job(tp=2, dp=2, seq_len=8192, stragglers=text)) for text in ("", "1:1.5"))
     assert slow.summary["step_time_s"] > 1.3 * calm.summary["step_time_s"]
     assert slow.summary["waiting_fraction"] > calm.summary["waiting_fraction"] + 0.1
+
+
+def test_a_gpu_that_throttles_for_a_while_costs_a_part_of_what_it_costs_for_good() -> None:
+    given = ("", "1:2@20ms,1:1@60ms", "1:2@20ms", "1:2")
+    steps = [simulate(make_job(tp=2, seq_len=8192, stragglers=text)).summary["step_time_s"] for text in given]
+    assert steps == sorted(steps)
+    assert len(set(steps)) == len(steps)
+    assert steps[1] - steps[0] == pytest.approx(0.02, rel=0.3)  # 40 ms at half speed
+
+
+def test_jitter_is_drawn_on_a_machine_that_changes() -> None:
+    calm, slow = (drawn(rank_jitter=0.02, samples=20, stragglers=text) for text in ("", "1:2@1ms"))
+    assert slow["mean_s"] > 1.1 * calm["mean_s"]
 
 
 def drawn(**given: Any) -> dict[str, Any]:
@@ -119,9 +133,11 @@ def test_folded_jitter_is_close_to_that_of_every_rank() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stragglers": "3"}, r"stragglers: '3' is not rank:factor, e.g. 3:1.25"),
+        ({"stragglers": "3"}, r"stragglers: '3' is not rank:factor or rank:factor@time, e.g. 3:1.25@2ms"),
+        ({"stragglers": "3:1.25@2"}, r"'3:1.25@2' is not rank:factor or rank:factor@time"),
         ({"stragglers": "0:-1"}, r"stragglers: '0:-1': a rank of at least 0 and a factor above 0"),
         ({"stragglers": "9:2"}, r"stragglers: rank 9 is outside a world of 1"),
+        ({"stragglers": "9:2@1ms"}, r"stragglers: rank 9 is outside a world of 1"),
         ({"rank_jitter": 7}, r"rank_jitter=7.0: between 0 \(none\) and 1"),
         ({"samples": 0}, r"samples=0, seed=0: at least 1 and 0"),
     ],
