@@ -60,7 +60,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "traces.report_cli",
             "One self-contained HTML page for a run, or two on one axis.",
         ),
-        "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, CSV, Parquet."),
+        "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, Chakra, CSV, Parquet."),
         "serve": ("simulator.serve_cli", "Browse runs and play with layouts, in a browser on this machine."),
         "search": ("simulator.search_cli", "The best layouts of a model on a machine, each simulated."),
         "goodput": ("simulator.goodput_cli", "Days and dollars of a training when machines fail."),

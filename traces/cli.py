@@ -100,7 +100,7 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
     "-o", "--output", required=True, type=click.Path(dir_okay=False), help="File to write; .gz compresses."
 )
 @click.option(
-    "--format", "kind", help="perfetto, chrome, csv or parquet.  [default: what FILE's ending says]"
+    "--format", "kind", help="perfetto, chrome, chakra, csv or parquet.  [default: what FILE's ending says]"
 )
 @click.option(
     "--ranks", help="Whose spans: 0-7,9 or all; folded ranks are expanded.  [default: those stored]"
@@ -110,7 +110,7 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
 def export(
     run: str, output: str, kind: str | None, ranks: str | None, *, partial: bool, as_json: bool
 ) -> None:
-    """Write a run for other tools: Perfetto, Chrome, CSV, Parquet.
+    """Write a run for other tools: Perfetto, Chrome, Chakra, CSV, Parquet.
 
     For example: foretrace export runs/a -o a.pftrace.gz, then open it at https://ui.perfetto.dev.
     """

@@ -1,4 +1,4 @@
-"""Writes runs for other tools: Perfetto, Chrome's trace viewer, spreadsheets, data frames."""
+"""Writes runs for other tools: Perfetto, Chrome's trace viewer, simulators, spreadsheets, data frames."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import BinaryIO, Final
 
 from traces.errors import RunError
+from traces.export.chakra import write_chakra
 from traces.export.chrome import write_chrome
 from traces.export.perfetto import write_perfetto
 from traces.export.tables import write_csv, write_parquet
@@ -22,6 +23,7 @@ FORMATS: Final[Mapping[str, Writer]] = MappingProxyType(
     {
         "perfetto": write_perfetto,  # https://ui.perfetto.dev, native protobuf
         "chrome": write_chrome,  # chrome://tracing, Perfetto, speedscope: JSON
+        "chakra": write_chakra,  # https://github.com/mlcommons/chakra, for ASTRA-sim and others
         "csv": write_csv,
         "parquet": write_parquet,
     }
@@ -32,6 +34,7 @@ ENDINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "perfetto": (".pftrace", ".pftrace.gz", ".perfetto-trace"),
         "chrome": (".json", ".json.gz"),
+        "chakra": (".et", ".et.zip"),
         "csv": (".csv", ".csv.gz"),
         "parquet": (".parquet",),
     }
@@ -54,8 +57,14 @@ def export(
         RunError: the format is unknown, a rank is not in the run, or the file cannot be written.
     """
     target = Path(path)
-    writer = FORMATS[_format(target, kind)]
+    said = _format(target, kind)
+    writer = FORMATS[said]
     chosen = run.stored_ranks if ranks is None else tuple(sorted(set(ranks)))
+    if said == "chakra" and len(chosen) > 1 and target.suffix != ".zip":
+        raise RunError(
+            f"{target.name}: Chakra has a file per rank; for these {len(chosen)} end the name in .et.zip, or "
+            "choose one rank"
+        )
     if absent := set(chosen) - set(run.ranks):
         raise RunError(f"no rank {rank_list(absent)} in {run.path}; it has ranks {rank_list(run.ranks)}")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
