@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from simulator.fusion import is_separate
 from simulator.job import Job
 from simulator.model import share
 from simulator.ops import DTYPE_BYTES
@@ -79,6 +80,8 @@ def logits_bytes(job: Job, in_flight: int) -> int:
 def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
     """Inputs of a block's norm and of its first matrix, and the mask of its dropout (a byte per element).
 
+    An RMSNorm in kernels of its own keeps its input in fp32, and its result before the weight.
+
     *n_shared* of the two inputs are kept by the block that runs in parallel with this one.
     """
     framework, n_tokens = job.profile, tokens_per_shard(job)
@@ -86,7 +89,8 @@ def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
     found = (2 - n_shared) * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
     if framework.keeps_gathered_inputs and n_shared < 2:
         found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, n_tokens)
-    return found + (4 * elements if framework.keeps_norm_in_fp32 else 0)
+    apart = is_separate(job, "norm") and job.model.norm == "rmsnorm"
+    return found + (4 * elements if framework.keeps_norm_in_fp32 or apart else 0)
 
 
 def _attention_bytes(job: Job, *, scores: bool) -> int:
@@ -134,8 +138,8 @@ def _mlp_bytes(job: Job, layer: int) -> int:
 def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
     """Inputs (two with a gate) and output of the activation function."""
     inputs = 2 if job.model.gated else 1
-    if job.model.gated and job.profile.keeps_gate_output:
-        inputs += 1
+    if job.model.gated and (job.profile.keeps_gate_output or is_separate(job, "activation")):
+        inputs += 1  # silu(gate), to be multiplied
     inner = share(ffn_hidden, job.layout.tp)
     return n_tokens * inner * (inputs + 1) * DTYPE_BYTES[job.precision]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import booleans, builds, integers, sampled_from
 
-from simulator.activations import kept_bytes
+from simulator.activations import kept_bytes, working_bytes
 from simulator.job import RECOMPUTES, SHARDINGS, Job
 from simulator.memory import StageMemory, stage_memory, state_bytes
 from simulator.model import Model
@@ -285,3 +285,22 @@ def test_layers_that_are_computed_again_keep_less_and_only_they() -> None:
     assert per_microbatch[1] * 2 == per_microbatch[0] + per_microbatch[3]
     assert per_microbatch[2] * 4 == per_microbatch[0] + 3 * per_microbatch[3]
     assert kept[0].peak_bytes < kept[1].peak_bytes < kept[2].peak_bytes < kept[3].peak_bytes
+
+
+def test_eager_kernels_keep_the_input_of_a_norm_in_fp32_and_the_activated_gate() -> None:
+    llama = load_model("llama3-8b")
+    fused, eager = (job(llama, kernels=kernels) for kernels in ("fused", "eager"))
+    tokens = 2048
+    more = 2 * 4 * tokens * 4096 + 2 * tokens * 14336
+    assert kept_bytes(eager, 0) - kept_bytes(fused, 0) == more
+    gpt = load_model("gpt3-175b")  # layer_norm and GELU are one kernel each in either mode
+    assert kept_bytes(job(gpt, kernels="eager"), 0) == kept_bytes(job(gpt, kernels="fused"), 0)
+
+
+def test_a_ring_and_heads_dealt_out_hold_fewer_keys_at_once_than_a_gather() -> None:
+    llama, layout = replace(load_model("llama3-8b"), ffn_hidden=1024), Layout(cp=8)
+    held = [
+        working_bytes(job(llama, layout, seq_len=131072, conventions=(("context", name),)), 0)
+        for name in ("ulysses", "ring", "all_gather")
+    ]
+    assert held[0] < held[1] < held[2]
