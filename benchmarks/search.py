@@ -44,9 +44,8 @@ def main() -> None:
         return
     print(f"{'case':26} {'layouts':>9} {'pipelines':>9} {'simulated':>9} {'seconds':>8}")
     for name, row in rows.items():
-        print(
-            f"{name:26} {row['layouts']:>9,} {row['pipelines']:>9,} {row['simulated']:>9} {row['cpu_s']:>8.1f}"
-        )
+        counts = f"{row['layouts']:>9,} {row['pipelines']:>9,} {row['simulated']:>9}"
+        print(f"{name:26} {counts} {row['cpu_s']:>8.1f}")
 
 
 def measured(model: str, gpus: int, global_batch: int, seq_len: int = 8192, **wide: Any) -> dict[str, float]:
