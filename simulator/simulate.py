@@ -68,6 +68,10 @@ class Simulation:
         """The run in memory, as ``traces.store.open_run`` returns it for one on disk."""
         return Run(self.info.name, self.info, [Part(None, lambda: self.spans)], self.memory, ())
 
+    def _repr_html_(self) -> str:
+        """Return the figures as a notebook shows them."""
+        return self.run._repr_html_()  # noqa: SLF001 - what notebooks call
+
     def write(self, path: str | Path) -> Path:
         """Write the run to the directory *path*, all of it or nothing, and return it.
 
