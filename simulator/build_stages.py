@@ -9,6 +9,7 @@ from simulator.job import Job
 from simulator.model import Model
 from simulator.ops import Block
 from simulator.schedules import Plan, plan
+from simulator.stage_layers import ranges, split_by_cost, split_layers
 from simulator.workload import embedding_block, head_block, layer_blocks
 
 
@@ -26,31 +27,24 @@ def n_stages(orders: Plan) -> int:
     return 1 + max(action.stage for actions in orders for action in actions)
 
 
-def split_layers(n_layers: int, n_stages: int) -> list[range]:
-    """Return the layers of each stage: contiguous, and as equal as they can be.
-
-    Layers that do not divide evenly go to the inner stages, from the last of them backwards: the ends
-    already hold the embedding and the head, and a later stage keeps fewer micro-batches in flight. Llama 3
-    405B does the same: 126 layers on a pipeline of equal parts, one layer less at both ends
-    (arXiv:2407.21783, section 3.3.2).
-
-    >>> [len(layers) for layers in split_layers(126, 8)]
-    [15, 16, 16, 16, 16, 16, 16, 15]
+def stage_layers(job: Job, n_stages: int) -> list[range]:
+    """Return the layers of each of *n_stages* stages: as the job lists them, or as its framework shares out.
 
     Raises:
-        JobError: there are more stages than layers.
+        JobError: the list is for another number of stages, or there are more stages than layers.
     """
-    if n_stages > n_layers:
-        raise JobError(f"{n_stages} pipeline stages for {n_layers} layers: at most one stage per layer")
-    each, left = divmod(n_layers, n_stages)
-    order = [*range(n_stages - 2, 0, -1), 0, n_stages - 1]
-    larger = set(order[:left])
-    found, first = [], 0
-    for stage in range(n_stages):
-        size = each + (stage in larger)
-        found.append(range(first, first + size))
-        first += size
-    return found
+    listed, n_layers = job.layers_per_stage, job.model.n_layers
+    if listed and len(listed) != n_stages:
+        raise JobError(
+            f"layers_per_stage lists {len(listed)} stages, but schedule {job.schedule} has {n_stages}: "
+            f"{n_stages // job.layout.pp} on each of {job.layout.pp} pipeline ranks"
+        )
+    if listed:
+        return ranges(listed)
+    if job.profile.split == "cost" and n_stages > 1:
+        costs = [job.model.matmul_params(layer) for layer in range(n_layers)]
+        return split_by_cost(costs, job.model.head_params(), n_stages)
+    return split_layers(n_layers, n_stages, job.counted_ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
             alike[kind] = layer_blocks(job, layer)
         return Unit(layer, tuple(replace(block, layer=layer) for block in alike[kind]))
 
-    found = [[unit(layer) for layer in layers] for layers in split_layers(job.model.n_layers, n_stages)]
+    found = [[unit(layer) for layer in layers] for layers in stage_layers(job, n_stages)]
     found[0].insert(0, Unit(-1, (embedding_block(job),)))
     found[-1].append(Unit(-1, (head_block(job),)))
     return [tuple(units) for units in found]

@@ -31,7 +31,8 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "steps")},
         "schedule": {
             "name": "schedule",
-            **{name: name for name in ("virtual_stages", "overlap_p2p", "deallocate_outputs")},
+            **{name: name for name in ("virtual_stages", "layers_per_stage", "counted_ends")},
+            **{name: name for name in ("overlap_pairs", "overlap_p2p", "deallocate_outputs")},
         },
         "network": {name: name for name in ("placement", "nccl_algo", "nccl_proto")},
         "variation": {field.name: field.name for field in fields(Variation)},
@@ -40,7 +41,8 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             for name in (
                 *("sharding", "shard_ranks", "sequence_parallel", "precision", "fp8", "recipe", "kernels"),
                 *("recompute", "recompute_layers", "recompute_every", "fp32_gradients", "flash_attention"),
-                *("offload", "lora_rank", "quantized_base", "capacity_factor", "expert_imbalance"),
+                *("offload", "offload_to", "lora_rank", "quantized_base"),
+                *("capacity_factor", "expert_imbalance"),
                 *("checkpoint_every", "checkpoint_bytes_per_s", "overlap_slowdown"),
             )
         },
@@ -62,13 +64,18 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep"), int),
         **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
-        **dict.fromkeys(("overlap_p2p", "deallocate_outputs", "fp8", "quantized_base"), bool),
+        **dict.fromkeys(
+            ("overlap_pairs", "overlap_p2p", "deallocate_outputs", "fp8", "quantized_base"), bool
+        ),
         **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter", "overlap_slowdown"), float),
         **dict.fromkeys(("capacity_factor", "expert_imbalance", "checkpoint_bytes_per_s"), float),
-        **dict.fromkeys(("framework", "kernels", "recipe", "offload"), str),
+        **dict.fromkeys(("framework", "kernels", "recipe", "offload", "offload_to"), str),
         **dict.fromkeys(("shard_ranks", "lora_rank", "recompute_layers", "recompute_every"), int),
         "checkpoint_every": int,
         CONVENTIONS: dict,
+        "counted_ends": str,
+        "layers_per_stage": tuple,
+        "overlap_pairs": bool,
         "stragglers": str,
         "link_changes": str,
         "samples": int,
@@ -83,10 +90,20 @@ _TOML_NAMES: Final = {
     float: "a number",
     bool: "true or false",
     dict: "a table of names and values",
+    tuple: "a list of whole numbers",
 }
 _OF_JOB: Final = (
     *("global_batch", "micro_batch", "seq_len", "schedule", "virtual_stages", "overlap_p2p"),
-    *("deallocate_outputs", "placement", "nccl_algo", "nccl_proto", "framework"),
+    *(
+        "layers_per_stage",
+        "counted_ends",
+        "overlap_pairs",
+        "deallocate_outputs",
+        "placement",
+        "nccl_algo",
+        "nccl_proto",
+        "framework",
+    ),
     *TABLES["training"],
 )
 
@@ -233,11 +250,23 @@ def _checked(place: str, name: str, value: object) -> Any:
     if name not in KINDS:
         raise ConfigError(f"unknown setting {name!r}; {_nearest(name, KINDS)}")
     kind = KINDS[name]
+    if kind is tuple and (listed := _whole_numbers(value)) is not None:
+        return listed
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[kind]}")
     return value
+
+
+def _whole_numbers(value: object) -> tuple[int, ...] | None:
+    """Return a list of whole numbers, or one as a flag gives it (``"15, 16, 16"``); None if it is not one."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        return None
+    if not all(isinstance(part, int) or (isinstance(part, str) and part.isdecimal()) for part in parts):
+        return None
+    return tuple(int(part) for part in parts)
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

@@ -9,9 +9,13 @@ from simulator.errors import JobError
 from simulator.framework import Framework, framework_names, profile
 from simulator.model import Model
 from simulator.recipes import RECIPES
+from simulator.stage_layers import ENDS, check_layers
 from simulator.variation import Variation
 from topologies.cluster import Cluster
 from traces.layout import Layout
+
+OFFLOAD_PLACES: Final = ("host", "nvme")
+"""Memory of the host, or drives of the node."""
 
 SHARDINGS: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 """What data-parallel ranks share out: nothing; optimizer states; and gradients; and parameters (two ways)."""
@@ -45,6 +49,12 @@ class Job:
         seq_len: tokens per sequence.
         schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES`` or the path of a CSV file.
         virtual_stages: stages per pipeline rank; None: what the schedule has by default.
+        layers_per_stage: layers of every stage, in order of the stages; empty: as equally as they go. The
+            first and the last may have none: then they hold the embedding or the head alone.
+        counted_ends: which ends of the model count as a layer when layers are shared out, one of ``ENDS``, as
+            Megatron-LM's ``--account-for-embedding-in-pipeline-split`` and ``-loss-``.
+        overlap_pairs: a forward and a backward that the schedule pairs (DualPipe) run at once, each computing
+            while the other communicates; False: one after the other; None: at once.
         overlap_p2p: post a receive one action ahead, so that the message travels while the rank computes, as
             Megatron-LM does with virtual stages; None: on with several stages per rank or split backward.
         deallocate_outputs: free what a stage has sent on, as Megatron-LM's ``deallocate_pipeline_outputs``.
@@ -70,6 +80,7 @@ class Job:
             as many as come.
         expert_imbalance: standard deviation over mean of the tokens that come to an expert; 0: evenly.
         offload: what lives in the memory of the host between uses, one of ``OFFLOADS``.
+        offload_to: where that is, ``"host"`` or ``"nvme"``.
         shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
             them. Fewer is HSDP: copies are replicated.
         lora_rank: rank of the adapters on every matrix of a layer, whose base weights are frozen; 0 means
@@ -93,6 +104,9 @@ class Job:
     seq_len: int = 2048
     schedule: str = "1f1b"
     virtual_stages: int | None = None
+    layers_per_stage: tuple[int, ...] = ()
+    counted_ends: str = "none"
+    overlap_pairs: bool | None = None
     overlap_p2p: bool | None = None
     deallocate_outputs: bool = True
     sharding: str = "zero1"
@@ -111,6 +125,7 @@ class Job:
     capacity_factor: float = 0.0
     expert_imbalance: float = 0.0
     offload: str = "none"
+    offload_to: str = "host"
     shard_ranks: int = 0
     lora_rank: int = 0
     quantized_base: bool = False
@@ -127,10 +142,12 @@ class Job:
         choices = {
             "sharding": SHARDINGS,
             "recompute": RECOMPUTES,
+            "counted_ends": ENDS,
             "precision": PRECISIONS,
             "kernels": KERNELS,
             "recipe": ("", *RECIPES),
             "offload": OFFLOADS,
+            "offload_to": OFFLOAD_PLACES,
             "framework": framework_names(),
         }
         for name, allowed in choices.items():
@@ -154,6 +171,7 @@ class Job:
         self._check_shards()
 
     def _check_settings(self) -> None:
+        check_layers(self.layers_per_stage, self.model.n_layers, self.model.name)
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
         if self.recompute_layers < 0 or self.recompute_every < 1:
@@ -237,7 +255,7 @@ class Job:
                 f"cp={layout.cp} does not divide the {model.n_heads // layout.tp} heads that tp={layout.tp} "
                 f"leaves of {model.name}, as Ulysses needs; context ring or all_gather would work"
             )
-        if layout.pp > model.n_layers:
+        if layout.pp > model.n_layers and not self.layers_per_stage:
             raise JobError(
                 f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each"
             )

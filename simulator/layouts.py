@@ -18,7 +18,7 @@ from simulator.build import job_groups
 from simulator.build_chain import Chains, Pass
 from simulator.build_groups import Groups
 from simulator.build_instances import Costs
-from simulator.build_stages import Unit, layer_kind, split_layers
+from simulator.build_stages import Unit, layer_kind, stage_layers
 from simulator.compute import ComputeModel
 from simulator.engine import choose
 from simulator.job import Job
@@ -116,7 +116,7 @@ class PipelineTimes:
         shared = (layout.tp, layout.cp, layout.ep, *(getattr(job, name) for name in _OF_UNITS))
         if (n_stages, shared) in self._actions:
             return self._actions[n_stages, shared]
-        layers = split_layers(model.n_layers, n_stages)
+        layers = stage_layers(job, n_stages)
         found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)
         for stage, held in enumerate(layers):
             for kind, same in _alike(model, held).items():

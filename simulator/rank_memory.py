@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.activations import layer_input_bytes
-from simulator.build_stages import job_plan, n_stages, split_layers
+from simulator.build_stages import job_plan, n_stages, stage_layers
 from simulator.job import Job
 from simulator.memory import FIXED, StageMemory, stage_memory
 from simulator.schedules import Action, held_stages, in_flight
@@ -56,7 +56,7 @@ class RankMemory:
 def rank_memories(job: Job) -> list[RankMemory]:
     """Return the memory of each pipeline rank of *job*, in order."""
     orders = job_plan(job)
-    layers = split_layers(job.model.n_layers, n_stages(orders))
+    layers = stage_layers(job, n_stages(orders))
     return [_rank_memory(job, pp, actions, layers) for pp, actions in enumerate(orders)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from simulator.build_stages import split_layers
+from simulator.build_stages import stage_layers
 from simulator.errors import SimulationError, TableError
 from simulator.job import Job
 from simulator.memory import StageMemory, stage_memory
@@ -87,7 +87,7 @@ def stage_memories(job: Job, virtual_stages: int = 1) -> list[tuple[Job, StageMe
     flight (Megatron-LM, ``forward_backward_pipelining_with_interleaving``), each 1/v of its layers.
     """
     pp, n_microbatches = job.layout.pp, job.n_microbatches
-    layers = stage_layers(job)
+    layers = stage_layers(job, job.layout.pp)
     found = []
     for rank in range(pp):
         held = min(pp - rank, n_microbatches)
@@ -97,25 +97,6 @@ def stage_memories(job: Job, virtual_stages: int = 1) -> list[tuple[Job, StageMe
         memory = stage_memory(job, layers[rank], rank, held, first=rank == 0, last=rank == pp - 1)
         found.append((job, memory))
     return found
-
-
-def stage_layers(job: Job) -> list[range]:
-    """Return the layers of each pipeline rank: as many everywhere, or an equal share of the cost.
-
-    By cost, a stage ends with the block that brings the sum over its share; the head is a block that costs
-    ``vocab * hidden``. Reference: nanotron ``PipelineBlock``, ``get_block_compute_costs``.
-    """
-    n_layers, pp = job.model.n_layers, job.layout.pp
-    if job.profile.split == "even" or pp == 1:
-        return split_layers(n_layers, pp)
-    costs = [job.model.matmul_params(layer) for layer in range(n_layers)] + [job.model.head_params()]
-    total, done, starts = sum(costs), 0, [0]
-    for block, cost in enumerate(costs[:-1]):
-        done += cost
-        if done > total * len(starts) / pp and len(starts) < pp:
-            starts.append(block + 1)
-    starts += [n_layers] * (pp - len(starts))
-    return [range(a, b) for a, b in zip(starts, [*starts[1:], n_layers], strict=True)]
 
 
 def _of_rank(stages: Sequence[tuple[Job, StageMemory]], row: Row) -> tuple[Job, StageMemory]:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from simulator.build import build
 from simulator.build_gradients import DDP_BUCKET_BYTES
 from simulator.build_groups import Groups
-from simulator.build_stages import split_layers
 from simulator.compute import ComputeModel
 from simulator.engine import event
 from simulator.folding import representatives
@@ -25,6 +24,7 @@ from simulator.models import load_model
 from simulator.network import Network
 from simulator.ops import DTYPE_BYTES
 from simulator.program import Program, Transfer
+from simulator.stage_layers import split_layers
 from simulator.workload import embedding_block, head_block, layer_blocks
 from topologies.catalog import load_cluster
 from traces.layout import Layout

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.build_groups import Groups
-from simulator.build_stages import split_layers
 from simulator.errors import JobError
+from simulator.stage_layers import split_layers
 from traces.layout import Layout
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simulator.build import build, job_groups
-from simulator.build_stages import job_plan, n_stages, split_layers
+from simulator.build_stages import job_plan, n_stages, stage_layers
 from simulator.compute import ComputeModel
 from simulator.engine import compiled, contended, contended_compiled, event
 from simulator.folding import representatives
@@ -105,7 +105,7 @@ def test_transfers_are_joined_by_pair_direction_and_sequence(name: str) -> None:
 def test_stages_are_on_the_ranks_of_the_plan_with_their_layers(name: str) -> None:
     job = make_job(name)
     orders = job_plan(job)
-    layers, holder = split_layers(job.model.n_layers, n_stages(orders)), holders(orders)
+    layers, holder = stage_layers(job, n_stages(orders)), holders(orders)
     for row in rows_of(job):
         if row["microbatch"] >= 0 and row["category"] == "compute":
             assert job.layout.coord(row["rank"]).pp == holder[row["stage"], row["microbatch"]]

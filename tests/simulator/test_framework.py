@@ -10,12 +10,13 @@ from hypothesis.strategies import booleans, sampled_from
 
 from simulator import framework
 from simulator.activations import kept_bytes, logits_bytes
+from simulator.build_stages import stage_layers
 from simulator.errors import JobError
 from simulator.framework import Framework, framework_names, framework_of, load_framework
 from simulator.job import Job
 from simulator.memory import stage_memory
 from simulator.models import load_model
-from simulator.validate_memory import stage_layers, stage_memories
+from simulator.validate_memory import stage_memories
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 
@@ -102,9 +103,9 @@ def test_logits_follow_the_framework() -> None:
 
 def test_stages_by_cost_leave_the_head_its_share() -> None:
     """The head of Llama 3 8B costs as much as 2.4 of its layers."""
-    sizes = [len(layers) for layers in stage_layers(job(Layout(pp=4), framework="nanotron"))]
+    sizes = [len(layers) for layers in stage_layers(job(Layout(pp=4), framework="nanotron"), 4)]
     assert sizes == [9, 9, 8, 6]
-    assert [len(layers) for layers in stage_layers(job(Layout(pp=4)))] == [8, 8, 8, 8]
+    assert [len(layers) for layers in stage_layers(job(Layout(pp=4)), 4)] == [8, 8, 8, 8]
 
 
 @given(
@@ -117,7 +118,7 @@ def test_stages_hold_every_layer_once_and_fewer_micro_batches_each(
     name: str, pp: int, virtual: int, *, sp: bool
 ) -> None:
     some = job(Layout(pp=pp), framework=name, sequence_parallel=sp)
-    layers = stage_layers(some)
+    layers = stage_layers(some, pp)
     assert [layer for stage in layers for layer in stage] == list(range(32))
     held = [memory.in_flight for _, memory in stage_memories(some, virtual)]
     assert held == sorted(held, reverse=True)
