@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -92,6 +93,11 @@ class Comparison:
                 )
                 level_ns += cause.difference_ns
         return bars
+
+    def _repr_html_(self) -> str:
+        """Return the comparison as a notebook shows it."""
+        shown: str = import_module("traces.notebook").comparison_html(self)  # which needs this module
+        return shown
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as one JSON object, without the single spans."""

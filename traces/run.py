@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -95,6 +96,11 @@ class Run:
         if build not in self._derived:
             self._derived[build] = build(self)
         return cast("_Derived", self._derived[build])
+
+    def _repr_html_(self) -> str:
+        """Return the run as a notebook shows it."""
+        shown: str = import_module("traces.notebook").run_html(self)  # which needs this module
+        return shown
 
     def _rank_spans(self, rank: int) -> pa.Table:
         if rank in self._parts or rank in self._tables:

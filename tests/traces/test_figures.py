@@ -1,17 +1,25 @@
 """Figures show the numbers of the analysis, in colours that colour-blind people can tell apart."""
 
+import html
 import itertools
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
 from traces import figures
 from traces.compare import compare
 from traces.errors import FigureError
-from traces.metrics import breakdown
+from traces.figures import timelines
+from traces.info import RunInfo
+from traces.metrics import breakdown, summarize
 from traces.report_colours import palette
+from traces.report_words import headline
 from traces.run import Run
+from traces.store import open_run, write_run
+from traces.timeline import timeline
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, in linear RGB
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -84,7 +92,7 @@ def test_schedule_names_every_microbatch(pipeline_run: Run) -> None:
 
 
 def test_a_long_schedule_is_refused_with_advice(fsdp_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_CELLS", 10)
+    monkeypatch.setattr(timelines, "MOST_CELLS", 10)
     with pytest.raises(FigureError, match=r"fewer ranks.*report_html"):
         figures.schedule(fsdp_run)
 
@@ -110,6 +118,87 @@ def test_compare_ends_at_the_difference(pipeline_run: Run, recorded_pipeline_run
     (bars,) = figures.compare(pipeline_run, recorded_pipeline_run).data
     assert bars.x[-1] == pytest.approx((found.b_step_ns - found.a_step_ns) / 1e6)
     assert sum(bars.x[:-1]) == pytest.approx(bars.x[-1])
+
+
+def test_overlap_is_that_of_the_analysis(fsdp_run: Run) -> None:
+    figure = figures.overlap(fsdp_run, step=1)
+    rows = [row for row in breakdown(fsdp_run) if row.step == 1]
+    drawn = {bar.name: list(bar.x) for bar in figure.data}
+    assert drawn["DP hidden behind compute"] == pytest.approx([row.hidden_ns["dp"] / 1e6 for row in rows])
+    assert drawn["DP exposed"] == pytest.approx([row.ns["exposed:dp"] / 1e6 for row in rows])
+
+
+def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, fsdp_run: Run) -> None:
+    with pytest.raises(FigureError, match="--engine contended"):
+        figures.links(fsdp_run)
+    path = write_run(tmp_path / "run", fsdp_run.info, fsdp_run.spans())
+    word = pa.dictionary(pa.int32(), pa.string())
+    begin = min(row["start_ns"] for row in fsdp_run.spans().to_pylist())
+    table = pa.table(
+        {"rank": pa.array([0, 1], pa.int32()), "tier": pa.array(["far", "near"], word),
+         "direction": pa.array(["in", "out"], word), "start_ns": [begin, begin],
+         "end_ns": [10**12, 10**12], "used": [0.5, 1.0]}
+    )  # fmt: skip
+    with pa.OSFile(str(path / "links.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    far, near = figures.links(open_run(path)).data
+    assert (list(far.y), list(near.y)) == (["rank 0 in"], ["rank 1 out"])
+    assert np.array(far.z).max() == pytest.approx(0.5)
+    assert np.array(near.z).max() == pytest.approx(1)
+
+
+SWEEP = [
+    {"name": "a", "peak_memory_bytes": 20e9, "tokens_per_s_per_gpu": 700, "memory_limit_bytes": 80e9},
+    {"name": "b", "peak_memory_bytes": 60e9, "tokens_per_s_per_gpu": 900, "memory_limit_bytes": 80e9},
+    {"name": "c", "peak_memory_bytes": 90e9, "tokens_per_s_per_gpu": 950, "memory_limit_bytes": 80e9},
+    {"name": "d", "peak_memory_bytes": 70e9, "tokens_per_s_per_gpu": 600, "memory_limit_bytes": 80e9},
+]
+
+
+def test_pareto_names_the_best_that_fits_and_the_front() -> None:
+    figure = figures.pareto(SWEEP)
+    fits, misfits, edge = figure.data
+    assert sorted(fits.text) == ["a", "b", "d"]
+    assert list(misfits.text) == ["c"]
+    assert list(edge.x) == [20, 60, 90]
+    assert "best that fits: b" in figure.layout.annotations[0].text
+    with pytest.raises(FigureError, match="d: tokens_per_s_per_gpu=None"):
+        figures.pareto([{"name": "d", "peak_memory_bytes": 1}])
+    with pytest.raises(FigureError, match="no layout"):
+        figures.pareto([])
+
+
+def test_accuracy_draws_every_prediction_once() -> None:
+    rows = [
+        {"id": f"{i}", "family": "ab"[i % 2], "predicted": 2.0 + i, "measured": 3.0 + i} for i in range(9)
+    ]
+    figure = figures.accuracy(rows)
+    assert sorted(point for trace in figure.data for point in trace.y) == pytest.approx(
+        sorted((3 + i) / (2 + i) for i in range(9))
+    )
+    for bad in (0, -1, None, True, float("nan")):
+        with pytest.raises(FigureError, match="a number above zero"):
+            figures.accuracy([{"predicted": bad, "measured": 1.0}])
+
+
+@pytest.mark.parametrize("name", ["pipeline_run", "fsdp_run"])
+def test_a_notebook_shows_the_key_figures_of_a_run(name: str, request: pytest.FixtureRequest) -> None:
+    run: Run = request.getfixturevalue(name)
+    shown = run._repr_html_()
+    for one in headline(run, summarize(run)):
+        assert f"<b>{html.escape(one['value'])}</b>" in shown
+    found = compare(run, run)._repr_html_()
+    assert "difference" in found
+    assert "<script" not in shown + found
+
+
+def test_a_notebook_takes_names_as_text(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    info = RunInfo(origin="recorded", world_size=1, name=evil, warnings=(evil,), model={"name": evil})
+    nothing = {"rank": [0], "category": ["compute"], "kind": [evil], "start_ns": [0], "duration_ns": [0]}
+    empty = open_run(write_run(tmp_path / "run", info, timeline(nothing)))
+    assert "<img" not in empty._repr_html_()
+    assert "&lt;img" in empty._repr_html_()
 
 
 def test_what_cannot_be_drawn_is_said(fsdp_run: Run) -> None:

@@ -1,8 +1,4 @@
-"""Plotly figures of runs, for notebooks and documents, in the colours of the report.
-
-A figure is drawn from a few thousand marks at most, past which plotly takes seconds per zoom. Timelines that
-are longer belong into a report, which has no such limit.
-"""
+"""Figures of one run over time: its schedule, what a step is made of, its memory."""
 
 from __future__ import annotations
 
@@ -13,18 +9,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from traces.compare import compare as compare_runs
 from traces.compare import typical_step
 from traces.errors import FigureError
-from traces.info import rank_list
+from traces.figures.drawing import chosen_ranks, empty_figure, heading, marker
 from traces.report_cells import RankStep, rank_step
-from traces.report_colours import fill, palette
-from traces.report_compare import cause_name
-from traces.report_format import format_si, format_time
+from traces.report_colours import palette
+from traces.report_format import format_si
 from traces.report_kinds import Kinds
 from traces.report_labels import Labels
 from traces.report_memory import curves
-from traces.report_rows import picks, rows_of
+from traces.report_rows import rows_of
 from traces.report_words import memory_limit_bytes, subtitle, title
 from traces.run import Run
 from traces.windows import windows
@@ -34,8 +28,6 @@ MOST_CELLS: Final = 3_000
 
 _SHORT_GAP: Final = 1 / 100
 """Share of the step; a shorter gap within one pass over a micro-batch is drawn as part of the pass."""
-
-_FONT: Final = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif'
 
 
 class _Cell(NamedTuple):
@@ -76,7 +68,7 @@ def schedule(
             f"{len(cells):,} cells, and a figure holds {MOST_CELLS:,}; give fewer ranks, "
             "or draw the report, which has no limit: report_html(run)"
         )
-    figure = _figure(_heading(title(run), subtitle(run)), theme, height=180 + 46 * len(rows))
+    figure = empty_figure(heading(title(run), subtitle(run)), theme, height=180 + 46 * len(rows))
     for kind in sorted({cell.kind for _, cell in cells}):
         ours = [(row, cell) for row, cell in cells if cell.kind == kind]
         _add_cells(figure, kinds.entries[kind], ours, theme)
@@ -96,7 +88,7 @@ def breakdown(
     """
     kinds, rows, _ = _rows(run, step, ranks)
     shares = [dict(row.done.parts_ns()) for row in rows]
-    figure = _figure(_heading("Where the step goes", title(run)), theme, height=180 + 34 * len(rows))
+    figure = empty_figure(heading("Where the step goes", title(run)), theme, height=180 + 34 * len(rows))
     for kind in sorted({kind for share in shares for kind in share}):
         values = [100 * share.get(kind, 0) / sum(share.values()) for share in shares]
         figure.add_bar(
@@ -104,7 +96,7 @@ def breakdown(
             x=values,
             orientation="h",
             name=kinds.entries[kind]["label"],
-            marker=_marker(kinds.entries[kind], theme),
+            marker=marker(kinds.entries[kind], theme),
             hovertemplate="%{y}: %{x:.1f} %<extra>" + kinds.entries[kind]["label"] + "</extra>",
         )
     figure.update_layout(barmode="stack", xaxis={"title": "% of the step", "range": [0, 100]})
@@ -118,10 +110,10 @@ def memory(run: Run, *, ranks: Sequence[int] | None = None, theme: str = "light"
     Raises:
         FigureError: the run has no memory over time, no such rank, or the theme is unknown.
     """
-    found = curves(run, _chosen(run, ranks))
+    found = curves(run, chosen_ranks(run, ranks))
     if not found:
         raise FigureError(f"{run.path} holds no memory over time; simulate, or record with memory on")
-    figure = _figure(_heading("Memory", title(run)), theme, height=420)
+    figure = empty_figure(heading("Memory", title(run)), theme, height=420)
     names = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
     series = palette()[theme]["series"]
     for number, curve in enumerate(found):
@@ -143,48 +135,6 @@ def memory(run: Run, *, ranks: Sequence[int] | None = None, theme: str = "light"
     return figure
 
 
-def compare(a: Run, b: Run, *, theme: str = "light") -> go.Figure:
-    """Draw which causes make up the difference between two runs: a waterfall that ends at the difference.
-
-    Args:
-        a: the first run, usually simulated.
-        b: the second, usually measured.
-        theme: ``"light"`` or ``"dark"``.
-
-    Raises:
-        FigureError: the theme is unknown.
-        RunError: one of the runs has no step with a length.
-    """
-    found = compare_runs(a, b)
-    kinds = Kinds((a, b))
-    causes = [cause for cause in found.causes if cause.difference_ns]
-    difference_ns = found.b_step_ns - found.a_step_ns
-    share = difference_ns / found.a_step_ns
-    heading = (
-        f"{a.info.origin} {format_time(found.a_step_ns / 1e9)} → {b.info.origin} "
-        f"{format_time(found.b_step_ns / 1e9)} ({share:+.1%})"
-    )
-    figure = _figure(
-        _heading("What makes the difference", heading), theme, height=170 + 30 * (len(causes) + 1)
-    )
-    surface = palette()[theme]["surface"]
-    values = [cause.difference_ns / 1e6 for cause in causes]
-    figure.add_waterfall(
-        orientation="h",
-        y=[*(cause_name(cause, kinds) for cause in causes), "step"],
-        x=[*values, difference_ns / 1e6],
-        measure=[*("relative" for _ in causes), "total"],
-        text=[f"{value:+.2f} ms" for value in (*values, difference_ns / 1e6)],
-        increasing={"marker": {"color": surface["limit"]}},
-        decreasing={"marker": {"color": palette()[theme]["axes"]["tp"]}},
-        totals={"marker": {"color": surface["ink"]}},
-        connector={"line": {"color": surface["line"]}},
-    )
-    figure.update_layout(xaxis_title="ms", showlegend=False)
-    figure.update_yaxes(autorange="reversed")
-    return figure
-
-
 def _rows(run: Run, step: int | None, ranks: Sequence[int] | None) -> tuple[Kinds, list[_Row], int]:
     """Return the kinds of *run*, its rows in *step*, and the start of the step."""
     kinds = Kinds((run,))
@@ -198,20 +148,10 @@ def _rows(run: Run, step: int | None, ranks: Sequence[int] | None) -> tuple[Kind
     present = {window.rank for window in ends}
     rows = [
         _Row(names[rank], rank_step(run, rank, chosen, labels, labels.of_rank(run, rank)))
-        for rank in _chosen(run, ranks)
+        for rank in chosen_ranks(run, ranks)
         if rank in present
     ]
     return kinds, rows, min(window.start_ns for window in ends)
-
-
-def _chosen(run: Run, ranks: Sequence[int] | None) -> list[int]:
-    """Return the stored ranks to draw."""
-    stored = set(run.stored_ranks)
-    if ranks is None:
-        return [rank for rank in picks(run)[0] if rank in stored]
-    if unknown := [rank for rank in ranks if rank not in stored]:
-        raise FigureError(f"rank {unknown[0]} is not stored; {run.path} has {rank_list(stored)}")
-    return list(ranks)
 
 
 def _passes(done: RankStep, origin_ns: int) -> Iterator[_Cell]:
@@ -245,7 +185,7 @@ def _add_cells(
         insidetextanchor="middle",
         textangle=0,
         width=0.8,
-        marker=_marker(entry, theme),
+        marker=marker(entry, theme),
         customdata=[
             [cell.end_ns / 1e6, f", micro-batch {n}" if n else ""]
             for (_, cell), n in zip(cells, numbers, strict=True)
@@ -253,39 +193,3 @@ def _add_cells(
         hovertemplate="%{y}%{customdata[1]}<br>%{base:.3f} to %{customdata[0]:.3f} ms (%{x:.3f} ms)"
         f"<extra>{html.escape(entry['label'])}</extra>",
     )
-
-
-def _heading(first: str, second: str) -> str:
-    """Return a heading of two lines; what comes from a run is escaped, plotly reads markup."""
-    return f"{html.escape(first)}<br><sub>{html.escape(second)}</sub>"
-
-
-def _marker(entry: Mapping[str, Any], theme: str) -> dict[str, Any]:
-    """Return plotly's marker for a kind."""
-    look = fill(entry, palette(), theme)
-    marker: dict[str, Any] = {"color": look.colour, "line": {"width": 0 if look.hatch else 0.6}}
-    marker["line"]["color"] = palette()[theme]["surface"]["bg"]
-    if look.hatch:
-        marker["pattern"] = {"shape": look.hatch, "fgcolor": look.line, "size": 6, "solidity": 0.2}
-    return marker
-
-
-def _figure(heading: str, theme: str, *, height: int) -> go.Figure:
-    """Return an empty figure in the colours of *theme*."""
-    colours = palette()
-    if theme not in ("light", "dark"):
-        raise FigureError(f"theme {theme!r}: one of light, dark")
-    surface = colours[theme]["surface"]
-    figure = go.Figure()
-    figure.update_layout(
-        title={"text": heading, "x": 0, "xref": "paper"},
-        height=height,
-        margin={"l": 90, "r": 24, "t": 64, "b": 96},
-        paper_bgcolor=surface["bg"],
-        plot_bgcolor=surface["bg"],
-        font={"family": _FONT, "size": 12.5, "color": surface["ink"]},
-        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"},
-    )
-    figure.update_xaxes(gridcolor=surface["grid"], zeroline=False)
-    figure.update_yaxes(showgrid=False)
-    return figure

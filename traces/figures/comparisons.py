@@ -1,0 +1,105 @@
+"""Figures of two runs, and of many predictions against what was measured."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from traces.compare import compare as compare_runs
+from traces.errors import FigureError
+from traces.figures.drawing import empty_figure, heading
+from traces.report_colours import palette
+from traces.report_compare import cause_name
+from traces.report_format import format_time
+from traces.report_kinds import Kinds
+from traces.run import Run
+
+BAND: Final = 0.1
+"""Error that is drawn as a band: a prediction within 10 % ranks layouts well."""
+
+
+def compare(a: Run, b: Run, *, theme: str = "light") -> go.Figure:
+    """Draw which causes make up the difference between two runs: a waterfall that ends at the difference.
+
+    Args:
+        a: the first run, usually simulated.
+        b: the second, usually measured.
+        theme: ``"light"`` or ``"dark"``.
+
+    Raises:
+        FigureError: the theme is unknown.
+        RunError: one of the runs has no step with a length.
+    """
+    found = compare_runs(a, b)
+    kinds = Kinds((a, b))
+    causes = [cause for cause in found.causes if cause.difference_ns]
+    difference_ns = found.b_step_ns - found.a_step_ns
+    share = difference_ns / found.a_step_ns
+    said = (
+        f"{a.info.origin} {format_time(found.a_step_ns / 1e9)} → {b.info.origin} "
+        f"{format_time(found.b_step_ns / 1e9)} ({share:+.1%})"
+    )
+    figure = empty_figure(
+        heading("What makes the difference", said), theme, height=170 + 30 * (len(causes) + 1)
+    )
+    surface = palette()[theme]["surface"]
+    values = [cause.difference_ns / 1e6 for cause in causes]
+    figure.add_waterfall(
+        orientation="h",
+        y=[*(cause_name(cause, kinds) for cause in causes), "step"],
+        x=[*values, difference_ns / 1e6],
+        measure=[*("relative" for _ in causes), "total"],
+        text=[f"{value:+.2f} ms" for value in (*values, difference_ns / 1e6)],
+        increasing={"marker": {"color": surface["limit"]}},
+        decreasing={"marker": {"color": palette()[theme]["axes"]["tp"]}},
+        totals={"marker": {"color": surface["ink"]}},
+        connector={"line": {"color": surface["line"]}},
+    )
+    figure.update_layout(xaxis_title="ms", showlegend=False)
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def accuracy(rows: Sequence[Mapping[str, Any]], *, theme: str = "light") -> go.Figure:
+    """Draw measured over predicted of many predictions, one point each, against what was predicted.
+
+    Args:
+        rows: each with ``predicted`` and ``measured``, above zero and in one unit, and where known ``id`` and
+            ``family``, which gives the colour; as ``foretrace validate --json`` lists them.
+        theme: ``"light"`` or ``"dark"``.
+
+    Raises:
+        FigureError: no row, one without a number above zero, or an unknown theme.
+    """
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        for name in ("predicted", "measured"):
+            value = row.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise FigureError(f"{row.get('id', 'a row')}: {name}={value!r}: a number above zero")
+        families.setdefault(str(row.get("family", "")), []).append(row)
+    if not families:
+        raise FigureError("no prediction to draw: give rows with predicted and measured")
+    error = np.median([abs(np.log(row["predicted"] / row["measured"])) for row in rows])
+    said = f"{len(rows)} predictions, median error {np.expm1(error):.1%}; the band is ± {BAND:.0%}"
+    figure = empty_figure(heading("Measured over predicted", said), theme, height=460)
+    surface, series = palette()[theme]["surface"], palette()[theme]["series"]
+    figure.add_hrect(y0=1 - BAND, y1=1 + BAND, fillcolor=surface["grid"], line_width=0, layer="below")
+    figure.add_hline(y=1, line={"color": surface["ink"], "width": 1})
+    for number, (family, ours) in enumerate(sorted(families.items())):
+        figure.add_scatter(
+            x=[row["predicted"] for row in ours],
+            y=[row["measured"] / row["predicted"] for row in ours],
+            mode="markers",
+            name=html.escape(family) or "predictions",
+            marker={"color": series[number % len(series)], "size": 7, "opacity": 0.75},
+            text=[html.escape(str(row.get("id", ""))) for row in ours],
+            hovertemplate="%{text}<br>predicted %{x:.4g}<br>measured ÷ predicted %{y:.3f}",
+        )
+    figure.update_xaxes(type="log", title="predicted")
+    figure.update_yaxes(type="log", title="measured ÷ predicted")
+    return figure

@@ -1,0 +1,63 @@
+"""What all figures share: colours, fonts, hatches, and which ranks are drawn."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+from traces.errors import FigureError
+from traces.info import rank_list
+from traces.report_colours import fill, palette
+from traces.report_rows import picks
+from traces.run import Run
+
+_FONT: Final = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif'
+
+
+def chosen_ranks(run: Run, ranks: Sequence[int] | None) -> list[int]:
+    """Return the stored ranks to draw."""
+    stored = set(run.stored_ranks)
+    if ranks is None:
+        return [rank for rank in picks(run)[0] if rank in stored]
+    if unknown := [rank for rank in ranks if rank not in stored]:
+        raise FigureError(f"rank {unknown[0]} is not stored; {run.path} has {rank_list(stored)}")
+    return list(ranks)
+
+
+def heading(first: str, second: str) -> str:
+    """Return a heading of two lines; what comes from a run is escaped, plotly reads markup."""
+    return f"{html.escape(first)}<br><sub>{html.escape(second)}</sub>"
+
+
+def marker(entry: Mapping[str, Any], theme: str) -> dict[str, Any]:
+    """Return plotly's marker for a kind."""
+    look = fill(entry, palette(), theme)
+    found: dict[str, Any] = {"color": look.colour, "line": {"width": 0 if look.hatch else 0.6}}
+    found["line"]["color"] = palette()[theme]["surface"]["bg"]
+    if look.hatch:
+        found["pattern"] = {"shape": look.hatch, "fgcolor": look.line, "size": 6, "solidity": 0.2}
+    return found
+
+
+def empty_figure(title: str, theme: str, *, height: int) -> go.Figure:
+    """Return an empty figure in the colours of *theme*."""
+    colours = palette()
+    if theme not in ("light", "dark"):
+        raise FigureError(f"theme {theme!r}: one of light, dark")
+    surface = colours[theme]["surface"]
+    figure = go.Figure()
+    figure.update_layout(
+        title={"text": title, "x": 0, "xref": "paper"},
+        height=height,
+        margin={"l": 90, "r": 24, "t": 64, "b": 96},
+        paper_bgcolor=surface["bg"],
+        plot_bgcolor=surface["bg"],
+        font={"family": _FONT, "size": 12.5, "color": surface["ink"]},
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"},
+    )
+    figure.update_xaxes(gridcolor=surface["grid"], zeroline=False)
+    figure.update_yaxes(showgrid=False)
+    return figure
