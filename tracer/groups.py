@@ -102,7 +102,17 @@ class Groups:
 
     def table(self) -> tuple[Group, ...]:
         """Return the groups as ``run.json`` stores them."""
-        return tuple(Group(id=g.id, axis=g.axis, ranks=g.ranks) for g in self.known())
+        return _stored(self.known())
+
+    def layout(self, rank: int) -> Layout | None:
+        """Return the parallel degrees that the groups of *rank* tell: those in use, or else all of them.
+
+        A mesh that is only there, as of a training before this one, says less than one that is used.
+        """
+        used = [group for group in self.known() if group.n_collectives or group.n_transfers]
+        return deduced_layout(_stored(used), rank, self.world_size) or deduced_layout(
+            self.table(), rank, self.world_size
+        )
 
     def known(self) -> list[GroupInfo]:
         """Return the groups that this rank has used so far."""
@@ -127,6 +137,10 @@ class Groups:
         return "world" if len(ranks) == self.world_size else f"group {name}"
 
 
+def _stored(groups: Iterable[GroupInfo]) -> tuple[Group, ...]:
+    return tuple(Group(id=g.id, axis=g.axis, ranks=g.ranks) for g in groups)
+
+
 def axis_of(description: str, *, fallback: str) -> str:
     """Return the axis that the description of a group or the name of a mesh dimension tells.
 
@@ -148,9 +162,14 @@ def deduced_layout(groups: Iterable[Group], rank: int, world_size: int) -> Layou
     """
     members: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for group in groups:
-        if group.axis in AXES and rank in group.ranks and len(group.ranks) > 1:
+        is_new = (
+            group.ranks not in members[group.axis]
+        )  # a training may make several groups of the same ranks
+        if group.axis in AXES and rank in group.ranks and len(group.ranks) > 1 and is_new:
             members[group.axis].append(group.ranks)
-    degrees = {axis: _degree(found) for axis, found in members.items()}
+    degrees = {axis: _degree(found) for axis, found in members.items() if found}
+    if "ep" in degrees and "dp" not in degrees:  # experts are spread over ranks that have a batch each
+        degrees["dp"] = max(world_size // prod(n for axis, n in degrees.items() if axis != "ep"), 1)
     try:
         layout = Layout(**degrees)
     except LayoutError:

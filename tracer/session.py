@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol, TypeVar
 from tracer import internals
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
-from tracer.groups import deduced_layout
 from tracer.importing import Expectation
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
@@ -179,7 +178,7 @@ class Session:
             origin="recorded",
             name=self.name,
             world_size=self.world_size,
-            layout=deduced_layout(groups, self.rank, self.world_size),
+            layout=self.groups.layout(self.rank),
             model=self._model,
             cluster=self._machine,
             job=self._job or None,
