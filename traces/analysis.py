@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from traces.collectives import bandwidths
@@ -15,11 +17,16 @@ from traces.run import Run
 from traces.stragglers import stragglers
 from traces.whatif import what_if
 
+WHAT_IF: Final[Mapping[str, float]] = MappingProxyType({"half": 0.5, "none": 0.0})
+"""How many times as long a kind of work takes in the questions that are asked of the critical path."""
+
 MOST_ROWS: Final = 20
 """Rows of each table that are given: the rest is in the Python API."""
 
 
-def analysis(run: Run, usd_per_gpu_hour: float | None = None) -> dict[str, Any]:
+def analysis(
+    run: Run, usd_per_gpu_hour: float | None = None, *, limit_bytes_per_s: float | None = None
+) -> dict[str, Any]:
     """Return findings and the tables behind them.
 
     Keys:
@@ -28,18 +35,21 @@ def analysis(run: Run, usd_per_gpu_hour: float | None = None) -> dict[str, Any]:
         stragglers: who makes whom wait.
         gaps: why devices were idle.
         kernels: compute by group.
-        critical_path: of the step of median length: length, and what it is made of.
+        critical_path: of the step of median length: length, what it is made of, and by kind how long it
+            would be if that took half the time or none; the step cannot become shorter than that.
         what_if: slowdowns of a pipeline run; null where it cannot be played again.
 
     Args:
         run: an open run.
         usd_per_gpu_hour: price of one GPU, for costs in money.
+        limit_bytes_per_s: bus bandwidth that the links allow, if the run does not describe them.
     """
+    said = findings(run, usd_per_gpu_hour, limit_bytes_per_s=limit_bytes_per_s)
     step, step_ns = typical_step(run)
     path = critical_path(run, step)
     return {
-        "findings": [one.to_dict() for one in findings(run, usd_per_gpu_hour)],
-        "collectives": bandwidths(run)[:MOST_ROWS],
+        "findings": [one.to_dict() for one in said],
+        "collectives": bandwidths(run, limit_bytes_per_s=limit_bytes_per_s)[:MOST_ROWS],
         "stragglers": [one.to_dict() for one in stragglers(run)[:MOST_ROWS]],
         "gaps": gaps(run)[:MOST_ROWS],
         "kernels": kernel_groups(run)[:MOST_ROWS],
@@ -48,6 +58,10 @@ def analysis(run: Run, usd_per_gpu_hour: float | None = None) -> dict[str, Any]:
             "length_s": path.length_ns / 1e9,
             "step_time_s": step_ns / 1e9,
             "by_kind_s": {kind: ns / 1e9 for kind, ns in path.by_kind().items()},
+            "what_if_s": {
+                kind: {name: path.scaled_ns({kind: factor}) / 1e9 for name, factor in WHAT_IF.items()}
+                for kind in list(path.by_kind())[:MOST_ROWS]
+            },
             "by_rank_s": {str(rank): ns / 1e9 for rank, ns in path.by_rank().items()},
         },
         "what_if": _what_if(run),

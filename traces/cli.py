@@ -23,21 +23,24 @@ PARTIAL: Final = click.option(
 @click.argument("run", type=click.Path())
 @PARTIAL
 @click.option("--gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for costs in money.")
+@click.option("--bus-limit", help="Bus bandwidth that links allow, e.g. '400 GB/s', if RUN does not say.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def analyze(run: str, gpu_hour: float | None, *, partial: bool, as_json: bool) -> None:
+def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial: bool, as_json: bool) -> None:
     """Where the time of a run goes, rank by rank; adds up to 100 %.
 
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
     runs still being written, are read alike.
     """
     from traces.analysis import analysis
+    from traces.bus_limits import parse_limit
     from traces.errors import RunError
     from traces.findings import findings
     from traces.hang import hang
     from traces.metrics import breakdown, summarize
     from traces.opening import open_whole
-    from traces.render import show_analysis, show_findings, show_hang
+    from traces.render import show_analysis, show_critical_path, show_findings, show_hang
 
+    limit = None if bus_limit is None else parse_limit(bus_limit)
     try:
         opened = open_whole(run, partial=partial)
         summary = summarize(opened)
@@ -53,7 +56,8 @@ def analyze(run: str, gpu_hour: float | None, *, partial: bool, as_json: bool) -
     if not as_json:
         show_analysis(opened, summary)
         show_hang(stuck)
-        show_findings(findings(opened, gpu_hour))
+        show_findings(findings(opened, gpu_hour, limit_bytes_per_s=limit))
+        show_critical_path(opened)
         return
     ranks = [
         {
@@ -69,7 +73,7 @@ def analyze(run: str, gpu_hour: float | None, *, partial: bool, as_json: bool) -
     ]
     document = {"run": run, **summary, "ranks": ranks, "warnings": list(opened.warnings)}
     document["hang"] = [wait.to_dict() for wait in stuck]
-    click.echo(json.dumps(document | analysis(opened, gpu_hour)))
+    click.echo(json.dumps(document | analysis(opened, gpu_hour, limit_bytes_per_s=limit)))
 
 
 @click.command()

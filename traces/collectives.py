@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from traces.arrivals import COMMUNICATION
+from traces.bus_limits import group_limits
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels
 from traces.metrics import averaged_steps, breakdown, represented, step_times_ns
 from traces.run import Run
@@ -75,14 +76,20 @@ def in_averaged_steps(run: Run) -> pa.Table:
     return run.derived(_in_averaged_steps)
 
 
-def bandwidths(run: Run, *, averaged: bool = False) -> list[dict[str, Any]]:
+def bandwidths(
+    run: Run, *, averaged: bool = False, limit_bytes_per_s: float | None = None
+) -> list[dict[str, Any]]:
     """Return by kind, axis and size how fast data moved: counts, total times, median and best bus bandwidth.
 
     Sizes are put together by powers of two; rows without a size have ``size_bytes`` 0 and no bandwidth.
+    ``transfer_s`` counts each communication once, ``rank_s`` once for every rank that is busy with it.
+    ``limit_bytes_per_s`` is the bus bandwidth that the links of the slowest of their groups allow, and
+    ``share_of_limit`` the median over it; None where nobody knows.
 
     Args:
         run: an open run.
         averaged: leave out what is not in the steps that averages are over.
+        limit_bytes_per_s: what the links allow, if the run does not describe them.
     """
     table = in_averaged_steps(run) if averaged else collectives(run)
     if not table.num_rows:
@@ -94,10 +101,15 @@ def bandwidths(run: Run, *, averaged: bool = False) -> list[dict[str, Any]]:
     key = factorized(kinds, axes, bucket)
     busbw = table["busbw_bytes_per_s"].to_numpy()
     transfer, waiting = int64(table, "transfer_ns"), int64(table, "waiting_ns")
+    group, limits = int64(table, "group"), group_limits(run, limit_bytes_per_s)
+    n_seen, weight = int64(table, "n_seen"), len(run.ranks) / max(len(run.stored_ranks), 1)
     found = []
     for number in range(int(key.max()) + 1):
         rows = np.flatnonzero(key == number)
         known = busbw[rows][busbw[rows] > 0]
+        median = float(np.median(known)) if len(known) else None
+        of_groups = [limits[one] for one in np.unique(group[rows]).tolist() if one in limits]
+        limit = min(of_groups) if of_groups else None
         found.append(
             {
                 "kind": kind_names[kinds[rows[0]]],
@@ -106,8 +118,11 @@ def bandwidths(run: Run, *, averaged: bool = False) -> list[dict[str, Any]]:
                 "count": len(rows),
                 "transfer_s": float(transfer[rows].sum()) / 1e9,
                 "waiting_s": float(waiting[rows].sum()) / 1e9,
-                "median_busbw_bytes_per_s": float(np.median(known)) if len(known) else None,
+                "rank_s": float((transfer[rows] * n_seen[rows]).sum()) * weight / 1e9,
+                "median_busbw_bytes_per_s": median,
                 "best_busbw_bytes_per_s": float(known.max()) if len(known) else None,
+                "limit_bytes_per_s": limit,
+                "share_of_limit": median / limit if median is not None and limit else None,
             }
         )
     return sorted(found, key=lambda row: -float(row["transfer_s"]))

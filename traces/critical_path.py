@@ -84,6 +84,8 @@ class _Ends:
     end_ns: Int64Array
     begins_ns: Int64Array  # of the part that depends on nothing else: behind the last arrival
     last_rank: Int64Array  # that arrived last, -1 if nothing is waited for
+    work_start_ns: Int64Array  # of compute and copies, ascending; shape (n_work,)
+    work_row: NDArray[np.intp]  # the span that each of these is
     table: pa.Table
 
 
@@ -143,10 +145,20 @@ def _walk(ranks: dict[int, _Ends], first: int, last: int, slack_ns: int) -> list
 
 
 def _before(ends: _Ends, now: int, slack_ns: int) -> int:
-    """Return the row of the span that ends last, at *now* or before, having begun before; -1 if none."""
+    """Return the row of the span that ends last, at *now* or before, having begun before; -1 if none.
+
+    Where nothing ends at *now* but work that began later still runs, it is that work: what comes next was
+    issued by it, as a collective out of the middle of a backward pass.
+    """
     row = int(np.searchsorted(ends.end_ns, now + slack_ns, side="right")) - 1
     while row >= 0 and ends.start_ns[row] >= now:
         row -= 1
+    ended = int(ends.end_ns[row]) if row >= 0 else -1
+    at = int(np.searchsorted(ends.work_start_ns, now, side="left")) - 1
+    if at >= 0 and ended < now:  # not a gap if work is running that issues what comes next
+        running = int(ends.work_row[at])
+        if ends.end_ns[running] > now and ends.start_ns[running] >= ended:
+            return running
     return row
 
 
@@ -162,11 +174,22 @@ def _by_rank(run: Run, first: int, last: int) -> dict[int, _Ends]:
     table = whole.take(np.flatnonzero(inside))
     start, end, rank = start[inside], np.minimum(end[inside], last), int64(table, "rank")
     begins, last_rank = _arrivals(table, start, end, rank)
+    is_work = is_one_of(table, "category", ("compute", "copy"))
     found = {}
     for number in np.unique(rank).tolist():
         rows: NDArray[np.intp] = np.flatnonzero(rank == number)
         rows = rows[np.lexsort((start[rows], end[rows]))]
-        found[int(number)] = _Ends(start[rows], end[rows], begins[rows], last_rank[rows], table.take(rows))
+        work = np.flatnonzero(is_work[rows])
+        work = work[np.argsort(start[rows][work], kind="stable")]
+        found[int(number)] = _Ends(
+            start_ns=start[rows],
+            end_ns=end[rows],
+            begins_ns=begins[rows],
+            last_rank=last_rank[rows],
+            work_start_ns=start[rows][work],
+            work_row=work,
+            table=table.take(rows),
+        )
     return found
 
 

@@ -20,6 +20,9 @@ LEAST_SHARE: Final = 0.005
 SMALL_BYTES: Final = 1 << 20
 """Collectives below this take as long as their latency: at 8 H100s bus bandwidth is a tenth of its peak."""
 
+SLOW_SHARE: Final = 0.5
+"""Share of what links allow below which a large collective is called slow. A convention."""
+
 MANY: Final = 100
 """Small collectives per step that are worth putting together."""
 
@@ -50,7 +53,13 @@ class Finding:
         return asdict(self)
 
 
-def findings(run: Run, usd_per_gpu_hour: float | None = None, *, replay: bool = True) -> list[Finding]:
+def findings(
+    run: Run,
+    usd_per_gpu_hour: float | None = None,
+    *,
+    replay: bool = True,
+    limit_bytes_per_s: float | None = None,
+) -> list[Finding]:
     """Return what the run loses, the dearest first; costs may overlap, they need not add up.
 
     A run without times loses nothing that could be known.
@@ -60,6 +69,7 @@ def findings(run: Run, usd_per_gpu_hour: float | None = None, *, replay: bool = 
         usd_per_gpu_hour: price of one GPU, for costs in money.
         replay: also play a pipeline again to find what unlike operations cost it, which takes seconds where
             it has tens of thousands of spans.
+        limit_bytes_per_s: bus bandwidth that the links allow, if the run does not describe them.
     """
     if run.is_timeless:
         return []
@@ -71,6 +81,7 @@ def findings(run: Run, usd_per_gpu_hour: float | None = None, *, replay: bool = 
     said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary)]
     said += _unlike(run) if replay else []
     said += [*_idle(run), *_small(run, averaged_s, len(averaged))]
+    said += _slow(run, summary, averaged_s, limit_bytes_per_s)
     rate = None if usd_per_gpu_hour is None else usd_per_gpu_hour * run.info.world_size
     found = [
         Finding(
@@ -158,6 +169,32 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     ]
 
 
+def _slow(
+    run: Run, summary: dict[str, Any], window_s: float, limit_bytes_per_s: float | None
+) -> list[tuple[str, str, float]]:
+    """Say where large collectives use less than half of what their links allow.
+
+    What it costs is at most what is exposed along their axis.
+    """
+    said = []
+    for row in bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s):
+        share = row["share_of_limit"]
+        if share is None or share >= SLOW_SHARE or row["size_bytes"] < SMALL_BYTES:
+            continue
+        reached, limit = (
+            format_si(row[name], "B/s") for name in ("median_busbw_bytes_per_s", "limit_bytes_per_s")
+        )
+        size = format_si(row["size_bytes"], "B")
+        text = (
+            f"{row['kind']} of about {size} along {row['axis']} reaches {reached} of the {limit} of its links"
+        )
+        lost = row["rank_s"] / window_s * (1 - share)
+        said.append(
+            (f"slow:{row['axis']}", text, min(lost, summary["exposed_by_axis"].get(row["axis"], 0.0)))
+        )
+    return said
+
+
 def _small(run: Run, window_s: float, n_steps: int) -> list[tuple[str, str, float]]:
     """Say where many small collectives take the time of few large ones."""
     said = []
@@ -166,5 +203,5 @@ def _small(run: Run, window_s: float, n_steps: int) -> list[tuple[str, str, floa
         if row["size_bytes"] and row["size_bytes"] < SMALL_BYTES and per_step >= MANY:
             each = format_si(row["size_bytes"], "B")
             text = f"{per_step:,.0f} {row['kind']} of about {each} along {row['axis']} cost their latency"
-            said.append((f"small:{row['axis']}", text, row["transfer_s"] / window_s))
+            said.append((f"small:{row['axis']}", text, row["rank_s"] / window_s))
     return said

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from traces.compare import Comparison
+from traces.compare import Comparison, typical_step
+from traces.critical_path import GAP, critical_path
 from traces.findings import Finding
 from traces.hang import Wait
 from traces.metrics import Breakdown, breakdown
@@ -21,6 +22,9 @@ SHOWN_RANKS: Final = 16
 
 SHOWN_SHARE: Final = 0.0005
 """Least share that has a column: what is less on every rank would be printed as 0.0 %."""
+
+SHOWN_KINDS: Final = 5
+"""Parts of the critical path that a person reads."""
 
 SHOWN_FINDINGS: Final = 6
 """Findings that a person reads; all are in the JSON."""
@@ -61,6 +65,23 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
     show_warnings(console, run.warnings)
+
+
+def show_critical_path(run: Run) -> None:
+    """Print what the longest chain of the typical step is made of, and what its largest part could save."""
+    if run.is_timeless:
+        return
+    path = critical_path(run, typical_step(run)[0])
+    kinds = path.by_kind()
+    parts = ", ".join(f"{kind} {ns / path.length_ns:.0%}" for kind, ns in list(kinds.items())[:SHOWN_KINDS])
+    largest = next((kind for kind in kinds if kind != GAP), "")
+    saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
+    asked = f"; {largest} in half the time saves at most {saved:.0%} of the step" if largest else ""
+    Console(highlight=False).print(
+        f"critical path: {parts}{asked}",
+        style="dim",
+        markup=False,
+    )
 
 
 def show_hang(waits: Sequence[Wait]) -> None:

@@ -208,6 +208,13 @@ def test_the_critical_path_follows_the_late_rank(tmp_path: Path) -> None:
     assert path.scaled_ns({"forward": 0.5}) == 17 * MS
 
 
+def test_work_that_issues_a_collective_is_on_the_path(tmp_path: Path) -> None:
+    """A collective out of the middle of a pass waits for the work that runs, not for nothing."""
+    rows = [compute(0, 0, 60, kind="backward"), reduced(0, 40, 90)]
+    path = critical_path(made(tmp_path / "run", rows, 1), 0)
+    assert path.by_kind() == {"all_reduce dp": 50, "backward": 40}
+
+
 def test_gaps_on_the_path_are_gaps(tmp_path: Path) -> None:
     run = made(tmp_path / "run", [compute(0, 0, 5), compute(0, 9, 12)], 1)
     assert critical_path(run, 0).by_kind() == {"forward": 8, GAP: 4}
