@@ -16,7 +16,7 @@ from simulator.ways import Between, Way
 from simulator.within import Within
 from topologies.cluster import Cluster
 from topologies.folded import reach
-from topologies.reach import GroupShape
+from topologies.reach import GroupShape, Reach
 
 
 class Network:
@@ -41,6 +41,7 @@ class Network:
         self._within = Within(cluster, self.choice)
         self._between = Between(cluster, self._within.parts, self.choice)
         self._reach = reach(cluster, self.placement)
+        self._whole: Reach | None = None
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
         self._transfers: dict[tuple[str, int, GroupShape], Transfer] = {}
 
@@ -106,6 +107,13 @@ class Network:
             else self._between.ways(kind, size_bytes, shape, tuned=False)
         )
         return sorted(found, key=lambda way: way.total_s)
+
+    def uplinks(self, ranks: Sequence[int], sending: Sequence[int] = ()) -> dict[tuple[str, str], float]:
+        """Return what a group of *ranks* fills of the links between switches, see ``Reach.uplinks``."""
+        if self._whole is None:
+            self._whole = Reach(self.cluster.fabric(), self.placement)
+        gpus, senders = ([self.placement[rank] for rank in found] for found in (ranks, sending))
+        return self._whole.uplinks(gpus, senders)
 
     def neighbours_s(self, kind: str, size_bytes: int, n_ranks: int) -> float:
         """Return the time of a collective among *n_ranks* neighbours of one node, whatever the placement."""

@@ -19,7 +19,7 @@ from simulator.build_groups import Groups
 from simulator.compute import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import choose, contended
-from simulator.engine.changes import Change, Throttle
+from simulator.engine.changes import Change, Throttle, Way
 from simulator.folding import representatives
 from simulator.job import Job
 from simulator.link_changes import LINKS, links_table
@@ -31,6 +31,7 @@ from simulator.rank_memory import rank_memories
 from simulator.sampling import distribution, sample_steps, straggling
 from simulator.scenario import changes_of, ranks_of
 from simulator.summary import figures, job_name, memory_warnings
+from simulator.uplinks import uplinks
 from topologies.placement import place
 from traces.info import RunInfo
 from traces.run import Part, Run
@@ -70,7 +71,7 @@ class Simulation:
 
     def _repr_html_(self) -> str:
         """Return the figures as a notebook shows them."""
-        return self.run._repr_html_()  # noqa: SLF001 - what notebooks call
+        return self.run._repr_html_()
 
     def write(self, path: str | Path) -> Path:
         """Write the run to the directory *path*, all of it or nothing, and return it.
@@ -135,10 +136,11 @@ def simulate(
     needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
     runner = choose(engine, program.n_tasks, tell, **needs)
     tell(f"running {program.n_tasks:,} tasks")
-    spans, links = _run(runner, program, changes)
+    stands_for = representatives(job.layout, special) if folded else None
+    above = uplinks(program, network, groups, stands_for) if runner is contended else ()
+    spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
-    stands_for = representatives(job.layout, special) if folded else None
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     simulation = Simulation(
         info=_info(job, groups, stands_for, [*memory_warnings(job, memories), *_slow(job, network)]),
@@ -158,7 +160,10 @@ def simulate(
 
 
 def _run(
-    runner: ModuleType, program: Program, changes: Sequence[Change | Throttle]
+    runner: ModuleType,
+    program: Program,
+    changes: Sequence[Change | Throttle],
+    above: Sequence[Mapping[Way, float]],
 ) -> tuple[pa.Table, pa.Table | None]:
     """Return the timeline, and how full links were if the engine keeps that.
 
@@ -167,7 +172,7 @@ def _run(
         EngineError: links change, but the engine does not share them.
     """
     if runner.NAME == contended.NAME:
-        spans, filled = contended.watched(program, changes)
+        spans, filled = contended.watched(program, changes, above)
         return spans, links_table(filled)
     return runner.run(program, changes), None
 

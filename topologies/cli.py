@@ -58,7 +58,7 @@ def list_(*, as_json: bool) -> None:
 def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     """Show a machine: NAME is one of `foretrace topology list`, or the path of a TOML file."""
     from topologies.catalog import load_cluster
-    from topologies.reach import tiers
+    from topologies.tiers import tiers
 
     cluster = load_cluster(name, n_gpus)
     distances = tiers(cluster)

@@ -18,7 +18,6 @@ from typing import Final
 
 import networkx as nx
 
-from topologies.cluster import Cluster
 from topologies.errors import FabricError
 from topologies.rings import ring_bytes_per_s
 
@@ -105,6 +104,49 @@ class Reach:
             inter_bytes_per_s=inter_bytes_per_s,
             inter_latency_s=latency_s,
         )
+
+    def uplinks(self, gpus: Sequence[int], sending: Sequence[int] = ()) -> dict[tuple[str, str], float]:
+        """Return what the group of *gpus* fills of the links between switches, as a share of their width.
+
+        Every member sends as much as the weakest domain can, up to where the widest apart of them meet. Of a
+        group in one domain, or of switches that are joined side by side, nothing.
+
+        Args:
+            gpus: the group, in the order of its ranks.
+            sending: those of it that send; all if left out.
+
+        Raises:
+            FabricError: two of them meet in no switch.
+        """
+        members: dict[int, list[int]] = defaultdict(list)
+        for gpu in gpus:
+            members[self._domain[gpu]].append(gpu)
+        domains = list(members.values())
+        pairs = zip(domains, [*domains[1:], domains[0]], strict=True)
+        levels = [self.meeting_level(a, b) for a, b in pairs] if len(domains) > 1 else [None]
+        level = max((found for found in levels if found is not None), default=0)
+        if None in levels or level <= LEVEL["leaf"]:
+            return {}
+        weakest = min(self.climb(found, level)[0] for found in domains)
+        through = {f"gpu:{gpu}": weakest / len(found) for found in domains for gpu in found}
+        if sending:
+            through = {name: rate for name, rate in through.items() if int(name[4:]) in sending}
+        return self._climbing(through, level)
+
+    def _climbing(self, through: dict[str, float], level: int) -> dict[tuple[str, str], float]:
+        """Return the share of each link above the leaves that bytes/s *through* GPUs fill."""
+        used: dict[tuple[str, str], float] = defaultdict(float)
+        for _ in range(level):
+            above: dict[str, float] = defaultdict(float)
+            for node, rate in through.items():
+                ups = [up for up in self._above(node) if LEVEL[_tier(up)] <= level]
+                widths = [self._graph.edges[node, up]["bandwidth_bytes_per_s"] for up in ups]
+                for up, width in zip(ups, widths, strict=True):
+                    above[up] += rate * width / sum(widths)
+                    if LEVEL[_tier(node)] >= LEVEL["leaf"]:
+                        used[node, up] += rate / sum(widths)
+            through = above
+        return used
 
     def tier(self, a: int, b: int) -> Tier:
         """Return what GPU *a* can send to GPU *b*. Raises FabricError if they meet in no switch."""
@@ -243,28 +285,6 @@ class _WayUp:
     bytes_per_s: float
     latency_s: float
     nodes: frozenset[str]
-
-
-def tiers(cluster: Cluster) -> list[Tier]:
-    """Return what one GPU of *cluster* gets at every distance, nearest first.
-
-    A machine described by kind is looked at as large as it takes to have every tier. Raises FabricError.
-    """
-    full = _with_every_tier(cluster)
-    reach = Reach(full.fabric(), range(full.n_gpus))
-    found: dict[str, Tier] = {}
-    for other in range(1, full.n_gpus):
-        tier = reach.tier(0, other)
-        found.setdefault(tier.name, tier)
-    return sorted(found.values(), key=lambda tier: LEVEL.get(tier.name, 0))
-
-
-def _with_every_tier(cluster: Cluster) -> Cluster:
-    spec = cluster.fabric_spec
-    if spec.links or cluster.nic is None or spec.kind in {"node", "torus"}:
-        return cluster
-    n_nodes = max(spec.nodes_per_leaf, spec.group_nodes) + 1
-    return cluster.sized(max(cluster.n_gpus, cluster.gpus_per_node * n_nodes))
 
 
 def _tier(name: str) -> str:

@@ -52,13 +52,23 @@ def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[
     return finish(_Shared(program, transfer_ns(program), changes))
 
 
-def watched(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[pa.Table, list[Span]]:
+def watched(
+    program: Program,
+    changes: Sequence[Change | Throttle] = (),
+    above: Sequence[Mapping[Way, float]] = (),
+) -> tuple[pa.Table, list[Span]]:
     """Return the timeline, and how full every link was when; ``link`` of a span is a ``Way``.
+
+    Args:
+        program: what to run.
+        changes: what happens to links and GPUs meanwhile.
+        above: what each communication fills of further links, those between switches.
 
     Raises:
         ProgramError: the program cannot run to its end.
     """
     state = _Shared(program, transfer_ns(program), changes, watched=True)
+    state.add_loads(above)
     start_ns, end_ns = finish(state)
     return spans(program, start_ns, end_ns), state.fluid.spans
 
@@ -113,6 +123,11 @@ class _Shared(State):
         self.env.process(self._tick())
         for change in of_links(changes):
             self.env.process(self._change(change))
+
+    def add_loads(self, above: Sequence[Mapping[Way, float]]) -> None:
+        """Let communications fill further links, beside those of their ranks."""
+        for instance, load in enumerate(above):
+            self._loads[instance] = {**self._loads[instance], **load}
 
     def carry(self, instance: int) -> Event:
         """Return the event at which the bytes of *instance* have arrived, if it sets off now."""

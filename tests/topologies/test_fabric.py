@@ -12,7 +12,8 @@ from topologies.catalog import load_cluster, names
 from topologies.cluster import Cluster
 from topologies.errors import CatalogError, FabricError
 from topologies.placement import place
-from topologies.reach import Reach, tiers
+from topologies.reach import Reach
+from topologies.tiers import tiers
 
 GPUS = [name for name in names() if name != "localhost"]
 

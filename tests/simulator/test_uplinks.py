@@ -1,0 +1,93 @@
+"""Links between switches: how full transfers make them, and that they never hold up what fits through
+NICs."""
+
+from dataclasses import replace
+
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis.strategies import sampled_from
+
+from simulator.job import Job
+from simulator.models import load_model
+from simulator.network import Network
+from simulator.simulate import Simulation, simulate
+from topologies.catalog import load_cluster
+from topologies.cluster import Cluster
+from topologies.fabric import FabricSpec
+from traces.layout import Layout
+
+SPECS = {
+    "rail": FabricSpec(kind="rail", nodes_per_leaf=2, oversubscription=2.0),
+    "fat-tree": FabricSpec(kind="fat-tree", nodes_per_leaf=2),
+    "dragonfly": FabricSpec(kind="dragonfly", nodes_per_leaf=1, group_nodes=2, group_bytes_per_s=50e9),
+    "switch": FabricSpec(kind="switch"),
+    "torus": FabricSpec(kind="torus", shape=(4,)),
+}
+
+
+def machine(kind: str, n_gpus: int = 32) -> Cluster:
+    return replace(load_cluster("dgx-h100", n_gpus), fabric_spec=SPECS[kind])
+
+
+def run(kind: str, engine: str, layout: Layout, *, folded: bool = True) -> Simulation:
+    job = Job(
+        model=load_model("llama3.2-1b"), layout=layout, cluster=machine(kind), global_batch=16, seq_len=512
+    )
+    return simulate(job, engine=engine, folded=folded)
+
+
+def test_a_group_that_stays_under_a_leaf_fills_nothing_above_it() -> None:
+    net = Network(machine("rail"))
+    assert net.uplinks(range(8)) == {}
+    assert net.uplinks(range(0, 16, 8)) == {}
+    assert {below for below, _ in net.uplinks(range(0, 32, 8))} == {"leaf:0", "leaf:8"}
+
+
+@pytest.mark.parametrize(("kind", "full"), [("rail", 1.0), ("fat-tree", 1.0), ("dragonfly", 1.0)])
+def test_all_groups_together_fill_the_narrowest_layer_and_no_more(kind: str, full: float) -> None:
+    """Eight data-parallel groups at their fair share: what the fabric was asked for is what it carries."""
+    net = Network(machine(kind))
+    used: dict[tuple[str, str], float] = {}
+    for local in range(8):
+        for link, share in net.uplinks(range(local, 32, 8)).items():
+            used[link] = used.get(link, 0.0) + share
+    assert max(used.values()) == pytest.approx(full)
+
+
+def test_a_group_of_all_fills_as_much_as_all_groups() -> None:
+    net = Network(machine("rail"))
+    assert all(share == pytest.approx(1.0) for share in net.uplinks(range(32)).values())
+
+
+@pytest.mark.parametrize("kind", ["switch", "torus"])
+def test_fabrics_without_a_layer_above_have_none(kind: str) -> None:
+    assert Network(machine(kind)).uplinks(range(32)) == {}
+
+
+@given(kind=sampled_from(("rail", "fat-tree", "dragonfly")), dp=sampled_from((4, 8)))
+def test_links_between_switches_never_hold_up_what_fits_through_nics(kind: str, dp: int) -> None:
+    layout = Layout(dp=dp, pp=4 if dp == 8 else 1, tp=1 if dp == 8 else 8)
+    shared, alone = (run(kind, engine, layout) for engine in ("contended", "contended-compiled"))
+    assert shared.spans["duration_ns"].equals(alone.spans["duration_ns"])
+
+
+def test_how_full_they_were_is_kept_and_the_same_folded_or_not() -> None:
+    layout = Layout(dp=4, tp=8)
+    folded, all_ranks = (run("rail", "contended", layout, folded=folded).links for folded in (True, False))
+    assert folded is not None
+    assert all_ranks is not None
+    leaves = [links.filter(pc.equal(links["tier"], "leaf")) for links in (folded, all_ranks)]
+    assert set(leaves[0]["rank"].to_pylist()) == set(range(16))
+    assert 0 < pc.max(leaves[0]["used"]).as_py() <= 1
+    for links in leaves:
+        assert pc.max(links["used"]).as_py() == pytest.approx(pc.max(leaves[0]["used"]).as_py(), rel=1e-6)
+    busy = [
+        sum(
+            row["used"] * (row["end_ns"] - row["start_ns"])
+            for row in links.to_pylist()
+            if (row["rank"], row["direction"]) == (0, "out")
+        )
+        for links in leaves
+    ]
+    assert busy[0] == pytest.approx(busy[1], rel=1e-3)

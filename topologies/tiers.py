@@ -1,0 +1,28 @@
+"""What one GPU of a machine gets at every distance."""
+
+from __future__ import annotations
+
+from topologies.cluster import Cluster
+from topologies.reach import LEVEL, Reach, Tier
+
+
+def tiers(cluster: Cluster) -> list[Tier]:
+    """Return what one GPU of *cluster* gets at every distance, nearest first.
+
+    A machine described by kind is looked at as large as it takes to have every tier. Raises FabricError.
+    """
+    full = _with_every_tier(cluster)
+    reach = Reach(full.fabric(), range(full.n_gpus))
+    found: dict[str, Tier] = {}
+    for other in range(1, full.n_gpus):
+        tier = reach.tier(0, other)
+        found.setdefault(tier.name, tier)
+    return sorted(found.values(), key=lambda tier: LEVEL.get(tier.name, 0))
+
+
+def _with_every_tier(cluster: Cluster) -> Cluster:
+    spec = cluster.fabric_spec
+    if spec.links or cluster.nic is None or spec.kind in {"node", "torus"}:
+        return cluster
+    n_nodes = max(spec.nodes_per_leaf, spec.group_nodes) + 1
+    return cluster.sized(max(cluster.n_gpus, cluster.gpus_per_node * n_nodes))
