@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 from pyarrow import fs, ipc
-from pyarrow import parquet as pq
 
 from traces.errors import RunError, TimelineError
 from traces.info import RunInfo, merged
@@ -142,7 +141,7 @@ class _Reader:
             return table
         try:
             if path.endswith(".parquet"):
-                return pq.read_table(self._fs.open_input_file(path))
+                return _parquet(self._fs.open_input_file(path))
             if path.endswith(".arrow"):
                 return self._arrow_file(path).read_all()
         except (OSError, pa.ArrowException) as error:
@@ -224,6 +223,13 @@ class _Reader:
         if not found:
             return MEMORY.empty_table()
         return pa.concat_tables(found).unify_dictionaries().combine_chunks()
+
+
+def _parquet(file: pa.NativeFile) -> pa.Table:
+    """Return the table in a Parquet file; the library is loaded when there is one."""
+    from pyarrow import parquet as pq  # noqa: PLC0415 - takes as long to load as a small run to read
+
+    return pq.read_table(file)
 
 
 def _rank_files(files: dict[str, fs.FileInfo], folder: str) -> list[tuple[int, str, fs.FileInfo]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from tracer.errors import IngestError
-from tracer.ingest import chakra, flight, kineto, optable, param, timers
 from tracer.ingest.joining import join
 from tracer.ingest.kinds import kind_of
 from tracer.ingest.recording import Recording
@@ -17,15 +18,19 @@ from tracer.ingest.sources import Progress, Source, find_sources
 from traces.info import RunInfo
 from traces.store import write_run
 
-READERS: Final[Mapping[str, Callable[[Source, Progress | None], Recording]]] = {
-    "kineto": kineto.read,
-    "operations": optable.read,
-    "timers": timers.read,
-    "chakra": chakra.read,
-    "flight recorder": flight.read,
-    "param": param.read,
-}
-"""By kind of file, what reads it."""
+Reader = Callable[[Source, Progress | None], Recording]
+
+READERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "kineto": "tracer.ingest.kineto",
+        "operations": "tracer.ingest.optable",
+        "timers": "tracer.ingest.timers",
+        "chakra": "tracer.ingest.chakra",
+        "flight recorder": "tracer.ingest.flight",
+        "param": "tracer.ingest.param",
+    }
+)
+"""By kind of file, the module whose ``read`` reads it; imported when there is such a file."""
 
 
 def ingest(
@@ -59,7 +64,8 @@ def ingest(
         raise IngestError(
             f"files of different kinds, {' and '.join(found)}: take them over one kind at a time"
         )
-    recordings, failed = _read(READERS[found[0]], [s for s in sources if kinds[s]], progress)
+    reader: Reader = import_module(READERS[found[0]]).read
+    recordings, failed = _read(reader, [s for s in sources if kinds[s]], progress)
     if not recordings:
         raise IngestError(failed[0])
     joined = join(recordings, name or Path(output).absolute().name, found[0])
@@ -70,7 +76,7 @@ def ingest(
 
 
 def _read(
-    reader: Callable[[Source, Progress | None], Recording], sources: list[Source], progress: Progress | None
+    reader: Reader, sources: list[Source], progress: Progress | None
 ) -> tuple[list[Recording], list[str]]:
     """Return what could be read of *sources*, and why the others could not."""
     recordings: list[Recording] = []

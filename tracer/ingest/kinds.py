@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from tracer.errors import IngestError
-from tracer.ingest.optable import is_table
 from tracer.ingest.sources import Source, head
 
+_PARQUET: Final = b"PAR1"
 _TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')
 _SPAN: Final = re.compile(rb'"ph"\s*:\s*"X"')
 _GRAPH: Final = re.compile(rb'"workload_graph"\s*:|"schema"\s*:\s*"1\.')
@@ -26,7 +26,7 @@ def kind_of(source: Source) -> str:
         start = head(source)
     except IngestError:
         return ""
-    if is_table(start):
+    if start.startswith(_PARQUET):
         return "operations"
     body = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not body.startswith((b"{", b"[")):

@@ -73,11 +73,6 @@ _OPERATIONS: Final = {
 }
 
 
-def is_table(start: bytes) -> bool:
-    """Whether a file that begins with *start* may be such a table: it is Parquet."""
-    return start.startswith(b"PAR1")
-
-
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Read a table of operations.
 
