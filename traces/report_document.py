@@ -22,6 +22,7 @@ from traces.report_labels import Labels
 from traces.report_links import links_entry
 from traces.report_rows import MOST_ROWS, picks
 from traces.report_run import overview_entry, run_entry
+from traces.report_slowest import slowest
 from traces.report_view import View, view_of
 from traces.report_words import basis, headline, memory_limit_bytes, story, subtitle, title
 from traces.run import Run
@@ -118,9 +119,21 @@ def _explained(view: View, kinds: Kinds, pack: Pack) -> dict[str, Any]:
     """Return what explains one run: what it loses, its critical path, how full its links were."""
     return {
         "findings": findings_entry(view.run),
+        **_outlier(view.run),
         "critical": critical_entry(view, kinds, pack),
         "links": links_entry(view, pack),
     }
+
+
+def _outlier(run: Run) -> dict[str, Any]:
+    """Return the rank that is slower than its like, and the rows to begin with: those of its pipeline."""
+    found = slowest(run)
+    if found is None:
+        return {}
+    groups, _ = _groups((run,))
+    own = [number for number, group in enumerate(groups) if found.rank in group]
+    about = {"rank": found.rank, "text": found.sentence}
+    return {"slowest": about, "pick": own[0] if own else 0}
 
 
 def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from traces.critical_path import critical_path
 from traces.findings import findings
+from traces.info import RunInfo
 from traces.metrics import breakdown as rows_of_breakdown
 from traces.metrics import step_times_ns
 from traces.pack import Pack, decode
 from traces.report_document import document
 from traces.report_links import BINS, FULL, utilisation
+from traces.report_slowest import slowest
 from traces.run import Run
 from traces.store import open_run, write_run
+from traces.timeline import timeline
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 LINKS = pa.schema(
@@ -100,3 +103,27 @@ def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, pipeline_run: Run)
     json.dumps(page, allow_nan=False)
     (path / "links.arrow").write_bytes(b"damaged")
     assert told(open_run(path))[0]["links"] is None
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(1.0, None), (1.02, None), (1.5, 3), (0.5, None)])
+def test_a_rank_slower_than_its_like_is_named(tmp_path: Path, slow: float, expected: int | None) -> None:
+    lengths = [1000] * 8
+    lengths[3] = round(1000 * slow)
+    columns: dict[str, object] = {
+        "rank": [*range(8)] * 2,
+        "category": ["compute"] * 8 + ["step"] * 8,
+        "kind": ["forward"] * 8 + ["step"] * 8,
+        "stream": ["compute"] * 8 + ["step"] * 8,
+        "start_ns": [0] * 16,
+        "duration_ns": [*lengths, *[2000] * 8],
+        "step": [0] * 16,
+    }
+    run = open_run(write_run(tmp_path / "run", RunInfo(origin="recorded", world_size=8), timeline(columns)))
+    found = slowest(run)
+    assert (found.rank if found else None) == expected
+    page, _ = told(run)
+    assert ("slowest" in page) == (expected is not None)
+    if found is not None:
+        assert found.ratio == pytest.approx(slow)
+        assert f"Rank 3 computes {slow:.2f} times" in page["slowest"]["text"]
+        assert 3 in page["picks"][page["pick"]]

@@ -180,7 +180,7 @@ function drawWork(paint, i, j, level) {
     g.fillStyle = mix(flatColour(KINDS[kind]), '#ffffff', 0.55);
     g.fillRect(x0, y, x1 - x0, Math.max(2, height * 0.2 * run.chunk[i] / (run.n_chunks - 1)));
   }
-  if (i < j) drawStrip(paint, i, j, x0, x1);
+  const solid = i < j ? drawStrip(paint, i, j, x0, x1) - y : height;
   if (x1 - x0 > 3) {
     g.fillStyle = surface().bg;
     g.fillRect(x1 - 0.7, y, 0.7, height);
@@ -190,11 +190,11 @@ function drawWork(paint, i, j, level) {
     g.fillRect(x0, y, x1 - x0, 0.8);
     g.fillRect(x0, y + height - 0.8, x1 - x0, 0.8);
   }
-  if (!dimmed) drawWorkLabel(g, run, i, level, x0, x1, y, height);
+  if (!dimmed) drawWorkLabel(g, run, i, level, x0, x1, y, solid >= 12 ? solid : height);
   g.globalAlpha = 1;
 }
 
-/** Draw the idle time within a cell as hatched strips at its foot, each as tall as its share of the cell. */
+/** Draw the idle time within a cell as hatched strips at its foot, each as tall as its share of the cell; return their top. */
 function drawStrip({ g, run, y, height }, i, j, x0, x1) {
   const idle = new Map();
   for (let k = i; k <= j; k++) {
@@ -208,13 +208,14 @@ function drawStrip({ g, run, y, height }, i, j, x0, x1) {
     g.fillStyle = tall >= 3 ? fillOf(g, KINDS[kind]) : flatColour(KINDS[kind]);
     g.fillRect(x0, foot, x1 - x0, tall);
   }
+  return foot;
 }
 
 /** Write the longest of a few labels that fits into a cell. */
 function drawWorkLabel(g, run, i, level, x0, x1, y, height) {
   const room = x1 - x0 - 5;
   if (room < 6 || height < 12) return;
-  const size = Math.min(13, height * 0.5);
+  const size = Math.min(13, Math.max(9, height * 0.5));
   g.fillStyle = inkOn(flatColour(KINDS[run.kind[i]]));
   g.textAlign = 'center';
   g.textBaseline = 'middle';

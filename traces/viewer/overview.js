@@ -22,6 +22,7 @@ function drawOverview() {
   drawGroups(g, line);
   drawOverviewAxis(g, run);
   drawBusy(g, run, line, height);
+  drawSlowest(g, line);
   drawWindow(g, run, line);
 }
 
@@ -90,6 +91,19 @@ function drawBusy(g, run, line, height) {
   order.forEach((rank, row) => {
     g.fillRect(left, GEOMETRY.axis + row * line, room * stepOf(run).busy[pattern[row]], Math.max(line, 0.8));
   });
+}
+
+/** Point at the rank that is slower than its like. */
+function drawSlowest(g, line) {
+  const row = META.slowest && !narrow() ? META.overview.order.indexOf(META.slowest.rank) : -1;
+  if (row < 0) return;
+  const y = GEOMETRY.axis + (row + 0.5) * line;
+  const words = `◀ rank ${META.slowest.rank} is slow`;
+  g.font = `600 11px ${FONT}`;
+  const [x, width] = [view.left + view.plot + 14, g.measureText(words).width + 10];
+  g.fillStyle = surface().bg;
+  g.fillRect(x - 2, y - 8, width, 16);
+  text(g, words, x + 2, y, { size: 11, weight: 600, colour: surface().limit });
 }
 
 /** Mark the rows that the schedule shows, and its time window. */

@@ -4,7 +4,7 @@
 function fillHead() {
   $('#title').textContent = META.title;
   $('#subtitle').textContent = META.subtitle;
-  $('#story').textContent = META.story || '';
+  $('#story').replaceChildren(META.story || '', META.slowest ? element('b', {}, ` ${META.slowest.text}`) : '');
   $('#schedule-title').textContent = META.schedule_title;
   $('#headline').replaceChildren(...META.headline.map(({ name, value, note, tone, was }) =>
     element('div', { class: 'figure ' + (tone || '') }, element('span', {}, name), element('b', {}, value),
