@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import log, log2
 from typing import Final
 
+from simulator.nccl import NVLS_INTRA_S
 from topologies.link import Curve, Table
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
@@ -109,8 +110,9 @@ def measured_s(
     The latency is the time at the smallest size. Between sizes the time is a straight line in the logarithms,
     beyond the largest it goes on at the rate between the last two. Between numbers of ranks both parts are
     lines in ``log2 n``; beyond the largest number the latency goes on along that line, and the wire time
-    grows as the bus factor of *kind* does; where switches reduce (*reduces*), that of an all-reduce stays,
-    for a GPU then offers its array once and gets it back once, among however many.
+    grows as the bus factor of *kind* does. Where switches reduce (*reduces*), the wire time of an all-reduce
+    stays, for a GPU then offers its array once and gets it back once, among however many; and its latency is
+    at most that of the switches, which take one step.
     """
     known = sorted(table.times_s)
     above = next((k for k in known if k >= n), known[-1])
@@ -118,9 +120,10 @@ def measured_s(
     low, high = _at_size(table, size_bytes, below), _at_size(table, size_bytes, above)
     if n > above:
         growth = bus_factor(kind, n) / bus_factor(kind, above)
+        latency_s = high[0] + _rise_s(table, known) * log2(n / above)
         if reduces and kind == "all_reduce":
-            growth = 1.0
-        return high[0] + _rise_s(table, known) * log2(n / above), high[1] * growth
+            return min(latency_s, max(high[0], NVLS_INTRA_S)), high[1]
+        return latency_s, high[1] * growth
     weight = 1.0 if above == below else log2(n / below) / log2(above / below)
     return low[0] + (high[0] - low[0]) * weight, low[1] + (high[1] - low[1]) * weight
 

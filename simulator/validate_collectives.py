@@ -19,7 +19,7 @@ from simulator.validate_conventions import algorithm, among_others, array_bytes,
 from simulator.validate_table import Row, read_table
 from topologies.catalog import load_cluster
 from topologies.errors import TopologyError
-from topologies.words import RACK, assumed, machine
+from topologies.words import RACK, SHARP, assumed, machine
 
 KIND: Final = {"alltoall": "all_to_all", "sendrecv": "send_recv", "allreduce": "all_reduce"}
 """What tables call an operation, where it is not our name."""
@@ -115,6 +115,8 @@ def _predicted_us(row: Row) -> float:
     if kind.startswith("ep_"):
         return _experts_us(row, kind, n_gpus)
     words, n_nodes = row.text("hardware") or row.text("gpu"), row.integer("nodes", 1)
+    if n_nodes > 1 and SHARP.search(row.text("notes").lower()):
+        words += ", SHARP"
     shared = among_others(row) and n_nodes > 1
     network, ranks = _network(words, n_gpus, n_nodes, algorithm(row), shared=shared)
     size_bytes = array_bytes(row)

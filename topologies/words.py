@@ -66,6 +66,9 @@ ASSUMED: Final = "hgx-a100-4nic"
 """Words that say that the hardware is not known, and the machine it is taken to be where each node has as
 many GPUs as that one: the plainest server of which owners publish figures, see its file."""
 
+SHARP: Final = re.compile(r"(?<!nvlink )\bsharp\b|collnet")
+"""Words that say that the switches between nodes reduce; NVLink SHARP is inside a node."""
+
 RACK: Final = 32
 """Least GPUs of an NVLink domain that spans trays, which tables count as nodes."""
 
@@ -136,6 +139,8 @@ def _with_network(cluster: Cluster, text: str, words: str) -> Cluster:
         per_gpu = re.search(_WIDTH + r" per GPU", words)
         n_nics = cluster.gpus_per_node if per_gpu else 1
         nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(one[1]))
+    if SHARP.search(text):
+        nic = replace(nic, reduces=True)
     spec = cluster.fabric_spec if cluster.fabric_spec.kind != "node" else FabricSpec(kind="rail")
     return replace(cluster, nic=nic, nics_per_node=n_nics, fabric_spec=spec)
 

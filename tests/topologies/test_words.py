@@ -50,3 +50,8 @@ def test_words_that_say_nothing_are_taken_as_one_machine_and_only_where_it_fits(
     for n_gpus, n_nodes in ((8, 1), (16, 4)):
         with pytest.raises(CatalogError, match="names no machine"):
             machine("not stated (4 nodes)", n_gpus, n_nodes)
+
+
+def test_switches_between_nodes_reduce_where_words_say_so() -> None:
+    said = ("H100, 8x400 Gb/s NDR, SHARP", "H100, 8x400 Gb/s NDR, NVLink SHARP", "H100, 8x400 Gb/s NDR")
+    assert [machine(words, 64, 8).nic.reduces for words in said] == [True, False, False]  # type: ignore[union-attr]
