@@ -16,6 +16,9 @@ NAME_VARIABLE: Final = "FORETRACE_NAME"
 """Environment variable with the name of the run."""
 
 
+DEPTH_VARIABLE: Final = "FORETRACE_DEPTH"
+"""Environment variable with the depth, ``light`` or ``kernels``."""
+
 RANKS_VARIABLE: Final = "FORETRACE_RANKS"
 STEPS_VARIABLE: Final = "FORETRACE_STEPS"
 """Environment variables with the ranks and steps to record, as ``Window.parsed`` takes them."""
@@ -32,6 +35,12 @@ def attach(module: Any) -> None:
     if restart:  # what was recorded before the restart stays as it is
         path = path.with_name(f"{path.name}-restart{restart}")
     window = Window.parsed(ranks=os.environ.get(RANKS_VARIABLE, ""), steps=os.environ.get(STEPS_VARIABLE, ""))
-    recording = Recording(path, name=os.environ.get(NAME_VARIABLE, ""), flush_s=None, window=window)
+    recording = Recording(
+        path,
+        name=os.environ.get(NAME_VARIABLE, ""),
+        flush_s=None,
+        window=window,
+        depth=os.environ.get(DEPTH_VARIABLE, "light"),
+    )
     activate(recording)
     wrap_init(module, recording)

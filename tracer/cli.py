@@ -21,6 +21,13 @@ import click
 @click.option("--ranks", default="", help="Ranks to record, e.g. 0,8-11. Left out: all.")
 @click.option("--steps", default="", help="Steps to record, e.g. 10:20 or 0:2,50:52. Left out: all.")
 @click.option(
+    "--depth",
+    type=click.Choice(["light", "kernels"]),
+    default="light",
+    show_default=True,
+    help="kernels: torch.profiler beside it, in the steps chosen by --steps, else in steps 2 to 4.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; the command's output goes to stderr."
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -32,6 +39,7 @@ def record(
     name: str,
     ranks: str,
     steps: str,
+    depth: str,
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -48,7 +56,7 @@ def record(
     from tracer.launch import launch
 
     path = _free_directory(command) if output is None else output
-    status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps)
+    status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps, depth=depth)
     summary = finish(path.absolute()) if path.is_dir() else None
     if as_json:
         click.echo(
@@ -69,6 +77,8 @@ def _show(path: Path, summary: Mapping[str, Any]) -> None:
     """Print where the run is and what it says, in two lines."""
     click.echo(f"{path}: {_sentence(summary)}")
     click.echo(f"next: foretrace analyze {path}, foretrace report {path}")
+    if (kernels := summary.get("kernels")) is not None:
+        click.echo(f"kernels: {kernels}")
 
 
 def _sentence(summary: Mapping[str, Any]) -> str:

@@ -10,6 +10,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc
 
+from tracer.errors import RecordError
+from tracer.ingest.ingest import ingest
+from tracer.kernels import KERNELS, KINETO
 from traces.errors import TraceError
 from traces.info import RunInfo
 from traces.metrics import summarize
@@ -32,12 +35,25 @@ def finish(path: Path) -> dict[str, Any] | None:
         summary = summarize(run)
     except TraceError:
         return None
+    if (kernels := _kernels(path)) is not None:
+        summary = {**summary, "kernels": kernels}
     stored = path / "run.json"
     if stored.is_file():
         info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
         known = {name: getattr(run.info, name) for name in ("layout", "model", "job", "groups", "finished")}
         write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
     return summary
+
+
+def _kernels(path: Path) -> str | None:
+    """Make a run of the Kineto traces of the ranks, if any; return where it is, or why it is not."""
+    if not (path / KINETO).is_dir():
+        return None
+    try:
+        ingest([path / KINETO], path / KERNELS, name=f"{path.name}, kernels")
+    except (RecordError, TraceError) as error:
+        return f"not made: {error}"
+    return str(path / KERNELS)
 
 
 def _join_memory(path: Path) -> None:

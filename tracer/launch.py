@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.attach import NAME_VARIABLE, RANKS_VARIABLE, RUN_VARIABLE, STEPS_VARIABLE
+from tracer.attach import DEPTH_VARIABLE, NAME_VARIABLE, RANKS_VARIABLE, RUN_VARIABLE, STEPS_VARIABLE
 from tracer.errors import LaunchError, RecordError
 from tracer.record import check_new
 from tracer.window import Window
@@ -36,6 +36,7 @@ def launch(
     quiet: bool = False,
     ranks: str = "",
     steps: str = "",
+    depth: str = "light",
 ) -> int:
     """Run *command* and record it into the run directory *path*; return its exit status.
 
@@ -46,6 +47,7 @@ def launch(
         quiet: send what the command prints to standard error, to keep standard output free.
         ranks: ranks to record, as ``Window.parsed`` takes them.
         steps: steps to record, likewise.
+        depth: ``"light"`` or ``"kernels"``.
 
     Returns:
         The exit status; 128 + n if signal n ended the command, as shells say it.
@@ -67,13 +69,16 @@ def launch(
         try:
             process = subprocess.Popen(
                 [program, *command[1:]],
-                env=environment(path, name or path.name) | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps},
+                env=environment(path, name or path.name)
+                | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth},
                 stdout=sys.stderr if quiet else None,
             )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
         children.append(process)
         status = process.wait()
+    with suppress(OSError):  # nothing was recorded
+        path.rmdir()
     return status if status >= 0 else 128 - status
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
@@ -20,6 +20,10 @@ from tracer.window import Window
 
 if TYPE_CHECKING:
     from tracer.session import Session
+
+
+DEPTHS: Final = ("light", "kernels")
+"""How much is recorded: communication and blocks, or kernels of some steps by ``torch.profiler``, too."""
 
 
 class Recording:
@@ -31,13 +35,22 @@ class Recording:
         is_over: it has been ended, begun or not, and does not begin any more.
     """
 
-    def __init__(self, path: Path, *, name: str, flush_s: float | None, window: Window | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        name: str,
+        flush_s: float | None,
+        window: Window | None = None,
+        depth: str = "light",
+    ) -> None:
         self.path = path
         self.session: Session | None = None
         self.is_over = False
         self._name = name or path.name
         self._flush_s = flush_s
         self._window = Window() if window is None else window
+        self._depth = depth
 
     def begin(self) -> None:
         """Begin to record; every rank of a distributed training has to.
@@ -62,6 +75,7 @@ class Recording:
             name=self._name,
             flush_s=FLUSH_S if self._flush_s is None else self._flush_s,
             window=self._window,
+            depth=self._depth,
         )
 
     def note_error(self, error: BaseException) -> None:
@@ -96,6 +110,7 @@ def record(
     warmup: int = 0,
     active: int = 0,
     repeat: int = 0,
+    depth: str = "light",
 ) -> Iterator[Recording]:
     """Record what happens inside of the ``with`` block into the run directory *path*, on every rank.
 
@@ -113,6 +128,7 @@ def record(
         warmup: steps to leave out after those.
         active: steps to record after those; in place of *steps*.
         repeat: number of cycles, 0: no end.
+        depth: ``"light"``, or ``"kernels"`` to run ``torch.profiler`` in the chosen steps, too.
 
     Yields:
         The recording.
@@ -121,6 +137,7 @@ def record(
         RecordError: *path* holds something already, or the ranks and steps are none.
         RunError: it cannot be written.
     """
+    check_depth(depth)
     if active or wait or warmup or repeat:
         window = Window.scheduled(ranks=ranks, wait=wait, warmup=warmup, active=active, repeat=repeat)
     else:
@@ -128,7 +145,7 @@ def record(
     if _active:
         yield _active[0]
         return
-    recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s, window=window)
+    recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s, window=window, depth=depth)
     check_new(recording.path)
     _active.append(recording)
     try:
@@ -166,6 +183,12 @@ def check_new(path: Path) -> None:
         raise RecordError(f"{path} is a file; give a directory that is new or empty")
     if path.is_dir() and any(entry.name not in {"spans", "ranks", "run.json"} for entry in path.iterdir()):
         raise RecordError(f"{path} has files in it; give a directory that is new or empty")
+
+
+def check_depth(depth: str) -> None:
+    """Raise RecordError unless *depth* is one."""
+    if depth not in DEPTHS:
+        raise RecordError(f"depth {depth!r}: one of {', '.join(DEPTHS)}")
 
 
 def begin_with_group(recording: Recording) -> None:

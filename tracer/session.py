@@ -14,6 +14,7 @@ from tracer import internals
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
 from tracer.importing import Expectation
+from tracer.kernels import FIRST_STEPS, KernelTrace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
 from tracer.parallelism import MeshHook, data_parallel
@@ -56,6 +57,7 @@ class Session:
         name: what a person calls the run.
         flush_s: seconds between two batches of spans.
         window: ranks and steps to record.
+        depth: ``"light"`` or ``"kernels"``.
 
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
@@ -71,6 +73,7 @@ class Session:
         name: str = "",
         flush_s: float = FLUSH_S,
         window: Window | None = None,
+        depth: str = "light",
     ) -> None:
         self.window = Window() if window is None else window
         self.path, self.rank, self.world_size, self.clock, self.name = path, rank, world_size, clock, name
@@ -104,6 +107,7 @@ class Session:
         self.lane = Lane(self.position, self.sink.put)
         self.steps = Steps(self)
         self._hooks: list[Hook] = []
+        self._kernels = self._kernel_trace() if depth == "kernels" else None
         self._install()
         if rank == self.window.first_rank(world_size):
             write_info(path, self.info(finished=False))
@@ -163,9 +167,15 @@ class Session:
         if self.completions is not None and self.completions.is_sweeping_due:
             self.completions.sweep(now_ns())
 
+    def step_began(self) -> None:
+        """A step begins."""
+        if self._kernels is not None:
+            self.guarded("kernels", self._kernels.at_step)(self.position.step)
+
     def step_ended(self) -> None:
         """A step is over: a moment to look at memory, or the end of what is to be recorded."""
         self.memory.sample(on_cuda=self.lane.device is not None)
+        self.step_began()
         if self.window.is_past(self.position.step):
             self.close()
 
@@ -197,6 +207,8 @@ class Session:
             return
         self.is_closed = True
         self.steps.finish()
+        if self._kernels is not None:
+            self.guarded("kernels", self._kernels.close)()
         self._disabled.update(HOOKS)
         if self.completions is not None:
             self.completions.close()
@@ -213,6 +225,11 @@ class Session:
             hook.remove()
         except Exception as error:  # somebody has changed what the hook had changed
             self.warn(f"{type(hook).__name__} was not removed: {type(error).__name__}: {error}")
+
+    def _kernel_trace(self) -> KernelTrace:
+        """Return what profiles the steps that were asked for, else the first few."""
+        asked = self.window.steps is not None
+        return KernelTrace(self.path, self.rank, self.window.has_step if asked else FIRST_STEPS.__contains__)
 
     def _install(self) -> None:
         """Put all hooks in place."""

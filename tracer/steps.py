@@ -38,6 +38,7 @@ class Steps:
         if self._start is None:
             self._start = self._session.lane.stamp()
             self._session.position.step = 0
+            self._session.step_began()
         else:
             self.finish()
 

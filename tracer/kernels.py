@@ -1,0 +1,83 @@
+"""The second depth: ``torch.profiler`` beside the recording, for some steps.
+
+Each rank leaves a Kineto trace, ``kineto/rank-00000.json.gz`` in the run directory: kernels of every CUDA
+stream, or the operators of a processor, with their shapes, and the host threads that issued them. ``finish``
+turns them into a run of its own, ``kernels``, as ``foretrace ingest`` would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+KINETO: Final = "kineto"
+"""Folder of the run directory that holds the traces."""
+
+KERNELS: Final = "kernels"
+"""Folder of the run directory that holds the run made of them."""
+
+FIRST_STEPS: Final = range(2, 5)
+"""Steps that are profiled unless others are asked for: behind the first ones, in which buckets are agreed on
+and memory is allocated, and few, for an event takes 6 KB of memory until it is written."""
+
+
+class KernelTrace:
+    """Profiles the chosen steps of one rank.
+
+    Args:
+        path: the run directory.
+        rank: own global rank.
+        has_step: whether a step is profiled; the first range of such steps is.
+    """
+
+    def __init__(self, path: Path, rank: int, has_step: Callable[[int], bool]) -> None:
+        self._file = path / KINETO / f"rank-{rank:05d}.json.gz"
+        self._has_step = has_step
+        self._profiler: Any = None
+        self._mark: Any = None
+        self._is_done = False
+
+    def at_step(self, step: int) -> None:
+        """A step begins, on the thread of the training: start, go on, or stop."""
+        self._unmark()
+        is_wanted = self._has_step(step)
+        if self._profiler is not None and not is_wanted:
+            self.close()
+        if is_wanted and not self._is_done:
+            if self._profiler is None:
+                self._start()
+            self._mark_step(step)
+
+    def close(self) -> None:
+        """Stop, and write what was seen."""
+        if self._profiler is None:
+            return
+        profiler, self._profiler, self._is_done = self._profiler, None, True
+        self._unmark()
+        profiler.stop()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._file.with_name(f".{self._file.name}")  # its end tells torch to compress
+        profiler.export_chrome_trace(str(temporary))
+        temporary.replace(self._file)
+
+    def _start(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler.start()
+
+    def _mark_step(self, step: int) -> None:
+        from torch.profiler import record_function
+
+        self._mark = record_function(f"ProfilerStep#{step}")
+        self._mark.__enter__()
+
+    def _unmark(self) -> None:
+        if self._mark is not None:
+            mark, self._mark = self._mark, None
+            mark.__exit__(None, None, None)
