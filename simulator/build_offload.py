@@ -25,6 +25,15 @@ DeepSpeed's CPU-Adam on two Xeon sockets, Ren et al. 2021, arXiv:2101.06840, tab
 the limit, so that the GPUs of a node share it.
 """
 
+NVME_BYTES_PER_S: Final = 25e9
+"""What the drives of a node read or write per second, all of its GPUs together: 1.6 GB/s for each of 16.
+
+Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), figure 2b.
+"""
+
+STATE_BYTES: Final = 24
+"""Per parameter and step, what an optimizer reads and writes of its fp32 weight and two moments."""
+
 IN_TRANSIT: Final = 2
 """Units whose activations are on the device at once: the one in use and the one on its way."""
 
@@ -43,7 +52,10 @@ class Offload:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._sharing = min(job.cluster.gpus_per_node, job.layout.world_size)
         self._bytes_per_s = job.cluster.device.host_bytes_per_s
+        if job.offload_to == "nvme":
+            self._bytes_per_s = min(self._bytes_per_s, NVME_BYTES_PER_S / self._sharing)
         self.has_optimizer = job.offload in ("optimizer", *STATES)
         self.has_states = job.offload in STATES
         self.has_activations = job.offload in ACTIVATIONS
@@ -83,14 +95,16 @@ class Offload:
         """Append an optimizer step of *n_params* on the host to the main line.
 
         Gradients come down unless they have, the processors of the node update their shares side by side, and
-        parameters go back up unless they live on the host.
+        parameters go back up unless they live on the host. States on drives are read and written meanwhile.
         """
         width, job = DTYPE_BYTES[self._job.precision], self._job
         size = 0 if gradients_are_there else n_params * DTYPE_BYTES[job.gradient_dtype]
         label = Label("copy", "offload", "gradients")  # of no length where it only waits for earlier ones
         template.then(Task(COPY, label, to_ns(size / self._bytes_per_s), bytes_moved=size))
-        sharing = min(job.cluster.gpus_per_node, job.layout.world_size)
-        host_ns = to_ns(n_params * sharing / HOST_ADAM_PARAMS_PER_S)
+        per_param_s = 1 / HOST_ADAM_PARAMS_PER_S
+        if job.offload_to == "nvme":
+            per_param_s = max(per_param_s, STATE_BYTES / NVME_BYTES_PER_S)
+        host_ns = to_ns(n_params * self._sharing * per_param_s)
         template.then(Task(HOST, Label("host", "optimizer", "optimizer on the host"), host_ns))
         if not (self.has_states and job.sharding in ("zero3", "fsdp")):
             template.tails = self.copy(template, "parameters", n_params * width, template.tails)

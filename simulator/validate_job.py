@@ -124,6 +124,8 @@ def model_of(row: Row) -> Model:
             raise TableError(f"model {name!r}: the widths of its latent attention are not given")
         dense = layers - row.integer("moe_layers", layers)
         return replace(base, name=name, n_layers=layers, n_dense_layers=dense)
+    if base is not None and (base.hidden, base.n_heads) == (hidden, heads):
+        return _over(base, row, name=name, n_layers=layers)
     gpt = arch == "gpt"
     biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), gpt)
     return Model(
@@ -145,6 +147,19 @@ def model_of(row: Row) -> Model:
     )
 
 
+def _over(base: Model, row: Row, *, name: str, n_layers: int) -> Model:
+    """Return the preset *base* with what *row* says of sizes: windows, norms and biases are in no column."""
+    sizes: dict[str, Any] = {
+        "n_kv_heads": row.integer("kv_heads", base.n_kv_heads),
+        "head_dim": row.integer("head_dim", base.head_dim),
+        "ffn_hidden": row.integer("ffn_hidden"),
+        "vocab": row.integer("vocab"),
+        "tied_embeddings": row.flag("tied_emb", default=base.tied_embeddings),
+    }
+    experts: dict[str, Any] = _experts(row, n_layers) if row.integer("experts", 0) else {}
+    return replace(base, name=name, n_layers=n_layers, **sizes, **experts)
+
+
 def _experts(row: Row, layers: int) -> dict[str, Any]:
     """Return what a model with experts has beside its dense parts."""
     experts, width = row.integer("experts", 0), row.integer("moe_ffn_hidden", 0)
@@ -163,7 +178,7 @@ def _preset(name: str) -> Model | None:
     >>> _preset("llama3-70b cut to 12 layers").n_layers, _preset("gpt2 52B")
     (80, None)
     """
-    plain = name.lower().replace("_", "-").strip()
+    plain = re.sub(r"[_ ]", "-", name.lower().strip())
     found = [preset for preset in names() if plain.startswith(preset)]
     longest = max(found, key=len, default="")
     if not longest or re.search(r"\d+(\.\d+)?b\b", plain.removeprefix(longest)):

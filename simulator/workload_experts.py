@@ -21,6 +21,7 @@ from simulator.recipes import quantised
 from simulator.routing import load_factor, routed_tokens
 from simulator.workload_dense import activation, dense_mlp
 from simulator.workload_linear import (
+    hidden_bytes,
     job_recipe,
     replicated_linear,
     tokens_per_rank,
@@ -84,6 +85,17 @@ def _sort(job: Job, name: str) -> list[Piece]:
     return [elementwise((copy,), (replace(copy, name=f"moe.{name}.sort.backward"),))]
 
 
+def _pad(job: Job, name: str, n_tokens: int) -> list[Piece]:
+    """Copy *n_tokens* to where each expert has a multiple of what products in few bits need, or back.
+
+    Reference: Megatron-LM ``experts.py``, ``Fp8Padding`` and ``Fp8Unpadding``.
+    """
+    if job_recipe(job) is None:
+        return []
+    copy = memory(f"moe.{name}.pad", 2 * hidden_bytes(job, n_tokens), job.precision)
+    return [elementwise((copy,), (replace(copy, name=f"moe.{name}.pad.backward"),))]
+
+
 def _grouped_mlp(job: Job) -> list[Piece]:
     """The local experts, each on its share of the tokens; cut over tp like any MLP."""
     model, layout = job.model, job.layout
@@ -91,9 +103,11 @@ def _grouped_mlp(job: Job) -> list[Piece]:
     n_tokens = routed_tokens(job, tokens_per_rank(job))
     pieces = [
         *_sort(job, "dispatch"),
+        *_pad(job, "dispatch", n_tokens),
         _grouped(job, "moe.up", up, n_tokens),
         activation(job, "moe", n_tokens * down.n_in),
         _grouped(job, "moe.down", down, n_tokens),
+        *_pad(job, "combine", n_tokens),
         *_sort(job, "combine"),
     ]
     if layout.tp == 1:
@@ -104,6 +118,12 @@ def _grouped_mlp(job: Job) -> list[Piece]:
         return [Piece((), reduce, reduce), *pieces, Piece(reduce)]
     gather, scatter = (tp_comm(job, kind, width) for kind in ("all_gather", "reduce_scatter"))
     return [Piece((gather,), (scatter,), (scatter,)), *pieces, Piece((scatter,), (gather,), (gather,))]
+
+
+def _bias_gradient(job: Job, name: str, linear: Linear, n_tokens: int) -> tuple[Op, ...]:
+    """Return the sums of the output gradients of all tokens, if the experts have biases."""
+    moved = n_tokens * linear.n_out * DTYPE_BYTES[job.precision]
+    return (memory(f"{name}.bgrad", moved, job.precision),) if linear.bias else ()
 
 
 def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
@@ -125,5 +145,5 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     whole = dequantised(job, name, n_local * linear.n_in * linear.n_out)
     inputs = (*whole, *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe))
     gradients = (*whole, *quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), ops[1])
-    weights = () if job.lora_rank else (ops[2],)
+    weights = () if job.lora_rank else (ops[2], *_bias_gradient(job, name, linear, n_tokens))
     return Piece((*inputs, ops[0]), (*gradients, *weights), gradients, weights)

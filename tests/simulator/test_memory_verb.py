@@ -162,9 +162,7 @@ def test_the_verb_takes_what_only_memory_knows() -> None:
 
 
 def test_experts_over_more_ranks_and_half_of_the_layers_again_are_tried() -> None:
-    some = job_from(
-        {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "tp": 2, "global_batch": 16}
-    )
+    some = job_from({"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "tp": 2, "global_batch": 16})
     found = {one.change: one for one in changes(some)}
     assert found["ep=2"].job.layout.ep == 2
     half, full = found["recompute=full, recompute_every=2"], found["recompute=full"]

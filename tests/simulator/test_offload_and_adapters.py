@@ -9,7 +9,7 @@ import pytest
 
 from simulator.activations import kept_bytes
 from simulator.build import build, job_groups
-from simulator.build_offload import HOST_ADAM_PARAMS_PER_S
+from simulator.build_offload import HOST_ADAM_PARAMS_PER_S, NVME_BYTES_PER_S
 from simulator.build_stages import units_by_stage
 from simulator.compute import ComputeModel
 from simulator.job import OFFLOADS, Job
@@ -109,6 +109,18 @@ def test_the_optimizer_on_the_host_takes_as_long_as_its_processors_need() -> Non
     """Eight GPUs of a node share its processors, and each updates an eighth of the parameters."""
     host_s = (busy_ns(job(offload="optimizer"), HOST) - busy_ns(job(), HOST)) / 1e9
     assert host_s == pytest.approx(LLAMA.n_params / HOST_ADAM_PARAMS_PER_S, rel=1e-3)
+
+
+@pytest.mark.parametrize("offload", OFFLOADS[1:])
+def test_drives_are_slower_than_memory_and_save_as_much(offload: str) -> None:
+    memory, drives = (job(offload=offload, offload_to=place) for place in ("host", "nvme"))
+    assert step_s(drives) > step_s(memory)
+    assert rank_memories(drives)[0].peak_bytes == rank_memories(memory)[0].peak_bytes
+
+
+def test_states_on_drives_are_read_and_written_once_per_step() -> None:
+    host_s = (busy_ns(job(offload="optimizer", offload_to="nvme"), HOST) - busy_ns(job(), HOST)) / 1e9
+    assert host_s == pytest.approx(LLAMA.n_params * 24 / NVME_BYTES_PER_S, rel=1e-3)
 
 
 def test_a_faster_link_to_the_host_is_never_slower() -> None:
