@@ -200,6 +200,10 @@ def _parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str,
     if cluster.nic and not spec.links:
         facts["fabric.nodes_per_leaf"] = str(spec.nodes_per_leaf)
         facts["fabric.oversubscription"] = f"{spec.oversubscription:g}"
+    if spec.crowding:
+        facts["fabric.crowding"] = f"{spec.crowding:g}"
+    for other in cluster.others:
+        facts[f"others, {other.machine.name}"] = f"the last {other.nodes} nodes"
     if cluster.cores:
         facts |= {"cores": str(cluster.cores), "time_slice": _time(cluster.time_slice_s)}
     if cluster.price_usd_per_gpu_hour is not None:
