@@ -15,12 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from simulator.flags import job_settings_options
 
 if TYPE_CHECKING:
     from simulator.job import Job
     from simulator.simulate import Simulation
+
+NAME_LETTERS: Final = 14
+"""Letters for the name of a row beside its picture."""
 
 SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
@@ -59,6 +63,7 @@ SHOWN_STAGES: Final = 8
 )
 @click.option("-o", "--output", type=click.Path(), help="Directory to keep the run in.")
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")
+@click.option("--picture/--no-picture", default=None, help="Draw the schedule. [default: in a terminal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
     config: str | None,
@@ -70,6 +75,7 @@ def simulate(
     file: str | None,
     like_run: str | None,
     calibration: str | None,
+    picture: bool | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -110,7 +116,7 @@ def simulate(
     if as_json:
         click.echo(json.dumps(_document(simulation, output, report)))
     else:
-        _show(simulation, output, report)
+        _show(simulation, output, report, picture=picture)
 
 
 def _job(config: str | None, given: dict[str, Any]) -> Job:
@@ -158,11 +164,15 @@ def _document(simulation: Simulation, output: str | None, report: str | None) ->
     }
 
 
-def _show(simulation: Simulation, output: str | None, report: str | None) -> None:
+def _show(
+    simulation: Simulation, output: str | None, report: str | None, *, picture: bool | None = None
+) -> None:
     """Print the figures, the memory of the stages, what they rest on and where the run is."""
     console, summary = Console(), simulation.summary
     console.print(f"[bold]{escape(simulation.info.name)}[/]", highlight=False)
     console.print(_headline(summary))
+    if picture or (picture is None and console.is_terminal):
+        _draw(console, simulation)
     console.print(_memory(summary))
     for warning in simulation.info.warnings:
         console.print(f"[yellow]![/] {escape(warning)}", highlight=False)
@@ -177,6 +187,24 @@ def _show(simulation: Simulation, output: str | None, report: str | None) -> Non
         console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
     if output is None and report is None:
         console.print("nothing saved; -o DIR keeps the timeline", style="dim")
+
+
+def _draw(console: Console, simulation: Simulation) -> None:
+    """Print the schedule as letters, one row per rank that is drawn, as wide as the terminal."""
+    from traces.text_picture import Piece, picture
+
+    def style(piece: Piece) -> str:
+        return f"{'white on ' if piece.works else 'bold '}{piece.colour}" if piece.colour else ""
+
+    found = picture(simulation.run, min(console.width, 160) - NAME_LETTERS - 2)
+    if found is None:
+        return
+    for line in found.lines:
+        name = (f"{line.name[: NAME_LETTERS - 1]:<{NAME_LETTERS}}", "dim")
+        pieces = [(piece.text, style(piece)) for piece in line.pieces]
+        console.print(Text.assemble(name, *pieces), no_wrap=True, overflow="crop")
+    legend = [part for piece, label in found.legend for part in ((piece.text, style(piece)), f" {label}  ")]
+    console.print(Text.assemble(f"{'':<{NAME_LETTERS}}", f"{found.length}: ", *legend))
 
 
 def _headline(summary: Mapping[str, Any]) -> Table:
