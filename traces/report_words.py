@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from traces.activity import is_pipelined
@@ -57,9 +57,34 @@ def layout_words(run: Run) -> str:
     return ranks + "".join(f" · {AXIS_WORDS[axis]} {layout.degrees[axis]}" for axis in axes)
 
 
-def figure(name: str, value: str, note: str = "", tone: str = "") -> dict[str, str]:
-    """Return one key figure as the page takes it; *tone* is ``good``, ``bad`` or nothing."""
-    return {"name": name, "value": value, "note": note, "tone": tone}
+def figure(name: str, value: str, note: str = "", tone: str = "", likely: str = "") -> dict[str, str]:
+    """Return one key figure as the page takes it.
+
+    Args:
+        name: of the figure.
+        value: with its unit.
+        note: what it is of.
+        tone: ``good``, ``bad`` or nothing.
+        likely: between which values a measurement is likely to lie; nothing if not known.
+    """
+    found = {"name": name, "value": value, "note": note, "tone": tone}
+    return found | {"likely": likely} if likely else found
+
+
+def likely(run: Run, key: str, said: Callable[[float], str]) -> str:
+    """Return between which values a measurement of *key* is likely to lie, "" if the writer does not say.
+
+    Args:
+        run: the run; ``info.summary["intervals"]`` has two values by the name of a figure.
+        key: of the figure.
+        said: writes a value.
+    """
+    known = run.info.summary.get("intervals")
+    ends = known.get(key) if isinstance(known, Mapping) else None
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        return ""
+    low, high = (number(end) for end in ends)
+    return "" if low is None or high is None else f"likely {said(low)} to {said(high)}"
 
 
 def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -70,7 +95,12 @@ def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
         summary: what ``traces.metrics.summarize`` says of it.
     """
     figures = [
-        figure("Step time", format_time(summary["step_time_s"]), _averaged_over(run)),
+        figure(
+            "Step time",
+            format_time(summary["step_time_s"]),
+            _averaged_over(run),
+            likely=likely(run, "step_time_s", format_time),
+        ),
         figure("Computing", format_share(summary["shares"]["compute"]), "of the step, mean over ranks"),
     ]
     if is_pipelined(run):
@@ -125,6 +155,9 @@ def basis(run: Run) -> list[dict[str, Any]]:
     sections = (("This run", about), ("Job", info.job), ("Model", info.model), ("Machine", info.cluster))
     told = info.summary.get("rests_on")
     notes = [str(note) for note in told] if isinstance(told, list | tuple) else []
+    known = info.summary.get("intervals")
+    if isinstance(known, Mapping):
+        notes += [str(words) for key, words in known.items() if key.endswith("_from")]
     return [
         *([{"title": "Costs", "notes": notes, "lines": []}] if notes else []),
         *(
@@ -192,7 +225,10 @@ def _memory(run: Run) -> list[dict[str, str]]:
     fits = run.info.summary.get("fits")
     tone = "bad" if fits is False or (limit and peak > limit) else ""
     note = f"of {format_si(limit, 'B')} per device" if limit else "per rank"
-    return [figure("Peak memory", format_si(peak, "B"), note + (", does not fit" if tone else ""), tone)]
+    said = likely(run, "peak_memory_bytes", lambda size: format_si(size, "B"))
+    return [
+        figure("Peak memory", format_si(peak, "B"), note + (", does not fit" if tone else ""), tone, said)
+    ]
 
 
 def _throughput(run: Run) -> list[dict[str, str]]:
@@ -201,9 +237,11 @@ def _throughput(run: Run) -> list[dict[str, str]]:
     figures = []
     if (rate := number(summary.get("tokens_per_s_per_gpu"))) is not None:
         whole = format_si(rate * run.info.world_size, "tok/s")
-        figures.append(figure("Throughput", f"{rate:,.0f} tok/s", f"per GPU; {whole} in all"))
+        said = likely(run, "tokens_per_s_per_gpu", lambda value: f"{value:,.0f}")
+        figures.append(figure("Throughput", f"{rate:,.0f} tok/s", f"per GPU; {whole} in all", likely=said))
     if (mfu := number(summary.get("mfu"))) is not None:
-        figures.append(figure("MFU", format_share(mfu), "model FLOP/s over peak"))
+        said = likely(run, "mfu", format_share)
+        figures.append(figure("MFU", format_share(mfu), "model FLOP/s over peak", likely=said))
     return figures
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -270,3 +271,13 @@ def test_a_run_without_a_step_is_refused(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run", RunInfo(origin="simulated", world_size=1), nothing))
     with pytest.raises(RunError, match="nothing to"):
         report_html(run)
+
+
+def test_what_is_likely_stands_beside_a_figure(tmp_path: Path, pipeline_run: Run) -> None:
+    known = {"step_time_s": [1.5, 2.5], "mfu": [0.3], "peak_memory_bytes": None, "step_time_from": "12 runs"}
+    info = replace(pipeline_run.info, summary={**pipeline_run.info.summary, "intervals": known})
+    page = contents(report_html(open_run(write_run(tmp_path / "run", info, pipeline_run.spans()))))
+    likely = {one["name"]: one.get("likely") for one in page["headline"]}
+    assert likely["Step time"] == "likely 1.500 s to 2.500 s"
+    assert not any(said for name, said in likely.items() if name != "Step time")
+    assert any("12 runs" in section["notes"] for section in page["basis"])

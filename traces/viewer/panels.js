@@ -6,9 +6,9 @@ function fillHead() {
   $('#subtitle').textContent = META.subtitle;
   $('#story').replaceChildren(META.story || '', META.slowest ? element('b', {}, ` ${META.slowest.text}`) : '');
   $('#schedule-title').textContent = META.schedule_title;
-  $('#headline').replaceChildren(...META.headline.map(({ name, value, note, tone, was }) =>
+  $('#headline').replaceChildren(...META.headline.map(({ name, value, note, tone, was, likely }) =>
     element('div', { class: 'figure ' + (tone || '') }, element('span', {}, name), element('b', {}, value),
-      was ? element('i', { class: 'was' }, was) : null, element('i', {}, note || ''))));
+      likely ? element('i', { class: 'likely' }, likely) : null, was ? element('i', { class: 'was' }, was) : null, element('i', {}, note || ''))));
   $('#warnings').hidden = !META.warnings.length;
   $('#warnings').replaceChildren(element('b', {}, META.warnings.length === 1 ? 'Warning' : `${META.warnings.length} warnings`),
     element('ul', {}, ...META.warnings.map(warning => element('li', {}, warning))));
