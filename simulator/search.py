@@ -1,8 +1,8 @@
 """Finds the best of very many layouts without simulating most of them, and never misses it.
 
 Every candidate has a time that its step cannot be below. Candidates wait in a heap, ordered by the best that
-is known of each: first the mean work of a rank, which costs microseconds; then its pipeline, run exactly but
-without data parallelism; at last the whole simulation. Whoever comes out of the heap with a simulated time
+is known of each: first the work of its fullest rank, which costs microseconds; then its pipeline, run exactly
+but without data parallelism; at last the whole step. Whoever comes out of the heap with the time of its step
 is at least as good as everything that is still inside, for all their bounds are higher. So the order is that
 of simulating all of them, ties apart, and `tests/simulator/test_search.py` holds it to that.
 """
@@ -15,11 +15,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from simulator.build import build
+from simulator.compute import ComputeModel
+from simulator.engine import choose
 from simulator.errors import SimulationError
 from simulator.job import Job
 from simulator.layouts import PipelineTimes
+from simulator.nccl import choice
+from simulator.network import Network
 from simulator.rank_memory import rank_memories
 from simulator.simulate import simulate
+from topologies.placement import place
 
 Progress = Callable[[str], None]
 
@@ -29,7 +35,7 @@ class Stage(IntEnum):
 
     FLOOR = 0
     PIPELINE = 1
-    SIMULATED = 2
+    STEP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ class Found:
         best: the best layouts that fit, best first.
         n_candidates: layouts that were considered.
         n_run: those whose pipeline was run.
-        n_simulated: those that were simulated whole.
+        n_simulated: those whose whole step was run.
         n_too_large: those that were looked at closely enough to see that they do not fit.
         smallest: of those, the one that needs the least memory, and how much; None if all fit.
     """
@@ -113,8 +119,9 @@ class _Search:
         self.n_candidates = self.n_run = self.n_simulated = self.n_too_large = 0
         self.smallest: tuple[Job, int] | None = None
         self._weight = weight
-        self._heap: list[tuple[float, int, int, Job, dict[str, Any]]] = []
+        self._heap: list[tuple[float, int, int, Job]] = []
         self._times: dict[Any, PipelineTimes] = {}
+        self._networks: dict[Any, Network] = {}
 
     def add(self, job: Job) -> None:
         """Let *job* be a candidate."""
@@ -123,7 +130,7 @@ class _Search:
         except SimulationError:  # its parts cannot be built
             return
         self.n_candidates += 1
-        self._push(Stage.FLOOR, job, floor_ns, {}, self.n_candidates)
+        self._push(Stage.FLOOR, job, floor_ns, self.n_candidates)
 
     def waits(self) -> bool:
         """Whether any candidate is left."""
@@ -131,19 +138,19 @@ class _Search:
 
     def look_closer(self) -> None:
         """Take out the candidate that may be the best, and look at it one stage more closely."""
-        cost, negative_stage, number, job, summary = heapq.heappop(self._heap)
+        cost, negative_stage, number, job = heapq.heappop(self._heap)
         stage = Stage(-negative_stage)
-        if stage is Stage.SIMULATED:
+        if stage is Stage.STEP:
+            summary = dict(simulate(job, engine="compiled").summary)
             self.best.append(Ranked(job=job, summary=summary, cost=cost))
             return
         try:
             if stage is Stage.FLOOR:
                 self.n_run += 1
-                self._push(Stage.PIPELINE, job, self._pipeline(job).pipeline_ns(job), {}, number)
+                self._push(Stage.PIPELINE, job, self._pipeline(job).pipeline_ns(job), number)
             elif self._fits(job):
                 self.n_simulated += 1
-                found = dict(simulate(job, engine="compiled").summary)
-                self._push(Stage.SIMULATED, job, found["step_time_s"] * 1e9, found, number)
+                self._push(Stage.STEP, job, self._step_ns(job), number)
         except SimulationError:  # its schedule does not allow it
             self.n_candidates -= 1
 
@@ -156,9 +163,21 @@ class _Search:
             self.smallest = (job, peak_bytes)
         return False
 
-    def _push(self, stage: Stage, job: Job, ns: float, summary: dict[str, Any], number: int) -> None:
+    def _step_ns(self, job: Job) -> int:
+        """Return the time of a step of *job*, as ``simulate`` has it, without the timeline."""
+        if job.cluster.others or job.variation.factors:  # ranks differ in speed, which simulate sees to
+            return round(simulate(job, engine="compiled").summary["step_time_s"] * 1e9)
+        key = (job.cluster.name, job.cluster.n_gpus, job.placement, job.nccl_algo, job.nccl_proto)
+        if key not in self._networks:
+            placed = place(job.layout.world_size, job.cluster, job.placement)
+            self._networks[key] = Network(job.cluster, placed, choice(job.nccl_algo, job.nccl_proto))
+        program = build(job, self._networks[key], ComputeModel(job.cluster.device, job.precision))
+        _, end_ns = choose("compiled", program.n_tasks, queue=program.shares_gpus).times(program)
+        return int(end_ns.max())
+
+    def _push(self, stage: Stage, job: Job, ns: int, number: int) -> None:
         """Put a candidate in; of equals, the one that is known best comes out first."""
-        heapq.heappush(self._heap, (ns * self._weight(job), -stage, number, job, summary))
+        heapq.heappush(self._heap, (ns * self._weight(job), -stage, number, job))
 
     def _pipeline(self, job: Job) -> PipelineTimes:
         key = (job.cluster.name, job.cluster.n_gpus)
