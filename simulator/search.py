@@ -166,7 +166,7 @@ class _Search:
     def _step_ns(self, job: Job) -> int:
         """Return the time of a step of *job*, as ``simulate`` has it, without the timeline."""
         if job.cluster.others or job.variation.factors:  # ranks differ in speed, which simulate sees to
-            return round(simulate(job, engine="compiled").summary["step_time_s"] * 1e9)
+            return round(float(simulate(job, engine="compiled").summary["step_time_s"]) * 1e9)
         key = (job.cluster.name, job.cluster.n_gpus, job.placement, job.nccl_algo, job.nccl_proto)
         if key not in self._networks:
             placed = place(job.layout.world_size, job.cluster, job.placement)
