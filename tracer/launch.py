@@ -65,20 +65,22 @@ def launch(
         raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
     program = _program(command[0])
     _check_writable(path)
-    with _signals_passed_on() as children:
-        try:
-            process = subprocess.Popen(
-                [program, *command[1:]],
-                env=environment(path, name or path.name)
-                | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth},
-                stdout=sys.stderr if quiet else None,
-            )
-        except OSError as error:
-            raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
-        children.append(process)
-        status = process.wait()
-    with suppress(OSError):  # nothing was recorded
-        path.rmdir()
+    try:
+        with _signals_passed_on() as children:
+            try:
+                process = subprocess.Popen(
+                    [program, *command[1:]],
+                    env=environment(path, name or path.name)
+                    | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth},
+                    stdout=sys.stderr if quiet else None,
+                )
+            except OSError as error:
+                raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
+            children.append(process)
+            status = process.wait()
+    finally:
+        with suppress(OSError):  # nothing was recorded
+            path.rmdir()
     return status if status >= 0 else 128 - status
 
 
