@@ -65,3 +65,25 @@ def test_the_document_names_every_column_and_key() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     for name in (*TIMELINE.names, *RunInfo.__slots__):
         assert f"`{name}`" in text, name
+
+
+def test_the_queries_of_the_analysis_document(run_dir: Path, tmp_path: Path) -> None:
+    """Each runs as it is written there, on DuckDB and on polars."""
+    duckdb: Any = pytest.importorskip("duckdb")
+    pl: Any = pytest.importorskip("polars")
+    text = (DOCUMENT.parent / "analysis.md").read_text(encoding="utf-8")
+    parquet = export(open_run(run_dir), tmp_path / "a.parquet")
+    (block,) = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    queries = [query for query in block.split(";") if query.strip()]
+    kernels, idle = (
+        duckdb.sql(query.replace("'run.parquet'", f"'{parquet}'")).fetchall() for query in queries
+    )
+    assert [row[1:] for row in kernels] == [(2, 50e-6, 1.0)]
+    assert idle == []
+    (code,) = re.findall(r"```python\n(import polars.*?)```", text, re.DOTALL)
+    *setup, question = code.strip().replace("runs/a", str(run_dir)).splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(setup), names)
+    found = eval(question, names)
+    assert isinstance(found, pl.DataFrame)
+    assert found.columns == ["rank", "duration_ns"]

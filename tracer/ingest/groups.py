@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from tracer.groups import axis_of
-from tracer.ingest.events import whole
+from tracer.ingest.events import text, whole
 from traces.info import stable_group_id
 from traces.layout import Group
 
@@ -48,16 +48,16 @@ class TraceGroups:
         for entry in listed if isinstance(listed, list) else ():
             if isinstance(entry, dict):
                 members = tuple(r for r in map(whole, entry.get("ranks") or ()) if r is not None)
-                name = str(entry.get("pg_name", ""))
-                groups.configured[name] = (str(entry.get("pg_desc", "")), members)
+                name = text(str(entry.get("pg_name", "")))
+                groups.configured[name] = (text(str(entry.get("pg_desc", ""))), members)
         return groups
 
     def of(self, said: Mapping[str, Any]) -> Group | None:
         """Return the group of a collective with the metadata *said*; None if nothing tells its members."""
         name = said.get("Process Group Name", said.get("Process Group ID"))
-        label = "" if name is None else str(name)
+        label = "" if name is None else text(str(name))
         description, members = self.configured.get(label, ("", ()))
-        description = str(said.get("Process Group Description") or description)
+        description = text(str(said.get("Process Group Description") or description))
         members = self._members(said, members)
         if not members:
             return None

@@ -75,7 +75,7 @@ def _groups(entries: list[dict[str, Any]], rank: int) -> TraceGroups:
         if all(0 <= r < _MOST_RANKS for r in found) and 0 <= size < _MOST_RANKS:
             groups.world_size = max(groups.world_size, size, *(r + 1 for r in found), 0)
             if found:
-                groups.configured.setdefault(str(entry.get("pg_id", "")), ("", found))
+                groups.configured.setdefault(text(str(entry.get("pg_id", ""))), ("", found))
     return groups
 
 
