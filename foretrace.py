@@ -104,6 +104,11 @@ def _promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Any:
     return import_module("simulator.promise").promise(against, kernels)
 
 
+def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return what a machine promises of measured collectives."""
+    return import_module("simulator.promise").promise_collectives(against, n_ranks, rows)
+
+
 class Verbs(click.Group):
     """A command group that imports a verb when it is called, and shows a user's mistake as one line."""
 
@@ -120,7 +125,7 @@ class Verbs(click.Group):
             command.add_command(import_module("tracer.cli").detect, "detect")
             command.add_command(import_module("simulator.collective_cli").cost, "cost")
         if cmd_name == "bench":
-            command.context_settings["obj"] = {"kernels": _promise}
+            command.context_settings["obj"] = {"kernels": _promise, "collectives": _promise_collectives}
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

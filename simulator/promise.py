@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simulator.errors import SimulationError
+from simulator.network import Network
 from simulator.validate_hardware import device_of
 from simulator.validate_kernels import BURST, measured_ops, model_of
 from simulator.validate_table import Row
+from topologies.catalog import load_cluster
 from topologies.errors import TopologyError
 
 
@@ -22,6 +24,29 @@ class Promise(NamedTuple):
 
     device: str
     times_us: tuple[float | None, ...]
+
+
+def promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """Return how long collectives over the first *n_ranks* of a machine should take, in seconds.
+
+    Args:
+        against: a machine of the catalogue, or a machine file.
+        n_ranks: ranks that take part.
+        rows: each with ``kind`` and ``size_bytes``.
+
+    Raises:
+        TopologyError: there is no such machine, or it is too small.
+    """
+    network = Network(load_cluster(against, n_ranks))
+    found: list[float | None] = []
+    for row in rows:
+        try:
+            transfer = network.collective(row["kind"], row["size_bytes"], list(range(n_ranks)))
+        except SimulationError:  # the machine says nothing of this kind
+            found.append(None)
+        else:
+            found.append((transfer.latency_ns + transfer.wire_ns) / 1e9)
+    return found
 
 
 def promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Promise:

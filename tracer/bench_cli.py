@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tracer.bench_world_cli import clock, collectives
 from tracer.errors import RecordError
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ WIDTH: Final = 140
 @click.group()
 def bench() -> None:
     """Measure this machine's parts, and hold them against what its description promises."""
+
+
+bench.add_command(collectives)
+bench.add_command(clock)
 
 
 @bench.command("kernels")
