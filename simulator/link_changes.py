@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from simulator.clock import to_ns
-from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Way
+from simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, Change, Way
 from simulator.errors import JobError
 from simulator.fluid import Span
 from topologies.errors import UnitError
@@ -23,14 +23,16 @@ LINKS = pa.schema(
         pa.field("used", pa.float64(), nullable=False),
     ]
 )
-"""Columns of ``links.arrow``: how full a rank's way into its node (``near``) or out of it (``far``) was."""
+"""Columns of ``links.arrow``: how full a rank's way into its node (``near``) or out of it (``far``) was, or
+the way of a switch upward (``leaf``, ``spine``; ``rank`` is its number)."""
 
 
 def link_changes(text: str) -> list[Change]:
     """Return the changes that *text* lists, ``rank:tier:capacity[@time]`` separated by commas.
 
-    A tier is ``near``, the rank's way into its node, or ``far``, its way out; capacity is what is left of the
-    width, 0 if it is down. Both directions change.
+    A tier is ``near``, the rank's way into its node, or ``far``, its way out; or ``leaf`` or ``spine``, the
+    way of the switch of that number upward. Capacity is what is left of the width, 0 if it is down. Both
+    directions change.
 
     Raises:
         JobError: a part is not of that form.
@@ -53,9 +55,10 @@ def _changes(part: str) -> Iterator[Change]:
             f"link_changes: {part!r} is not rank:tier:capacity or rank:tier:capacity@time, "
             "e.g. 3:far:0.25@2ms"
         ) from None
-    if tier not in {NEAR, FAR} or found[0] < 0 or not 0 <= found[1] <= 1:
+    if tier not in {NEAR, FAR, *SWITCHES} or found[0] < 0 or not 0 <= found[1] <= 1:
         raise JobError(
-            f"link_changes: {part!r}: a rank of at least 0, near or far, and a capacity between 0 and 1"
+            f"link_changes: {part!r}: a rank of at least 0, near or far (or the number of a switch, leaf or "
+            "spine), and a capacity between 0 and 1"
         )
     for direction in (IN, OUT):
         yield Change(at_ns, Way(found[0], tier, direction), found[1])

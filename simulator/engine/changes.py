@@ -13,13 +13,17 @@ WAYS: Final = tuple((tier, direction) for tier in (NEAR, FAR) for direction in (
 """Links of a rank."""
 
 
+SWITCHES: Final = ("leaf", "spine")
+"""Tiers of links between switches; only the engine ``contended`` knows them."""
+
+
 class Way(NamedTuple):
-    """A link of one rank.
+    """A link of one rank, or of one switch upward.
 
     Attributes:
-        rank: whose.
-        tier: ``"near"``, into its node, or ``"far"``, out of it.
-        direction: ``"in"`` or ``"out"``.
+        rank: whose; the number of the switch where the tier is one of ``SWITCHES``.
+        tier: ``"near"``, into its node, ``"far"``, out of it, or one of ``SWITCHES``.
+        direction: ``"in"`` or ``"out"``; of a switch down or up.
     """
 
     rank: int
@@ -55,11 +59,25 @@ class Throttle(NamedTuple):
     factor: float
 
 
-def of_links(changes: Sequence[Change | Throttle]) -> list[Change]:
-    """Return those of *changes* that happen to links. Raises ProgramError if there can be no such link."""
+def of_links(changes: Sequence[Change | Throttle], *, switches: bool = False) -> list[Change]:
+    """Return those of *changes* that happen to links.
+
+    Args:
+        changes: what happens to links and GPUs.
+        switches: whether there may be links between switches among them.
+
+    Raises:
+        ProgramError: there can be no such link, or it is between switches.
+    """
     found = [change for change in changes if isinstance(change, Change)]
     for at_ns, way, capacity in found:
-        if way[1:] not in WAYS or way.rank < 0 or at_ns < 0 or not capacity >= 0:
+        between = way.tier in SWITCHES and way.direction in {IN, OUT}
+        if between and not switches:
+            raise ProgramError(
+                f"change of {way.tier} {way.rank}: links between switches are kept by one engine alone: "
+                "--engine contended"
+            )
+        if not (between or way[1:] in WAYS) or way.rank < 0 or at_ns < 0 or not capacity >= 0:
             raise ProgramError(
                 f"change of {tuple(way)} at {at_ns} ns to {capacity}: a rank, near or far, in or out, "
                 "from 0 ns on, and a capacity of at least 0"

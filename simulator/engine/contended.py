@@ -121,7 +121,7 @@ class _Shared(State):
         self._done: dict[int, Event] = {}
         self._changed = self.env.event()
         self.env.process(self._tick())
-        for change in of_links(changes):
+        for change in of_links(changes, switches=True):
             self.env.process(self._change(change))
 
     def add_loads(self, above: Sequence[Mapping[Way, float]]) -> None:

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
 
+from simulator.errors import SimulationError
 from simulator.job import Job
 from simulator.models import load_model
 from simulator.network import Network
 from simulator.simulate import Simulation, simulate
+from simulator.variation import Variation
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
 from topologies.fabric import FabricSpec
@@ -91,3 +93,40 @@ def test_how_full_they_were_is_kept_and_the_same_folded_or_not() -> None:
         for links in leaves
     ]
     assert busy[0] == pytest.approx(busy[1], rel=1e-3)
+
+
+def slowed(kind: str, change: str, engine: str = "contended") -> float:
+    job = Job(
+        model=load_model("llama3.2-1b"),
+        layout=Layout(dp=4, tp=8),
+        cluster=machine(kind),
+        global_batch=16,
+        seq_len=512,
+        variation=Variation(link_changes=change),
+    )
+    return float(simulate(job, engine=engine).summary["step_time_s"])
+
+
+def test_a_leaf_that_loses_width_holds_up_everyone_behind_it() -> None:
+    """All data-parallel groups of an oversubscribed fabric cross; a leaf with half its width halves them."""
+    well = slowed("rail", "")
+    half, tenth, later = (slowed("rail", change) for change in ("0:leaf:0.5", "0:leaf:0.1", "0:leaf:0.1@1s"))
+    assert well < half < tenth
+    assert later == well
+    assert slowed("rail", "0:leaf:0,0:leaf:1@1s") > well
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "engine", "said"),
+    [
+        ("rail", "99:leaf:0.5", "contended", "has no leaf 99 with a way upward"),
+        ("switch", "0:leaf:0.5", "contended", "has no leaf 0 with a way upward"),
+        ("rail", "0:spine:0.5", "contended", "has no spine 0 with a way upward"),
+        ("rail", "0:leaf:0.5", "contended-compiled", "--engine contended"),
+        ("rail", "0:leaf:0.5", "event", "--engine contended"),
+        ("rail", "0:roof:0.5", "contended", "leaf or spine"),
+    ],
+)
+def test_switches_that_are_not_there_are_named(kind: str, change: str, engine: str, said: str) -> None:
+    with pytest.raises(SimulationError, match=said):
+        slowed(kind, change, engine)
