@@ -73,14 +73,18 @@ def _windows(spans: pa.Table, kinds: Iterable[str]) -> _Windows:
     )
     chosen = spans.filter(wanted)
     names = ("rank", "step", "stage", "microbatch")
-    keys = np.stack([chosen[name].to_numpy().astype(np.int64) for name in names], axis=1)
+    columns = [chosen[name].to_numpy().astype(np.int64) for name in names]
     start_ns = chosen["start_ns"].to_numpy()
     end_ns = start_ns + chosen["duration_ns"].to_numpy()
-    found, member = np.unique(keys, axis=0, return_inverse=True)
-    first, last = np.full(len(found), np.iinfo(np.int64).max), np.zeros(len(found), np.int64)
-    np.minimum.at(first, member.ravel(), start_ns)
-    np.maximum.at(last, member.ravel(), end_ns)
-    return _Windows(found[:, 0], found[:, 1], found[:, 2], first, last)
+    key = np.zeros(len(start_ns), np.int64)  # one number per window, in the order of the columns
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 2) + column + 1  # -1 is unknown
+    _, one, member = np.unique(key, return_index=True, return_inverse=True)
+    first, last = np.full(len(one), np.iinfo(np.int64).max), np.zeros(len(one), np.int64)
+    np.minimum.at(first, member, start_ns)
+    np.maximum.at(last, member, end_ns)
+    rank, step, stage, _ = (column[one] for column in columns)
+    return _Windows(rank, step, stage, first, last)
 
 
 def _changes(

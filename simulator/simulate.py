@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +51,7 @@ class Simulation:
         memory: memory of these ranks over time.
         links: how full links were, in the columns of ``simulator.link_changes.LINKS``; None if not shared.
         expands: whether ``write`` stores every rank, although some stand for others here.
+        kept: what was derived of the spans, for every ``run`` that is made of them.
     """
 
     info: RunInfo
@@ -58,6 +59,7 @@ class Simulation:
     memory: pa.Table
     links: pa.Table | None = None
     expands: bool = False
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -67,7 +69,7 @@ class Simulation:
     @property
     def run(self) -> Run:
         """The run in memory, as ``traces.store.open_run`` returns it for one on disk."""
-        return Run(self.info.name, self.info, [Part(None, lambda: self.spans)], self.memory, ())
+        return Run(self.info.name, self.info, [Part(None, lambda: self.spans)], self.memory, (), kept=self.kept)
 
     def _repr_html_(self) -> str:
         """Return the figures as a notebook shows them."""

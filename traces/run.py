@@ -39,10 +39,20 @@ class Run:
         info: what ``run.json`` and the sidecars of the ranks say.
         stored_ranks: ranks whose spans are stored, in order.
         warnings: what to know before trusting the run: from the writer, and from reading it.
+
+    Args:
+        kept: where what is derived of the spans is kept; another run of the same spans may share it.
     """
 
     def __init__(
-        self, path: str, info: RunInfo, parts: Sequence[Part], memory: pa.Table, notes: Sequence[str]
+        self,
+        path: str,
+        info: RunInfo,
+        parts: Sequence[Part],
+        memory: pa.Table,
+        notes: Sequence[str],
+        *,
+        kept: dict[Any, Any] | None = None,
     ) -> None:
         self.path = path
         self.info = info
@@ -53,7 +63,7 @@ class Run:
                 self._tables.update(_by_rank(part.load()))
         self._memory = memory
         self._expander = Expander(info.groups)
-        self._derived: dict[Callable[[Run], Any], Any] = {}
+        self._derived: dict[Any, Any] = {} if kept is None else kept
         self.stored_ranks = tuple(sorted({*self._parts, *self._tables}))
         self.warnings = (*info.warnings, *notes, *self._missing())
 
