@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,14 +26,17 @@ from traces.columns import int64, labels
 from traces.run import Run
 
 PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
-COLUMNS: Final = ("products", "memory", "fixed")
-TIES: Final = (
-    ((0,), (1,), (2,)),
-    ((0, 1), (2,)),
-    ((0,), (1, 2)),
-    ((0, 1, 2),),
+EXPECTED: Final[Mapping[str, float]] = MappingProxyType(
+    {"products": 0.3, "attention": 0.5, "memory": 1.0, "fixed": 0.5, "copies": 1.0}
 )
-"""Ways to put the causes together, the freest first."""
+"""How far each factor is expected to be from 1 before anything was measured. A convention: products are known
+best; what is in a cache moves many times as fast as memory, what was just allocated several times slower."""
+
+COLUMNS: Final = tuple(EXPECTED)
+
+MISFIT: Final = 0.05
+"""Relative error of predicted compute of one part that no factor explains. A convention, of the size that
+``foretrace validate kernels`` finds for single products."""
 
 _ATTENTION: Final = re.compile(r"att|(^|\.)(wq|wk|wv|wo|qkv)\b")
 _BETWEEN: Final = re.compile(r"\.(norm|residual)(\.|$)")
@@ -118,27 +122,29 @@ def predicted(run: Run, job: Job, *, has_glue: bool) -> dict[Key, Floats]:
                         between = has_glue and part != "ends" and _BETWEEN.search(op.name)
                         total[phase, "layer" if between else part] += _by_cause(op, compute)
         if has_glue:
-            for phase, op in _copies(run, job, rank):
-                total[phase, "layer"] += _by_cause(op, compute)
+            for part, phase, op in _copies(run, job, rank):
+                total[phase, part] += _by_cause(op, compute)
     n = max(len(run.stored_ranks), 1)
     return {key: values * job.n_microbatches / n for key, values in total.items()}
 
 
-def _copies(run: Run, job: Job, rank: int) -> Iterable[tuple[str, Op]]:
-    """Yield what full sharding copies in the layers of *rank*: gathered parameters out, gradients in.
+def _copies(run: Run, job: Job, rank: int) -> Iterable[tuple[str, str, Op]]:
+    """Yield the part, phase and operation of what full sharding copies: gathered parameters, gradients.
 
-    The recorder counts it to the layer around its parts, the simulator to nobody.
+    The recorder counts it to the layer around its parts, or to what is outside; the simulator to nobody.
     """
     if job.sharding not in FULLY_SHARDED or not job.profile.copies_gathered:
         return
     width, other = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
-    for layer in _layers(run, job, rank):
-        n_params = job.model.layer_params(layer, job.layout.tp, job.layout.ep)
+    tp, ep, model = job.layout.tp, job.layout.ep, job.model
+    sizes = [("layer", model.layer_params(layer, tp, ep)) for layer in _layers(run, job, rank)]
+    sizes += [("ends", block.params) for block, part in _blocks(run, job, rank) if part == "ends"]
+    for part, n_params in sizes:
         gathered = memory("copy.parameters", 2 * width * n_params, job.precision)
-        yield "forward", gathered
+        yield part, "forward", gathered
         if job.profile.reshard_after_forward:
-            yield "backward", gathered
-        yield "backward", memory("copy.gradients", (width + other) * n_params, job.precision)
+            yield part, "backward", gathered
+        yield part, "backward", memory("copy.gradients", (width + other) * n_params, job.precision)
 
 
 def _layers(run: Run, job: Job, rank: int) -> list[int]:
@@ -176,24 +182,27 @@ def _part(name: str, layer: int) -> str:
 
 
 def _by_cause(op: Op, compute: ComputeModel) -> Floats:
-    """Return the seconds of *op* by cause, in the order of ``COLUMNS``."""
+    """Return the seconds of *op* by cause, in the order of ``COLUMNS``; the optimizer is counted apart."""
     seconds = compute.op_s(op)
     fixed = min(fixed_s(op, compute.device), seconds)
-    is_product = factor_of(op) == "products"
-    return np.array([seconds - fixed if is_product else 0, 0 if is_product else seconds - fixed, fixed])
+    found = np.zeros(len(COLUMNS))
+    found[COLUMNS.index(factor_of(op))] = seconds - fixed
+    found[COLUMNS.index("fixed")] = fixed
+    return found
 
 
 def _identified(job: Job, design: Floats, seen: Floats) -> Compute:
     """Return the factors that the times identify."""
-    found: Fit = fit_factors(design, seen, TIES, power=1.0)
-    factors = {
-        name: Factor(float(value), float(error))
-        for name, value, error in zip(COLUMNS, found.values, found.errors, strict=True)
-    }
-    said = [
-        f"{' and '.join(COLUMNS[at] for at in group)} cannot be told apart: they have one factor"
-        for group in found.tied
-    ]
+    there = [at for at in range(len(COLUMNS)) if design[:, at].any()]
+    expected = [EXPECTED[COLUMNS[at]] for at in there]
+    found: Fit = fit_factors(design[:, there], seen, expected, misfit=MISFIT, power=1.0)
+    factors, said = {}, []
+    for at, value, error, told in zip(there, found.values, found.errors, found.told, strict=True):
+        factors[COLUMNS[at]] = Factor(float(value), float(error))
+        if not told:
+            said.append(f"{COLUMNS[at]}: its share of the parts is too small or too even; near the catalogue")
+    if COLUMNS.index("copies") not in there:
+        said.append("copies: the run does not gather parameters; the catalogue is used")
     if job.cluster.device.kind == "gpu":
         said.append("launch: the device is not seen waiting for the host; the catalogue is used")
     return Compute(factors, said)

@@ -1,10 +1,11 @@
 """What a recorded run says about a machine: a few factors on the times of the catalogue, with their errors.
 
 A factor of 1.2 means that something took 1.2 times as long as the catalogue's constants say. ``compute`` has
-``products`` (matrix products and attention), ``memory`` (element-wise operations), ``optimizer`` (its pass
-over the states), ``fixed`` (the part of every operation that does not depend on its size) and ``launch``
-(what the host needs to launch one). ``network`` has, for links inside of a node (``near``) and between nodes
-(``far``), ``latency`` and ``wire`` of each kind of communication that the run had, and of all others.
+``products`` (of matrices), ``attention`` (its core), ``memory`` (element-wise operations), ``copies`` (of
+gathered parameters and gradients), ``optimizer`` (its pass over the states), ``fixed`` (the part of every operation
+that does not depend on its size) and ``launch`` (what the host needs to launch one). ``network`` has, for
+links inside of a node (``near``) and between nodes (``far``), ``latency`` and ``wire`` of each kind of
+communication that the run had, and of all others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from simulator.errors import CalibrationError
 from topologies.cluster import Cluster
 from topologies.device import Device
 
-COMPUTE: Final = ("products", "memory", "optimizer", "fixed", "launch")
+COMPUTE: Final = ("products", "attention", "memory", "copies", "optimizer", "fixed", "launch")
 LINKS: Final = ("near", "far")
 PARTS: Final = ("latency", "wire")
 OTHERS: Final = "others"
@@ -78,7 +79,7 @@ class Calibration:
             )
         values = {name: factor.value for name, factor in self.compute.items()}
         device = _with_latencies(cluster.device, values)
-        rates = ("products", "memory", "optimizer")
+        rates = ("products", "attention", "memory", "copies", "optimizer")
         factors: dict[str, float] = {name: values[name] for name in rates if name in values}
         network = {name: factor.value for name, factor in self.network.items()}
         return replace(cluster, device=replace(device, factors=factors), transfer_factors=network)

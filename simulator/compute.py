@@ -40,12 +40,12 @@ def fixed_s(op: Op, device: Device) -> float:
 def factor_of(op: Op) -> str:
     """Return the factor of a calibration that *op* falls under, a key of ``Device.factors``.
 
-    An optimizer goes over memory that is there already, once and in order; operations of a layer write to
-    memory that has just been allocated, and read what is still in a cache.
+    An optimizer goes over memory that is there already, once and in order; copies of gathered parameters
+    write to memory that has just been allocated; operations of a layer find much of theirs in a cache.
     """
     if op.kind != "memory":
-        return "products"
-    return "optimizer" if op.name.startswith("optimizer.") else "memory"
+        return "products" if op.kind == "gemm" else "attention"
+    return {"optimizer": "optimizer", "copy": "copies"}.get(op.name.partition(".")[0], "memory")
 
 
 def calibrated_s(op: Op, seconds: float, device: Device) -> float:

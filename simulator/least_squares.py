@@ -1,4 +1,4 @@
-"""Fits a few factors to times, says how certain they are, and which of them the times cannot tell apart."""
+"""Fits a few factors to times, says how certain they are, and which of them the times do not tell."""
 
 from __future__ import annotations
 
@@ -11,48 +11,82 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-CERTAIN: Final = 0.5
-"""Standard error over value from which on a factor counts as not identified. A convention."""
+LEAST: Final = 0.01
+"""Smallest factor: nothing takes less than a hundredth of what was expected."""
+
+LEAST_MISFIT: Final = 0.001
+"""Smallest relative error that a model is believed to have."""
+
+TURNS: Final = 4
+"""Times that the error of the model is taken from how well it fits, and the fit done again."""
+
+TOLD: Final = 0.5
+"""Times tell a factor if they shrink its uncertainty to less than this share. A convention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Factors by column of the design, their standard errors, and which columns had to share one.
+    """Factors by column of the design.
 
     Attributes:
-        values: factor of each column; shape ``(n_columns,)``.
-        errors: standard error of each; equal for columns that share a factor.
-        tied: columns that share a factor because the times do not tell them apart.
+        values: shape ``(n_columns,)``.
+        errors: their standard errors.
+        told: whether the times say more of each than was expected before.
     """
 
     values: Floats
     errors: Floats
-    tied: tuple[tuple[int, ...], ...]
+    told: NDArray[np.bool_]
 
 
-def fit_factors(design: Floats, times: Floats, ties: Sequence[Sequence[Sequence[int]]], power: float) -> Fit:
-    """Return the factors ``x`` for which ``design @ x`` is nearest to *times*.
+def fit_factors(
+    design: Floats, times: Floats, expected: Sequence[float], *, misfit: float, power: float
+) -> Fit:
+    """Return the most likely factors ``x`` with which ``design @ x`` gives *times*.
 
-    The first of *ties* is taken with which every factor is above zero and certain; the last one if none is.
-    Of repetitions the median counts, for others on the machine make some long. The standard error has two
-    parts: how badly the model fits the medians, and how much the
-    factors differ from one repetition to the next.
+    Before anything was measured each factor is expected around 1, give or take *expected*. What the times do
+    not tell apart stays as near to 1 as they allow, with an error as large as what was expected.
 
     Args:
         design: predicted seconds by cause; shape ``(n_rows, n_columns)``.
-        times: measured seconds; shape ``(n_repetitions, n_rows)``.
-        ties: each a way to put columns together under one factor, from the freest to a single group.
-        power: times count with ``1 / time^power``: 1 where long ones matter more, 2 where all are alike.
+        times: measured seconds; shape ``(n_repetitions, n_rows)``. Of repetitions the median counts, for
+            others on the machine make some long.
+        expected: spread of each factor; shape ``(n_columns,)``.
+        misfit: relative error of the model itself on a row of middling length, at most; less where the times
+            follow the model more closely.
+        power: errors grow with ``time^(power/2)``: 1 where long rows count more, 2 where all are alike.
     """
-    found = None
-    for groups in ties:
-        found = _fit(design, times, groups, power)
-        certain = found.errors <= CERTAIN * found.values
-        if (found.values > 0).all() and certain.all():
-            return found
-    if found is None:
-        raise ValueError("no way to put columns together was given")
-    return found
+    middle = np.median(times, axis=0)
+    noise = np.array([median_error(column) for column in times.T])
+    scale = np.maximum(middle, middle.mean() * 1e-6) ** power * middle.mean() ** (2 - power)
+    spread = np.asarray(expected, np.float64)
+    spare = max(len(middle) - len(spread), 1)
+    for _ in range(TURNS):
+        variance = misfit**2 * scale + noise**2
+        weighted = design.T / variance
+        inverse = np.linalg.inv(weighted @ design + np.diag(1 / spread**2))
+        values = _solved(weighted @ design, weighted @ middle, spread)
+        off = (design @ values - middle) ** 2
+        misfit = min(max(float((off / scale).sum() / spare) ** 0.5, LEAST_MISFIT), misfit)
+    inflation = max(float((off / variance).sum()) / spare, 1.0)
+    errors = np.sqrt(np.diag(inverse) * inflation)
+    return Fit(values, errors, errors < TOLD * spread)
+
+
+def _solved(normal: Floats, right: Floats, spread: Floats) -> Floats:
+    """Return the most likely factors; those that would be below ``LEAST`` are held there, others refit."""
+    values = np.full(len(right), LEAST)
+    free = np.ones(len(right), np.bool_)
+    while free.any():
+        inner = normal[np.ix_(free, free)] + np.diag(1 / spread[free] ** 2)
+        held = normal[np.ix_(free, ~free)] @ values[~free]
+        values[free] = np.linalg.solve(inner, right[free] - held + 1 / spread[free] ** 2)
+        below = free & (values < LEAST)
+        if not below.any():
+            break
+        values[below] = LEAST
+        free &= ~below
+    return values
 
 
 def median_error(values: Floats) -> float:
@@ -68,23 +102,3 @@ def median_error(values: Floats) -> float:
         return 0.0
     low, high = np.quantile(values, (0.25, 0.75))
     return float(1.2533 * (high - low) / (2 * 0.6745) / len(values) ** 0.5)
-
-
-def _fit(design: Floats, times: Floats, groups: Sequence[Sequence[int]], power: float) -> Fit:
-    """Return the fit with one factor per group of columns."""
-    together = np.stack([design[:, list(group)].sum(axis=1) for group in groups], axis=1)
-    middle = np.median(times, axis=0)
-    weight = np.sqrt(1 / np.maximum(middle, middle.max() * 1e-6) ** power)
-    solve = np.linalg.pinv(together * weight[:, None])
-    one = solve @ (middle * weight)
-    misfit = (together @ one - middle) * weight
-    spare = len(middle) - len(groups)
-    variance = float(misfit @ misfit) / spare if spare > 0 else 0.0
-    squared = variance * np.diag(solve @ solve.T)
-    if len(times) > 1:
-        each = np.array([solve @ (row * weight) for row in times])
-        squared = squared + np.array([median_error(column) ** 2 for column in each.T])
-    values, errors = np.empty(design.shape[1]), np.empty(design.shape[1])
-    for group, value, error in zip(groups, one, np.sqrt(squared), strict=True):
-        values[list(group)], errors[list(group)] = value, error
-    return Fit(values, errors, tuple(tuple(group) for group in groups if len(group) > 1))
