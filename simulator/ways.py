@@ -242,7 +242,7 @@ class Between:
         """Return the cost where the busiest rank sends so much out of its node and so much inside it."""
         n_local = shape.n_local
         latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far_peers * POST_S
-        net_s = n_local * far_bytes / self._rate(shape, protocol)
+        net_s = n_local * far_bytes / self._rate(shape, protocol) + far_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
             return latency_s, net_s, 0.0
         array_bytes = near_bytes * n_local / (n_local - 1)
