@@ -200,7 +200,7 @@ def _identified(job: Job, design: Floats, seen: Floats) -> Compute:
     for at, value, error, told in zip(there, found.values, found.errors, found.told, strict=True):
         factors[COLUMNS[at]] = Factor(float(value), float(error))
         if not told:
-            said.append(f"{COLUMNS[at]}: its share of the parts is too small or too even; near the catalogue")
+            said.append(f"{COLUMNS[at]}: told to +- {error:.2f} only, hardly better than it was expected")
     if COLUMNS.index("copies") not in there:
         said.append("copies: the run does not gather parameters; the catalogue is used")
     if job.cluster.device.kind == "gpu":

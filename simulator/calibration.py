@@ -2,10 +2,10 @@
 
 A factor of 1.2 means that something took 1.2 times as long as the catalogue's constants say. ``compute`` has
 ``products`` (of matrices), ``attention`` (its core), ``memory`` (element-wise operations), ``copies`` (of
-gathered parameters and gradients), ``optimizer`` (its pass over the states), ``fixed`` (the part of every operation
-that does not depend on its size) and ``launch`` (what the host needs to launch one). ``network`` has, for
-links inside of a node (``near``) and between nodes (``far``), ``latency`` and ``wire`` of each kind of
-communication that the run had, and of all others.
+gathered parameters and gradients), ``optimizer`` (its pass over the states), ``fixed`` (the part of every
+operation that does not depend on its size) and ``launch`` (what the host needs to launch one). ``network``
+has, for links inside of a node (``near``) and between nodes (``far``), ``latency`` and ``wire`` of each kind
+of communication that the run had, and of all others.
 """
 
 from __future__ import annotations
