@@ -16,7 +16,7 @@ from simulator.folding import representatives
 from simulator.job import Job
 from simulator.occupancy import occupied
 from simulator.program import Program, Transfer
-from simulator.program_builder import ProgramBuilder
+from simulator.program_builder import Place, ProgramBuilder
 from simulator.schedules import Action, has_two_copies, held_stages
 
 
@@ -79,15 +79,15 @@ def _place_step(
     pp, actions = does
     stages = held_stages(actions)
     virtual_stage = {stage: at for at, stage in enumerate(stages)}
-    for action, visit in zip(actions, templates.visits[pp], strict=True):
-        builder.place(
-            templates.action(visit),
-            rank,
-            stage=action.stage,
-            virtual_stage=virtual_stage[action.stage],
-            microbatch=action.microbatch,
-            step=step,
-        )
-    builder.place(templates.update(stages), rank, stage=stages[0], virtual_stage=-1, step=step)
+    paired = templates.pairs
+    places = [Place(action.stage, virtual_stage[action.stage], action.microbatch) for action in actions]
+    todo = iter(zip(actions, templates.visits[pp], places, strict=True))
+    for action, visit, place in todo:
+        if action in paired:
+            _, back, second = next(todo)
+            builder.place(templates.pair(visit, back), rank, place, step=step, second=second)
+        else:
+            builder.place(templates.action(visit), rank, place, step=step)
+    builder.place(templates.update(stages), rank, Place(stages[0]), step=step)
     if templates.saves(step):
-        builder.place(templates.checkpoint(stages), rank, stage=stages[0], virtual_stage=-1, step=step)
+        builder.place(templates.checkpoint(stages), rank, Place(stages[0]), step=step)

@@ -107,6 +107,25 @@ class Pipeline:
         if visit.destination is not None:
             template.add(self._message(visit, "send", visit.destination), template.tails)
 
+    def write_pair(self, template: Template, pair: tuple[Visit, Visit], main: Callable[[], object]) -> None:
+        """Write two actions that run together: both receive, *main* appends both main lines, both send."""
+        received = [
+            template.add(
+                self._message(visit, "recv", visit.source)._replace(part=part),
+                (Template.EARLIER if self._overlaps else Template.BEFORE,),
+            )
+            for part, visit in enumerate(pair)
+            if visit.source is not None
+        ]
+        template.tails = (Template.BEFORE, *received)
+        if not self._overlaps:
+            template.synchronized = tuple(received)
+        main()
+        for part, visit in enumerate(pair):
+            if visit.destination is not None:
+                message = self._message(visit, "send", visit.destination)
+                template.add(message._replace(part=part), template.tails)
+
     def _message(self, visit: Visit, kind: str, peer_pp: int) -> Task:
         """Return the transfer of one micro-batch's activations or their gradients."""
         name = "activations" if visit.kind == "F" else "gradients"

@@ -8,7 +8,7 @@ from simulator.errors import JobError
 from simulator.job import Job
 from simulator.model import Model
 from simulator.ops import Block
-from simulator.schedules import Plan, plan
+from simulator.schedules import Action, Plan, pairs, plan
 from simulator.stage_layers import ranges, split_by_cost, split_layers
 from simulator.workload import embedding_block, head_block, layer_blocks
 
@@ -20,6 +20,18 @@ def job_plan(job: Job) -> Plan:
         ScheduleError: the schedule is unknown or does not allow these ranks and micro-batches.
     """
     return plan(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+
+
+def job_pairs(job: Job) -> frozenset[Action]:
+    """Return the forwards of *job* that run together with the backward after them."""
+    if job.overlap_pairs is False:
+        return frozenset()
+    return pairs(job.schedule, job.layout.pp, job.n_microbatches)
+
+
+def scatters_p2p(job: Job) -> bool:
+    """Return whether a message between stages goes in parts, one from each tensor-parallel rank."""
+    return job.profile.p2p_scattered and job.layout.tp > 1 and not job.sequence_parallel
 
 
 def n_stages(orders: Plan) -> int:

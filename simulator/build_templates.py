@@ -14,8 +14,9 @@ from simulator.build_groups import Groups
 from simulator.build_instances import Message
 from simulator.build_line import MainLine
 from simulator.build_offload import Offload
+from simulator.build_pairs import write_both
 from simulator.build_pipeline import Pipeline, Visit
-from simulator.build_stages import Unit, units_by_stage
+from simulator.build_stages import Unit, job_pairs, scatters_p2p, units_by_stage
 from simulator.clock import to_ns
 from simulator.compute import ComputeModel
 from simulator.engine.slowdown import MILLION
@@ -42,6 +43,7 @@ class Templates:
 
     Attributes:
         visits: what each action is, by pipeline rank, in the order of the plan.
+        pairs: forwards that run together with the backward after them.
     """
 
     def __init__(self, job: Job, groups: Groups, compute: ComputeModel, orders: Plan) -> None:
@@ -53,10 +55,11 @@ class Templates:
         self._offload = Offload(job)
         self._line = MainLine(job, self._chains, self._data_parallel, compute)
         self._passed_bytes = hidden_bytes(job, tokens_per_shard(job))
-        self._scatters_p2p = job.profile.p2p_scattered and job.layout.tp > 1 and not job.sequence_parallel
+        self._scatters_p2p = scatters_p2p(job)
         size_bytes = self._passed_bytes // (job.layout.tp if self._scatters_p2p else 1)
         self._pipeline = Pipeline(orders, size_bytes, job.precision, overlap_p2p=job.overlap_p2p)
         self.visits = self._pipeline.visits
+        self.pairs = job_pairs(job)
         self._units = units_by_stage(job, self._pipeline.n_stages)
         self._at_first = {(visit.pp, visit.first): visit.stage for own in self.visits for visit in own}
         self._written: dict[object, Template] = {}
@@ -70,12 +73,30 @@ class Templates:
             self._pipeline.write(template, visit, lambda: self._main(template, visit, units))
         return self._written[visit]
 
+    def pair(self, forward: Visit, backward: Visit) -> Template:
+        """Return the template of a forward and a backward that run together."""
+        key = ("pair", forward, backward)
+        if key not in self._written:
+            template = self._written[key] = Template()
+            lines = (Template(), Template())
+            both = (forward, backward)
+            passes = [p for visit in both for p in self._line.passes(visit.kind, self._units[visit.stage])]
+            for one in (template, *lines):
+                one.launches = self._chains.is_host_bound(passes)
+
+            def main() -> None:
+                for line, visit in zip(lines, both, strict=True):
+                    line.synchronized, template.synchronized = template.synchronized, ()
+                    self._main(line, visit, self._units[visit.stage])
+                write_both(template, *lines)
+
+            self._pipeline.write_pair(template, both, main)
+        return self._written[key]
+
     def _main(self, template: Template, visit: Visit, units: Sequence[Unit]) -> None:
         """Write the main line; what came in scattered over tensor-parallel ranks is gathered first."""
         if self._scatters_p2p and visit.source is not None:
-            label = Label("collective", "all_gather", "received", "tp", self._job.precision)
-            message = Message("all_gather", "tp", self._passed_bytes, self._job.precision)
-            template.then(Task(STREAMS.index("tp"), label, message=message))
+            template.then(gather_received(self._passed_bytes, self._job.precision))
         following = self._at_first.get((visit.pp, visit.first + 1)) if visit.first else None
         self._line.write(template, visit, units, () if following is None else self._units[following])
 
@@ -149,3 +170,9 @@ class Templates:
             flops=sum(op.flops for op in ops),
             bytes_moved=sum(op.bytes_moved for op in ops),
         )
+
+
+def gather_received(size_bytes: int, dtype: str) -> Task:
+    """Return the gathering of a message that came in parts, over tensor-parallel ranks."""
+    label = Label("collective", "all_gather", "received", "tp", dtype)
+    return Task(STREAMS.index("tp"), label, message=Message("all_gather", "tp", size_bytes, dtype))

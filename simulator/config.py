@@ -198,7 +198,7 @@ def job_settings(job: Job) -> dict[str, Any]:
     return {
         **settings,
         **job.layout.degrees,
-        **{name: value for name in _OF_JOB if (value := getattr(job, name)) is not None},
+        **{name: _plain(value) for name in _OF_JOB if (value := getattr(job, name)) not in (None, ())},
         "steps": job.n_steps,
         **({CONVENTIONS: dict(job.conventions)} if job.conventions else {}),
         **job.variation.settings(),
@@ -267,6 +267,11 @@ def _whole_numbers(value: object) -> tuple[int, ...] | None:
     if not all(isinstance(part, int) or (isinstance(part, str) and part.isdecimal()) for part in parts):
         return None
     return tuple(int(part) for part in parts)
+
+
+def _plain(value: object) -> object:
+    """Return *value* as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

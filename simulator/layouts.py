@@ -7,7 +7,7 @@ costs one pass over the tasks of its schedule. Needs numba, as the compiled engi
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final
@@ -18,24 +18,27 @@ from simulator.build import job_groups
 from simulator.build_chain import Chains, Pass
 from simulator.build_groups import Groups
 from simulator.build_instances import Costs
-from simulator.build_stages import Unit, layer_kind, stage_layers
+from simulator.build_pairs import write_both
+from simulator.build_stages import Unit, layer_kind, scatters_p2p, stage_layers, units_by_stage
+from simulator.build_templates import gather_received
 from simulator.compute import ComputeModel
 from simulator.engine import choose
 from simulator.job import Job
 from simulator.model import Model
 from simulator.network import Network
 from simulator.program import Int64Array
-from simulator.program_builder import Template
+from simulator.program_builder import Task, Template
 from simulator.schedule_program import ScheduleProgram, schedule_program
 from simulator.schedules import ACTION_KINDS, has_two_copies, held_stages, plan
 from simulator.workload import embedding_block, head_block, layer_blocks
 from simulator.workload_linear import hidden_bytes, tokens_per_shard
+from simulator.workload_recompute import as_kept, recomputes
 from topologies.cluster import Cluster
 from topologies.placement import place
 
 _ELSEWHERE: Final = {
     *("cluster", "layout", "global_batch", "schedule", "virtual_stages", "overlap_p2p", "deallocate_outputs"),
-    *("n_steps", "variation", "sharding"),
+    *("n_steps", "variation", "sharding", "overlap_pairs"),
 }
 _OF_UNITS: Final = tuple(field.name for field in fields(Job) if field.name not in _ELSEWHERE)
 """Settings of a job on which the time of a layer depends; more of them only mean remembering more."""
@@ -66,15 +69,21 @@ class PipelineTimes:
             SimulationError: the job cannot run, or numba is not installed.
         """
         layout = job.layout
-        key = (job.schedule, layout.pp, job.n_microbatches, job.virtual_stages, job.overlap_p2p)
+        together = job.overlap_pairs is not False
+        key = (job.schedule, layout.pp, job.n_microbatches, job.virtual_stages, job.overlap_p2p, together)
         if key not in self._schedules:
-            made = schedule_program(*key[:4], overlap_p2p=job.overlap_p2p)
+            made = schedule_program(*key[:4], overlap_p2p=job.overlap_p2p, overlap_pairs=together)
             self._schedules[key] = (made, choose("compiled", 0).Clock(made.program))
         found, clock = self._schedules[key]
-        size_bytes = hidden_bytes(job, tokens_per_shard(job))
+        passed_bytes = hidden_bytes(job, tokens_per_shard(job))
+        in_parts = scatters_p2p(job)
+        size_bytes = passed_bytes // (layout.tp if in_parts else 1)
         links = self._link_ns(layout.pp, layout.world_size // layout.pp, size_bytes)
         actions = self._action_ns(job, found.n_stages)
-        _, end_ns = clock.times(found.durations(actions), found.transfers(links))
+        if in_parts:
+            actions = actions + found.receives * self._gather_ns(job, passed_bytes)
+        pairs = self._pair_ns(job, found) if found.pairs else None
+        _, end_ns = clock.times(found.durations(actions, pairs), found.transfers(links))
         return int(end_ns.max())
 
     def floor_ns(self, job: Job) -> int:
@@ -119,8 +128,10 @@ class PipelineTimes:
         layers = stage_layers(job, n_stages)
         found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)
         for stage, held in enumerate(layers):
-            for kind, same in _alike(model, held).items():
-                found[:, stage] += len(same) * self._unit_ns(job, same[0], (kind, *shared))
+            for again, within in _by_recomputing(job, held):
+                own = as_kept(job, within[0], held)
+                for kind, same in _alike(model, within).items():
+                    found[:, stage] += len(same) * self._unit_ns(own, same[0], (kind, again, *shared))
         found[:, 0] += self._unit_ns(job, -1, ("embedding", *shared))
         found[:, -1] += self._unit_ns(job, model.n_layers, ("head", *shared))
         self._actions[n_stages, shared] = found
@@ -139,6 +150,51 @@ class PipelineTimes:
                 [_alone_ns(chains, unit, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS], np.int64
             )
         return self._units[key]
+
+    def _gather_ns(self, job: Job, size_bytes: int) -> int:
+        """Return how long gathering a message that came in parts takes."""
+        message = gather_received(size_bytes, job.precision).message
+        if message is None:
+            return 0
+        transfer = Costs(self._groups_of(job), self._network, folded=False).transfer(0, message)
+        return transfer.latency_ns + transfer.wire_ns
+
+    def _pair_ns(self, job: Job, found: ScheduleProgram) -> Int64Array:
+        """Return how long a forward of one stage takes together with a backward of another."""
+        layout = job.layout
+        shared = (layout.tp, layout.cp, layout.ep, *(getattr(job, name) for name in _OF_UNITS))
+        key = ("pairs", found.n_stages, found.pairs, layout.pp, shared)
+        if key not in self._actions:
+            times = np.zeros((found.n_stages, found.n_stages), np.int64)
+            units = units_by_stage(job, found.n_stages)
+            costs = Costs(self._groups_of(job), self._network, folded=False)
+            chains = Chains(ComputeModel(job.cluster.device, job.precision))
+            gather = None
+            if scatters_p2p(job):
+                gather = gather_received(hidden_bytes(job, tokens_per_shard(job)), job.precision)
+            known: dict[Hashable, int] = {}
+            for pair in found.pairs:
+                kinds = tuple(
+                    (
+                        *(
+                            layer_kind(job.model, unit.layer) if unit.layer >= 0 else unit.blocks[0].name
+                            for unit in units[stage]
+                        ),
+                        bool(found.receives[ACTION_KINDS.index(kind), stage]),
+                    )
+                    for kind, stage in zip("FB", pair, strict=True)
+                )
+                if kinds not in known:
+                    known[kinds] = _pair_alone_ns(
+                        job,
+                        chains,
+                        [units[stage] for stage in pair],
+                        costs,
+                        [gather if one[-1] else None for one in kinds],
+                    )
+                times[pair] = known[kinds]
+            self._actions[key] = times
+        return self._actions[key]
 
     def _groups_of(self, job: Job) -> Groups:
         """Return the groups of *job*; those that a layer communicates in are the same for equal layouts."""
@@ -159,7 +215,7 @@ def _shape(
 
 
 @lru_cache(maxsize=4096)
-def _alike(model: Model, layers: range) -> dict[tuple[bool, int], list[int]]:
+def _alike(model: Model, layers: tuple[int, ...]) -> dict[tuple[bool, int], list[int]]:
     """Return *layers* by what tells their work apart."""
     found: dict[tuple[bool, int], list[int]] = {}
     for layer in layers:
@@ -167,10 +223,40 @@ def _alike(model: Model, layers: range) -> dict[tuple[bool, int], list[int]]:
     return found
 
 
+def _by_recomputing(job: Job, layers: range) -> Iterator[tuple[bool, tuple[int, ...]]]:
+    """Yield the *layers* of a stage that are computed again before their backward, and those that are not."""
+    again = tuple(layer for layer in layers if recomputes(job, layer, layers))
+    for which, found in ((True, again), (False, tuple(layer for layer in layers if layer not in again))):
+        if found:
+            yield which, found
+
+
 def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:
     """Return how long *action* takes in *unit* on rank 0 if nobody is waited for."""
     template = Template()
     chains.unit(template, unit, action)
+    return _template_ns(template, costs)
+
+
+def _pair_alone_ns(
+    job: Job, chains: Chains, stages: Sequence[tuple[Unit, ...]], costs: Costs, gathers: Sequence[Task | None]
+) -> int:
+    """Return how long the forward of one stage and the backward of another take together."""
+    lines = (Template(), Template())
+    for line, kind, units, gather in zip(lines, "FB", stages, gathers, strict=True):
+        layers = [unit.layer for unit in units if unit.layer >= 0]
+        if gather:
+            line.then(gather)
+        for unit in units if kind == "F" else reversed(units):
+            again = recomputes(job, unit.layer, layers)
+            chains.unit(line, unit, Pass(kind, job.recompute if again else "none"))
+    template = Template()
+    write_both(template, *lines)
+    return _template_ns(template, costs)
+
+
+def _template_ns(template: Template, costs: Costs) -> int:
+    """Return when the tails of *template* have ended on rank 0 if nobody is waited for."""
     waits: list[list[int]] = [[] for _ in template.tasks]
     for waiter, other in template.waits:
         if other >= 0:

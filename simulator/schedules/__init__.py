@@ -23,9 +23,9 @@ from simulator.schedules.actions import (
     in_flight,
 )
 from simulator.schedules.alternating import interleaved_1f1b, one_f_one_b, rounds, zb_h1, zb_h2
-from simulator.schedules.folded import dualpipe, dualpipe_v, zb_v
+from simulator.schedules.folded import dualpipe, dualpipe_pairs, dualpipe_v, dualpipe_v_pairs, zb_v
 from simulator.schedules.one_pass import gpipe, looped_bfs, naive
-from simulator.schedules.table import check, read_csv, write_csv
+from simulator.schedules.table import check, read_csv, read_pairs, write_csv
 
 __all__ = [
     "ACTION_KINDS",
@@ -39,8 +39,10 @@ __all__ = [
     "held_stages",
     "holders",
     "in_flight",
+    "pairs",
     "plan",
     "read_csv",
+    "read_pairs",
     "write_csv",
 ]
 
@@ -58,6 +60,8 @@ class Schedule(NamedTuple):
         fits: whether it allows these ranks and micro-batches.
         needs: the same in words, completed by examples that work.
         two_copies: every stage is held by two ranks, *r* and *p - 1 - r*.
+        pairs: returns the forwards of ``(n_ranks, n_microbatches)`` that run together with the backward
+            after them.
     """
 
     build: Build
@@ -66,6 +70,7 @@ class Schedule(NamedTuple):
     fits: Fits = lambda *_: True
     needs: str = ""
     two_copies: bool = False
+    pairs: Callable[[int, int], frozenset[Action]] = lambda *_: frozenset()
 
 
 def _rounds_are_alike(n_ranks: int, n_microbatches: int) -> bool:
@@ -95,9 +100,14 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
             fits=lambda p, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
             needs="an even number of ranks, and an even number of micro-batches, at least two per rank",
             two_copies=True,
+            pairs=dualpipe_pairs,
         ),
         "dualpipe-v": Schedule(  # github.com/deepseek-ai/DualPipe
-            dualpipe_v, 2, fits=lambda p, m: m >= 2 * p, needs="at least two micro-batches per rank"
+            dualpipe_v,
+            2,
+            fits=lambda p, m: m >= 2 * p,
+            needs="at least two micro-batches per rank",
+            pairs=dualpipe_v_pairs,
         ),
     }
 )
@@ -126,6 +136,18 @@ def plan(name: str, n_ranks: int, n_microbatches: int, virtual_stages: int | Non
     return _known(name).build(
         n_ranks, n_microbatches, _checked(name, n_ranks, n_microbatches, virtual_stages)
     )
+
+
+@lru_cache(maxsize=64)
+def pairs(name: str, n_ranks: int, n_microbatches: int) -> frozenset[Action]:
+    """Return the forwards of a plan that run together with the backward after them, as in DualPipe.
+
+    Raises:
+        ScheduleError: the name is unknown, or the file of that name cannot be read.
+    """
+    if name.endswith(".csv"):
+        return read_pairs(name)
+    return _known(name).pairs(n_ranks, n_microbatches)
 
 
 def has_two_copies(name: str) -> bool:

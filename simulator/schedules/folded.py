@@ -52,24 +52,38 @@ def _zb_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> list[Action]:
 def dualpipe_v(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
     """Return the plan of DualPipeV: forward and backward of different micro-batches in pairs.
 
-    The order is that of torch's ``ScheduleDualPipeV`` with its pairs one after the other. Reference:
+    The order is that of torch's ``ScheduleDualPipeV`` with its pairs one after the other. References:
     DeepSeek-V3, arXiv:2412.19437, section 3.2.1; github.com/deepseek-ai/DualPipe.
     """
     del virtual_stages
-    return tuple(_dualpipe_v_rank(rank, n_ranks, n_microbatches) for rank in range(n_ranks))
+    return tuple(_dualpipe_v_rank(rank, n_ranks, n_microbatches)[0] for rank in range(n_ranks))
 
 
-def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[Action, ...]:
-    """Return the actions of one rank of DualPipeV, in the eight steps of its authors."""
+def dualpipe_v_pairs(n_ranks: int, n_microbatches: int) -> frozenset[Action]:
+    """Return the forwards of DualPipeV that run together with the backward after them."""
+    ranks = (_dualpipe_v_rank(rank, n_ranks, n_microbatches) for rank in range(n_ranks))
+    return frozenset(action for _, paired in ranks for action in paired)
+
+
+def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[tuple[Action, ...], list[Action]]:
+    """Return the actions of one rank of DualPipeV, in the eight steps of its authors, and its pairs.
+
+    The first pair of the last rank is none: there, the backward waits for the forward.
+    """
     down, up, above = rank, 2 * n_ranks - 1 - rank, n_ranks - rank - 1
     script = Script()
     pending: deque[int] = deque()  # stages whose weight gradients are due
+    paired: list[Action] = []
 
     def write(kinds: str, *stages: int) -> None:
         for kind, stage in zip(kinds, stages, strict=True):
             if kind == "I":
                 pending.append(stage)
             script.add(kind, stage)
+
+    def pair(forward: int, backward: int) -> None:
+        paired.append(script.add("F", forward))
+        script.add("B", backward)
 
     def weights() -> None:
         if pending:
@@ -83,10 +97,15 @@ def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[Acti
         write("I", up)
         weights()
         write("F", up)
-    for _ in range(n_microbatches - 2 * n_ranks + rank + 1):
-        write("FBFB", down, up, up, down)
+    for at in range(n_microbatches - 2 * n_ranks + rank + 1):
+        if at == 0 and above == 0:
+            write("FB", down, up)
+        else:
+            pair(down, up)
+        pair(up, down)
     for _ in range(above):
-        write("BFB", up, up, down)
+        write("B", up)
+        pair(up, down)
     for at in range(2 * (rank + 1)):
         write("B" if at <= rank else "I", down if at % 2 else up)  # the second half is split
     for _ in range(above):
@@ -94,7 +113,7 @@ def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[Acti
         write("I", down)
     while pending:
         weights()
-    return tuple(script.actions)
+    return tuple(script.actions), paired
 
 
 def dualpipe(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
@@ -107,15 +126,20 @@ def dualpipe(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
     del virtual_stages
     half = n_microbatches // 2
     one_end = dualpipe_v(n_ranks // 2, half, STAGES)
-
-    def seen_from(actions: tuple[Action, ...], end: int) -> tuple[Action, ...]:
-        """Return *actions* for the rank near *end*; its near stage gets micro-batches from there."""
-        ends = (end if a.stage < n_ranks // 2 else 1 - end for a in actions)
-        return tuple(
-            a._replace(microbatch=a.microbatch + half * e) for a, e in zip(actions, ends, strict=True)
-        )
-
     return (
-        *(seen_from(actions, 0) for actions in one_end),
-        *(seen_from(actions, 1) for actions in reversed(one_end)),
+        *(_seen_from(actions, 0, n_ranks, half) for actions in one_end),
+        *(_seen_from(actions, 1, n_ranks, half) for actions in reversed(one_end)),
     )
+
+
+def dualpipe_pairs(n_ranks: int, n_microbatches: int) -> frozenset[Action]:
+    """Return the forwards of DualPipe that run together with the backward after them."""
+    half = n_microbatches // 2
+    one_end = tuple(dualpipe_v_pairs(n_ranks // 2, half))
+    return frozenset(action for end in (0, 1) for action in _seen_from(one_end, end, n_ranks, half))
+
+
+def _seen_from(actions: tuple[Action, ...], end: int, n_ranks: int, half: int) -> tuple[Action, ...]:
+    """Return *actions* of DualPipeV for the rank near *end*; its near stage gets micro-batches from there."""
+    ends = (end if a.stage < n_ranks // 2 else 1 - end for a in actions)
+    return tuple(a._replace(microbatch=a.microbatch + half * e) for a, e in zip(actions, ends, strict=True))

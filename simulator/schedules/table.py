@@ -2,7 +2,7 @@
 
 One row per rank, one cell per action: stage, kind, micro-batch, as in ``2F0``. Empty cells, with which torch
 marks idle slots, mean nothing here: a plan says in which order, not when. Two actions that torch overlaps,
-``(0F8;7B0)OVERLAP_F_B``, are read one after the other, which is how torch carries them out.
+``(0F8;7B0)OVERLAP_F_B``, are one after the other in the plan; ``read_pairs`` says which these are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,17 +21,41 @@ _ACTION: Final = re.compile(r"(\d+)([FBIW])(\d+)")
 _PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
-def write_csv(path: str | Path, plan: Plan) -> None:
-    """Write *plan* to *path*.
+def write_csv(path: str | Path, plan: Plan, pairs: Collection[Action] = ()) -> None:
+    """Write *plan* to *path*; the forwards in *pairs* together with the backward after each.
 
     Raises:
         ScheduleError: the file cannot be written.
     """
     try:
         with Path(path).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([str(action) for action in actions] for actions in plan)
+            csv.writer(file).writerows(_cells(actions, pairs) for actions in plan)
     except OSError as error:
         raise ScheduleError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _cells(actions: Sequence[Action], pairs: Collection[Action]) -> Iterator[str]:
+    """Yield the cells of a row."""
+    rest = iter(actions)
+    for action in rest:
+        yield f"({action};{next(rest)})OVERLAP_F_B" if action in pairs else str(action)
+
+
+def read_pairs(path: str | Path) -> frozenset[Action]:
+    """Return the forwards of the plan in *path* that run together with the backward after them.
+
+    Raises:
+        ScheduleError: the file cannot be read, a cell is not an action, or a pair is not one of F and B.
+    """
+    found = set()
+    for rank, row in enumerate(_rows(path)):
+        for cell in row:
+            if pair := _PAIR.fullmatch(cell.strip()):
+                both = tuple(_row(path, rank, [cell]))
+                if [action.kind for action in both] != ["F", "B"]:
+                    raise ScheduleError(f"schedule {path}, rank {rank}: {pair[0]} is not a pair of F and B")
+                found.add(both[0])
+    return frozenset(found)
 
 
 def read_csv(path: str | Path, n_ranks: int | None = None, n_microbatches: int | None = None) -> Plan:
@@ -46,21 +70,26 @@ def read_csv(path: str | Path, n_ranks: int | None = None, n_microbatches: int |
         ScheduleError: the file cannot be read, a cell is not an action, or the plan has other sizes or cannot
             be carried out.
     """
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            plan = tuple(tuple(_row(path, n, row)) for n, row in enumerate(csv.reader(file)) if any(row))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise ScheduleError(f"schedule {path} cannot be read: {reason or error}") from None
+    plan = tuple(tuple(_row(path, n, row)) for n, row in enumerate(_rows(path)))
     found = {a.microbatch for actions in plan for a in actions}
     for what, wanted, n in (("ranks", n_ranks, len(plan)), ("micro-batches", n_microbatches, len(found))):
         if wanted not in (None, n):
             raise ScheduleError(f"schedule {path} is for {n} {what}, the job has {wanted}")
     try:
-        check(plan)
+        check(plan, read_pairs(path))
     except ScheduleError as error:
         raise ScheduleError(f"schedule {path}: {error}") from None
     return plan
+
+
+def _rows(path: str | Path) -> list[list[str]]:
+    """Return the rows of *path* that are not empty. Raises ScheduleError if it cannot be read."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            return [row for row in csv.reader(file) if any(row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ScheduleError(f"schedule {path} cannot be read: {reason or error}") from None
 
 
 def _row(path: str | Path, rank: int, cells: list[str]) -> Iterator[Action]:
@@ -79,8 +108,10 @@ def _row(path: str | Path, rank: int, cells: list[str]) -> Iterator[Action]:
             yield Action(match[2], int(match[1]), int(match[3]))
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan, pairs: Collection[Action] = ()) -> None:
     """Check that *plan* takes every micro-batch forward and back through every stage, and can be carried out.
+
+    A forward in *pairs* begins together with the action after it, when both have what they need.
 
     Raises:
         ScheduleError: a micro-batch misses a stage, or goes through it twice; a rank waits for ever.
@@ -98,10 +129,10 @@ def check(plan: Plan) -> None:
                 raise ScheduleError(
                     f"stage {stage} does {done} with micro-batch {microbatch}; once F, and once B or I and W"
                 )
-    _carry_out(plan, n_stages)
+    _carry_out(plan, n_stages, pairs)
 
 
-def _carry_out(plan: Plan, n_stages: int) -> None:
+def _carry_out(plan: Plan, n_stages: int, pairs: Collection[Action]) -> None:
     """Let each rank in turn go on as far as it can. Raises ScheduleError if they do not get to the end."""
     holder = holders(plan)
     done: set[Action] = set()  # a full backward counts as "I"
@@ -109,8 +140,11 @@ def _carry_out(plan: Plan, n_stages: int) -> None:
     waiting = set(range(len(plan)))
     while waiting:
         rank = waiting.pop()
-        for action in plan[rank][cursor[rank] :]:
-            if not _inputs(action, n_stages) <= done:
+        for at, action in enumerate(plan[rank][cursor[rank] :], start=cursor[rank]):
+            inputs = _inputs(action, n_stages)
+            if action in pairs:
+                inputs |= _inputs(plan[rank][at + 1], n_stages)
+            if not inputs <= done:
                 break
             done.add(action._replace(kind="I") if action.kind == "B" else action)
             cursor[rank] += 1

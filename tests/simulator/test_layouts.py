@@ -49,6 +49,11 @@ def test_every_schedule_takes_as_long_as_in_the_whole_program(schedule: str) -> 
         {"pp": 4, "tp": 2, "sequence_parallel": False, "recompute": "selective"},
         {"pp": 2, "tp": 4, "schedule": "interleaved-1f1b", "virtual_stages": 4, "overlap_p2p": False},
         {"model": "mixtral-8x7b", "pp": 4, "tp": 2, "schedule": "zb-v"},
+        {"model": "mixtral-8x7b", "pp": 2, "ep": 4, "schedule": "dualpipe", "sharding": "ddp"},
+        {"pp": 2, "tp": 4, "schedule": "dualpipe-v", "sequence_parallel": False, "recompute": "full"},
+        {"pp": 2, "tp": 4, "schedule": "dualpipe", "overlap_pairs": False},
+        {"pp": 2, "tp": 4, "recompute": "full", "recompute_layers": 5, "recompute_every": 2},
+        {"pp": 4, "tp": 2, "layers_per_stage": (6, 9, 9, 8)},
     ],
 )
 def test_every_layout_takes_as_long_as_in_the_whole_program(given: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simulator.errors import ScheduleError
-from simulator.schedules import SCHEDULES, Action, Plan, plan, read_csv, write_csv
+from simulator.schedules import SCHEDULES, Action, Plan, pairs, plan, read_csv, read_pairs, write_csv
 
 torch_schedules: Any = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -141,12 +141,46 @@ def test_csv_of_torch_is_read_and_ours_is_read_by_torch(name: str, tmp_path: Pat
     assert ordered(reader.pipeline_order) == plan(name, p, m, v)
 
 
+def overlapped(rows: Any) -> set[Action]:
+    """Return the forwards that torch's *rows* run together with a backward."""
+    found = set()
+    for row in rows.values():
+        for action in row:
+            if action is not None and action.sub_actions:
+                forward, backward = action.sub_actions
+                assert (forward.computation_type.value, backward.computation_type.value) == ("F", "B")
+                found.add(Action("F", forward.stage_index, forward.microbatch_index))
+    return found
+
+
+def test_pairs_are_those_of_torch() -> None:
+    for p, m, v in grid("dualpipe-v"):
+        if p > 1:
+            theirs = overlapped(built("ScheduleDualPipeV", p, m, v).pipeline_order)
+            assert theirs == pairs("dualpipe-v", p, m), (p, m)
+
+
+def test_pairs_survive_a_file_of_torch_and_one_of_ours(tmp_path: Path) -> None:
+    p, m = 4, 10
+    theirs = built("ScheduleDualPipeV", p, m, 2)
+    theirs._dump_csv(tmp_path / "torch.csv", format="compute_only")
+    assert read_pairs(tmp_path / "torch.csv") == pairs("dualpipe-v", p, m)
+    write_csv(tmp_path / "ours.csv", plan("dualpipe-v", p, m), pairs("dualpipe-v", p, m))
+    assert read_csv(tmp_path / "ours.csv", p, m) == plan("dualpipe-v", p, m)
+    assert pairs(str(tmp_path / "ours.csv"), p, m) == pairs("dualpipe-v", p, m)
+    reader = built("_PipelineScheduleRuntime", p, m, 2)
+    reader._load_csv(tmp_path / "ours.csv")
+    assert overlapped(reader.pipeline_order) == pairs("dualpipe-v", p, m)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("0F0,0B0\n1F0,1X0\n", r"rank 1: '1X0' is not an action; it is stage, one of F B I W"),
         ("0F0\n1F0,1B0\n", "stage 0 does F 1 times with micro-batch 0"),
         ("0F0,0B0\n1B0,1F0\n", "rank 0 waits for ever to begin 0B0"),
+        ("0F0,0B0\n(1F0;1B0)OVERLAP_F_B\n", "rank 0 waits for ever to begin 0B0"),
+        ("0F0,0B0\n(1B0;1F0)OVERLAP_F_B\n", "rank 1: .* is not a pair of F and B"),
         ("", "is for 0 ranks, the job has 2"),
         ("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", "is for 2 micro-batches, the job has 1"),
     ],
