@@ -1,7 +1,7 @@
 """Columns on their way to a web page: typed arrays in one gzip'd blob, as text.
 
 A span costs the page 1 to 6 bytes this way, a hundred times less than as JSON. Times become whole ticks that
-fit 32 bits, relative to the span before; spans that share all their words share one label. Columns are
+fit 32 bits, relative to the end of the span before; spans that share all their words share one label. Columns are
 little-endian and stored byte by byte: all lowest bytes, then the next ones, so that the high bytes, mostly
 equal, compress to nothing.
 """
@@ -85,22 +85,24 @@ def tick_ns(length_ns: int) -> int:
 def to_ticks(
     start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], ptr: NDArray[Any], tick: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return start and duration of spans in ticks, each start relative to the one before in its lane.
+    """Return the gap before each span of its lane and its duration, in ticks.
 
-    Both ends are rounded on their own, so that spans that touch still touch.
+    Both ends are rounded on their own, so that spans that touch still touch: their gap is 0, which costs
+    nothing, where a start relative to the one before would repeat every duration.
 
     Args:
-        start_ns: from the start of the step, sorted within each lane. Shape (n_spans,).
+        start_ns: from the start of the step, sorted within each lane, whose spans do not overlap. Shape
+            (n_spans,).
         end_ns: as ``start_ns``.
         ptr: where each lane begins, and the number of spans. Shape (n_lanes + 1,).
         tick: nanoseconds per tick.
     """
     start = (start_ns + tick // 2) // tick
     end = (end_ns + tick // 2) // tick
-    delta = np.diff(start, prepend=0)
+    gap = start - np.concatenate([[0], end[:-1]])
     first = ptr[:-1][np.diff(ptr) > 0]
-    delta[first] = start[first]
-    return delta.astype(np.uint32), (end - start).astype(np.uint32)
+    gap[first] = start[first]
+    return gap.astype(np.uint32), (end - start).astype(np.uint32)
 
 
 def smallest(values: NDArray[Any]) -> NDArray[Any]:

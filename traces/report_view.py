@@ -145,8 +145,8 @@ def pack_spans(view: View, pack: Pack, prefix: str) -> int:
         np.concatenate([getattr(part, name) for _, _, part in cells]) - np.concatenate(origin)
         for name in ("start_ns", "end_ns")
     )
-    start, duration = to_ticks(begin, until, ptr, tick)
-    columns: dict[str, NDArray[Any]] = {"ptr": ptr, "start": start, "duration": duration}
+    gap, duration = to_ticks(begin, until, ptr, tick)
+    columns: dict[str, NDArray[Any]] = {"ptr": ptr, "gap": gap, "duration": duration}
     columns["label"] = smallest(np.concatenate([part.label for _, _, part in cells]))
     for name in ("waited_ns", "hidden_ns"):
         values = np.concatenate([getattr(part, name) for _, _, part in cells])

@@ -56,9 +56,9 @@ def test_times_come_back_to_within_half_a_tick(given_lanes: tuple[list[list[tupl
     start = np.array([a for lane in spans for a, _ in lane], np.int64)
     end = np.array([b for lane in spans for _, b in lane], np.int64)
     tick = tick_ns(length_ns)
-    delta, duration = to_ticks(start, end, ptr, tick)
+    gap, duration = (ticks.astype(np.int64) for ticks in to_ticks(start, end, ptr, tick))
     for low, high in pairwise(ptr):
-        found = np.cumsum(delta[low:high].astype(np.int64))
+        found = np.cumsum(gap[low:high] + duration[low:high]) - duration[low:high]
         assert (abs(found * tick - start[low:high]) <= tick // 2).all()
         assert (abs((found + duration[low:high]) * tick - end[low:high]) <= tick // 2).all()
 

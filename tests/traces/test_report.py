@@ -110,15 +110,13 @@ def test_packed_spans_cover_every_row_and_step(run: Run) -> None:
     ptr = found["a.ptr"].astype(np.int64)
     n_lanes = len(shown["lanes"])
     assert len(ptr) == len(shown["steps"]) * len(shown["rows"]) * n_lanes + 1
-    assert {len(found[f"a.{name}"]) for name in ("start", "duration", "label", "layer", "hidden")} == {
-        ptr[-1]
-    }
+    assert {len(found[f"a.{name}"]) for name in ("gap", "duration", "label", "layer", "hidden")} == {ptr[-1]}
     numbers = [row for step in shown["steps"] for row in step["rows"]]
     for cell, row in enumerate(numbers):
         lane = slice(ptr[cell * n_lanes], ptr[cell * n_lanes + 1])
         length = found["a.duration"][lane].astype(np.int64).sum() * shown["tick_ns"]
         assert abs(length - row["window_ns"]) <= shown["tick_ns"]
-        assert found["a.start"][lane][1:].tolist() == found["a.duration"][lane][:-1].tolist()
+        assert not found["a.gap"][lane][1:].any()
 
 
 def test_every_span_of_the_timeline_is_on_the_page(fsdp_run: Run) -> None:

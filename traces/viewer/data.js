@@ -59,24 +59,25 @@ function unpackRun(info, columns) {
     chunk: own('chunk'), peer: own('peer'), sequence: own('sequence'), waited: own('waited'), hidden: own('hidden'),
     overviewBins: own('overview'), step: info.default_step,
   };
-  const delta = own('start');
+  const gap = own('gap');
   const ticks = own('duration');
-  run.start = new Float64Array(delta.length);
-  run.end = new Float64Array(delta.length);
+  run.start = new Float64Array(gap.length);
+  run.end = new Float64Array(gap.length);
   for (let lane = 0; lane + 1 < run.ptr.length; lane++) {
     let tick = 0;
     for (let i = run.ptr[lane]; i < run.ptr[lane + 1]; i++) {
-      tick += delta[i];
+      tick += gap[i];
       run.start[i] = tick * info.tick_ns;
-      run.end[i] = (tick + ticks[i]) * info.tick_ns;
+      tick += ticks[i];
+      run.end[i] = tick * info.tick_ns;
     }
   }
   run.memory = info.memory.map(series => ({
     ...series, t: own('memory.t').subarray(series.from, series.to), bytes: own('memory.bytes').subarray(series.from, series.to),
   }));
   run.n_digits = String(run.microbatch.reduce((most, batch) => Math.max(most, batch), 0)).length;
-  run.kind = new Uint8Array(delta.length);
-  for (let i = 0; i < delta.length; i++) run.kind[i] = LABELS[run.description[i]][0];
+  run.kind = new Uint8Array(gap.length);
+  for (let i = 0; i < gap.length; i++) run.kind[i] = LABELS[run.description[i]][0];
   return run;
 }
 

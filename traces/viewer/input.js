@@ -79,7 +79,7 @@ function pinch(drag, pointers) {
 
 /** Zoom, pan, reset and let go from the keyboard. */
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches('input, select, textarea')) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.('input, select, textarea')) return;
   const middle = view.left + view.plot / 2;
   const step = (view.t1 - view.t0) * 0.15;
   const moves = {
