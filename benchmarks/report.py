@@ -63,6 +63,20 @@ PAN = """async n => {
   return found; }"""
 
 
+CHANGES = (
+    ("recompute", "full"),
+    ("recompute", "none"),
+    ("schedule", "gpipe"),
+    ("schedule", "zb-h1"),
+    ("sharding", "ddp"),
+    ("precision", "fp16"),
+    ("model", "llama3-8b"),
+    ("schedule", "1f1b"),
+    ("recompute", "selective"),
+)
+"""What is changed on the what-if page, one after the other."""
+
+
 def spans_of(rank: int, n_ops: int, seed: int = 0) -> pa.Table:
     """Return the spans of one rank: *n_ops* of compute, an all-reduce after each, and the step."""
     draw = np.random.default_rng([seed, rank // GROUP])
@@ -140,10 +154,7 @@ def planned(browser: Any, address: str) -> Iterator[tuple[str, str]]:
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     page.goto(f"{address}plan")
     page.wait_for_selector("body[data-ready]", timeout=120_000)
-    for setting, value in (
-        ("recompute", "full"), ("recompute", "none"), ("schedule", "gpipe"), ("schedule", "zb-h1"), ("sharding", "ddp"),
-        ("precision", "fp16"), ("model", "llama3-8b"), ("schedule", "1f1b"), ("recompute", "selective"),
-    ):  # fmt: skip
+    for setting, value in CHANGES:
         before = page.evaluate("document.body.dataset.round")
         page.select_option(f"#plan-{setting}", value)
         page.wait_for_function("n => document.body.dataset.round !== n", arg=before, timeout=60_000)

@@ -1,9 +1,9 @@
 """Columns on their way to a web page: typed arrays in one gzip'd blob, as text.
 
 A span costs the page 1 to 6 bytes this way, a hundred times less than as JSON. Times become whole ticks that
-fit 32 bits, relative to the end of the span before; spans that share all their words share one label. Columns are
-little-endian and stored byte by byte: all lowest bytes, then the next ones, so that the high bytes, mostly
-equal, compress to nothing.
+fit 32 bits, counted from the end of the span before; spans that share all their words share one label.
+Columns are little-endian and stored byte by byte: all lowest bytes, then the next ones, so that the high
+bytes, mostly equal, compress to nothing.
 """
 
 from __future__ import annotations
