@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 NAME_LETTERS: Final = 14
 """Letters for the name of a row beside its picture."""
+
+RANGES: Final = (("times", "step_time_from"), ("memory", "peak_memory_from"))
+"""What stands in brackets behind a figure, and where ``intervals`` says what it comes from."""
 
 SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
@@ -177,7 +180,12 @@ def _show(
     for warning in simulation.info.warnings:
         console.print(f"[yellow]![/] {escape(warning)}", highlight=False)
     console.print("rests on", style="dim")
-    for line in summary["rests_on"]:
+    ranges = [
+        f"({name} in brackets) {summary['intervals'][key]}"
+        for name, key in RANGES
+        if key in summary["intervals"]
+    ]
+    for line in [*ranges, *summary["rests_on"]]:
         console.print(Padding(escape(line), (0, 0, 0, 2)), style="dim", highlight=False)
     if output is not None:
         console.print(
@@ -209,15 +217,26 @@ def _draw(console: Console, simulation: Simulation) -> None:
 
 def _headline(summary: Mapping[str, Any]) -> Table:
     """Return the figures that a person looks at first."""
-    from topologies.units import format_time
+    from topologies.units import format_bytes, format_time
 
     exposed = summary["exposed_by_axis"]
     by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in exposed.items() if share > 5e-4)
+    likely = summary.get("intervals", {})
+
+    def with_interval(name: str, value: str, shown: Callable[[float], str]) -> str:
+        return f"{value}  [dim]({' to '.join(map(shown, likely[name]))})[/]" if name in likely else value
+
+    per_gpu = "tokens_per_s_per_gpu"
     rows = {
-        "step time": format_time(summary["step_time_s"]),
-        "throughput": f"{summary['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, "
-        f"{summary['tokens_per_s']:,.0f} in all",
-        "MFU": _percent(summary["mfu"]),
+        "step time": with_interval("step_time_s", format_time(summary["step_time_s"]), format_time),
+        "throughput": with_interval(
+            per_gpu, f"{summary[per_gpu]:,.0f} tokens/s per GPU", lambda rate: f"{rate:,.0f}"
+        )
+        + f", {summary['tokens_per_s']:,.0f} in all",
+        "MFU": with_interval("mfu", _percent(summary["mfu"]), _percent),
+        "peak memory": with_interval(
+            "peak_memory_bytes", format_bytes(summary["peak_memory_bytes"]), format_bytes
+        ),
         "bubble": _percent(summary["bubble_fraction"]),
         "exposed communication": f"{_percent(summary['exposed_comm_fraction'])}"
         + (f"  ({by_axis})" if by_axis else ""),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.errors import SimulationError
+from simulator.intervals import intervals
 from simulator.job import RECOMPUTES, SHARDINGS, Job
 from simulator.rank_memory import RankMemory, rank_memories
 from topologies.units import format_bytes
@@ -36,12 +37,16 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
     step_s, n_ranks, limit = found["step_time_s"], job.layout.world_size, job.cluster.device.memory_bytes
     tokens_per_s = job.tokens_per_step / step_s
     peak_flops = n_ranks * job.cluster.device.peak(job.precision)
-    return {
+    headline = {
         "step_time_s": step_s,
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_gpu": tokens_per_s / n_ranks,
         "mfu": job.model.flops_per_token(job.seq_len) * tokens_per_s / peak_flops,
         "peak_memory_bytes": max(stage.peak_bytes for stage in stages),
+    }
+    return {
+        **headline,
+        "intervals": intervals(job, headline),
         "memory_limit_bytes": limit,
         "fits": fits(job, stages),
         **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},

@@ -115,10 +115,13 @@ def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: 
     "--calibrate", type=click.Choice(["one-run"]), help="Fit each machine on one of its runs; score the rest."
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Processes. [default: one per processor]")
-def steps(table: str, worst: int, calibrate: str | None, workers: int | None, *, as_json: bool) -> None:
+@click.option("--html", type=click.Path(dir_okay=False), help="Page to write: predicted against measured.")
+def steps(
+    table: str, worst: int, calibrate: str | None, workers: int | None, html: str | None, *, as_json: bool
+) -> None:
     """Time of a training step: every row is simulated as a job of its own.
 
-    For example: foretrace validate steps steps.csv --calibrate one-run
+    For example: foretrace validate steps steps.csv --calibrate one-run --html steps.html
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -133,6 +136,10 @@ def steps(table: str, worst: int, calibrate: str | None, workers: int | None, *,
             workers=workers,
             tell=lambda done, total: progress.update(task, advance=done, total=total),
         )
+    if html is not None:
+        from simulator.validate_page import write_page
+
+        write_page(html, found)
     if as_json:
         report(found, worst, as_json=True)
         return

@@ -38,5 +38,20 @@ def regret(predicted: Sequence[float], measured: Sequence[float]) -> float:
     return chosen / min(measured) - 1
 
 
+def quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
+    """Return the value below which *share* of the weight of pairs ``(value, weight)`` lies.
+
+    >>> quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 2.0)], 0.5)
+    2.0
+    """
+    ordered = sorted(weighted)
+    left = share * sum(weight for _, weight in ordered)
+    for value, weight in ordered:
+        left -= weight
+        if left <= 0:
+            return value
+    return ordered[-1][0]
+
+
 def _sign(difference: float) -> int:
     return (difference > 0) - (difference < 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Final
 from simulator.errors import TableError
 from simulator.validate import Failed, Scored, Validation, spreads
 from simulator.validate_calibrate import Factors, fit
-from simulator.validate_ranking import kendall_tau, regret
+from simulator.validate_ranking import kendall_tau, quantile, regret
 from simulator.validate_steps_run import Step, run_rows
 from simulator.validate_table import read_table
 
@@ -25,6 +26,9 @@ LEAST_CHOICE: Final = 3
 """Fewest layouts to choose from that make a group."""
 
 CALIBRATIONS: Final = ("one-run",)
+
+LIKELY: Final = (0.1, 0.9)
+"""Quantiles between which a measured time is likely to be: 8 in 10."""
 
 
 def validate_steps(
@@ -95,7 +99,28 @@ def sections(steps: Sequence[Step]) -> dict[str, Any]:
         "with_slow_score": score(step for step in steps if step.level in COMPLETE and not step.stress),
         "slow_rows": sum(step.slow for step in steps),
         "assumed": dict(Counter(words for step in steps for words in step.assumed).most_common()),
+        "errors": errors(main),
     }
+
+
+def errors(steps: Sequence[Step]) -> dict[str, dict[str, float]]:
+    """Return between which shares of a prediction measured times lie, by class, by class and GPU, and in all.
+
+    ``low`` and ``high`` are the quantiles ``LIKELY`` of measured over predicted. Families count the same,
+    however many rows they have.
+    """
+    found: dict[str, list[Step]] = defaultdict(list)
+    for step in steps:
+        for name in ("all", step.scored.group, f"{step.scored.group} · {step.device}"):
+            found[name].append(step)
+    return {name: _errors(same) for name, same in sorted(found.items())}
+
+
+def _errors(steps: Sequence[Step]) -> dict[str, float]:
+    sizes = Counter(step.scored.family for step in steps)
+    weighted = [(-step.scored.log_ratio, 1 / sizes[step.scored.family]) for step in steps]
+    low, high = (math.exp(quantile(weighted, share)) for share in LIKELY)
+    return {"families": len(sizes), "rows": len(steps), "low": low, "high": high}
 
 
 def choices(steps: Iterable[Step]) -> dict[str, Any]:
@@ -125,9 +150,8 @@ def choices(steps: Iterable[Step]) -> dict[str, Any]:
 def calibrated(steps: Iterable[Step]) -> dict[str, Any]:
     """Return the score of *steps* but one per machine, after fitting two factors on that one.
 
-    The one is that whose predicted time rests least on communication, the longest of several: the run a
-    person would calibrate on. Its label has no part in the choice. A machine with one row only has nothing
-    left to score.
+    The one is the middle of the machine's runs by predicted time: neither the smallest nor the largest of
+    what is planned. Its label has no part in the choice. A machine with one row has nothing left to score.
     """
     machines: dict[str, list[Step]] = defaultdict(list)
     for step in steps:
@@ -135,7 +159,7 @@ def calibrated(steps: Iterable[Step]) -> dict[str, Any]:
     rest: list[Step] = []
     used: dict[str, Any] = {}
     for name, same in sorted(machines.items()):
-        one = max(same, key=_clarity)
+        one = sorted(same, key=lambda step: (step.scored.predicted, step.scored.id))[len(same) // 2]
         factors = fit(one.curve, one.scored.measured)
         used[name] = {"id": one.scored.id, "rows": len(same) - 1, **factors._asdict()}
         rest += [_with(step, factors) for step in same if step is not one]
@@ -144,11 +168,6 @@ def calibrated(steps: Iterable[Step]) -> dict[str, Any]:
         "calibrated_score_by_class": _by(rest, lambda step: step.scored.group),
         "calibration": used,
     }
-
-
-def _clarity(step: Step) -> tuple[float, float, str]:
-    """Return how much of *step* is computing, and how long it takes: what a run is chosen by."""
-    return step.curve.at(communication=0) / step.curve.at(), step.scored.predicted, step.scored.id
 
 
 def _with(step: Step, factors: Factors) -> Step:

@@ -93,7 +93,7 @@ def test_every_rank_simulated_gives_the_same_figures() -> None:
     assert unfolded.info.representatives is None
     assert unfolded.summary["n_ranks_stored"] == 8
     assert folded.summary["n_ranks_stored"] == 2
-    for key in set(folded.summary) - {"n_ranks_stored"}:
+    for key in set(folded.summary) - {"n_ranks_stored", "intervals"}:  # shares of other figures
         one, other = folded.summary[key], unfolded.summary[key]
         assert one == (other if isinstance(other, list | str) else pytest.approx(other)), key
     for rank in range(8):

@@ -1,0 +1,71 @@
+"""Writes ``simulator/intervals.toml``, the errors that predictions carry, from what ``validate`` printed.
+
+foretrace validate steps steps.csv --json > steps.json
+foretrace validate memory memory.csv --worst 100000 --json > memory.json
+python benchmarks/intervals.py steps.json memory.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.validate_ranking import quantile
+from simulator.validate_steps import LIKELY
+
+FILE: Final = Path(__file__).parents[1] / "simulator" / "intervals.toml"
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("steps", type=Path)
+    parser.add_argument("memory", type=Path)
+    parser.add_argument("--output", type=Path, default=FILE)
+    args = parser.parse_args()
+    steps, memory = (json.loads(path.read_text(encoding="utf-8")) for path in (args.steps, args.memory))
+    args.output.write_text("\n".join(lines(steps["errors"], of_rows(memory["worst"]))), encoding="utf-8")
+
+
+def lines(steps: Mapping[str, Any], memory: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the lines of the file."""
+    yield "# Written by benchmarks/intervals.py. Measured over predicted: shares of the prediction between"
+    yield "# which the figure of 8 in 10 runs lies, each family of runs counting the same."
+    yield f"level = {LIKELY[1] - LIKELY[0]:.1f}"
+    for kind, classes in (("step_time", steps), ("memory", memory)):
+        for name, found in classes.items():
+            yield ""
+            yield f'[{kind}."{name}"]'
+            yield from (f"{key} = {round(value, 4)}" for key, value in found.items())
+    yield ""
+
+
+def of_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the same figures of all *rows* of another table."""
+    listed = list(rows)
+    sizes: Counter[str] = Counter(row["family"] for row in listed)
+    weighted: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in listed:
+        weighted["all"].append((-row["log_ratio"], 1 / sizes[row["family"]]))
+    return {
+        name: {
+            "families": len(sizes),
+            "rows": len(pairs),
+            **{
+                key: math.exp(quantile(pairs, share))
+                for key, share in zip(("low", "high"), LIKELY, strict=True)
+            },
+        }
+        for name, pairs in weighted.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

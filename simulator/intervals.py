@@ -1,0 +1,97 @@
+"""How far a prediction may be off: intervals from the measured errors of runs of its class.
+
+``intervals.toml`` is written by ``benchmarks/intervals.py`` from what ``foretrace validate`` printed; nothing
+in it is typed by hand. A figure is likely to lie between two shares of its prediction, in 8 of 10 runs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, Final, NamedTuple
+
+from simulator.job import FULLY_SHARDED, Job
+
+LEAST_FAMILIES: Final = 3
+"""Fewest families of runs that the errors of a class are taken from; else those of a wider class are."""
+
+
+class Interval(NamedTuple):
+    """Where a measured figure is likely to lie.
+
+    Attributes:
+        low, high: shares of the prediction.
+        level: of how many runs they hold, as a share.
+        what: the runs that it comes from, e.g. ``"FSDP · h100-sxm"``.
+        families, rows: how many those are.
+    """
+
+    low: float
+    high: float
+    level: float
+    what: str
+    families: int
+    rows: int
+
+    @property
+    def words(self) -> str:
+        """Where the interval comes from, as a person reads it.
+
+        >>> Interval(0.9, 1.1, 0.8, "FSDP", 12, 300).words
+        'measured figures of FSDP: 80 % of 300 runs in 12 families lie within'
+        """
+        return (
+            f"measured figures of {self.what}: {self.level:.0%} of {self.rows:,} runs in {self.families:,} "
+            "families lie within"
+        ).replace("%", " %")
+
+
+def layout_class(job: Job) -> str:
+    """Return the class of *job*: MoE, 3D, FSDP or DP/TP+DP, the first that fits."""
+    if job.model.n_experts:
+        return "MoE"
+    if job.layout.pp > 1:
+        return "3D"
+    return "FSDP" if job.sharding in FULLY_SHARDED else "DP/TP+DP"
+
+
+def interval(job: Job, kind: str) -> Interval | None:
+    """Return the interval of *kind*, ``"step_time"`` or ``"memory"``, of *job*; None if nothing was measured.
+
+    The narrowest class is taken that was measured in ``LEAST_FAMILIES``: layout and GPU, layout, all.
+    """
+    summary = _summary()
+    classes: Mapping[str, Any] = summary.get(kind, {})
+    name = layout_class(job)
+    for what in (f"{name} · {job.cluster.device.name}", name, "all"):
+        found = classes.get(what)
+        if found is not None and found["families"] >= LEAST_FAMILIES:
+            level = float(summary["level"])
+            return Interval(found["low"], found["high"], level, what, found["families"], found["rows"])
+    return None
+
+
+def intervals(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an interval for each headline figure of *summary*, as plain JSON types, and where it is from.
+
+    Throughput and MFU go with one over the time.
+    """
+    found: dict[str, Any] = {}
+    if time := interval(job, "step_time"):
+        found["step_time_s"] = [summary["step_time_s"] * share for share in (time.low, time.high)]
+        for name in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu"):
+            found[name] = [summary[name] / share for share in (time.high, time.low)]
+        found["step_time_from"] = time.words
+    if memory := interval(job, "memory"):
+        size = summary["peak_memory_bytes"]
+        found["peak_memory_bytes"] = [round(size * share) for share in (memory.low, memory.high)]
+        found["peak_memory_from"] = memory.words
+    return found
+
+
+@cache
+def _summary() -> dict[str, Any]:
+    text = (resources.files("simulator") / "intervals.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
