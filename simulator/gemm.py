@@ -58,13 +58,32 @@ GROUPED: Final = ("streams", "torch")
 over all (``torch._grouped_mm``)."""
 
 
+def peak_of(op: Op, device: Device) -> float:
+    """Return the rate that the main loop of *op* could run at: the peak of its dtype or a share of it."""
+    return device.peak(op.dtype) * op.rate * _fed_share(op, device)
+
+
+def clock_of(op: Op, device: Device) -> float:
+    """Return the clock of *op* under lasting load over that in a burst.
+
+    Power lowers the clock of processors that are busy; those that wait for operands need less of it. So the
+    lower of the two shares counts, not their product.
+    """
+    return min(1.0, device.sustained_clock_fraction / _fed_share(op, device))
+
+
+def _fed_share(op: Op, device: Device) -> float:
+    """Return the share of the peak that operands arrive for."""
+    return device.gemm_fp4_share if op.dtype == "fp4" else 1.0
+
+
 def roofline_s(op: Op, device: Device) -> float:
     """Return the time of a matrix product from three constants, where no tiles are known.
 
     ``t = max(flops / (e P c), bytes / (b BW)) + n t0``: e ``gemm_efficiency``, P the peak of the dtype,
     c ``sustained_clock_fraction``, b ``gemm_memory_fraction``, t0 ``gemm_latency_s``, n operations.
     """
-    peak = device.gemm_efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
+    peak = device.gemm_efficiency * peak_of(op, device) * clock_of(op, device)
     bandwidth = device.gemm_memory_fraction * device.memory_bytes_per_s
     return max(op.flops / peak, op.bytes_moved / bandwidth) + op.count * device.gemm_latency_s
 
@@ -109,9 +128,9 @@ def _tiled_s(device: Device, op: Op) -> float:
     busy = tiled_s(
         tiles,
         np.array([[op.m], [op.n], [op.k]], float),
-        peak=device.peak(op.dtype),
+        peak=peak_of(op, device),
         bandwidth=device.memory_bytes_per_s,
-        clock=device.sustained_clock_fraction,
+        clock=clock_of(op, device),
         moved=np.array([float(op.bytes_moved)]),
         batch=op.batch,
     )

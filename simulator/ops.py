@@ -41,6 +41,7 @@ class Op:
         causal: attention skips what a causal mask hides.
         window: keys that a query sees at most (sliding window); 0 means all.
         kernel: fused attention kernel, empty for the device's own choice; or how a grouped product runs.
+        rate: of a product over that of a plain one of its dtype.
         launches: operations of the model that the host is charged for; 0 means as many as ``count``.
     """
 
@@ -59,6 +60,7 @@ class Op:
     causal: bool = True
     window: int = 0
     kernel: str = ""
+    rate: float = 1.0
     launches: int = 0
 
     @property

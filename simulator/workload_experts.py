@@ -23,6 +23,7 @@ from simulator.workload_dense import activation, dense_mlp
 from simulator.workload_linear import (
     hidden_bytes,
     job_recipe,
+    paced,
     replicated_linear,
     tokens_per_rank,
     tokens_per_shard,
@@ -141,7 +142,8 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     )
     exact = 2 * n_tokens * linear.n_in * linear.n_out
     kernel = job.profile.grouped
-    ops: list[Op] = [replace(op, flops=exact, kernel=kernel) for op in (forward, dgrad, wgrad)]
+    exactly = [replace(op, flops=exact, kernel=kernel) for op in (forward, dgrad, wgrad)]
+    ops = [*paced(job, recipe, exactly[:1]), *paced(job, recipe, exactly[1:], gradients=True)]
     whole = dequantised(job, name, n_local * linear.n_in * linear.n_out)
     inputs = (*whole, *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe))
     gradients = (*whole, *quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), ops[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from simulator.fusion import elementwise_piece, is_separate
@@ -67,11 +69,12 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
         summed = 3 * width * n_tokens * linear.n_in
         n_sums = len(parts) - 1
         dgrads.append(memory(f"{name}.dgrad.sum", n_sums * summed, job.precision, count=n_sums))
+    weights, dgrads = (list(paced(job, recipe, ops, gradients=True)) for ops in (weights, dgrads))
     found = LinearOps(
         (
             *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe),
             *quantised(f"{name}.weight.quantise", linear.n_in * linear.n_out, each),
-            *(gemm(name, n_tokens, part.n_out, linear.n_in, dtype) for part in parts),
+            *paced(job, recipe, [gemm(name, n_tokens, part.n_out, linear.n_in, dtype) for part in parts]),
         ),
         (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), *dgrads),
         tuple(weights),
@@ -92,6 +95,19 @@ def _frozen(job: Job, name: str, linear: Linear, n_tokens: int, found: LinearOps
         (*whole, *found.forward, *beside.forward),
         (*whole, *found.dgrad, *beside.dgrad),
         beside.weights,
+    )
+
+
+def paced(job: Job, recipe: Recipe | None, ops: Iterable[Op], *, gradients: bool = False) -> tuple[Op, ...]:
+    """Return *ops*, the products among them at the rate that *recipe* allows on the device.
+
+    Sums of 8-bit products lose bits on Hopper; those that make *gradients* are split, which takes longer.
+    """
+    if recipe is None:
+        return tuple(ops)
+    rate = recipe.rate * (job.cluster.device.gemm_split_share if gradients and recipe.splits else 1.0)
+    return tuple(
+        replace(op, rate=rate) if op.dtype == recipe.dtype and op.kind == "gemm" else op for op in ops
     )
 
 

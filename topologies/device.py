@@ -20,6 +20,8 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "gemm_efficiency": "gemm.efficiency",
         "gemm_latency_s": "gemm.latency",
         "gemm_memory_fraction": "gemm.memory_fraction",
+        "gemm_split_share": "gemm.split_share",
+        "gemm_fp4_share": "gemm.fp4_share",
         "memory_bound_fraction": "memory_bound.fraction",
         "memory_bound_latency_s": "memory_bound.latency",
         "attention_efficiency_forward": "attention.efficiency_forward",
@@ -36,6 +38,8 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
 _FRACTIONS: Final = (
     "gemm_efficiency",
     "gemm_memory_fraction",
+    "gemm_split_share",
+    "gemm_fp4_share",
     "memory_bound_fraction",
     "attention_efficiency_forward",
     "attention_efficiency_backward",
@@ -62,6 +66,9 @@ class Device:
         gemm_efficiency: share of the peak that a large matrix product reaches in a short burst.
         gemm_latency_s: fixed part of a matrix product.
         gemm_memory_fraction: share of memory bandwidth that a matrix product reaches.
+        gemm_split_share: rate of an 8-bit product that adds to a second accumulator now and then, over that
+            of one that does not; 1 where sums are exact anyway.
+        gemm_fp4_share: share of the 4-bit peak that products come as close to as they do to other peaks.
         memory_bound_fraction: share of memory bandwidth that an element-wise operation reaches.
         memory_bound_latency_s: fixed part of an element-wise operation.
         attention_efficiency_forward: share of the bf16 peak, causal half of the FLOPs counted.
@@ -95,6 +102,8 @@ class Device:
     attention_efficiency_backward: float
     launch_s: float
     sustained_clock_fraction: float = 1.0
+    gemm_split_share: float = 1.0
+    gemm_fp4_share: float = 1.0
     training_clock_fraction: float = 1.0
     reserved_bytes: int = 0
     host_bytes_per_s: float = 25e9

@@ -19,6 +19,8 @@ from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_pr
 _OPTIONAL: Final[Mapping[str, Any]] = {
     "sustained_clock_fraction": 1.0,
     "training_clock_fraction": 1.0,
+    "gemm_split_share": 1.0,
+    "gemm_fp4_share": 1.0,
     "reserved_bytes": 0,
     "host_bytes_per_s": 25e9,  # PCIe 4.0 x16: 32 GB/s less what packets cost
 }
