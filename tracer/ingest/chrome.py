@@ -36,8 +36,13 @@ _EVENT: Final = b'{\n    "ph": "X", "cat": "'
 _END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
 _EVENTS_KEY: Final = b'"traceEvents": ['
-_DEVICE: Final = (b"kernel", b"gpu_mem", b"Kernel", b"Mem")
-_LAUNCH: Final = (b"cuda_", b"Runtime")
+_DEVICE: Final = (b"kernel", b"gpu_mem")
+_LAUNCH: Final = (b"cuda_",)
+_EARLY_DEVICE: Final = (b"Kernel", b"Mem")
+_EARLY_LAUNCH: Final = (b"Runtime",)
+_TODAY: Final = b'"cat": "cpu_op"'
+"""Category of operators since 2022; before, they were ``Operator``, and others had capitals, too."""
+
 _NOTES: Final = (b"user_annotation", b"gpu_user_annotation", b'cpu_op", "name": "record_param_comms')
 _LARGEST_VALUE: Final = 1 << 28
 """Longest single value, in characters, that is decoded; a trace has none near it."""
@@ -59,9 +64,11 @@ def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
     trace = Trace()
     with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses one block while the next is searched
         waiting: list[Future[None]] = []
+        is_early = True  # until a category of today is seen: one program writes a whole file
         for block in _blocks(stream, trace):
             trace.n_events += block.count(b'\n    "ph": "')
-            work = _work(block, operators=operators)
+            is_early = is_early and _TODAY not in block
+            work = _work(block, operators=operators, is_early=is_early)
             for done in waiting:
                 done.result()
             waiting = [pool.submit(_parse, trace, work)]
@@ -159,13 +166,15 @@ def _header(data: bytes) -> dict[str, Any]:
     )
 
 
-def _work(block: bytes, *, operators: bool) -> dict[str, list[bytes]]:
+def _work(block: bytes, *, operators: bool, is_early: bool) -> dict[str, list[bytes]]:
     """Return the texts of the events of *block* that matter, by what they are."""
     if operators:
         return {"operators": _texts(block, b'cpu_op"')}
+    device = (*_DEVICE, *(_EARLY_DEVICE if is_early else ()))
+    launches = (*_LAUNCH, *(_EARLY_LAUNCH if is_early else ()))
     return {
-        "device": [found for word in _DEVICE for found in _texts(block, word)],
-        "launches": [found for word in _LAUNCH for found in _texts(block, word)],
+        "device": [found for word in device for found in _texts(block, word)],
+        "launches": [found for word in launches for found in _texts(block, word)],
         "notes": [found for word in _NOTES for found in _texts(block, word)],
     }
 
