@@ -25,9 +25,6 @@ def finish(path: Path) -> dict[str, Any] | None:
 
     Returns:
         The summary of ``traces.metrics.summarize``; None if no rank has recorded a span.
-
-    Raises:
-        RunError: the directory cannot be written.
     """
     _join_memory(path)
     try:
@@ -38,10 +35,15 @@ def finish(path: Path) -> dict[str, Any] | None:
     if (kernels := _kernels(path)) is not None:
         summary = {**summary, "kernels": kernels}
     stored = path / "run.json"
-    if stored.is_file():
-        info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
-        known = {name: getattr(run.info, name) for name in ("layout", "model", "job", "groups", "finished")}
-        write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
+    try:
+        if stored.is_file():
+            info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
+            known = {
+                name: getattr(run.info, name) for name in ("layout", "model", "job", "groups", "finished")
+            }
+            write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
+    except TraceError:  # a full disk: the sidecars of the ranks say what run.json would
+        pass
     return summary
 
 
@@ -51,7 +53,7 @@ def _kernels(path: Path) -> str | None:
         return None
     try:
         ingest([path / KINETO], path / KERNELS, name=f"{path.name}, kernels")
-    except (RecordError, TraceError) as error:
+    except (RecordError, TraceError, OSError) as error:
         return f"not made: {error}"
     return str(path / KERNELS)
 
@@ -70,8 +72,12 @@ def _join_memory(path: Path) -> None:
         joined = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         target = path / "memory.arrow"
         temporary = target.with_suffix(".arrow.tmp")
-        with ipc.new_file(str(temporary), MEMORY) as writer:
-            writer.write_table(joined)
-        temporary.replace(target)
+        try:
+            with ipc.new_file(str(temporary), MEMORY) as writer:
+                writer.write_table(joined)
+            temporary.replace(target)
+        except OSError:  # a full disk: readers join the files of the ranks
+            temporary.unlink(missing_ok=True)
+            return
     for file in files:
         file.unlink()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from tracer.window import Window
+
 KINETO: Final = "kineto"
 """Folder of the run directory that holds the traces."""
 
@@ -81,3 +83,9 @@ class KernelTrace:
         if self._mark is not None:
             mark, self._mark = self._mark, None
             mark.__exit__(None, None, None)
+
+
+def kernel_trace(path: Path, rank: int, window: Window) -> KernelTrace:
+    """Return what profiles the steps of *window*, the first few if it chooses none."""
+    chosen = window.has_step if window.steps is not None else FIRST_STEPS.__contains__
+    return KernelTrace(path, rank, chosen)

@@ -12,17 +12,27 @@ from pyarrow import ipc
 from tracer.clock import now_ns
 from traces.timeline import MEMORY
 
+MOST_SAMPLES: Final = 20_000
+"""Samples that are kept: 2 MB."""
+
 _STATM: Final = Path("/proc/self/statm")
 
 
 class MemoryLog:
-    """Samples of one rank, kept in memory: one or two numbers per step."""
+    """Samples of one rank, kept in memory: one or two numbers per step, of a long training per several."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[int, str, int]] = []
+        self._n_calls = 0
+        self._every = 1
 
     def sample(self, *, on_cuda: bool) -> None:
-        """Note what is held now."""
+        """Note what is held now, unless it is too soon."""
+        self._n_calls += 1
+        if self._n_calls % self._every:
+            return
+        if len(self._samples) >= MOST_SAMPLES:
+            self._thin()
         now = now_ns()
         if on_cuda:
             import torch
@@ -32,6 +42,13 @@ class MemoryLog:
         elif _STATM.exists():
             pages = int(_STATM.read_text(encoding="ascii").split()[1])
             self._samples.append((now, "total", pages * os.sysconf("SC_PAGE_SIZE")))
+
+    def _thin(self) -> None:
+        """Leave every second sample out, now and from now on."""
+        moments = sorted({sample[0] for sample in self._samples})
+        kept = set(moments[::2])
+        self._samples = [sample for sample in self._samples if sample[0] in kept]
+        self._every *= 2
 
     def table(self, rank: int, shift_ns: int) -> pa.Table:
         """Return the samples in the columns of ``traces.timeline.MEMORY``."""

@@ -27,6 +27,9 @@ _TRANSFERS: Final = (
 )
 """Methods of a stage that return the transfers of one micro-batch before they are issued; what they carry."""
 
+MOST_UPCOMING: Final = 4096
+"""Announced transfers that may be outstanding; more are those of actions that never came to issue them."""
+
 SCHEDULES: Final = {
     "ScheduleGPipe": "gpipe",
     "Schedule1F1B": "1f1b",
@@ -147,6 +150,8 @@ class PipelineHook:
         return method
 
     def _announce(self, kind: str, content: Block, stage: Any, microbatch: int, transfers: Any) -> None:
+        if len(self._upcoming) > MOST_UPCOMING:
+            self._upcoming.clear()
         for transfer in transfers:
             position = Position(-1, *_numbers(stage, microbatch))
             self._upcoming[(kind, transfer.tensor.data_ptr())] = position, content

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -14,7 +15,7 @@ from tracer import internals
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
 from tracer.importing import Expectation
-from tracer.kernels import FIRST_STEPS, KernelTrace
+from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
 from tracer.parallelism import MeshHook, data_parallel
@@ -78,6 +79,7 @@ class Session:
         self.window = Window() if window is None else window
         self.path, self.rank, self.world_size, self.clock, self.name = path, rank, world_size, clock, name
         self.is_closed = False
+        self._has_failed = False
         self.position = Position()
         self.memory = MemoryLog()
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -107,7 +109,7 @@ class Session:
         self.lane = Lane(self.position, self.sink.put)
         self.steps = Steps(self)
         self._hooks: list[Hook] = []
-        self._kernels = self._kernel_trace() if depth == "kernels" else None
+        self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
         self._install()
         if rank == self.window.first_rank(world_size):
             write_info(path, self.info(finished=False))
@@ -183,7 +185,6 @@ class Session:
         """Return what this rank knows about the run."""
         groups = self.groups.table()
         shown = Clock(offset_ns=self.clock.offset_ns, uncertainty_ns=self.clock.uncertainty_ns)
-        unfinished = {"communications that never ended": n} if (n := len(self.sink.left)) else {}
         return RunInfo(
             origin="recorded",
             name=self.name,
@@ -195,7 +196,7 @@ class Session:
             groups=groups,
             clock={self.rank: shown},
             warnings=tuple(self._warnings),
-            dropped=unfinished,
+            dropped=self.sink.dropped,
             versions=versions(),
             started=self._started,
             finished=finished,
@@ -216,6 +217,10 @@ class Session:
             self._removed(hook)
         self.sink.close()
         self._tell_pending(last=True)
+        if self._has_failed:  # and has said so; the disk may have room for what is known of the run
+            with suppress(Exception):
+                write_info(self.path, self.info(finished=False), self.rank)
+            return
         self.memory.write(self.path, self.rank, self.clock.shift_ns)
         write_info(self.path, self.info(finished=True), self.rank)
 
@@ -225,11 +230,6 @@ class Session:
             hook.remove()
         except Exception as error:  # somebody has changed what the hook had changed
             self.warn(f"{type(hook).__name__} was not removed: {type(error).__name__}: {error}")
-
-    def _kernel_trace(self) -> KernelTrace:
-        """Return what profiles the steps that were asked for, else the first few."""
-        asked = self.window.steps is not None
-        return KernelTrace(self.path, self.rank, self.window.has_step if asked else FIRST_STEPS.__contains__)
 
     def _install(self) -> None:
         """Put all hooks in place."""
@@ -290,6 +290,7 @@ class Session:
                 self.warn(f"sidecar not written: {error}")
 
     def _writing_failed(self, error: Exception) -> None:
+        self._has_failed = True
         self._disabled.update(HOOKS)
         self.warn(f"recording stopped: {error}")
         sys.stderr.write(f"foretrace: recording of rank {self.rank} stopped: {error}\n")

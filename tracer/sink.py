@@ -31,6 +31,12 @@ overhead of calling a module, some microseconds each."""
 MAX_BEHIND: Final = 1024
 """Communications that may wait behind one that does not end, before that one is given up."""
 
+MOST_RECORDS: Final = 500_000
+"""Records that may wait to be written, as while a file system does not answer: some 100 MB."""
+
+MOST_LEFT: Final = 64
+"""Communications that never ended of which more than their number is kept."""
+
 DEVICE_S: Final = 5.0
 """How long the end of a recording waits for a device, which is through with its work as a rule."""
 
@@ -56,7 +62,9 @@ class Sink:
         has_step: whether the records of a step are written.
 
     Attributes:
-        left: communications that were given up, or had not ended when the recording did.
+        left: communications that were given up, or had not ended when the recording did; the last of them.
+        n_left: how many they are.
+        n_lost: records that came when too many waited to be written.
     """
 
     def __init__(
@@ -70,7 +78,9 @@ class Sink:
         has_step: Callable[[int], bool] = lambda step: True,
     ) -> None:
         self._has_step = has_step
-        self.left: list[Communication] = []
+        self.left: deque[Communication] = deque(maxlen=MOST_LEFT)
+        self.n_left = 0
+        self.n_lost = 0
         self._writer = writer
         self._shift_ns = shift_ns
         self._beside = beside
@@ -85,9 +95,21 @@ class Sink:
         )
         self._thread.start()
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What is in no span, by reason."""
+        found = {
+            "communications that never ended": self.n_left,
+            "records that came faster than they could be written": self.n_lost,
+        }
+        return {reason: n for reason, n in found.items() if n}
+
     def put(self, record: Record) -> None:
         """Hand over one record; a communication as soon as it is issued."""
-        self._records.append(record)
+        if len(self._records) < MOST_RECORDS:
+            self._records.append(record)
+        else:
+            self.n_lost += 1
 
     def under_way(self) -> Iterator[Communication]:
         """Yield what has been issued and is not written yet, oldest first; for the writing thread."""
@@ -162,6 +184,7 @@ class Sink:
                 if not (last or len(queue) > MAX_BEHIND):
                     return
                 self.left.append(communication)
+                self.n_left += 1
             elif communication.end is not None:
                 issued_ns, end_ns = ns(communication.start), ns(communication.end)
                 stream, start_ns = self._streams.place(communication, issued_ns, end_ns)
