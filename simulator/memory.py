@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from simulator.states import (
     stage_states,
     state_bytes,
 )
-from simulator.workload_recompute import as_kept
+from simulator.workload_recompute import as_kept, recomputes
 
 __all__ = ["FIXED", "StageMemory", "StateBytes", "stage_memory", "state_bytes"]
 
@@ -84,18 +85,18 @@ def stage_memory(
         first: the stage has the embedding.
         last: the stage has the head and the loss.
     """
-    seen = {layer: as_kept(job, layer, layers) for layer in layers}
-    kept = sum(kept_bytes(one, layer) for layer, one in seen.items()) + (head_bytes(job) if last else 0)
+    alike = _alike(job, layers)
+    kept = sum(n * kept_bytes(one, layer) for layer, one, n in alike) + (head_bytes(job) if last else 0)
     if first and job.model.dropout:
         kept += layer_input_bytes(job) // DTYPE_BYTES[job.precision]
-    brought_back = max((recomputed_bytes(one, layer) for layer, one in seen.items()), default=0)
+    brought_back = max((recomputed_bytes(one, layer) for layer, one, _ in alike), default=0)
     units = sharding_units(job, layers, first=first, last=last)
     items = {
         **stage_states(job, units)._asdict(),
         "activations": kept * in_flight + (brought_back if in_flight else 0),
         "gathered": gathered_bytes(job, units),
         "logits": logits_bytes(job, in_flight) if last else 0,
-        "buffers": max((working_bytes(job, layer) for layer in layers), default=0)
+        "buffers": max((working_bytes(job, layer) for layer, _, _ in alike), default=0)
         + (2 * layer_input_bytes(job) if job.layout.pp > 1 else 0)
         + bucket_bytes(job, units),
         "reserved": job.cluster.device.reserved_bytes,
@@ -108,6 +109,17 @@ def stage_memory(
         items=on_device,
         host_bytes=sum(items.values()) - sum(on_device.values()),
     )
+
+
+def _alike(job: Job, layers: Sequence[int]) -> list[tuple[int, Job, int]]:
+    """Return a layer of each kind, the job as it sees it, and how many of *layers* are of that kind."""
+    counts: Counter[tuple[bool, bool]] = Counter()
+    first: dict[tuple[bool, bool], int] = {}
+    for layer in layers:
+        kind = (job.model.is_moe(layer), recomputes(job, layer, layers))
+        counts[kind] += 1
+        first.setdefault(kind, layer)
+    return [(first[kind], as_kept(job, first[kind], layers), n) for kind, n in counts.items()]
 
 
 def _kept_on_device(job: Job, items: Mapping[str, int], kept: int) -> dict[str, int]:

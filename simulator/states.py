@@ -71,18 +71,25 @@ def state_bytes(job: Job, n_params: int, replicas: int) -> StateBytes:
 
 def sharding_units(job: Job, layers: Sequence[int], *, first: bool, last: bool) -> list[Unit]:
     """Return the parts of a stage in order: embedding, layers, head with the final norm."""
-    model, tp, ep = job.model, job.layout.tp, job.layout.ep
+    model, tp = job.model, job.layout.tp
     found = [Unit(model.embedding_params(tp), 0)] if first else []
+    kinds: dict[bool, Unit] = {}
     for layer in layers:
-        experts = model.expert_params(layer, tp, ep)
-        linears = _linears(job, layer)
-        matrices = experts + sum(linear.n_in * linear.n_out for linear in linears)
-        adapters = sum(adapter_params(job, linear) for linear in linears)
-        found.append(Unit(model.layer_params(layer, tp, ep) - experts, experts, matrices, adapters))
+        if model.is_moe(layer) not in kinds:
+            kinds[model.is_moe(layer)] = _layer_unit(job, layer)
+        found.append(kinds[model.is_moe(layer)])
     if last:
         own_head = not model.tied_embeddings or not first
         found.append(Unit(model.norm_params + (model.head_params(tp) if own_head else 0), 0))
     return found
+
+
+def _layer_unit(job: Job, layer: int) -> Unit:
+    model, tp, ep = job.model, job.layout.tp, job.layout.ep
+    experts, linears = model.expert_params(layer, tp, ep), _linears(job, layer)
+    matrices = experts + sum(linear.n_in * linear.n_out for linear in linears)
+    adapters = sum(adapter_params(job, linear) for linear in linears)
+    return Unit(model.layer_params(layer, tp, ep) - experts, experts, matrices, adapters)
 
 
 def _linears(job: Job, layer: int) -> list[Linear]:
