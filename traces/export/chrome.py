@@ -1,7 +1,9 @@
 """Chrome's trace event format: JSON that chrome://tracing, Perfetto and others open.
 
 Reference: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-Times are microseconds with three decimals, so that no nanosecond is lost.
+Times are microseconds with three decimals, so that no nanosecond is lost. A process is a rank; threads have
+numbers that no other thread and no process has, for readers that take threads to be unique on a machine and
+the thread of a process's own number to be its main thread (Perfetto drops slices otherwise).
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
 from traces.run import Run
 
 _SLICE: Final = '{"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"args":{'
 _ARROW: Final = '{"ph":"%s","pid":%d,"tid":%d,"ts":%.3f,"id":"%x","name":"transfer","cat":"p2p"%s}'
+_FIRST_THREAD: Final = 1 << 24
+"""Added to the numbers of tracks: above every rank."""
 _COUNTER: Final = '{"ph":"C","pid":%d,"ts":%.3f,"name":%s,"args":{"bytes":%d}}'
 
 
@@ -50,9 +55,14 @@ def _descriptions(drawn: Scene) -> Iterator[str]:
     process = drawn.tracks[0]
     yield _metadata(drawn.rank, 0, "process_name", "name", process.name)
     yield _metadata(drawn.rank, 0, "process_sort_index", "sort_index", process.order)
-    for number, track in enumerate(drawn.tracks):
-        yield _metadata(drawn.rank, number, "thread_name", "name", track.name if number else "compute")
-        yield _metadata(drawn.rank, number, "thread_sort_index", "sort_index", number)
+    for number, (thread, track) in enumerate(zip(_threads(drawn).tolist(), drawn.tracks, strict=True)):
+        yield _metadata(drawn.rank, thread, "thread_name", "name", track.name if number else "compute")
+        yield _metadata(drawn.rank, thread, "thread_sort_index", "sort_index", number)
+
+
+def _threads(drawn: Scene) -> NDArray[np.int64]:
+    """Return the number of each track's thread."""
+    return np.array([_FIRST_THREAD + track.id for track in drawn.tracks], np.int64)
 
 
 def _metadata(rank: int, thread: int, what: str, key: str, value: str | int) -> str:
@@ -61,12 +71,12 @@ def _metadata(rank: int, thread: int, what: str, key: str, value: str | int) -> 
 
 def _slices(drawn: Scene, zero_ns: int) -> Iterator[str]:
     """Yield one complete event per slice, grouped by which arguments they have."""
-    names = [json.dumps(name) for name in drawn.names]
+    names, threads = [json.dumps(name) for name in drawn.names], _threads(drawn)
     for rows, arguments in by_arguments(drawn):
         template = _SLICE + ",".join(f'"{name}":%d' for name in arguments) + "}}"
         columns = [
             [drawn.rank] * len(rows),
-            drawn.track[rows].tolist(),
+            threads[drawn.track[rows]].tolist(),
             ((drawn.start_ns[rows] - zero_ns) / 1e3).tolist(),
             ((drawn.end_ns[rows] - drawn.start_ns[rows]) / 1e3).tolist(),
             [names[number] for number in drawn.name[rows].tolist()],
@@ -77,10 +87,11 @@ def _slices(drawn: Scene, zero_ns: int) -> Iterator[str]:
 
 def _arrows(drawn: Scene, zero_ns: int, *, ends: bool) -> Iterator[str]:
     """Yield where arrows begin, or where they end: bound to the slice that is running then."""
+    threads = _threads(drawn)
     for row in np.flatnonzero((drawn.arrow > 0) & (drawn.arrow_ends == ends)).tolist():
         at = (drawn.start_ns[row] - zero_ns) / 1e3
         head = ("f", ',"bp":"e"') if ends else ("s", "")
-        yield _ARROW % (head[0], drawn.rank, drawn.track[row], at, drawn.arrow[row], head[1])
+        yield _ARROW % (head[0], drawn.rank, threads[drawn.track[row]], at, drawn.arrow[row], head[1])
 
 
 def _counters(run: Run, ranks: tuple[int, ...], zero_ns: int) -> Iterator[str]:
