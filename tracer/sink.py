@@ -81,6 +81,7 @@ class Sink:
         self.left: deque[Communication] = deque(maxlen=MOST_LEFT)
         self.n_left = 0
         self.n_lost = 0
+        self._is_broken = False
         self._writer = writer
         self._shift_ns = shift_ns
         self._beside = beside
@@ -123,6 +124,8 @@ class Sink:
         if self._thread.is_alive():
             self._failed(TimeoutError(f"a batch was not written within {timeout_s:.0f} s"))
             return
+        if self._is_broken:  # the stream has a prefix that can be read
+            return
         try:
             self._follow_device()
             self._flush(last=True)
@@ -135,6 +138,7 @@ class Sink:
             try:
                 self._flush(last=False)
             except Exception as error:  # a full disk must not end the training
+                self._is_broken = True
                 self._failed(error)
                 return
             self._beside()
