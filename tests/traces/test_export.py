@@ -292,6 +292,15 @@ def test_the_official_parser_agrees() -> None:
     }
 
 
+@pytest.mark.parametrize("stream", ["pp.send", "pp.send.activations.next"])
+def test_every_send_is_written_before_every_receive(stream: str) -> None:
+    """A reader drops an arrow whose end it meets first, and both ends share their moment."""
+    both = [transfer(0, "send", 10, 5, 1), transfer(1, "recv", 0, 15, 0)]
+    back = [transfer(1, "send", 30, 5, 0), transfer(0, "recv", 20, 15, 1)]
+    rows = [row | {"stream": stream.replace("send", str(row["kind"]))} for row in both + back]
+    assert len(Perfetto(written(opened(rows), "t.pftrace")).arrows) == 2
+
+
 def test_clocks_before_zero_are_moved() -> None:
     run = opened([compute(0, -5, 5), compute(0, 0, 5)])
     assert {(start, end) for *_, start, end in Perfetto(written(run, "t.pftrace")).all()} == {(0, 5), (5, 10)}

@@ -181,7 +181,7 @@ def _tracks(
             track[rows[lanes == lane]] = len(tracks)
             name = stream if lane == 0 else f"{stream} ({lane + 1})"
             tracks.append(
-                Track(first + len(tracks), first, name, len(tracks), is_send=stream.endswith("send"))
+                Track(first + len(tracks), first, name, len(tracks), is_send="send" in stream.split("."))
             )
     return tuple(tracks), track
 
@@ -205,7 +205,8 @@ def _lanes(start: Int64Array, end: Int64Array) -> NDArray[np.int64]:
 
 
 def _stream_order(stream: str) -> tuple[int, str]:
-    return (STREAMS.index(stream) if stream in STREAMS else len(STREAMS), stream)
+    known = [place for place, name in enumerate(STREAMS) if f"{stream}.".startswith(f"{name}.")]
+    return (known[0] if known else len(STREAMS), stream)
 
 
 def _names(table: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
