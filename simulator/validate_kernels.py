@@ -60,7 +60,7 @@ def validate_kernels(
         table: a CSV or Parquet file.
         device: the device, where the table does not say; else the name of the file is asked.
         burst: whether the kernels were measured in short bursts, at a clock that lasting load does not allow.
-            By default those whose notes begin with ``burst`` were, and all if the table is of the second form.
+            By default those whose notes begin with ``burst``, and all if the table is of the second form.
 
     Raises:
         TableError: the table cannot be read, or has neither form.

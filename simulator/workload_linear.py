@@ -136,7 +136,7 @@ def _parts(job: Job, linear: Linear) -> tuple[Linear, ...]:
         return (linear,)
     if linear.name == "qkv":
         n_key = model.kv_heads_per_rank(tp) * model.head_dim
-        widths = (linear.n_out - 2 * n_key, n_key, n_key)
+        widths: tuple[int, ...] = (linear.n_out - 2 * n_key, n_key, n_key)
     elif linear.name == "up" and model.gated:
         widths = (linear.n_out // 2, linear.n_out - linear.n_out // 2)
     else:

@@ -17,7 +17,7 @@ from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
 from simulator.memory import StageMemory, stage_memory
 from simulator.models import load_model
 from simulator.remedies import changes, fits, peak_bytes, remedies
-from simulator.states import NF4_BITS
+from simulator.workload_lora import NF4_BITS
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 
