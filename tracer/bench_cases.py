@@ -263,8 +263,8 @@ def _optimizer(device: str, n_params: int) -> Case:
 
         parameter = torch.nn.Parameter(_tensor(device, "fp32", n_params))
         parameter.grad = _tensor(device, "fp32", n_params)
-        optimizer = torch.optim.AdamW([parameter], fused=True)
-        return lambda: optimizer.step()
+        step: Run = torch.optim.AdamW([parameter], fused=True).step
+        return step
 
     row = Kernel(kernel="optimizer", dtype="fp32", m=n_params, n=1, notes="fused AdamW")
     return Case(row, 0.0, 7 * n_params * WIDTHS["fp32"], prepare)
