@@ -9,8 +9,8 @@ Reference: NCCL, ``src/graph/tuning.cc``, ``ncclTopoTuneModel`` and ``ncclTopoGe
 
 from __future__ import annotations
 
-from math import log2
-from typing import Final
+from math import inf, log2
+from typing import Final, NamedTuple
 
 from simulator.collectives import ring_steps, tree_hops
 from simulator.nccl import LL_TREE, Protocol
@@ -57,8 +57,20 @@ CORRECTION: Final = {
 """Share of that which NCCL expects of a tree at 64 B, 128 B, ... 128 MiB, by protocol."""
 
 
+class Rates(NamedTuple):
+    """What there is between nodes, with all members of a node together.
+
+    Attributes:
+        bytes_per_s: of the wire.
+        most_bytes_per_s: that a protocol can carry whatever the wire.
+    """
+
+    bytes_per_s: float
+    most_bytes_per_s: float = inf
+
+
 def ring_estimate_s(
-    size_bytes: float, shape: GroupShape, name: str, protocol: Protocol, bytes_per_s: float
+    size_bytes: float, shape: GroupShape, name: str, protocol: Protocol, rates: Rates
 ) -> float:
     """Return what NCCL expects of a ring.
 
@@ -67,7 +79,7 @@ def ring_estimate_s(
         shape: of the group.
         name: of the protocol.
         protocol: its figures.
-        bytes_per_s: between nodes, with all members of a node together.
+        rates: what there is between nodes.
     """
     n = shape.n_ranks
     net_steps = ring_steps("all_reduce", shape.n_domains)
@@ -75,17 +87,19 @@ def ring_estimate_s(
     latency_s += (ring_steps("all_reduce", n) - net_steps) * protocol.ring_intra_s
     if name == "simple" and size_bytes >= n * PLATEAU_BYTES_PER_RANK:
         latency_s *= PLATEAU
-    return latency_s + ring_steps("all_reduce", n) / n * size_bytes / (protocol.share * bytes_per_s)
+    bytes_per_s = min(protocol.share * rates.bytes_per_s, rates.most_bytes_per_s)
+    return latency_s + ring_steps("all_reduce", n) / n * size_bytes / bytes_per_s
 
 
 def tree_estimate_s(
-    size_bytes: float, shape: GroupShape, name: str, protocol: Protocol, bytes_per_s: float
+    size_bytes: float, shape: GroupShape, name: str, protocol: Protocol, rates: Rates
 ) -> float:
     """Return what NCCL expects of two trees; arguments as for ``ring_estimate_s``."""
     latency_s = protocol.tree_base_s + 2 * (shape.n_local - 1) * protocol.tree_intra_s
     latency_s += tree_hops(shape.n_domains) * (shape.inter_latency_s + protocol.tree_net_s)
     share = protocol.share * (LL_TREE if name == "ll" else 1.0) * TREE_SHARE
+    bytes_per_s = min(share * rates.bytes_per_s, rates.most_bytes_per_s)
     step = int(log2(size_bytes / 64)) if size_bytes >= 64 else 0
     if step < len(CORRECTION[name]):
-        share *= CORRECTION[name][step]
-    return latency_s + 2 * size_bytes / (share * bytes_per_s)
+        bytes_per_s *= CORRECTION[name][step]
+    return latency_s + 2 * size_bytes / bytes_per_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final, NamedTuple
 
 from simulator.collectives import bus_factor, ring_steps, tree_factor, tree_hops
@@ -20,7 +21,7 @@ from simulator.nccl import (
     Choice,
     Protocol,
 )
-from simulator.tuner import ring_estimate_s, tree_estimate_s
+from simulator.tuner import Rates, ring_estimate_s, tree_estimate_s
 from simulator.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
 from topologies.cluster import Cluster
 from topologies.reach import GroupShape
@@ -129,7 +130,11 @@ class Between:
         estimates = {"ring": ring_estimate_s, "tree": tree_estimate_s}
         found = {
             (algorithm, name): estimate(
-                size_bytes, shape, name, PROTOCOLS[name], self._rate(shape, PROTOCOLS["simple"])
+                size_bytes,
+                shape,
+                name,
+                PROTOCOLS[name],
+                Rates(self._rate(shape, PROTOCOLS["simple"]), self._most(PROTOCOLS[name])),
             )
             for algorithm, estimate in estimates.items()
             for name in names
@@ -263,11 +268,15 @@ class Between:
 
     def _rate(self, shape: GroupShape, protocol: Protocol) -> float:
         """Return what the members in one node send out of it together in *protocol*, in bytes/s."""
-        nic, intra = self.cluster.nic, self.cluster.intra
+        nic = self.cluster.nic
         rate = shape.inter_bytes_per_s * (nic.efficiency if nic else 1.0) * protocol.share
-        if protocol.share <= PROTOCOLS["ll"].share and intra.kind == "nvlink":
-            return min(rate, LL_OF_NVLINK * intra.bandwidth_bytes_per_s)
-        return rate
+        return min(rate, self._most(protocol))
+
+    def _most(self, protocol: Protocol) -> float:
+        """Return what *protocol* carries at most out of a node, however wide its NICs are, in bytes/s."""
+        intra = self.cluster.intra
+        low_latency = protocol.share <= PROTOCOLS["ll"].share
+        return LL_OF_NVLINK * intra.bandwidth_bytes_per_s if low_latency and intra.kind == "nvlink" else inf
 
     def _fill_s(self, size_bytes: int, shape: GroupShape, hops: int, protocol: Protocol) -> float:
         """Return how long the first chunk takes through *hops* that each pass on whole chunks only.

@@ -6,7 +6,7 @@ from hypothesis.strategies import integers
 
 from simulator.nccl import PROTOCOLS, choice
 from simulator.network import Network
-from simulator.tuner import ring_estimate_s, tree_estimate_s
+from simulator.tuner import Rates, ring_estimate_s, tree_estimate_s
 from topologies.catalog import load_cluster
 from topologies.reach import GroupShape
 
@@ -53,7 +53,7 @@ def test_many_nodes_and_little_data_make_a_tree(nodes: int, power: int) -> None:
     )
 
     def gain(size_bytes: float) -> float:
-        arguments = (size_bytes, shape, "simple", PROTOCOLS["simple"], 2e11)
+        arguments = (size_bytes, shape, "simple", PROTOCOLS["simple"], Rates(2e11))
         return ring_estimate_s(*arguments) - tree_estimate_s(*arguments)
 
     assert gain(2.0**power) <= 0 or gain(2.0**40) < 0 < gain(64 << 10) or nodes == 2
