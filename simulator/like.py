@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.config import KINDS, TABLES, job_from
 from simulator.errors import LikeError, TableError
-from simulator.job import PRECISIONS, SHARDINGS, Job
+from simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
 from simulator.like_model import recorded_model
 from simulator.model import Model
 from simulator.validate_hardware import device_of
@@ -30,6 +30,10 @@ SETTINGS: Final = (
 
 PYTORCH: Final = "torchtitan"
 """Profile of the conventions of PyTorch itself, which the recorder works in."""
+
+WAITS: Final = ("prefetch_forward", "prefetch_backward", "overlap_tp_backward")
+"""Conventions that a processor cannot keep: it has no streams, so that FSDP2 and tensor parallelism wait for
+every collective where it is called."""
 
 NORM_BYTES: Final = 64
 """Most bytes of an all-reduce that sums the norm of all gradients; losses are averaged in as few."""
@@ -100,7 +104,11 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     job = job_from(settings, model=None if "model" in given else found.model)
     if found.conventions is None:
         return job
-    return replace(job, framework=PYTORCH, conventions=found.conventions)
+    conventions = dict(found.conventions)
+    if job.cluster.device.kind == "cpu":
+        conventions |= dict.fromkeys(WAITS, False)
+        conventions["overlap_grad_reduce"] = job.sharding not in FULLY_SHARDED
+    return replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))
 
 
 def _check_enough(run: Run, found: Like, settings: Mapping[str, Any]) -> None:
@@ -177,25 +185,17 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     settings["fp32_gradients"] = ("fp32" in seen["reduced"]) if seen["reduced"] else True
     settings["recompute"] = "full" if "recompute" in seen["kinds"] else "none"
     settings["sequence_parallel"] = ("reduce_scatter", "tp") in seen["collectives"]
-    settings["conventions"] = _conventions(run, on_cpu=device.get("kind") == "cpu")
+    settings["conventions"] = _conventions(run)
     notes.append("conventions are those of PyTorch, run eagerly")
     if schedule := job.get("schedule"):
         settings |= {"schedule": schedule} | _virtual(run)
     return settings, notes
 
 
-def _conventions(run: Run, *, on_cpu: bool) -> tuple[tuple[str, object], ...]:
-    """Return how this training differs from what PyTorch does by default on GPUs.
-
-    A processor has no streams: FSDP2 and tensor parallelism wait for every collective where it is called.
-    """
+def _conventions(run: Run) -> tuple[tuple[str, object], ...]:
+    """Return how this training differs from what PyTorch does by default."""
     clips = any(_sums_norm(run, rank) for rank in run.stored_ranks)
-    found: dict[str, object] = {"copies_gathered": True, "grad_norm": clips}
-    if on_cpu:
-        waits = ("prefetch_forward", "prefetch_backward", "overlap_tp_backward")
-        sharded = (run.info.job or {}).get("sharding") == "fsdp"
-        found |= dict.fromkeys(waits, False) | ({"overlap_grad_reduce": False} if sharded else {})
-    return tuple(sorted(found.items()))
+    return ("copies_gathered", True), ("grad_norm", clips)
 
 
 def _sums_norm(run: Run, rank: int) -> bool:
