@@ -103,7 +103,7 @@ def document(
         "overview": overview_entry(views[0], groups, labels, pack, shown[0])
         if not quick and window is None
         else None,
-        **(_explained(views[0], kinds, pack) if other is None and not quick else {}),
+        **(_explained(views[0], kinds, pack, window) if other is None and not quick else {}),
         **({} if window is None else _of_window(run, window)),
         "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
         "comparison": None if found is None else comparison(found, names, kinds, pack),
@@ -115,17 +115,23 @@ def document(
     }
 
 
-def _explained(view: View, kinds: Kinds, pack: Pack) -> dict[str, Any]:
-    """Return what explains one run: what it loses, its critical path, how full its links were."""
+def _explained(view: View, kinds: Kinds, pack: Pack, window: Window | None) -> dict[str, Any]:
+    """Return what explains one run: what it loses, its critical path, how full its links were.
+
+    A window is sent without what takes a while: ``overview_document`` has it.
+    """
+    found = outlier(view.run)
+    if window is not None:
+        return {"slowest": found["slowest"]} if found else {}
     return {
         "findings": findings_entry(view.run),
-        **_outlier(view.run),
+        **found,
         "critical": critical_entry(view, kinds, pack),
         "links": links_entry(view, pack),
     }
 
 
-def _outlier(run: Run) -> dict[str, Any]:
+def outlier(run: Run) -> dict[str, Any]:
     """Return the rank that is slower than its like, and the rows to begin with: those of its pipeline."""
     found = slowest(run)
     if found is None:
@@ -137,7 +143,7 @@ def _outlier(run: Run) -> dict[str, Any]:
 
 
 def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
-    """Return the overview of all ranks in one step, for a page that has a window; pixels go to *pack*.
+    """Return all ranks in one step and what the run loses, for a page that has a window; pixels go to *pack*.
 
     Raises:
         RunError: the run has no such step.
@@ -149,7 +155,10 @@ def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
     view = View(run=run, rows=(), steps=(step,), default_step=0, done={}, lanes=(COMPUTE_LANE,), omitted="")
     entry: dict[str, Any] = {"key": KEYS[0], "steps": [{}]}
     found = overview_entry(view, groups, labels, pack, entry)
-    return {"overview": None if found is None else {**found, **entry["steps"][0]}}
+    return {
+        "overview": None if found is None else {**found, **entry["steps"][0]},
+        "findings": findings_entry(run),
+    }
 
 
 def _view_of_window(run: Run, labels: Labels, groups: Sequence[Sequence[int]], window: Window) -> View:

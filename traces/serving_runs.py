@@ -20,7 +20,7 @@ from traces.metrics import summarize
 from traces.opening import open_whole
 from traces.pack import Pack
 from traces.report import served_page
-from traces.report_document import Window, document, overview_document
+from traces.report_document import Window, document, outlier, overview_document
 from traces.report_format import format_share, format_time, number
 from traces.report_words import layout_words, title
 from traces.run import Run
@@ -135,7 +135,8 @@ class Runs:
         window = None
         if other is None and n_spans(run) > WHOLE_SPANS:
             step = _whole(query, "step", typical_step(run)[0])
-            window = Window(pick=_whole(query, "pick", 0), step=step, most_cells=WINDOW_CELLS)
+            pick = _whole(query, "pick", outlier(run).get("pick", 0))
+            window = Window(pick=pick, step=step, most_cells=WINDOW_CELLS)
         contents = document(run, other, pack, window=window)
         return document_answer({**contents, "columns": pack.columns}, pack.raw())
 

@@ -35,13 +35,13 @@ function busy(words) {
 
 /** Replace the rows and the step of a large run by others. */
 async function loadWindow(pick, step, rank) {
-  const { overview } = META;
+  const { overview, findings } = META;
   const [bins, steps] = [RUNS[0].overviewBins, RUNS[0].overviewStep];
   busy('reading spans');
   try {
     const [meta, bytes] = await fetchDocument(partOf('/document', { pick, step }));
     const [t0, t1] = [view.t0, view.t1];
-    showDocument({ ...meta, overview: step === steps ? overview : null }, bytes);
+    showDocument({ ...meta, findings, overview: step === steps ? overview : null }, bytes);
     if (step === steps) keepOverview(overview, bins, steps);
     view.pick = pick;
     chooseRows(pick, rank);
@@ -64,6 +64,8 @@ async function loadOverview() {
   busy('drawing all ranks');
   try {
     const [meta, bytes] = await fetchDocument(partOf('/overview', { step }));
+    META.findings = meta.findings;
+    fillFindings();
     if (!meta.overview || stepOf(RUNS[0]).step !== step) return;
     keepOverview(meta.overview, columnsOf(meta, bytes)['a.overview'], step);
     $('#overview-section').hidden = false;
