@@ -66,6 +66,9 @@ ASSUMED: Final = "hgx-a100-4nic"
 """Words that say that the hardware is not known, and the machine it is taken to be where each node has as
 many GPUs as that one: the plainest server of which owners publish figures, see its file."""
 
+GENERATION: Final = re.compile(r"xdr|ndr|hdr|\bedr|(cx|connectx)-?\d")
+"""Words that say which InfiniBand; without them it is that of the machine's own time."""
+
 SHARP: Final = re.compile(r"(?<!nvlink )\bsharp\b|collnet")
 """Words that say that the switches between nodes reduce; NVLink SHARP is inside a node."""
 
@@ -125,7 +128,9 @@ def assumed(words: str) -> str:
 def _with_network(cluster: Cluster, text: str, words: str) -> Cluster:
     """Return *cluster* with the network that *text* names, if it names one."""
     name = next((name for form, name in NETWORKS if re.search(form, text)), None)
-    nic, n_nics = load_link(name) if name else cluster.nic, cluster.nics_per_node
+    own = cluster.nic is not None and cluster.nic.kind == "infiniband" and not GENERATION.search(text)
+    nic = load_link(name) if name and not (own and name.startswith("ib-")) else cluster.nic
+    n_nics = cluster.nics_per_node
     if nic is None:
         raise CatalogError(f"{cluster.name} has no network, and {text!r} names none")
     several = re.search(r"(\d+) ?x ?" + _WIDTH, words)

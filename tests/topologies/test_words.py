@@ -55,3 +55,20 @@ def test_words_that_say_nothing_are_taken_as_one_machine_and_only_where_it_fits(
 def test_switches_between_nodes_reduce_where_words_say_so() -> None:
     said = ("H100, 8x400 Gb/s NDR, SHARP", "H100, 8x400 Gb/s NDR, NVLink SHARP", "H100, 8x400 Gb/s NDR")
     assert [machine(words, 64, 8).nic.reduces for words in said] == [True, False, False]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "gbit", "n_nics"),
+    [
+        ("A100-80GB, InfiniBand", "ib-hdr", 200, 8),
+        ("H100, InfiniBand", "ib-ndr", 400, 8),
+        ("V100 x8 per node, IB 100 Gb/s", "ib-edr", 100, 1),
+        ("A100, 4x100 Gb/s InfiniBand", "ib-hdr", 100, 4),
+        ("A100, NDR InfiniBand", "ib-ndr", 400, 8),
+    ],
+)
+def test_infiniband_is_of_the_time_of_the_machine(words: str, name: str, gbit: float, n_nics: int) -> None:
+    cluster = machine(words, 16, 2)
+    assert cluster.nic is not None
+    assert (cluster.nic.name, cluster.nics_per_node) == (name, n_nics)
+    assert cluster.nic.bandwidth_bytes_per_s == gbit * 1e9 / 8
