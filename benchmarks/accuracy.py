@@ -1,6 +1,6 @@
 """Writes the tables of docs/accuracy.md from what ``foretrace validate steps TABLE --json`` printed.
 
-    foretrace validate steps steps.csv --calibrate one-run --json > steps.json
+    foretrace validate steps steps.csv --calibrate one-run --worst 100000 --json > steps.json
     python benchmarks/accuracy.py steps.json
 
 Everything between two marks in the page is replaced; the words around it are written by people.
@@ -39,8 +39,36 @@ def tables(found: Mapping[str, Any]) -> dict[str, Sequence[str]]:
         "classes": _grid(found["score_by_class_and_gpu"], found["score_by_class"], found["score_by_gpu"]),
         "sizes": list(_rows(("GPUs", "score"), found["score_by_size"].items())),
         "families": _families(found["families"]),
+        "others": _others(found["worst"]),
         "worst": _worst(found["worst"][:10]),
+        "outside": _worst(_outside(found["worst"])[:10]),
     }
+
+
+OTHERS: Final = {
+    "vtrain-multi": ("", ("12.2 %", "16.4 %", "19.6 %", "14.7 %")),
+    "vtrain-single": ("", ("29.3 %", "56.7 %", "38.9 %", "8.4 %")),
+    "nvidia-dgxc": (" · H100-SXM-80GB · bf16", ("13.3 %", "", "44.7 %", "")),
+}
+"""Mean |predicted / measured - 1| of SimuMax, llm-analysis, Calculon and vTrain by source, and its part."""
+
+
+def _others(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return our error beside that of other tools; *rows* are all of them, not only the worst."""
+    lines = []
+    for source, (part, others) in OTHERS.items():
+        own = [row for row in rows if row["family"].startswith(f"{source} · ") and part in row["family"]]
+        errors = [abs(row["predicted"] / row["measured"] - 1) for row in own]
+        middle = sorted(errors)[len(errors) // 2]
+        lines.append((f"{source}{part}", f"{len(own):,}", sum(errors) / len(errors), middle, *others))
+    head = ("source", "rows", "foretrace, mean", "median", "SimuMax", "llm-analysis", "Calculon", "vTrain")
+    return list(_rows(head, lines))
+
+
+def _outside(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the worst of *rows* outside of the source that the very worst one is of."""
+    source = rows[0]["family"].split(" · ")[0]
+    return [row for row in rows if not row["family"].startswith(f"{source} · ")]
 
 
 def replaced(text: str, name: str, lines: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -140,3 +141,8 @@ def test_recomputation_never_raises_the_peak_of_any_framework(
         for recompute in ("none", "selective", "full")
     ]
     assert peaks == sorted(peaks, reverse=True)
+
+
+def test_the_page_explains_every_convention() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    assert [key for key in OVERRIDABLE if f"`{key}`" not in page] == []
