@@ -100,6 +100,8 @@ class ModuleHook:
                 if type(node).__name__ in _VIEWS:  # gone if somebody changes the output in place
                     self._tag(node.next_functions[0][0], block)
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
+                if kwargs and not self._running and self._session.needs_input:
+                    self._session.note_input(kwargs.values())
                 return
 
     def _met(self, module: Any, args: Any) -> Block | None:

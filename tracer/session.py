@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,8 +154,17 @@ class Session:
         if is_first or self.pipeline is not None:  # each stage of a pipeline is a model of its own
             self._model = joined_models([self._model, describe_model(model)])
         if is_first:
-            shape = next((list(arg.shape) for arg in args if hasattr(arg, "shape")), None)
-            self.note_job(input_shape=shape)
+            self.note_input(args)
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether a model has been called, but not yet with a tensor whose shape could be noted."""
+        return "input_shape" in self._job and self._job["input_shape"] is None
+
+    def note_input(self, values: Iterable[Any]) -> None:
+        """Note the shape of the first tensor among *values*, the arguments of the model."""
+        shape = next((list(value.shape) for value in values if hasattr(value, "shape")), None)
+        self.note_job(input_shape=shape)
 
     def transfer(self, kind: str, tensor: Any) -> tuple[Position, Block]:
         """Return where in the training a p2p transfer belongs, and what it carries."""
