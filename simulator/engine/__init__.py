@@ -55,6 +55,6 @@ def choose(
     engine = import_module(f"{__name__}.{name.replace('-', '_')}")
     if name.endswith("compiled"):
         part = import_module(f"{__name__}.together") if queue else engine
-        if not part.is_compiled():
-            tell("compiling the engine, once (some seconds)")
+        if words := part.compiling():
+            tell(words)
     return engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
+from simulator.engine.jit import jit
 from simulator.program import Int32Array, Int64Array
 
 NEVER: Final = -1
@@ -59,10 +59,9 @@ def successors_of(
     return waits, start, after[edges]
 
 
-_jit: Final[Any] = njit(cache=True)
-previous: Final[Any] = _jit(previous_on_stream)
+previous: Final[Any] = jit(previous_on_stream)
 """``previous_on_stream``, compiled."""
-csr: Final[Any] = _jit(grouped)
+csr: Final[Any] = jit(grouped)
 """``grouped``, compiled."""
-successors: Final[Any] = _jit(successors_of)
+successors: Final[Any] = jit(successors_of)
 """``successors_of``, compiled."""

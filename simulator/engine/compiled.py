@@ -9,17 +9,16 @@ Compilation takes a few seconds once; numba keeps the result on disk, beside thi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from simulator.engine.arrays import NEVER, csr, successors
 from simulator.engine.arrays import previous as previous_of
 from simulator.engine.changes import Change, Throttle, without_links
 from simulator.engine.deadlock import explain
+from simulator.engine.jit import jit, words
 from simulator.engine.spans import spans
 from simulator.engine.together import Together
 from simulator.errors import ProgramError
@@ -112,11 +111,9 @@ def _first_pass(program: Program) -> tuple[Int64Array, Int64Array, Int64Array, I
     return start_ns, end_ns, order, previous
 
 
-def is_compiled() -> bool:
-    """Return whether a compiled version of this file is on disk already."""
-    source = Path(__file__)
-    kept = Path(_pass.stats.cache_path).glob(f"{source.stem}.*.nbi")
-    return any(index.stat().st_mtime >= source.stat().st_mtime for index in kept)
+def compiling() -> str:
+    """Return what there is to tell because this file has to be compiled first; empty if it has not."""
+    return words(_pass, __file__)
 
 
 def _clock(
@@ -225,7 +222,6 @@ def _rerun(
     return start_ns, end_ns
 
 
-_jit: Final[Any] = njit(cache=True)
-_pass: Final[Any] = _jit(_clock)
-_all_waits: Final[Any] = _jit(_waits_of)
-_again: Final[Any] = _jit(_rerun)
+_pass: Final[Any] = jit(_clock)
+_all_waits: Final[Any] = jit(_waits_of)
+_again: Final[Any] = jit(_rerun)

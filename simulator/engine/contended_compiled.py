@@ -13,10 +13,10 @@ import pyarrow as pa
 from simulator.engine.changes import WAYS, Change, Throttle, of_gpus, of_links
 from simulator.engine.fair import Ways
 from simulator.engine.spans import spans
-from simulator.engine.together import Together, is_compiled
+from simulator.engine.together import Together, compiling
 from simulator.program import Int64Array, Program, transfer_ns
 
-__all__ = ["NAME", "Clock", "is_compiled", "loads", "run", "times"]
+__all__ = ["NAME", "Clock", "compiling", "loads", "run", "times"]
 
 NAME = "contended-compiled"
 """Name of this engine in summaries."""

@@ -6,10 +6,10 @@ from math import ceil
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from simulator.engine.arrays import NEVER
+from simulator.engine.jit import jit
 from simulator.fluid import FULL, ROUNDING_NS
 from simulator.program import Int64Array
 
@@ -134,12 +134,11 @@ def let_flow(
     return kept, n_arrived
 
 
-_jit: Final[Any] = njit(cache=True)
-_room: Final[Any] = _jit(room_left)
-_fill: Final[Any] = _jit(fill_links)
-next_end: Final[Any] = _jit(next_arrival)
+_room: Final[Any] = jit(room_left)
+_fill: Final[Any] = jit(fill_links)
+next_end: Final[Any] = jit(next_arrival)
 """``next_arrival``, compiled."""
-move: Final[Any] = _jit(let_flow)
+move: Final[Any] = jit(let_flow)
 """``let_flow``, compiled."""
-share: Final[Any] = _jit(fair_rates)
+share: Final[Any] = jit(fair_rates)
 """``fair_rates``, compiled."""

@@ -9,10 +9,10 @@ from heapq import heappush
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from simulator.engine import slowdown
+from simulator.engine.jit import jit
 from simulator.program import Int64Array, Program
 
 RANK, STREAM, BOUND, SINCE, DUE = range(5)
@@ -132,13 +132,12 @@ def set_factor(rank: int, factor: float, now: int, gpus: Gpus, heap: list[tuple[
     _note(rank, now, gpus, heap)
 
 
-_jit: Final[Any] = njit(cache=True)
-_slowdown: Final[Any] = _jit(slowdown.slowdown)
-_due: Final[Any] = _jit(slowdown.due_ns)
-_note: Final[Any] = _jit(note)
-compute: Final[Any] = _jit(begin_computing)
-launch: Final[Any] = _jit(hold_processors)
-start_moving: Final[Any] = _jit(take_memory)
-end_kernels: Final[Any] = _jit(give_back)
-throttle: Final[Any] = _jit(set_factor)
+_slowdown: Final[Any] = jit(slowdown.slowdown)
+_due: Final[Any] = jit(slowdown.due_ns)
+_note: Final[Any] = jit(note)
+compute: Final[Any] = jit(begin_computing)
+launch: Final[Any] = jit(hold_processors)
+start_moving: Final[Any] = jit(take_memory)
+end_kernels: Final[Any] = jit(give_back)
+throttle: Final[Any] = jit(set_factor)
 """The functions above, compiled."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from simulator.engine.arrays import NEVER
@@ -27,6 +25,7 @@ from simulator.engine.fair import Floats, Ways
 from simulator.engine.fair import move as _move
 from simulator.engine.fair import next_end as _next_end
 from simulator.engine.fair import share as _share
+from simulator.engine.jit import jit, words
 from simulator.engine.shared_gpus import DUE, Gpus, gpus_of
 from simulator.engine.shared_gpus import compute as _compute
 from simulator.engine.shared_gpus import end_kernels as _end_kernels
@@ -100,11 +99,9 @@ def _as_arrays(changes: Sequence[Change | Throttle]) -> Changes:
     return np.array([c.at_ns for c in changes], np.int64), np.array(what, np.int64), np.array(values, float)
 
 
-def is_compiled() -> bool:
-    """Return whether a compiled version of this file is on disk already."""
-    source = Path(__file__)
-    kept = Path(_pass.stats.cache_path).glob(f"{source.stem}.*.nbi")
-    return any(index.stat().st_mtime >= source.stat().st_mtime for index in kept)
+def compiling() -> str:
+    """Return what there is to tell because this file has to be compiled first; empty if it has not."""
+    return words(_pass, __file__)
 
 
 def begin(
@@ -282,10 +279,9 @@ def _clock(
         n_free = _release(ended[:n_ended], (next_start, following), waits, free)
 
 
-_jit: Final[Any] = njit(cache=True)
-_begin: Final[Any] = njit(cache=True, inline="always")(begin)
+_begin: Final[Any] = jit(begin, inline="always")
 """``begin``, written into the pass: to hand on all these arrays took as long as what is done with them."""
-_release: Final[Any] = _jit(release)
-_due_now: Final[Any] = _jit(due_now)
-_apply: Final[Any] = _jit(apply)
-_pass: Final[Any] = _jit(_clock)
+_release: Final[Any] = jit(release)
+_due_now: Final[Any] = jit(due_now)
+_apply: Final[Any] = jit(apply)
+_pass: Final[Any] = jit(_clock)

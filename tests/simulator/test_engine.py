@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import WORTH_LOADING, choose, compiled, contended, contended_compiled, event
+from simulator.engine.jit import jit, words
 from simulator.errors import EngineError, ProgramError
 from simulator.program import Label, Program, Transfer
 from simulator.schedules import Action, plan
@@ -315,27 +316,43 @@ def test_without_numba_everything_runs_on_the_event_engine(monkeypatch: pytest.M
         choose("compiled", 1)
 
 
-def test_compiling_is_announced_and_only_once(tmp_path: Path) -> None:
-    """A fresh process with an empty cache says so; the next one finds what the first has kept."""
-    code = (
-        "from simulator.engine import choose; from simulator.schedule_program import schedule_program; "
-        "program = schedule_program('1f1b', 1, 1).program; "
-        "said = []; choose('compiled', 1, said.append).run(program); print(said)"
+SAYS = (
+    "from simulator.engine import choose; from simulator.schedule_program import schedule_program; "
+    "program = schedule_program('1f1b', 1, 1).program; "
+    "said = []; choose('compiled', 1, said.append).run(program); print(said)"
+)
+ROOT = Path(__file__).parents[2]
+
+
+def say(environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a process that runs a program on the compiled engine and prints what it was told."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SAYS],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for _ in range(2)
-    ]
-    assert said == ["['compiling the engine, once (some seconds)']\n", "[]\n"]
+
+
+def test_compiling_is_announced_and_only_once_also_by_processes_at_the_same_time(tmp_path: Path) -> None:
+    """Two with an empty cache say so and do not disturb each other; the next one finds their work."""
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first = [say(environment) for _ in range(2)]
+    answers = [process.communicate() for process in first]
+    assert [process.returncode for process in first] == [0, 0], answers
+    assert {out for out, _ in answers} == {"['compiling the engine, once (some seconds)']\n"}
+    assert say(environment).communicate() == ("[]\n", "")
+
+
+def test_what_can_be_kept_nowhere_is_compiled_all_the_same() -> None:
+    """As on a read-only installation: numba finds no place, here because the function is in no file."""
+    made: dict[str, Any] = {}
+    exec("def twice(x):\n    return 2 * x", made)
+    twice = jit(made["twice"])
+    assert "NUMBA_CACHE_DIR can name a directory" in words(twice, __file__)
+    assert twice(3) == 6
 
 
 def test_a_participant_without_a_task_is_named() -> None:
