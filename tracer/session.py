@@ -290,7 +290,7 @@ class Session:
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
-        state = (self.groups.n_changes, len(self._warnings), len(self._job), len(str(self._model)))
+        state = (self.groups.n_changes, len(self._warnings), str(self._job), len(str(self._model)))
         if state != self._written_state:
             self._written_state = state
             try:
