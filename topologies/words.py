@@ -13,6 +13,7 @@ from topologies.fabric import FabricSpec
 
 MACHINES: Final = (
     (r"jean.?zay.*v100|v100.*jean.?zay", "jean-zay-v100"),
+    (r"v100.*(omni-?path|\bopa\b)", "jean-zay-v100"),
     (r"jean.?zay|omni-?path|\bopa\b", "jean-zay-a100"),
     (r"p3dn", "aws-p3dn"),
     (r"p4de", "aws-p4de"),
@@ -82,7 +83,8 @@ def machine(words: str, n_gpus: int, n_nodes: int) -> Cluster:
     """Return the machine that *words* name, with *n_nodes* nodes.
 
     The name of a machine of the catalogue stands for itself. A network or its width beside the GPU, as in
-    ``"V100 x8 per node, IB 100 Gb/s"``, replaces that of the machine.
+    ``"V100 x8 per node, IB 100 Gb/s"``, replaces that of the machine. A width alone is that of the node,
+    unless it is the one of the NIC that such a machine has for each GPU.
 
     Args:
         words: as in a table.
@@ -133,15 +135,20 @@ def _with_network(cluster: Cluster, text: str, words: str) -> Cluster:
     n_nics = cluster.nics_per_node
     if nic is None:
         raise CatalogError(f"{cluster.name} has no network, and {text!r} names none")
-    several = re.search(r"(\d+) ?x ?" + _WIDTH, words)
+    several = re.search(r"\b(\d+) ?x ?(?:[A-Za-z][\w-]* ){0,3}" + _WIDTH, words)
+    named = re.search(r"\b(\d+) ?x ?(?:[ENHX]DR-?(?=\d))?(\d{3})(?: ?[ENHX]DR)?\b(?! ?G)", words)
     one = re.search(_WIDTH, words)
-    if several:
+    if named:
+        n_nics = int(named[1])
+        nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(named[2]))
+    elif several:
         n_nics = int(several[1])
         nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(several[2]))
     elif one and re.search(_WIDTH + r" per node", words):
         nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(one[1]) / n_nics)
     elif one and name:
-        per_gpu = re.search(_WIDTH + r" per GPU", words)
+        rails = n_nics >= cluster.gpus_per_node and nic.bandwidth_bytes_per_s == _bytes_per_s(one[1])
+        per_gpu = rails or re.search(_WIDTH + r" per GPU", words)
         n_nics = cluster.gpus_per_node if per_gpu else 1
         nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(one[1]))
     if SHARP.search(text):

@@ -14,6 +14,7 @@ READ = [
     ("B200-SXM AWS p6-b200, EFAv4 8x400 Gb/s", 32, 4, "aws-p6-b200", 8, 400),
     ("A100-SXM-80GB Jean Zay, 4x100 Gb/s OPA per node", 32, 4, "jean-zay-a100", 4, 100),
     ("V100-SXM-32GB Jean Zay, OPA", 64, 16, "jean-zay-v100", 4, 100),
+    ("V100-SXM-32GB; NVLink2 in node; Omni-Path between nodes", 8, 2, "jean-zay-v100", 4, 100),
     ("H800 (NVLink ~160 GB/s), CX7 400 Gb/s per GPU", 64, 8, "hgx-h800", 8, 400),
     ("A100 (8 per node), CX-6", 16, 2, "hgx-a100-4nic", 4, 200),
     ("H100, 8x200 Gb/s RoCE", 16, 2, "dgx-h100", 8, 200),
@@ -65,6 +66,12 @@ def test_switches_between_nodes_reduce_where_words_say_so() -> None:
         ("V100 x8 per node, IB 100 Gb/s", "ib-edr", 100, 1),
         ("A100, 4x100 Gb/s InfiniBand", "ib-hdr", 100, 4),
         ("A100, NDR InfiniBand", "ib-ndr", 400, 8),
+        ("H100, 8x NDR 400Gb/s InfiniBand", "ib-ndr", 400, 8),
+        ("A100; 8x HDR200 InfiniBand per node (said to be 800 Gb/s)", "ib-hdr", 200, 8),
+        ("A100; 800 Gb/s per node InfiniBand (4x200 HDR)", "ib-hdr", 200, 4),
+        ("H100, 4 x ConnectX-7 at 400 Gb/s", "ib-ndr", 400, 4),
+        ("H200 SXM, ConnectX-7 400 Gb/s", "ib-ndr", 400, 8),
+        ("H200 SXM, ConnectX-7 200 Gb/s", "ib-ndr", 200, 1),
     ],
 )
 def test_infiniband_is_of_the_time_of_the_machine(words: str, name: str, gbit: float, n_nics: int) -> None:
