@@ -126,16 +126,18 @@ def _errors(steps: Sequence[Step]) -> dict[str, float]:
 def choices(steps: Iterable[Step]) -> dict[str, Any]:
     """Return how well layouts are ordered in each group that shares model, machine, GPUs and batch.
 
+    A layout that was measured several times, in several releases for one, counts once, with the medians.
     Kendall's tau is the mean over groups, regret the median.
     """
-    groups: dict[tuple[str, ...], list[Scored]] = defaultdict(list)
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Scored]]] = defaultdict(dict)
     for step in steps:
-        groups[step.choice].append(step.scored)
+        groups[step.choice].setdefault(step.layout, []).append(step.scored)
     taus, regrets = [], []
-    for rows in groups.values():
-        if len(rows) < LEAST_CHOICE:
+    for layouts in groups.values():
+        if len(layouts) < LEAST_CHOICE:
             continue
-        predicted, measured = [row.predicted for row in rows], [row.measured for row in rows]
+        predicted = [median(row.predicted for row in same) for same in layouts.values()]
+        measured = [median(row.measured for row in same) for same in layouts.values()]
         regrets.append(regret(predicted, measured))
         if (tau := kendall_tau(predicted, measured)) is not None:
             taus.append(tau)

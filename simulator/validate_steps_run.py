@@ -25,6 +25,12 @@ ALONE: Final = 100
 AT_ONCE: Final = 40
 """Most rows that a process is given at once."""
 
+OF_LAYOUT: Final = (
+    *("virtual_pp", "sp", "sharding", "shard_group", "micro_batch", "recompute", "framework"),
+    *("flash_attention",),
+)
+"""Columns of a layout beside its degrees."""
+
 _LAYOUT: Final = ("pp", "dp", "cp", "tp", "ep")
 
 
@@ -41,6 +47,7 @@ class Step:
         size: class of the number of GPUs.
         machine: hardware and interconnect, as the table has them.
         choice: what a person who looks for a layout cannot change: model, machine, GPUs and batch.
+        layout: what they can change; runs that agree in it too are repetitions.
         assumed: settings that the row does not give, in words.
         curve: the time over how slow communication is.
     """
@@ -53,6 +60,7 @@ class Step:
     size: str
     machine: str
     choice: tuple[str, ...]
+    layout: tuple[str, ...]
     assumed: tuple[str, ...]
     curve: Curve
 
@@ -163,6 +171,7 @@ def _step(row: Row, step: StepJob, curve: Curve, measured_s: float) -> Step:
         size=size_class(row),
         machine=f"{row.text('hardware')}; {row.text('interconnect', 'not stated')}",
         choice=tuple(row.text(name) for name in (*choice, "seq_len", "precision", "task")),
+        layout=tuple(row.text(name) for name in (*_LAYOUT, *OF_LAYOUT)),
         assumed=step.assumed,
         curve=curve,
     )
