@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.record import Recording, activate, wrap_init
+from tracer.importing import Expectation
+from tracer.launched import is_one_of_many
+from tracer.record import Recording, activate, begin_now, wrap_init
 from tracer.window import Window
 
 RUN_VARIABLE: Final = "FORETRACE_RUN"
@@ -22,6 +25,10 @@ DEPTH_VARIABLE: Final = "FORETRACE_DEPTH"
 RANKS_VARIABLE: Final = "FORETRACE_RANKS"
 STEPS_VARIABLE: Final = "FORETRACE_STEPS"
 """Environment variables with the ranks and steps to record, as ``Window.parsed`` takes them."""
+
+
+_OPTIMIZER: Final = "torch.optim.optimizer"
+"""Module in which hooks on optimizers are registered."""
 
 
 def attach(module: Any) -> None:
@@ -44,3 +51,24 @@ def attach(module: Any) -> None:
     )
     activate(recording)
     wrap_init(module, recording)
+    if not is_one_of_many():
+        _begin_alone(recording)
+
+
+def _begin_alone(recording: Recording) -> None:
+    """Have *recording* begin with the first step of an optimizer if no process group was joined by then."""
+
+    def register(module: Any) -> None:
+        handles: list[Any] = []
+
+        def begin(*_: object) -> None:
+            while handles:
+                handles.pop().remove()
+            begin_now(recording)
+
+        handles.append(module.register_optimizer_step_pre_hook(begin))
+
+    if _OPTIMIZER in sys.modules:
+        register(sys.modules[_OPTIMIZER])
+    else:
+        Expectation(_OPTIMIZER, register)

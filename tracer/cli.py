@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+
+NOTHING: Final = "no process of the command called init_process_group or stepped an optimizer"
+"""Why a command was not recorded that has left nothing at all."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -18,6 +21,9 @@ import click
     help="Run directory, new or empty. Left out: runs/SCRIPT-1, the first number that is free.",
 )
 @click.option("--name", default="", help="What to call the run. Left out: the last part of the directory.")
+@click.option(
+    "--merge", "is_merge", is_flag=True, help="Join run directories of several machines instead of recording."
+)
 @click.option("--ranks", default="", help="Ranks to record, e.g. 0,8-11. Left out: all.")
 @click.option("--steps", default="", help="Steps to record, e.g. 10:20 or 0:2,50:52. Left out: all.")
 @click.option(
@@ -37,6 +43,7 @@ def record(
     *,
     output: Path | None,
     name: str,
+    is_merge: bool,
     ranks: str,
     steps: str,
     depth: str,
@@ -50,13 +57,26 @@ def record(
         foretrace record -o runs/a -- torchrun --nproc-per-node 4 train.py --steps 20
 
     Every process that calls torch.distributed.init_process_group is recorded, others are left alone. The
-    exit status is that of the command.
+    exit status is that of the command. A training without a process group is recorded from the first step
+    of its optimizer on. On several machines record on each, into a directory of its own, and then:
+
+        foretrace record --merge -o runs/all node0/run node1/run
     """
+    if is_merge:
+        _merge(command, output, as_json=as_json)
+        return
     from tracer.finish import finish
     from tracer.launch import launch
+    from tracer.launched import is_one_of_many
 
     path = _free_directory(command) if output is None else output
+    if is_one_of_many() and output is None:
+        raise click.UsageError(
+            "every rank starts a recording of its own: give all of them one directory, -o DIR"
+        )
     status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps, depth=depth)
+    if is_one_of_many():  # the others may not have ended, and no rank knows when
+        context.exit(status)
     summary = finish(path.absolute()) if path.is_dir() else None
     if as_json:
         click.echo(
@@ -66,11 +86,24 @@ def record(
         )
     elif summary is None:
         began = (path / "ranks").is_dir()
-        reason = "it ended too early" if began else "no process of the command called init_process_group"
+        reason = "it ended too early" if began else NOTHING
         click.echo(f"foretrace: nothing recorded: {reason}", err=True)
     else:
         _show(path, summary)
     context.exit(status)
+
+
+def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> None:
+    """Join run directories and say what has become of them."""
+    from tracer.merge import merge
+
+    if output is None:
+        raise click.UsageError("--merge needs -o DIRECTORY for the joined run")
+    summary = merge([Path(part) for part in parts], output)
+    if as_json:
+        click.echo(json.dumps({"run": str(output), **(summary or {})}))
+    elif summary is not None:
+        _show(output, summary)
 
 
 def _show(path: Path, summary: Mapping[str, Any]) -> None:

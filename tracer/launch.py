@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tracer.attach import DEPTH_VARIABLE, NAME_VARIABLE, RANKS_VARIABLE, RUN_VARIABLE, STEPS_VARIABLE
 from tracer.errors import LaunchError, RecordError
+from tracer.launched import is_one_of_many
 from tracer.record import check_new
 from tracer.window import Window
 
@@ -21,7 +22,7 @@ SITE: Final = Path(__file__).resolve().parent / "site"
 """Folder whose ``sitecustomize`` Python runs first in every process of the command."""
 
 
-PROBE: Final = ".foretrace-probe"
+PROBE: Final = f".foretrace-probe-{os.getpid()}"
 """File that is written and deleted to see whether the run directory can be written."""
 
 PROBE_BYTES: Final = 1 << 16
@@ -61,7 +62,7 @@ def launch(
         raise LaunchError("nothing to record: give a command after --, e.g. -- torchrun train.py")
     path = path.absolute()
     check_new(path)
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(path.iterdir()) and not is_one_of_many():
         raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
     program = _program(command[0])
     _check_writable(path)

@@ -181,7 +181,10 @@ def check_new(path: Path) -> None:
     """Raise RecordError if *path* is something else than a directory of this very recording, or nothing."""
     if path.exists() and not path.is_dir():
         raise RecordError(f"{path} is a file; give a directory that is new or empty")
-    if path.is_dir() and any(entry.name not in {"spans", "ranks", "run.json"} for entry in path.iterdir()):
+    if path.is_dir() and any(
+        entry.name not in {"spans", "ranks", "run.json"} and not entry.name.startswith(".")
+        for entry in path.iterdir()
+    ):
         raise RecordError(f"{path} has files in it; give a directory that is new or empty")
 
 
@@ -212,15 +215,7 @@ def wrap_init(module: Any, recording: Recording) -> None:
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         init(*args, **kwargs)
-        if recording.session is not None or recording.is_over:
-            return
-        try:
-            recording.begin()
-        except Exception as error:  # the training goes on without a recording
-            sys.stderr.write(f"foretrace: not recording: {_first_line(error)}\n")
-            return
-        atexit.register(recording.end)
-        _note_uncaught(recording)
+        begin_now(recording)
 
     def destroy_process_group(group: Any = None) -> None:
         if group is None:
@@ -229,6 +224,19 @@ def wrap_init(module: Any, recording: Recording) -> None:
 
     module.init_process_group = functools.wraps(init)(init_process_group)
     module.destroy_process_group = functools.wraps(destroy)(destroy_process_group)
+
+
+def begin_now(recording: Recording) -> None:
+    """Begin *recording* unless it has begun or ended, and see that it ends with the process; never raises."""
+    if recording.session is not None or recording.is_over:
+        return
+    try:
+        recording.begin()
+    except Exception as error:  # the training goes on without a recording
+        sys.stderr.write(f"foretrace: not recording: {_first_line(error)}\n")
+        return
+    atexit.register(recording.end)
+    _note_uncaught(recording)
 
 
 def _note_uncaught(recording: Recording) -> None:

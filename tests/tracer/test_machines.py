@@ -1,0 +1,115 @@
+"""Other ways to start: several machines with a directory each, no process group, a recorder per rank."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.errors import RecordError
+from tracer.merge import merge
+from traces.opening import open_whole
+from traces.store import open_run
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory, ranks: Any, config: Path) -> Path:
+    """One training on two machines of one rank each, which are this one; each is recorded by itself."""
+    folder = tmp_path_factory.mktemp("nodes")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = str(ranks.root / "examples" / "train_ddp.py")
+    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "GLOO_SOCKET_IFNAME": "lo"}
+    started = []
+    for node in (0, 1):
+        command = [sys.executable, "-m", "foretrace", "record", "-o", str(folder / f"node{node}"), "--"]
+        command += [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
+        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port, script]
+        command += ["--config", str(config), "--steps", "3", "--seq-len", "16"]
+        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    said = [process.communicate(timeout=150) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    return folder
+
+
+def test_what_two_machines_recorded_becomes_one_run(nodes: Path, tmp_path: Path, ranks: Any) -> None:
+    parts = [nodes / "node0", nodes / "node1"]
+    assert [open_run(part).stored_ranks for part in parts] == [(0,), (1,)]
+    output = tmp_path / "all"
+    command = [sys.executable, "-m", "foretrace", "record", "--merge", "-o", str(output), *map(str, parts)]
+    result = subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    run = open_whole(str(output), partial=False)
+    assert run.stored_ranks == (0, 1)
+    assert run.info.finished
+    assert run.warnings == ()
+    assert {row["rank"] for row in run.memory().to_pylist()} == {0, 1}
+    numbers = [
+        sorted(row["sequence"] for row in run.spans([rank]).to_pylist() if row["category"] == "collective")
+        for rank in (0, 1)
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_parts_that_do_not_belong_together_are_refused(nodes: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="give each rank once"):
+        merge([nodes / "node0", nodes / "node0"], tmp_path / "all")
+    with pytest.raises(RecordError, match="two run directories"):
+        merge([nodes / "node0"], tmp_path / "all")
+    with pytest.raises(RecordError, match="holds something"):
+        merge([nodes / "node0", nodes / "node1"], nodes / "node0")
+    assert not (tmp_path / "all").exists()
+
+
+ALONE = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_training_without_a_process_group_is_recorded(tmp_path: Path, ranks: Any) -> None:
+    script, path = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(ALONE)
+    command = [
+        sys.executable,
+        "-m",
+        "foretrace",
+        "record",
+        "-o",
+        str(path),
+        "--",
+        sys.executable,
+        str(script),
+    ]
+    result = subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    run = open_run(path)
+    assert run.info.world_size == 1
+    spans = run.spans().to_pylist()
+    # The first step of the optimizer tells that this is a training: what was before it is not seen.
+    assert [row["step"] for row in spans if row["category"] == "step"] == [0, 1, 2]
+    assert {row["kind"] for row in spans if row["category"] == "compute"} == {
+        "forward",
+        "backward",
+        "optimizer",
+    }
+
+
+def test_a_recorder_per_rank_shares_the_directory(tmp_path: Path, ranks: Any, config: Path) -> None:
+    """As ``srun foretrace record -- python train.py`` has it: the launcher starts the recorder."""
+    path, script = tmp_path / "run", str(ranks.root / "examples" / "train_ddp.py")
+    command = [sys.executable, "-m", "foretrace", "record", "-o", str(path), "--", sys.executable, script]
+    result = ranks.run([*command, "--config", str(config), "--steps", "2", "--seq-len", "16"], ranks.env())
+    assert result.status == (0, 0), result.errors
+    run = open_run(path)
+    assert run.stored_ranks == (0, 1)
+    assert run.info.finished
+    assert run.warnings == ()
