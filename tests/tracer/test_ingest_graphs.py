@@ -249,3 +249,15 @@ def test_real_execution_traces_are_read(name: str, tmp_path: Path) -> None:
     run = opened(REAL / "chakra_et" / name, tmp_path / "run")
     assert run.is_timeless
     assert run.spans().num_rows > 100
+
+
+@needs_real
+def test_graphs_beside_traces_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A profiler that was asked for both writes both into one folder; one of them has times."""
+    found = ingest(
+        [REAL / "param_dlrm_v100x8" / "kineto", REAL / "param_dlrm_v100x8" / "et"], tmp_path / "run"
+    )
+    assert sum("a graph beside traces that have times" in said for said in found.warnings) == 8
+    run = open_run(tmp_path / "run")
+    assert not run.is_timeless
+    assert len(run.stored_ranks) == 8

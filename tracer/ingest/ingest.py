@@ -57,6 +57,8 @@ def ingest(
     """
     sources = find_sources(paths)
     kinds = {source: kind_of(source) for source in sources}
+    beside = _graphs_beside_traces(kinds)
+    kinds |= dict.fromkeys(beside, "")
     found = sorted(set(kinds.values()) - {""})
     if not found:
         raise IngestError(f"{sources[0].name} is no trace that foretrace knows; docs/ingest.md lists them")
@@ -69,10 +71,22 @@ def ingest(
     if not recordings:
         raise IngestError(failed[0])
     joined = join(recordings, name or Path(output).absolute().name, found[0])
-    ignored = [f"{source.name} is no trace: left out" for source in sources if not kinds[source]]
+    ignored = [
+        f"{source.name} is {'a graph beside traces that have times' if source in beside else 'no trace'}: "
+        "left out"
+        for source in sources
+        if not kinds[source]
+    ]
     info = _with_warnings(joined.info, [*failed, *ignored])
     write_run(output, info, joined.written())
     return info
+
+
+def _graphs_beside_traces(kinds: Mapping[Source, str]) -> list[Source]:
+    """Return the graphs of a folder that has traces of Kineto, too: those say when things were."""
+    if set(kinds.values()) - {""} != {"chakra", "kineto"}:
+        return []
+    return [source for source, kind in kinds.items() if kind == "chakra"]
 
 
 def _read(
