@@ -64,11 +64,25 @@ def _position(job: Job) -> list[Piece]:
     if not model.max_positions:
         rotated = width * model.rope_head_dim // model.head_dim if model.kv_lora_rank else width
         found.append(elementwise_piece(job, "rotary", "rotary", "attention.rotary", n_tokens * rotated))
+    if model.kv_lora_rank:
+        n_joined = kv_heads + (heads if is_separate(job, "rotary") else 0)
+        found.append(_assembled(job, n_tokens * n_joined * model.head_dim))
     if kv_heads < heads and is_separate(job, "heads"):
         size = n_tokens * (heads + kv_heads) * (model.head_dim + model.value_head_dim)
         copy = memory("attention.repeat", size * DTYPE_BYTES[job.precision], job.precision, count=2)
         found.append(elementwise((copy,), (replace(copy, name="attention.repeat.backward"),)))
     return found
+
+
+def _assembled(job: Job, n_elements: int) -> Piece:
+    """Join the rotated and the other part of latent queries and keys; backward takes their gradients apart.
+
+    The rotated part of the key is one for all heads, so that it is copied for each; fused kernels rotate
+    queries in place. Reference: Megatron-LM ``multi_latent_attention.py``, ``torch.cat`` of ``q_no_pe`` and
+    ``q_pos_emb``, and ``fused_apply_mla_rope_for_kv``.
+    """
+    copy = memory("attention.assemble", 2 * n_elements * DTYPE_BYTES[job.precision], job.precision, count=2)
+    return elementwise((copy,), (replace(copy, name="attention.assemble.backward"),))
 
 
 def _core(job: Job, layer: int) -> list[Piece]:

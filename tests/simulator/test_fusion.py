@@ -123,3 +123,12 @@ def test_unknown_kernels_and_parts_are_refused() -> None:
         job("llama3-8b", Layout(), "fast")
     with pytest.raises(JobError, match="eager="):
         Framework(name="mine", matches=("mine",), eager=("gelu",))
+
+
+def test_latent_keys_are_joined_in_either_case_and_queries_by_eager_code_alone() -> None:
+    fused, eager = (
+        {op.name: op for op in ops(layer_blocks(job("deepseek-v3", Layout(), kernels), 0)[0], "forward")}
+        for kernels in ("fused", "eager")
+    )
+    assert fused["attention.assemble"].bytes_moved == 2 * 2 * 4096 * 128 * 192
+    assert eager["attention.assemble"].bytes_moved == 2 * fused["attention.assemble"].bytes_moved
