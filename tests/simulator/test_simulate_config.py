@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace import main
 from simulator.config import CONVENTIONS, KINDS, TABLES, job_from, job_settings, read_config, write_config
 from simulator.errors import ConfigError, JobError
 from simulator.job import SHARDINGS
@@ -147,3 +150,54 @@ def test_gpus_that_no_data_parallel_degree_fills_are_refused() -> None:
         job_from({**common, "gpus": 500})
     with pytest.raises(JobError, match=r"8 GPUs cannot be filled .* 32 or 64 would work"):
         job_from({**common, "gpus": 8})
+
+
+def test_conventions_and_settings_of_every_kind_survive_a_file(tmp_path: Path) -> None:
+    job = job_from(
+        {
+            "model": "llama3-8b",
+            "cluster": "dgx-h100",
+            "gpus": 16,
+            "global_batch": 32,
+            "seq_len": 4096,
+            "framework": "torchtitan",
+            "sharding": "fsdp",
+            "shard_ranks": 8,
+            "fp8": True,
+            "recipe": "rowwise",
+            "recompute": "full",
+            "recompute_every": 2,
+            "checkpoint_every": 4,
+            "checkpoint_bytes_per_s": 2e9,
+            "conventions": {"reshard_after_forward": False, "eager": ("norm",), "host_work": 0.5},
+        }
+    )
+    path = tmp_path / "run.toml"
+    path.write_text(write_config(job_settings(job)))
+    again = job_from(read_config(path))
+    assert again == job
+    assert again.profile.eager == ("norm",)
+    assert again.profile.host_work == 0.5
+
+
+def test_a_framework_decides_the_dtype_of_gradients_unless_it_is_given() -> None:
+    some = {"model": "llama3-8b", "cluster": "dgx-h100", "global_batch": 8, "framework": "internevo"}
+    assert not job_from(some).fp32_gradients
+    assert job_from({**some, "fp32_gradients": True}).fp32_gradients
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--set", "overlap_grad_reduce"], "KEY=VALUE"),
+        (["--set", "overlap_grad_reduce=yes"], "must be like True"),
+        (["--set", "wrapp=block"], "did you mean wrap"),
+        (["--framework", "torchtitn"], "did you mean torchtitan|one of"),
+    ],
+)
+def test_a_convention_that_cannot_be_is_refused_by_the_verb(flags: list[str], message: str) -> None:
+    given = ["simulate", "--model", "llama3-8b", "--cluster", "dgx-h100", "--global-batch", "8"]
+    found = CliRunner().invoke(main, [*given, *flags])
+    assert found.exit_code == 2
+    assert re.search(message, found.output)
+    assert "Traceback" not in found.output
