@@ -1,6 +1,6 @@
 """Writes the table of docs/frameworks.md: what each profile says of the conventions that time depends on.
 
-    python benchmarks/frameworks.py
+python benchmarks/frameworks.py
 """
 
 from __future__ import annotations
