@@ -58,7 +58,7 @@ def burst_s(run: Run, device: str, at_least_s: float = MIN_S) -> float:
 
 def sustained_s(run: Run, device: str, for_s: float) -> float:
     """Return the time of *run* under lasting load: the mean over the second half of *for_s*."""
-    once = max(burst_s(run, device), 1e-9)
+    once = max(burst_s(run, device, for_s / 10), 1e-9)
     n = max(1, int(for_s / 2 / once))
     timed = _wall_s if device == "cpu" else _events_s
     timed(run, n)
