@@ -1,0 +1,81 @@
+"""Analysis of a simulated run returns what the simulator put in."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulator.config import job_from
+from simulator.job import Job
+from simulator.network import Network
+from simulator.simulate import simulate
+from simulator.variation import Variation
+from traces.collectives import bandwidths, bus_factor, collectives
+from traces.compare import compare
+from traces.critical_path import critical_path
+from traces.stragglers import stragglers
+
+LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}
+
+
+def job_of(**changes: object) -> Job:
+    """Return a job in which devices, not hosts, set the pace, with some settings changed."""
+    return job_from({**LARGE, "global_batch": 8, **changes})
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_the_straggler_that_was_put_in_is_the_one_that_is_found(rank: int) -> None:
+    """Whoever it is, it is named first; others wait for it, also where they still compute, at least as long."""
+    even = job_of(dp=8, sharding="ddp")
+    uneven = replace(even, variation=Variation(stragglers=f"{rank}:1.5"))
+    runs = [simulate(job, folded=False) for job in (even, uneven)]
+    first = stragglers(runs[1].run)[0]
+    assert first.rank == rank
+    slower_s = runs[1].summary["step_time_s"] - runs[0].summary["step_time_s"]
+    assert first.caused_ns / 1e9 / 7 > 0.95 * slower_s > 0
+
+
+def test_bandwidths_are_those_of_the_network() -> None:
+    """Transfer time and bus bandwidth of every size, to the nanosecond that times are rounded to."""
+    job = job_of(dp=8, sharding="ddp")
+    run = simulate(job, folded=False).run
+    network = Network(job.cluster)
+    rows = collectives(run).to_pylist()
+    assert rows
+    for row in rows:
+        if row["kind"] in {"send", "recv"}:
+            continue
+        cost = network.collective(row["kind"], row["size_bytes"], range(8))
+        taken_ns = cost.latency_ns + cost.wire_ns
+        assert row["transfer_ns"] == pytest.approx(taken_ns, abs=2)
+        if row["size_bytes"] > 1 << 20:
+            expected = row["size_bytes"] * bus_factor(row["kind"], 8) / (taken_ns / 1e9)
+            assert row["busbw_bytes_per_s"] == pytest.approx(expected, rel=1e-3)
+    for row in bandwidths(run):
+        if row["share_of_limit"] is not None and row["size_bytes"] > 1 << 20:
+            assert 0 < row["share_of_limit"] < 1.2  # switches that reduce carry a little more than a ring
+
+
+@pytest.mark.parametrize("changes", [{"pp": 2, "dp": 2}, {"tp": 4}, {"dp": 4, "sharding": "fsdp"}])
+def test_the_critical_path_is_the_makespan(changes: dict[str, object]) -> None:
+    """And what is never waited for is not on it."""
+    run = simulate(job_of(**changes)).run
+    spans = run.spans()
+    start = spans["start_ns"].to_numpy()
+    assert critical_path(run, 0).length_ns == int(
+        np.max(start + spans["duration_ns"].to_numpy()) - start.min()
+    )
+
+
+def test_a_faster_link_is_the_cause_that_compare_finds() -> None:
+    """Two simulations that differ in one thing differ in one cause."""
+    slow, fast = job_of(tp=4), job_of(tp=4)
+    fast = replace(
+        fast,
+        cluster=replace(fast.cluster, transfer_factors={"near.others.wire": 0.5, "near.others.latency": 0.5}),
+    )
+    found = compare(simulate(slow).run, simulate(fast).run)
+    moved = {cause.name: cause.difference_ns for cause in found.details if cause.difference_ns}
+    by_tp = sum(ns for name, ns in moved.items() if name.startswith("exposed:tp"))
+    assert by_tp < 0
+    assert abs(by_tp) > 0.8 * sum(map(abs, moved.values()))
