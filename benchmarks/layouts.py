@@ -3,7 +3,9 @@
     python benchmarks/layouts.py [--repeat N] [--json]
 
 Every layout of Llama 3 70B on 512 GPUs with at most 16 pipeline ranks, at most 64 micro-batches and every
-schedule that allows it. ``cold`` includes the layers and schedules that are remembered from then on.
+schedule that allows it. ``cold`` includes the layers and schedules that are remembered from then on. By
+schedule: with 16 ranks and 64 micro-batches. By size: one schedule with more and more micro-batches, the cost
+of which should be linear in tasks.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
+from typing import Final
 
 from simulator.config import job_from
 from simulator.errors import SimulationError
@@ -22,6 +25,11 @@ from simulator.layouts import PipelineTimes
 from simulator.schedule_program import schedule_program
 from simulator.schedules import SCHEDULES
 from traces.layout import Layout
+
+AGAIN: Final = 20
+"""Times that the few layouts of one kind are answered for, for the clock to see them."""
+
+MICROBATCHES: Final = (16, 64, 256, 1024, 4096)
 
 
 def main() -> None:
@@ -38,6 +46,8 @@ def main() -> None:
     cold_s = measure(times, jobs)
     warm_s = median(measure(times, jobs) for _ in range(args.repeat))
     by_pp = {str(pp): rate(times, jobs, pp, args.repeat) for pp in (1, 2, 4, 8, 16)}
+    largest = {name: rate_of(times, jobs, name, args.repeat) for name in SCHEDULES}
+    sizes = [by_size(times, jobs[0], m, args.repeat) for m in MICROBATCHES]
     found = {
         "layouts": len(jobs),
         "tasks": n_tasks,
@@ -46,6 +56,8 @@ def main() -> None:
         "layouts_per_cpu_s": len(jobs) / warm_s,
         "tasks_per_cpu_s": n_tasks / warm_s,
         "by_pp": by_pp,
+        "by_schedule_pp16_m64": largest,
+        "by_microbatches": sizes,
     }
     if args.json:
         print(json.dumps(found))
@@ -56,6 +68,12 @@ def main() -> None:
     print(f"per CPU-second: {len(jobs) / warm_s:,.0f} layouts, {n_tasks / warm_s:,.0f} tasks")
     for pp, per_s in by_pp.items():
         print(f"  pp {pp:>2}: {per_s:>8,.0f} layouts")
+    print("16 ranks, 64 micro-batches, layouts per CPU-second:")
+    for name, per_s in largest.items():
+        print(f"  {name:18} {per_s:>8,.0f}")
+    print("1f1b on 16 ranks, by micro-batches:")
+    for one in sizes:
+        print(f"  {one['microbatches']:>5} {one['tasks']:>8,} tasks {one['ns_per_task']:>6.1f} ns per task")
 
 
 def layouts() -> Iterator[tuple[Job, int]]:
@@ -82,6 +100,23 @@ def measure(times: PipelineTimes, jobs: list[Job]) -> float:
     for job in jobs:
         times.pipeline_ns(job)
     return time.process_time() - start
+
+
+def rate_of(times: PipelineTimes, jobs: list[Job], schedule: str, repeat: int) -> float:
+    """Return layouts per second of processor time of *schedule* on 16 ranks with 64 micro-batches."""
+    own = [job for job in jobs if (job.schedule, job.layout.pp, job.n_microbatches) == (schedule, 16, 64)]
+    measure(times, own)
+    return AGAIN * len(own) / median(measure(times, own * AGAIN) for _ in range(repeat))
+
+
+def by_size(times: PipelineTimes, job: Job, n_microbatches: int, repeat: int) -> dict[str, float]:
+    """Return what a layout of 16 ranks costs per task with *n_microbatches*."""
+    layout = Layout(pp=16, tp=8, dp=4)
+    job = replace(job, layout=layout, micro_batch=1, global_batch=4 * n_microbatches, schedule="1f1b")
+    n_tasks = schedule_program("1f1b", 16, n_microbatches).program.n_tasks
+    measure(times, [job])
+    seconds = median(measure(times, [job] * AGAIN) for _ in range(repeat)) / AGAIN
+    return {"microbatches": n_microbatches, "tasks": n_tasks, "ns_per_task": seconds / n_tasks * 1e9}
 
 
 def rate(times: PipelineTimes, jobs: list[Job], pp: int, repeat: int) -> float:

@@ -73,7 +73,7 @@ class PipelineTimes:
         key = (job.schedule, layout.pp, job.n_microbatches, job.virtual_stages, job.overlap_p2p, together)
         if key not in self._schedules:
             made = schedule_program(*key[:4], overlap_p2p=job.overlap_p2p, overlap_pairs=together)
-            self._schedules[key] = (made, choose("compiled", 0).Clock(made.program))
+            self._schedules[key] = (made, choose("compiled", 0).Makespan(made.program))
         found, clock = self._schedules[key]
         passed_bytes = hidden_bytes(job, tokens_per_shard(job))
         in_parts = scatters_p2p(job)
@@ -83,8 +83,8 @@ class PipelineTimes:
         if in_parts:
             actions = actions + found.receives * self._gather_ns(job, passed_bytes)
         pairs = self._pair_ns(job, found) if found.pairs else None
-        _, end_ns = clock.times(found.durations(actions, pairs), found.transfers(links))
-        return int(end_ns.max())
+        found_ns: int = clock.last_ns(found.durations(actions, pairs), found.transfers(links))
+        return found_ns
 
     def floor_ns(self, job: Job) -> int:
         """Return a time that ``pipeline_ns`` is never below, without running the schedule.

@@ -94,6 +94,37 @@ class Clock:
         return found
 
 
+class Makespan:
+    """A program made ready to be asked, with many durations, for nothing but its end.
+
+    Tasks are numbered in an order in which they can be worked off, so that memory is read from front to back.
+
+    Args:
+        program: what to run; nothing shares GPUs in it.
+
+    Raises:
+        ProgramError: the program cannot run to its end; durations play no part in that.
+    """
+
+    def __init__(self, program: Program) -> None:
+        _, _, order, previous = _first_pass(program)
+        start, wait = _all_waits(previous, program.dep_start, program.deps)
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        meeting = program.instance[wait]
+        coded = np.where(meeting < 0, place[wait], -1 - meeting)
+        counts = np.diff(start)[order]
+        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        moved = np.repeat(start[:-1][order] - first[:-1], counts) + np.arange(len(coded))
+        self._order = order
+        self._waits = (first, coded[moved])
+        self._meetings = (program.instance[order], program.instance_participants.astype(np.int64))
+
+    def last_ns(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> int:
+        """Return when the last task ends."""
+        return int(_last(self._order, self._waits, self._meetings, duration_ns, transfer_ns))
+
+
 def _first_pass(program: Program) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
     """Return start and end of every task, an order in which they can be worked off, and who is before whom.
 
@@ -222,6 +253,38 @@ def _rerun(
     return start_ns, end_ns
 
 
+def _last_end(
+    order: Int64Array,
+    waits: tuple[Int64Array, Int64Array],
+    meetings: tuple[Int64Array, Int64Array],
+    duration_ns: Int64Array,
+    transfer_ns: Int64Array,
+) -> int:
+    """Return when the last task ends; what is waited for is a place in *order*, or -1 less a meeting."""
+    first, wait = waits
+    instance, participants = meetings
+    missing = participants.copy()
+    met_ns = np.zeros(len(participants), np.int64)
+    end_ns = np.empty(len(order), np.int64)
+    last_ns = np.int64(0)
+    for at in range(len(order)):
+        now = np.int64(0)
+        for other in wait[first[at] : first[at + 1]]:
+            now = max(now, end_ns[other] if other >= 0 else met_ns[-1 - other])
+        meeting = instance[at]
+        if meeting < 0:
+            end_ns[at] = now + duration_ns[order[at]]
+            last_ns = max(last_ns, end_ns[at])
+        else:
+            met_ns[meeting] = max(met_ns[meeting], now)
+            missing[meeting] -= 1
+            if missing[meeting] == 0:
+                met_ns[meeting] += transfer_ns[meeting]
+                last_ns = max(last_ns, met_ns[meeting])
+    return int(last_ns)
+
+
 _pass: Final[Any] = jit(_clock)
 _all_waits: Final[Any] = jit(_waits_of)
 _again: Final[Any] = jit(_rerun)
+_last: Final[Any] = jit(_last_end)

@@ -138,6 +138,10 @@ def test_running_again_with_other_durations_is_running_another_program(
     found = clock.times(np.array([t.duration_ns for t in other], np.int64), np.array(other_costs, np.int64))
     assert [x.tolist() for x in found] == [x.tolist() for x in event.times(make(other, other_costs))]
     assert [x.tolist() for x in clock.times()] == [x.tolist() for x in event.times(make(tasks, costs))]
+    last_ns = compiled.Makespan(make(tasks, costs)).last_ns(
+        np.array([t.duration_ns for t in other], np.int64), np.array(other_costs, np.int64)
+    )
+    assert last_ns == found[1].max()
 
 
 @settings(max_examples=150, deadline=None)
