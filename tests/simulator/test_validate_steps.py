@@ -22,7 +22,7 @@ from simulator.validate_calibrate import TRUST, fit
 from simulator.validate_curve import RATIOS, Curve
 from simulator.validate_job import model_of
 from simulator.validate_ranking import kendall_tau, regret
-from simulator.validate_steps import calibrated, choices, validate_steps
+from simulator.validate_steps import calibrated, choices, errors, validate_steps
 from simulator.validate_steps_job import parallel_class, size_class, step_job
 from simulator.validate_steps_run import Step, run_rows
 from simulator.validate_table import Row
@@ -229,6 +229,26 @@ def test_orders_are_compared_inside_a_group_only(own: list[dict[str, object]]) -
         "regret_median": None,
         "regret_mean": None,
     }
+
+
+def test_a_layout_measured_again_is_no_further_choice(own: list[dict[str, object]]) -> None:
+    steps = [
+        one for one in run_rows([Row(row, at) for at, row in enumerate(own)], 1) if isinstance(one, Step)
+    ]
+    later = [replace(one, scored=replace(one.scored, measured=1.1 * one.scored.measured)) for one in steps]
+    assert choices([*steps, *later])["choice_groups"] == choices(steps)["choice_groups"]
+    assert choices([*steps[:2], *later[:2]])["choice_groups"] == 0
+
+
+def test_errors_are_shares_of_the_prediction_by_class(own: list[dict[str, object]]) -> None:
+    steps = [
+        one for one in run_rows([Row(row, at) for at, row in enumerate(own)], 1) if isinstance(one, Step)
+    ]
+    found = errors(
+        [replace(one, scored=replace(one.scored, measured=2 * one.scored.predicted)) for one in steps]
+    )
+    assert found["all"]["rows"] == len(steps)
+    assert all(one["low"] == one["high"] == pytest.approx(2) for one in found.values())
 
 
 @given(
