@@ -50,7 +50,8 @@ TORCH_GROUPED_SHARE: Final = 0.71
 """Rate of ``torch._grouped_mm`` over that of one product of as many rows.
 
 Median of 16 times on B200, bf16 and mxfp8, forward and backward, 1 to 8 experts (pytorch/ao 36027d8,
-torchao/prototype/moe_training/README.md, BSD-3): 0.73 and 0.68; half of them lie within 6 %.
+torchao/prototype/moe_training/README.md, BSD-3): 0.73 and 0.68; benchmarks/fit_grouped.py on 10 of them, the
+other 6 are 10 % off.
 """
 
 GROUPED: Final = ("streams", "torch")

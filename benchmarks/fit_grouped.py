@@ -1,0 +1,72 @@
+"""Fits what grouped products take to measured ones, and prints the two constants of ``simulator.gemm``.
+
+    python benchmarks/fit_grouped.py kernels.csv
+
+``TORCH_GROUPED_SHARE`` is the median rate of ``torch._grouped_mm`` over that of one product of as many rows;
+``SPACING_S`` the median time per member where members are so small that their size does not matter. 30 % of
+the rows are held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from fitting import Floats, split
+
+from simulator.gemm import SPACING_S, gemm_s
+from simulator.ops import Op
+from simulator.validate_hardware import device_of
+from simulator.validate_kernels import measured_ops, model_of
+from simulator.validate_table import Row, read_table
+
+SMALL = 0.8
+"""A member counts as small if alone it would take less than this share of ``SPACING_S``."""
+
+
+def torch_share(row: Row) -> float:
+    """Return the rate of a row of ``torch._grouped_mm`` over that of one product, quantising taken off."""
+    model = model_of(device_of(row.text("hardware")), burst=False)
+    ops, measured_us = measured_ops(row, model.device)
+    products = [op for op in ops if op.kind == "gemm"]
+    one_s = sum(gemm_s(replace(op, grouped=False), model.device) for op in products)
+    return one_s / (measured_us / 1e6 - sum(model.op_s(op) for op in ops if op.kind != "gemm"))
+
+
+def spacing_s(row: Row) -> float | None:
+    """Return the time per member of a row of Transformer Engine, None unless its members are small."""
+    device = device_of(row.text("hardware"))
+    (op,), measured_us = measured_ops(row, device)
+    alone_s = gemm_s(_member(op), device)
+    return measured_us / 1e6 / op.batch if alone_s < SMALL * SPACING_S else None
+
+
+def _member(op: Op) -> Op:
+    return replace(op, batch=1, grouped=False, bytes_moved=op.bytes_moved // op.batch)
+
+
+def report(name: str, values: Floats, *, unit: float = 1.0) -> None:
+    """Print the median of the rows that are seen, and how far the others are from it."""
+    seen = split(len(values))
+    fitted = float(np.median(values[seen]))
+    held = np.abs(np.log(values[~seen] / fitted))
+    print(f"{name} = {fitted * unit:.2f}  # of {seen.sum()} rows")
+    print(f"# held out: {len(held)} rows, median {np.median(held):.3f}")
+
+
+def main() -> None:
+    """Fit both and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("table")
+    given: Any = parser.parse_args()
+    rows = [row for row in read_table(given.table, ("kernel", "impl")) if "grouped" in row.text("kernel")]
+    of_torch = [row for row in rows if "_grouped_mm" in row.text("impl")]
+    others = [spacing for row in rows if row not in of_torch if (spacing := spacing_s(row)) is not None]
+    report("TORCH_GROUPED_SHARE", np.array([torch_share(row) for row in of_torch]))
+    report("SPACING_S in us", np.array(others), unit=1e6)
+
+
+if __name__ == "__main__":
+    main()
