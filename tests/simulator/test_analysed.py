@@ -25,7 +25,7 @@ def job_of(**changes: object) -> Job:
 
 @pytest.mark.parametrize("rank", [0, 5])
 def test_the_straggler_that_was_put_in_is_the_one_that_is_found(rank: int) -> None:
-    """Whoever it is, it is named first; others wait for it, also where they still compute, at least as long."""
+    """Whoever it is, it is named first; others wait for it at least as long, some of it while computing."""
     even = job_of(dp=8, sharding="ddp")
     uneven = replace(even, variation=Variation(stragglers=f"{rank}:1.5"))
     runs = [simulate(job, folded=False) for job in (even, uneven)]
