@@ -146,11 +146,11 @@ def pack_spans(view: View, pack: Pack, prefix: str) -> int:
         for name in ("start_ns", "end_ns")
     )
     gap, duration = to_ticks(begin, until, ptr, tick)
-    columns: dict[str, NDArray[Any]] = {"ptr": ptr, "gap": gap, "duration": duration}
+    columns: dict[str, NDArray[Any]] = {"ptr": ptr, "gap": smallest(gap), "duration": smallest(duration)}
     columns["label"] = smallest(np.concatenate([part.label for _, _, part in cells]))
     for name in ("waited_ns", "hidden_ns"):
         values = np.concatenate([getattr(part, name) for _, _, part in cells])
-        columns[name.removesuffix("_ns")] = ((values + tick // 2) // tick).astype(np.uint32)
+        columns[name.removesuffix("_ns")] = smallest((values + tick // 2) // tick)
     columns |= {name: smallest(_timeline_column(view, column)) for name, column in _COLUMNS.items()}
     columns["sequence"] = (_timeline_column(view, "sequence") & NO_SEQUENCE).astype(np.uint32)
     for name, values in columns.items():

@@ -43,12 +43,23 @@ function fromBase64(text) {
 /** Put a column together that is stored byte by byte: all lowest bytes, then the next ones. */
 function joined(bytes, Type, offset, length) {
   const size = Type.BYTES_PER_ELEMENT;
-  const found = new Uint8Array(length * size);
-  for (let byte = 0; byte < size; byte++) {
-    const plane = offset + byte * length;
-    for (let i = 0, to = byte; i < length; i++, to += size) found[to] = bytes[plane + i];
+  const plane = byte => bytes.subarray(offset + byte * length, offset + (byte + 1) * length);
+  if (size === 1) return plane(0).slice();
+  const found = new Type(length);
+  if (size === 2) {
+    const [low, high] = [plane(0), plane(1)];
+    for (let i = 0; i < length; i++) found[i] = low[i] | high[i] << 8;
+  } else if (size === 4) {
+    const [a, b, c, d] = [plane(0), plane(1), plane(2), plane(3)];
+    for (let i = 0; i < length; i++) found[i] = a[i] | b[i] << 8 | c[i] << 16 | d[i] << 24;
+  } else {
+    const raw = new Uint8Array(found.buffer);
+    for (let byte = 0; byte < size; byte++) {
+      const from = plane(byte);
+      for (let i = 0, to = byte; i < length; i++, to += size) raw[to] = from[i];
+    }
   }
-  return new Type(found.buffer);
+  return found;
 }
 
 /** Return a run with its spans unpacked: absolute times in nanoseconds from the start of their step. */
@@ -75,9 +86,14 @@ function unpackRun(info, columns) {
   run.memory = info.memory.map(series => ({
     ...series, t: own('memory.t').subarray(series.from, series.to), bytes: own('memory.bytes').subarray(series.from, series.to),
   }));
-  run.n_digits = String(run.microbatch.reduce((most, batch) => Math.max(most, batch), 0)).length;
   run.kind = new Uint8Array(gap.length);
-  for (let i = 0; i < gap.length; i++) run.kind[i] = LABELS[run.description[i]][0];
+  const kinds = Uint8Array.from(LABELS, label => label[0]);
+  let most = 0;
+  for (let i = 0; i < gap.length; i++) {
+    run.kind[i] = kinds[run.description[i]];
+    if (run.microbatch[i] > most) most = run.microbatch[i];
+  }
+  run.n_digits = String(most).length;
   return run;
 }
 

@@ -86,7 +86,6 @@ function fillPicker() {
 
 /** Show the rows of a pick, `rank` among them; a page that is served asks for what it does not hold. */
 function pickRows(pick, rank) {
-  view.pick = pick;
   if (MODE === 'run' && META.windowed && META.picks[pick].some(shown => RUNS[0].row_of[shown] < 0)) {
     loadWindow(pick, stepOf(RUNS[0]).step, rank);
     return;
