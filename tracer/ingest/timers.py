@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracer.errors import IngestError
-from tracer.ingest.chrome import Decoder
+from tracer.ingest.decoder import Decoder
 from tracer.ingest.events import arguments, number, text, to_ns, whole
 from tracer.ingest.kernels import UNKNOWN, collective_kind
 from tracer.ingest.recording import Recording, innermost
