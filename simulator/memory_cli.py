@@ -64,6 +64,7 @@ def describe(job: Job) -> dict[str, Any]:
         "memory_limit_bytes": limit,
         "peak_memory_bytes": fullest.peak_bytes,
         "spare_bytes": limit - fullest.peak_bytes,
+        "slack_bytes": _slack_bytes(job, fullest),
         "fullest_pipeline_rank": fullest.pp,
         "when": _moment(job, fullest),
         "largest": [{"item": name, "bytes": size} for name, size in fullest.largest(4)],
@@ -79,6 +80,11 @@ def describe(job: Job) -> dict[str, Any]:
             if one.peak_bytes > limit
         ],
     }
+
+
+def _slack_bytes(job: Job, rank: RankMemory) -> int:
+    """Return what the caching allocator keeps beside tensors if it can; it frees that before it fails."""
+    return round((rank.peak_bytes - rank.items["reserved"]) * job.profile.allocator_slack)
 
 
 def _rank(job: Job, rank: RankMemory) -> dict[str, Any]:
@@ -125,6 +131,9 @@ def _show(found: dict[str, Any]) -> None:
     )
     console.print(_stages(found))
     if found["fits"]:
+        if found["slack_bytes"] > found["spare_bytes"]:
+            slack = format_bytes(found["slack_bytes"])
+            console.print(f"[yellow]tight[/]: the allocator usually keeps {slack} beside", highlight=False)
         return
     for one in found["would_fit"]:
         console.print(

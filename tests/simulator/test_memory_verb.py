@@ -152,6 +152,16 @@ def test_the_verb_prints_one_object() -> None:
     assert sum(stage["bytes"].values()) == document["peak_memory_bytes"]
 
 
+@pytest.mark.parametrize(("seq_len", "is_tight"), [(4096, False), (7168, True), (8192, False)])
+def test_a_job_that_leaves_no_room_for_the_allocator_is_called_tight(*, seq_len: int, is_tight: bool) -> None:
+    """It fits with room to spare, it just fits, and it does not."""
+    flags = ["memory", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "8"]
+    flags += ["--seq-len", str(seq_len), "--sharding", "fsdp", "--framework", "torchtitan"]
+    document = json.loads(CliRunner().invoke(main, [*flags, "--json"]).output)
+    assert (0 <= document["spare_bytes"] < document["slack_bytes"]) == is_tight
+    assert ("tight" in CliRunner().invoke(main, flags).output) == is_tight
+
+
 def test_the_verb_takes_what_only_memory_knows() -> None:
     flags = ["--lora-rank", "8", "--quantized-base", "--offload", "optimizer", "--framework", "torchtitan"]
     run = CliRunner().invoke(main, [*LLAMA_70B, *flags, "--json"])
