@@ -57,6 +57,7 @@ class Runs:
     root: Path
     _open: dict[Path, tuple[int, Run]] = field(default_factory=dict)
     _documents: dict[tuple[Any, ...], Answer] = field(default_factory=dict)
+    _headlines: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -99,6 +100,13 @@ class Runs:
             while len(self._open) > KEPT:
                 del self._open[next(iter(self._open))]
             return opened
+
+    def figures(self, name: str, info: RunInfo) -> list[str]:
+        """Return step time, computing share and MFU of a run, worked out once for as long as it is the same."""
+        key = (name, _changed(self.root / name))
+        if key not in self._headlines:
+            self._headlines[key] = _figures(self, name, info)
+        return self._headlines[key]
 
     def listing(self) -> str:
         """Return the page that lists the runs with their headlines."""
@@ -191,7 +199,7 @@ def _row(runs: Runs, path: Path) -> str:
     try:
         info = RunInfo.from_json((path / "run.json").read_text("utf-8"), name)
         run = Run(name, info, (), MEMORY.empty_table(), ())
-        cells = [title(run), info.origin, layout_words(run), *_figures(runs, name, info)]
+        cells = [title(run), info.origin, layout_words(run), *runs.figures(name, info)]
     except (OSError, TraceError) as error:
         cells = [f"cannot be read: {error}", "", "", "", "", ""]
     when = datetime.fromtimestamp(_changed(path) / 1e9, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -202,7 +210,7 @@ def _row(runs: Runs, path: Path) -> str:
 
 
 def _figures(runs: Runs, name: str, info: RunInfo) -> list[str]:
-    """Return step time, computing share and MFU of a run, as far as they are known without long work."""
+    """Return the same as ``Runs.figures``, as far as they are known without long work."""
     summary: Mapping[str, Any] = info.summary
     size = sum(part.stat().st_size for part in (runs.root / name / "spans").glob("*"))
     if number(summary.get("step_time_s")) is None and size <= SUMMED_BYTES:
