@@ -102,7 +102,7 @@ class Runs:
             return opened
 
     def figures(self, name: str, info: RunInfo) -> list[str]:
-        """Return step time, computing share and MFU of a run, worked out once for as long as it is the same."""
+        """Return step time, computing share and MFU of a run, worked out once while it is the same."""
         key = (name, _changed(self.root / name))
         if key not in self._headlines:
             self._headlines[key] = _figures(self, name, info)
