@@ -71,7 +71,7 @@ WINDOWS = st.lists(st.integers(1, 70), min_size=4, max_size=4)
 
 
 @given(a=SPANS, b=SPANS, a_ns=WINDOWS, b_ns=WINDOWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_causes_add_up_to_the_difference(
     a: list[Row], b: list[Row], a_ns: list[int], b_ns: list[int]
 ) -> None:
