@@ -79,10 +79,11 @@ class Pending:
             self._seen, self._seen_ns = counts, now
         is_quiet = now - self._seen_ns > STALL_NS
         is_stalled = bool(found) and now - self._issued_ns(found[0], now) > STALL_NS
-        if not (is_quiet or is_stalled or now - self._written_ns > EVERY_NS):
+        is_due = now - self._written_ns > EVERY_NS
+        if not (is_quiet or is_stalled or is_due):
             return
         state = (counts, [id(one) for one in found[:MOST_LISTED]], len(found))
-        if state != self._written:
+        if state != self._written or (is_stalled and is_due):  # a hang goes on: say until when
             self._write(found, counts)
             self._written, self._written_ns = state, now
 
