@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.config import KINDS, TABLES, job_from
+from simulator.config import CONVENTIONS, KINDS, TABLES, job_from
 from simulator.errors import LikeError, TableError
 from simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
 from simulator.like_model import recorded_model
@@ -21,12 +21,8 @@ from topologies.catalog import load_cluster, names
 from traces.columns import factorized, int64, is_one_of, labels
 from traces.run import Run
 
-SETTINGS: Final = (
-    *("global_batch", "micro_batch", "seq_len", "schedule", "sharding", "sequence_parallel", "recompute"),
-    *("precision", "fp32_gradients", "flash_attention", "virtual_stages", "overlap_p2p", "kernels"),
-    *("deallocate_outputs", "placement", "nccl_algo", "nccl_proto"),
-)
-"""Settings of a job that a simulated run is taken over with, where its job has them."""
+OWN: Final = ("model", "cluster", "gpus", "global_batch", "steps", *TABLES["variation"])
+"""Settings that are not taken over from a simulated run: they come from elsewhere, or are of it alone."""
 
 PYTORCH: Final = "torchtitan"
 """Profile of the conventions of PyTorch itself, which the recorder works in."""
@@ -94,6 +90,8 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     found = like(run)
     known = {name: value for name, value in found.settings.items() if name in KINDS}
     settings = {**known, **{name: value for name, value in given.items() if value is not None}}
+    if single := {**known.get(CONVENTIONS, {}), **(given.get(CONVENTIONS) or {})}:
+        settings[CONVENTIONS] = single
     if "gpus" in given and "dp" not in given:
         settings.pop("dp", None)
     elif {*_LAYOUT} & set(given) and "gpus" not in given:
@@ -104,10 +102,13 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     job = job_from(settings, model=None if "model" in given else found.model)
     if found.conventions is None:
         return job
+    if "framework" in given:
+        return job
     conventions = dict(found.conventions)
     if job.cluster.device.kind == "cpu":
         conventions |= dict.fromkeys(WAITS, False)
         conventions["overlap_grad_reduce"] = job.sharding not in FULLY_SHARDED
+    conventions |= given.get(CONVENTIONS) or {}
     return replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))
 
 
@@ -154,12 +155,11 @@ def _which_cluster(run: Run) -> str:
 def _simulated(run: Run) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a simulated run, which knows its job."""
     job, layout = run.info.job or {}, run.info.layout
-    settings = {name: job[name] for name in SETTINGS if job.get(name) is not None}
+    settings = {name: value for name, value in job.items() if name in KINDS and name not in OWN}
     settings |= dict(layout.degrees) if layout is not None else {}
     settings["n_microbatches"] = int(job.get("n_microbatches", 1))
     if name := (run.info.cluster or {}).get("name"):
         settings |= {"cluster": name, "gpus": run.info.world_size}
-    settings.pop("global_batch", None)
     return settings, ["every setting is that of the simulated run"]
 
 

@@ -44,6 +44,16 @@ def test_a_replica_keeps_its_batch(simulation: Simulation, dp: int) -> None:
     assert job_like(simulation.run, {"gpus": 4 * dp}) == job
 
 
+def test_conventions_of_a_simulated_run_are_kept_and_can_be_changed() -> None:
+    """Framework and single conventions travel with the run; what is given goes before."""
+    settings = {**SMALL, "dp": 2, "framework": "torchtitan", "conventions": {"grad_norm": False}}
+    run = simulate(job_from(settings)).run
+    again = job_like(run, {})
+    assert again == job_from(settings) == job_like(run, {"conventions": {}})
+    changed = job_like(run, {"conventions": {"grad_norm": True}})
+    assert changed.profile.grad_norm
+
+
 def structure_of(model: Model, *, heads: str) -> dict[str, Any]:
     """Return what the recorder notes of a Llama whose attention keeps a number that is called *heads*."""
     layers = list(range(model.n_layers))
