@@ -104,7 +104,9 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
     "-o", "--output", required=True, type=click.Path(dir_okay=False), help="File to write; .gz compresses."
 )
 @click.option(
-    "--format", "kind", help="perfetto, chrome, chakra, csv or parquet.  [default: what FILE's ending says]"
+    "--format",
+    "kind",
+    help="perfetto, chrome, kineto, chakra, csv or parquet.  [default: what FILE's ending says]",
 )
 @click.option(
     "--ranks", help="Whose spans: 0-7,9 or all; folded ranks are expanded.  [default: those stored]"

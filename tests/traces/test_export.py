@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -278,8 +279,26 @@ def test_a_pipeline_in_chrome() -> None:
     assert start[0]["id"] == end[0]["id"]
     (slice_of_rank_1,) = (e for e in events if e["ph"] == "X" and "odd" in e["name"])
     assert slice_of_rank_1["name"] == 'forward odd "name" \\ µ'
-    assert slice_of_rank_1["args"] == {"layer": 8}
+    assert slice_of_rank_1["args"] == {"layer": 8, "stream": 0}
+    assert slice_of_rank_1["cat"] == "kernel"
+    names = {e["name"]: e for e in events if e["ph"] == "X"}
+    assert names["send activations"]["cat"] == "kernel"
+    assert "stream" not in names["wait: recv activations"]["args"]
     assert [(e["pid"], e["ts"], e["args"]) for e in events if e["ph"] == "C"] == [(1, 0.007, {"bytes": 42})]
+
+
+def test_names_of_the_profiler_tell_its_tools_what_communicates() -> None:
+    """Holistic Trace Analysis takes what matches ^nccl.*Kernel on a stream for communication."""
+    step = compute(0, 0, 30) | {"category": "step", "kind": "step", "stream": "step", "step": 4}
+    rows = [*PIPELINE, step]
+    events = json.loads(written(opened(rows), "t.pt.trace.json"))["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    nccl = {e["name"] for e in slices if re.search("^nccl.*Kernel", e["name"])}
+    assert nccl == {"ncclKernel send activations", "ncclKernel recv activations"}
+    assert {e["name"] for e in slices if "stream" not in e["args"]} == {
+        "ProfilerStep#4",
+        "wait: recv activations",
+    }
 
 
 def test_the_official_parser_agrees() -> None:

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 from traces.errors import RunError
 from traces.export.chakra import write_chakra
-from traces.export.chrome import write_chrome
+from traces.export.chrome import write_chrome, write_kineto
 from traces.export.perfetto import write_perfetto
 from traces.export.tables import write_csv, write_parquet
 from traces.info import rank_list
@@ -22,6 +22,7 @@ Writer = Callable[[Run, tuple[int, ...], BinaryIO], None]
 FORMATS: Final[Mapping[str, Writer]] = MappingProxyType(
     {
         "perfetto": write_perfetto,  # https://ui.perfetto.dev, native protobuf
+        "kineto": write_kineto,  # as torch.profiler writes it: Holistic Trace Analysis
         "chrome": write_chrome,  # chrome://tracing, Perfetto, speedscope: JSON
         "chakra": write_chakra,  # https://github.com/mlcommons/chakra, for ASTRA-sim and others
         "csv": write_csv,
@@ -33,6 +34,7 @@ FORMATS: Final[Mapping[str, Writer]] = MappingProxyType(
 ENDINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "perfetto": (".pftrace", ".pftrace.gz", ".perfetto-trace"),
+        "kineto": (".pt.trace.json", ".pt.trace.json.gz"),
         "chrome": (".json", ".json.gz"),
         "chakra": (".et", ".et.zip"),
         "csv": (".csv", ".csv.gz"),

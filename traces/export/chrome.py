@@ -3,37 +3,61 @@
 Reference: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 Times are microseconds with three decimals, so that no nanosecond is lost. A process is a rank; threads have
 numbers that no other thread and no process has, for readers that take threads to be unique on a machine and
-the thread of a process's own number to be its main thread (Perfetto drops slices otherwise).
+the thread of a process's own number to be its main thread (Perfetto drops slices otherwise). Categories
+and streams are those of PyTorch's profiler; ``write_kineto`` also names steps and communication as it does,
+by which tools for its traces, such as Holistic Trace Analysis, tell them apart.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.arrivals import COMMUNICATION
 from traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
 from traces.run import Run
 
-_SLICE: Final = '{"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"args":{'
+_SLICE: Final = '{"ph":"X","cat":"%s","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"args":{'
 _ARROW: Final = '{"ph":"%s","pid":%d,"tid":%d,"ts":%.3f,"id":"%x","name":"transfer","cat":"p2p"%s}'
 _FIRST_THREAD: Final = 1 << 24
 """Added to the numbers of tracks: above every rank."""
+_KINETO: Final = {
+    "compute": "kernel",
+    "collective": "kernel",
+    "p2p": "kernel",
+    "copy": "gpu_memcpy",
+    "host": "cpu_op",
+    "step": "user_annotation",
+}
+"""What PyTorch's profiler calls the categories of the timeline; others keep their names."""
+_ON_DEVICE: Final = ("compute", "copy", *COMMUNICATION)
+"""Categories that run on a stream of the device."""
 _COUNTER: Final = '{"ph":"C","pid":%d,"ts":%.3f,"name":%s,"args":{"bytes":%d}}'
 
 
 def write_chrome(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
     """Write the spans of *ranks* as Chrome trace events; a process per rank, a thread per stream."""
+    _write(run, ranks, file, {})
+
+
+def write_kineto(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
+    """Write the same with the names that PyTorch's profiler gives to steps and to kernels of NCCL."""
+    _write(run, ranks, file, {"step": "ProfilerStep#", **dict.fromkeys(COMMUNICATION, "ncclKernel ")})
+
+
+def _write(run: Run, ranks: tuple[int, ...], file: BinaryIO, prefixes: Mapping[str, str]) -> None:
+    """Write the spans of *ranks*; names of a category begin with its prefix."""
     file.write(b'{"displayTimeUnit":"ms","otherData":%s,"traceEvents":[\n' % _about(run).encode())
     zero_ns = origin_ns(run)
     separator = b""
     arrows: tuple[list[str], list[str]] = ([], [])
     for rank in ranks:
         drawn = scene(run, rank, frozenset(ranks))
-        lines = [*_descriptions(drawn), *_slices(drawn, zero_ns)]
+        lines = [*_descriptions(drawn), *_slices(drawn, zero_ns, prefixes)]
         file.write(separator + ",\n".join(lines).encode())
         separator = b",\n"
         for ends in (False, True):
@@ -69,20 +93,35 @@ def _metadata(rank: int, thread: int, what: str, key: str, value: str | int) -> 
     return json.dumps({"ph": "M", "pid": rank, "tid": thread, "name": what, "args": {key: value}})
 
 
-def _slices(drawn: Scene, zero_ns: int) -> Iterator[str]:
-    """Yield one complete event per slice, grouped by which arguments they have."""
-    names, threads = [json.dumps(name) for name in drawn.names], _threads(drawn)
+def _slices(drawn: Scene, zero_ns: int, prefixes: Mapping[str, str]) -> Iterator[str]:
+    """Yield one complete event per slice, grouped by category and by which arguments they have."""
+    threads = _threads(drawn)
     for rows, arguments in by_arguments(drawn):
-        template = _SLICE + ",".join(f'"{name}":%d' for name in arguments) + "}}"
-        columns = [
-            [drawn.rank] * len(rows),
-            threads[drawn.track[rows]].tolist(),
-            ((drawn.start_ns[rows] - zero_ns) / 1e3).tolist(),
-            ((drawn.end_ns[rows] - drawn.start_ns[rows]) / 1e3).tolist(),
-            [names[number] for number in drawn.name[rows].tolist()],
-            *(drawn.arguments[name][rows].tolist() for name in arguments),
-        ]
-        yield from (template % values for values in zip(*columns, strict=True))
+        for code in np.unique(drawn.category[rows]).tolist():
+            same = rows[drawn.category[rows] == code]
+            category = drawn.categories[code]
+            shown = {name: drawn.arguments[name][same].tolist() for name in arguments}
+            if category in _ON_DEVICE:
+                shown["stream"] = drawn.track[same].tolist()
+            template = _SLICE + ",".join(f'"{name}":%d' for name in shown) + "}}"
+            columns = (
+                [_KINETO.get(category, category)] * len(same),
+                [drawn.rank] * len(same),
+                threads[drawn.track[same]].tolist(),
+                ((drawn.start_ns[same] - zero_ns) / 1e3).tolist(),
+                ((drawn.end_ns[same] - drawn.start_ns[same]) / 1e3).tolist(),
+                _names(drawn, same, prefixes.get(category, ""), category),
+                *shown.values(),
+            )
+            yield from (template % values for values in zip(*columns, strict=True))
+
+
+def _names(drawn: Scene, rows: NDArray[np.intp], prefix: str, category: str) -> list[str]:
+    """Return the names of slices; a step with a prefix has its number."""
+    if prefix and category == "step":
+        return [f'"{prefix}{step}"' for step in drawn.arguments["step"][rows].tolist()]
+    said = [json.dumps(prefix + name) for name in drawn.names]
+    return [said[number] for number in drawn.name[rows].tolist()]
 
 
 def _arrows(drawn: Scene, zero_ns: int, *, ends: bool) -> Iterator[str]:

@@ -36,6 +36,9 @@ ARGUMENTS: Final = (
 )
 """Columns shown with a slice where they say something."""
 
+WAITING: Final = "waiting"
+"""Category of the part of a communication in which its rank waits for others."""
+
 _NOTHING_IF_ZERO: Final = ("size_bytes", "flops")
 _LANES_PER_RANK: Final = 4096
 
@@ -68,6 +71,8 @@ class Scene:
         track: index into ``tracks``.
         name: index into ``names``.
         names: what slices are called.
+        category: index into ``categories``.
+        categories: those of the timeline, and ``WAITING``.
         start_ns, end_ns: bounds.
         arguments: by name; -1 where there is nothing to say.
         arrow: number that a send shares with its receive, 0 if none.
@@ -79,6 +84,8 @@ class Scene:
     track: NDArray[np.int64]
     name: NDArray[np.int64]
     names: tuple[str, ...]
+    category: NDArray[np.int64]
+    categories: tuple[str, ...]
     start_ns: Int64Array
     end_ns: Int64Array
     arguments: dict[str, Int64Array]
@@ -95,6 +102,7 @@ def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
     moving = arrivals(run).last_ns[stored]
     tracks, track = _tracks(run, rank, table, start, end)
     name, names = _names(table)
+    category, categories = labels(table, "category")
     waits = np.flatnonzero(moving > start)
     rows = np.concatenate([np.arange(len(start)), waits])
     is_wait = np.arange(len(rows)) >= len(start)
@@ -108,6 +116,8 @@ def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
         track=track[rows],
         name=name[rows] + np.where(is_wait, len(names), 0),
         names=(*names, *(f"wait: {label}" for label in names)),
+        category=np.where(is_wait, len(categories), np.asarray(category, np.int64)[rows]),
+        categories=(*categories, WAITING),
         start_ns=begin[order],
         end_ns=np.where(is_wait, moving[rows], end[rows]),
         arguments=_arguments(table, rows),
