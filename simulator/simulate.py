@@ -29,7 +29,7 @@ from simulator.network import Network
 from simulator.program import Program
 from simulator.rank_memory import rank_memories
 from simulator.sampling import distribution, sample_steps, straggling
-from simulator.scenario import changes_of, ranks_of
+from simulator.scenario import between_switches, changes_of, ranks_of
 from simulator.summary import figures, job_name, memory_warnings
 from simulator.uplinks import uplinks
 from topologies.placement import place
@@ -69,7 +69,9 @@ class Simulation:
     @property
     def run(self) -> Run:
         """The run in memory, as ``traces.store.open_run`` returns it for one on disk."""
-        return Run(self.info.name, self.info, [Part(None, lambda: self.spans)], self.memory, (), kept=self.kept)
+        return Run(
+            self.info.name, self.info, [Part(None, lambda: self.spans)], self.memory, (), kept=self.kept
+        )
 
     def _repr_html_(self) -> str:
         """Return the figures as a notebook shows them."""
@@ -135,6 +137,7 @@ def simulate(
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
         program = build(job, network, compute, folded=False, groups=groups)
     program = replace(program, duration_ns=straggling(program, factors))
+    engine = "contended" if engine == "auto" and between_switches(changes) else engine
     needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
     runner = choose(engine, program.n_tasks, tell, **needs)
     tell(f"running {program.n_tasks:,} tasks")

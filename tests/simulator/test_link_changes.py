@@ -87,3 +87,13 @@ def test_both_contended_engines_give_one_timeline_when_links_and_gpus_change() -
     assert found[0].spans.equals(found[1].spans)
     assert found[0].links is not None
     assert found[1].links is None
+
+
+def test_large_programs_share_links_on_the_compiled_engine_but_not_those_between_switches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simulator.engine.WORTH_LOADING", 1)
+    names = {
+        change: simulate(job(link_changes=change)).summary["engine"] for change in ("3:far:0.5", "0:leaf:0.5")
+    }
+    assert names == {"3:far:0.5": "contended-compiled", "0:leaf:0.5": "contended"}
