@@ -45,7 +45,7 @@ def job_settings_options(command: Command) -> Command:
             ("--shard-ranks", int, "HSDP: ranks that one copy of the shared states is spread over."),
             ("--recompute", str, "none, selective or full. [default: none]"),
             ("--recompute-layers", int, "Layers of each stage that are computed again. [default: all]"),
-            ("--recompute-every", int, "Of those, every so manieth. [default: 1]"),
+            ("--recompute-every", int, "Of those, every n-th one. [default: 1]"),
             ("--framework", str, "Whose conventions: megatron, nemo, torchtitan, ... [default: megatron]"),
             ("--fp8/--no-fp8", bool, "Products of layers in 8 bits or fewer."),
             ("--recipe", str, "How they are quantised: delayed, mxfp8, nvfp4, rowwise, ..."),

@@ -62,7 +62,7 @@ class Job:
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
         recompute_layers: layers of each stage that are computed again, from its first; 0 means all of them.
-        recompute_every: of those, every so manieth: 2 means every second layer.
+        recompute_every: of those, every so many: 2 means every second layer.
         precision: dtype of parameters in compute, activations and their communication.
         fp8: matrix products of layers run in 8 bits or fewer, quantised on the way; all else is in
             ``precision``.
