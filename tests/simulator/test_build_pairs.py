@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +83,13 @@ def test_a_pair_hides_the_way_to_the_experts_behind_computing() -> None:
     assert at_once["step_time_s"] < in_turn["step_time_s"]
     assert at_once["exposed_by_axis"]["ep"] < 0.4 * in_turn["exposed_by_axis"]["ep"]
     assert at_once["peak_memory_bytes"] == in_turn["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe-v"])
+def test_memory_over_time_has_the_peak_that_decides(schedule: str) -> None:
+    found = simulate(make_job(schedule=schedule, recompute="full"))
+    total = found.memory.filter(pc.equal(found.memory["category"], "total"))
+    assert pc.max(total["bytes"]).as_py() == found.summary["peak_memory_bytes"]
 
 
 def test_spans_of_a_pair_belong_to_their_own_stage_and_micro_batch() -> None:
