@@ -163,7 +163,7 @@ def undisturbed_s(path: Path) -> float:
     steps = sorted(
         step["step_time_s"] for step in foretrace("analyze", str(path))["steps"] if step["averaged"]
     )
-    return median(steps[: (len(steps) + 1) // 2])
+    return float(median(steps[: (len(steps) + 1) // 2]))
 
 
 def foretrace(verb: str, *words: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Device:
         attention_kernels: fused attention kernels by name, where they were measured.
         attention_kernel: the one of them that training uses.
         assumed: what of this device was not measured on it but taken from its class, as a sentence.
-        factors: how many times as long ``products``, ``attention``, ``memory``, ``copies``, ``optimizer`` take
+        factors: how many times as long ``products``, ``attention``, ``memory``, ``copies``, ``optimizer`` run
             here as the figures say, out of a calibration; 1 where nothing is given.
         sources: where each figure comes from, by its key in a file: one of ``KEYS``, or ``peak.<dtype>``.
     """

@@ -172,9 +172,20 @@ def test_the_verbs_print_one_object(tables: Path, tmp_path: Path, kind: str) -> 
 
 def test_columns_say_sizes_and_a_preset_of_that_width_what_no_column_says() -> None:
     cells = {
-        **{"model": "GPT OSS 120B", "arch": "moe", "layers": "36", "hidden": "2880", "heads": "64"},
-        **{"kv_heads": "8", "head_dim": "64", "ffn_hidden": "2880", "vocab": "200064", "gated": "true"},
-        **{"experts": "128", "top_k": "4", "moe_ffn_hidden": "2880", "moe_layers": "36"},
+        "model": "GPT OSS 120B",
+        "arch": "moe",
+        "layers": "36",
+        "hidden": "2880",
+        "heads": "64",
+        "kv_heads": "8",
+        "head_dim": "64",
+        "ffn_hidden": "2880",
+        "vocab": "200064",
+        "gated": "true",
+        "experts": "128",
+        "top_k": "4",
+        "moe_ffn_hidden": "2880",
+        "moe_layers": "36",
     }
     found = model_of(Row(cells, 1))
     assert (found.vocab, found.window, found.mlp_bias) == (200064, 128, True)
