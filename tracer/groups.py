@@ -105,14 +105,12 @@ class Groups:
         return _stored(self.known())
 
     def layout(self, rank: int) -> Layout | None:
-        """Return the parallel degrees that the groups of *rank* tell: those in use, or else all of them.
+        """Return the parallel degrees that the groups of *rank* tell: those in use, or all if none is.
 
-        A mesh that is only there, as of a training before this one, says less than one that is used.
+        A mesh that is only there, as of a training before this one, says nothing of what is recorded.
         """
         used = [group for group in self.known() if group.n_collectives or group.n_transfers]
-        return deduced_layout(_stored(used), rank, self.world_size) or deduced_layout(
-            self.table(), rank, self.world_size
-        )
+        return deduced_layout(_stored(used or self.known()), rank, self.world_size)
 
     def known(self) -> list[GroupInfo]:
         """Return the groups that this rank has used so far."""

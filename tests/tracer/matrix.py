@@ -6,6 +6,7 @@ of layers without biases of 8 x 8 numbers, 256 bytes each, so that what is sent 
 
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import sys
@@ -300,9 +301,11 @@ def main() -> None:
     found: dict[str, dict[str, list[float]]] = {}
     for name in names:
         for way in ("plain", "recorded"):
+            gc.collect()  # a mesh of the strategy before still names the group of the whole world
             with foretrace.record(f"{folder}/{name}") if way == "recorded" else contextlib.nullcontext():
                 step = MADE[name](*([dist.get_world_size()] if name in SCHEDULES else []))
                 found.setdefault(name, {})[way] = [step().item() for _ in range(STEPS)]
+            del step
     Path(folder, f"losses-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
