@@ -19,7 +19,7 @@ from simulator.build_chain import Chains, Pass
 from simulator.build_groups import Groups
 from simulator.build_instances import Costs
 from simulator.build_pairs import write_both
-from simulator.build_stages import Unit, layer_kind, scatters_p2p, stage_layers, units_by_stage
+from simulator.build_stages import Unit, job_pairs, layer_kind, scatters_p2p, stage_layers, units_by_stage
 from simulator.build_templates import gather_received
 from simulator.compute import ComputeModel
 from simulator.engine import choose
@@ -98,13 +98,17 @@ class PipelineTimes:
         """
         held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
         forward, backward, inputs, weights = self._action_ns(job, 1 + max(map(max, held)))
-        each = forward + (np.minimum(backward, inputs + weights) if is_split else backward)
+        back = np.minimum(backward, inputs + weights) if is_split else backward
+        # A forward and a backward that run as a pair take as long as the longer of them, at least.
+        together = max if job_pairs(job) else sum
         if has_copies:
-            return int(each.sum()) * job.n_microbatches // job.layout.pp
+            return together((int(forward.sum()), int(back.sum()))) * job.n_microbatches // job.layout.pp
         around = forward if is_split else forward + backward
         before = np.cumsum(around) - around
         return max(
-            int(before[min(stages)] + job.n_microbatches * each[list(stages)].sum()) for stages in held
+            int(before[own].min())
+            + job.n_microbatches * together((int(forward[own].sum()), int(back[own].sum())))
+            for own in map(list, held)
         )
 
     def _link_ns(self, n_ranks: int, stride: int, size_bytes: int) -> Int64Array:
