@@ -113,6 +113,8 @@ def record_and_compare(run: SmallRun, n_processes: int, machine: Path, output: P
         str(n_processes),
         "--precision",
         "fp32",
+        "--framework",
+        "torchtitan",  # plain PyTorch: eager kernels, FSDP2 as it comes
     ]
     foretrace(
         "simulate", *where, *run.simulate_flags, "-o", simulated, "--report", simulated.with_suffix(".html")

@@ -60,8 +60,11 @@ def layout_class(job: Job) -> str:
 def interval(job: Job, kind: str) -> Interval | None:
     """Return the interval of *kind*, ``"step_time"`` or ``"memory"``, of *job*; None if nothing was measured.
 
-    The narrowest class is taken that was measured in ``LEAST_FAMILIES``: layout and GPU, layout, all.
+    The narrowest class is taken that was measured in ``LEAST_FAMILIES``: layout and GPU, layout, all. Only
+    runs on GPUs were measured; they say nothing of processes on a processor.
     """
+    if job.cluster.device.kind != "gpu":
+        return None
     summary = _summary()
     classes: Mapping[str, Any] = summary.get(kind, {})
     name = layout_class(job)

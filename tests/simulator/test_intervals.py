@@ -77,3 +77,9 @@ def test_a_quantile_counts_weights() -> None:
     assert quantile([(1.0, 1.0), (2.0, 9.0)], 0.5) == 2.0
     assert quantile([(1.0, 1.0), (2.0, 1.0)], 0.5) == 1.0
     assert quantile([(5.0, 1.0)], 0.9) == 5.0
+
+
+def test_a_processor_has_no_interval_of_gpus() -> None:
+    some = job("llama3.2-1b", "localhost", layout=Layout(dp=2))
+    assert interval(some, "step_time") is None
+    assert interval(some, "memory") is None
