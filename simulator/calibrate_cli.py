@@ -38,6 +38,7 @@ def calibrate(run: str, output: str | None, *, undisturbed: bool, as_json: bool,
     from simulator.calibrate import calibrate as calibrate_on
     from simulator.like import job_like
     from traces.store import open_run
+    from traces.writer import write_atomically
 
     opened = open_run(run)
     job = job_like(opened, {name: value for name, value in flags.items() if value is not None})
@@ -45,7 +46,7 @@ def calibrate(run: str, output: str | None, *, undisturbed: bool, as_json: bool,
     with console.status("calibrating") if console.is_terminal else nullcontext():
         found = calibrate_on(opened, job, undisturbed=undisturbed)
     if output is not None:
-        Path(output).write_text(found.calibration.to_toml(), encoding="utf-8")
+        write_atomically(Path(output), found.calibration.to_toml())
     if as_json:
         click.echo(json.dumps(found.to_dict() | {"file": output}))
     else:

@@ -88,6 +88,7 @@ def search(*, as_json: bool, **flags: Any) -> None:
 
     from simulator.config import job_settings, write_config
     from simulator.search import cheapest
+    from traces.writer import write_atomically
 
     spaces = _spaces(flags)
     prices = {(s.cluster.name, s.cluster.n_gpus): _price(flags["price"], s.cluster) for s in spaces}
@@ -108,7 +109,7 @@ def search(*, as_json: bool, **flags: Any) -> None:
         raise JobError(_nothing(found))
     layouts = [_described(one, prices, flags["tokens"]) for one in found.best]
     if flags["output"]:
-        Path(flags["output"]).write_text(write_config(job_settings(found.best[0].job)), encoding="utf-8")
+        write_atomically(Path(flags["output"]), write_config(job_settings(found.best[0].job)))
     said = _counts(found) | {"layouts": layouts, "why_not_the_second": _why(layouts), "file": flags["output"]}
     if as_json:
         click.echo(json.dumps(said))

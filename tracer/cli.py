@@ -148,10 +148,10 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
     Measures matrix products, memory bandwidth, and collectives of real gloo processes; some 15 seconds.
     """
     from tracer.detect import measure, to_toml
+    from traces.writer import write_atomically
 
     measured = measure(processes)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(to_toml(measured), encoding="utf-8")
+    write_atomically(output, to_toml(measured))
     if as_json:
         click.echo(json.dumps({"path": str(output), **measured.describe()}))
         return
