@@ -35,17 +35,17 @@ API: Final[Mapping[str, str]] = MappingProxyType(
         "Layout": "traces.layout",
         "analysis": "traces.analysis",
         "breakdown": "traces.metrics",
-        "calibrate": "simulator.calibrate",
+        "calibrate": "simulator.recorded.calibrate",
         "compare": "traces.compare",
         "figures": "traces.figures",
         "findings": "traces.findings",
-        "job_like": "simulator.like",
+        "job_like": "simulator.recorded.like",
         "load_cluster": "topologies.catalog",
-        "load_model": "simulator.models",
+        "load_model": "simulator.models.sources",
         "open_run": "traces.store",
-        "read_calibration": "simulator.calibration",
+        "read_calibration": "simulator.recorded.calibration",
         "record": "tracer.record",
-        "report_html": "traces.report",
+        "report_html": "traces.report.html",
         "simulate": "simulator.simulate",
         "step": "tracer.record",
         "summarize": "traces.metrics",
@@ -60,18 +60,21 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "ingest": ("tracer.ingest_cli", "Take over traces of other tools: Kineto, Chakra, timers, tables."),
         "analyze": ("traces.cli", "Where the time of a run goes, rank by rank; adds up to 100 %."),
         "compare": ("traces.cli", "Two runs side by side: what differs, by cause."),
-        "calibrate": ("simulator.calibrate_cli", "Fit a machine's constants on one recorded run."),
+        "calibrate": ("simulator.recorded.cli", "Fit a machine's constants on one recorded run."),
         "report": (
-            "traces.report_cli",
+            "traces.report.cli",
             "One self-contained HTML page for a run, or two on one axis.",
         ),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, Chakra, CSV, Parquet."),
-        "serve": ("simulator.serve_cli", "Browse runs and play with layouts, in a browser on this machine."),
-        "search": ("simulator.search_cli", "The best layouts of a model on a machine, each simulated."),
-        "goodput": ("simulator.goodput_cli", "Days and dollars of a training when machines fail."),
-        "memory": ("simulator.memory_cli", "Does a job fit, which rank is fullest, what would make it fit."),
-        "bench": ("tracer.bench_cli", "Measure this machine's parts against what its description promises."),
-        "validate": ("simulator.validate_cli", "Hold predictions against tables of measurements."),
+        "serve": (
+            "simulator.what_if.cli",
+            "Browse runs and play with layouts, in a browser on this machine.",
+        ),
+        "search": ("simulator.search.cli", "The best layouts of a model on a machine, each simulated."),
+        "goodput": ("simulator.goodput.cli", "Days and dollars of a training when machines fail."),
+        "memory": ("simulator.memory.cli", "Does a job fit, which rank is fullest, what would make it fit."),
+        "bench": ("tracer.bench.cli", "Measure this machine's parts against what its description promises."),
+        "validate": ("simulator.validate.cli", "Hold predictions against tables of measurements."),
         "topology": ("topologies.cli", "Machines: list, show, check, and measure this one."),
     }
 )
@@ -106,12 +109,12 @@ def _version() -> str:
 
 def _promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Any:
     """Return what a device promises of measured kernels; the tracer that measured them knows no devices."""
-    return import_module("simulator.promise").promise(against, kernels)
+    return import_module("simulator.compute.promise").promise(against, kernels)
 
 
 def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return what a machine promises of measured collectives."""
-    return import_module("simulator.promise").promise_collectives(against, n_ranks, rows)
+    return import_module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
 
 
 class Verbs(click.Group):
@@ -128,7 +131,7 @@ class Verbs(click.Group):
         command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name)
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
             command.add_command(import_module("tracer.cli").detect, "detect")
-            command.add_command(import_module("simulator.collective_cli").cost, "cost")
+            command.add_command(import_module("simulator.network.cli").cost, "cost")
         if cmd_name == "bench":
             command.context_settings["obj"] = {"kernels": _promise, "collectives": _promise_collectives}
         return command

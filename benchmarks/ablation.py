@@ -21,13 +21,13 @@ from typing import Final
 
 from accuracy import PAGE, replaced
 
-from simulator.compute import ComputeModel
+from simulator.compute.timing import ComputeModel
 from simulator.errors import SimulationError
 from simulator.job import Job
-from simulator.network import Network
-from simulator.validate_curve import curve_of
-from simulator.validate_steps_job import StepJob, step_job
-from simulator.validate_table import Row, read_table
+from simulator.network.cost import Network
+from simulator.validate.curve import curve_of
+from simulator.validate.steps_job import StepJob, step_job
+from simulator.validate.table import Row, read_table
 from topologies.device import Device
 
 Change = Callable[[StepJob], StepJob]

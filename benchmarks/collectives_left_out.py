@@ -17,7 +17,7 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from simulator.collectives import measured_s
+from simulator.network.collectives import measured_s
 from topologies.link import Table
 
 KIND = {"alltoall": "all_to_all"}

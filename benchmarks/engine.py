@@ -19,12 +19,12 @@ from dataclasses import fields, replace
 from statistics import median
 from typing import Any, Final
 
-from simulator.build import build
-from simulator.compute import ComputeModel
+from simulator.builder.step import build
+from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
 from simulator.engine import choose
 from simulator.job import Job
-from simulator.network import Network
+from simulator.network.cost import Network
 from simulator.program import Program
 from simulator.simulate import simulate
 

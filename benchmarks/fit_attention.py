@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from fitting import Floats, minimize, split
 
-from simulator.attention import attention_s
-from simulator.ops import Op
-from simulator.validate_kernels import attention_ops
-from simulator.validate_table import read_table
+from simulator.compute.attention import attention_s
+from simulator.validate.kernels import attention_ops
+from simulator.validate.table import read_table
+from simulator.workload.ops import Op
 from topologies.catalog import load_device
 from topologies.device import Device
 from topologies.kernel import AttentionKernel, AttentionPass

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from fitting import split
 
-from simulator.gemm import gemm_s
-from simulator.validate_kernels import product_ops
-from simulator.validate_table import read_table
+from simulator.compute.gemm import gemm_s
+from simulator.validate.kernels import product_ops
+from simulator.validate.table import read_table
 from topologies.catalog import load_device
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from fitting import Floats, log_error, minimize, split
 
-from simulator.gemm import tiled_s
-from simulator.validate_table import read_table
+from simulator.compute.gemm import tiled_s
+from simulator.validate.table import read_table
 from topologies.catalog import load_device
 from topologies.device import Device
 from topologies.kernel import GemmTiles

@@ -1,4 +1,4 @@
-"""Fits what grouped products take to measured ones, and prints the two constants of ``simulator.gemm``.
+"""Fits what grouped products take to measured ones: two constants of ``simulator.compute.gemm``.
 
     python benchmarks/fit_grouped.py kernels.csv
 
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from fitting import Floats, split
 
-from simulator.gemm import SPACING_S, gemm_s
-from simulator.ops import Op
-from simulator.validate_hardware import device_of
-from simulator.validate_kernels import measured_ops, model_of
-from simulator.validate_table import Row, read_table
+from simulator.compute.gemm import SPACING_S, gemm_s
+from simulator.validate.hardware import device_of
+from simulator.validate.kernels import measured_ops, model_of
+from simulator.validate.table import Row, read_table
+from simulator.workload.ops import Op
 
 SMALL = 0.8
 """A member counts as small if alone it would take less than this share of ``SPACING_S``."""

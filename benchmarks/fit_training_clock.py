@@ -17,11 +17,11 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Final
 
-from simulator.compute import ComputeModel
+from simulator.compute.timing import ComputeModel
 from simulator.errors import SimulationError
-from simulator.validate_curve import curve_of
-from simulator.validate_steps_job import StepJob, step_job
-from simulator.validate_table import Row, read_table
+from simulator.validate.curve import curve_of
+from simulator.validate.steps_job import StepJob, step_job
+from simulator.validate.table import Row, read_table
 from topologies.errors import TopologyError
 
 GRID: Final = tuple(round(0.7 + 0.03 * step, 2) for step in range(11))

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.validate_ranking import quantile
-from simulator.validate_steps import LIKELY
+from simulator.validate.ranking import quantile
+from simulator.validate.steps import LIKELY
 
 FILE: Final = Path(__file__).parents[1] / "simulator" / "intervals.toml"
 

@@ -21,9 +21,9 @@ from typing import Final
 from simulator.config import job_from
 from simulator.errors import SimulationError
 from simulator.job import Job
-from simulator.layouts import PipelineTimes
-from simulator.schedule_program import schedule_program
 from simulator.schedules import SCHEDULES
+from simulator.search.layouts import PipelineTimes
+from simulator.search.schedule_program import schedule_program
 from traces.layout import Layout
 
 AGAIN: Final = 20

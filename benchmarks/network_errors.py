@@ -15,8 +15,8 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from simulator.validate import Scored, Validation
-from simulator.validate_collectives import validate_collectives
+from simulator.validate.collectives import validate_collectives
+from simulator.validate.scores import Scored, Validation
 
 WIDTH, HEIGHT, LEFT, TOP = 860, 420, 60, 20
 SMALLEST, LARGEST = 8, 2**34

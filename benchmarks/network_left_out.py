@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from unittest.mock import patch
 
-from simulator import validate_collectives as rows_of
-from simulator import validate_conventions as conventions
-from simulator.validate import Scored
+from simulator.validate import collectives as rows_of
+from simulator.validate import conventions
+from simulator.validate.scores import Scored
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
 from topologies.words import machine

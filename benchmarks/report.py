@@ -25,10 +25,10 @@ import numpy as np
 import pyarrow as pa
 from playwright.sync_api import sync_playwright
 
-from simulator.planner import Planner
+from simulator.what_if.planner import Planner
 from traces.info import RunInfo
 from traces.layout import Group, Layout
-from traces.report import write_report
+from traces.report.html import write_report
 from traces.serving import Server
 from traces.serving_runs import Runs
 from traces.store import open_run, write_run

@@ -12,9 +12,9 @@ import json
 import time
 from typing import Any
 
-from simulator.models import load_model
-from simulator.search import cheapest
-from simulator.search_space import Space
+from simulator.models.sources import load_model
+from simulator.search.best import cheapest
+from simulator.search.space import Space
 from topologies.catalog import load_cluster
 
 WIDE = {

@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from simulator.collectives import ring_steps
 from simulator.engine import choose
+from simulator.network.collectives import ring_steps
 from simulator.program import Label, Program, Transfer
 
 GIB: Final = 2.0**30

@@ -113,7 +113,7 @@ def simulate(
     if output is not None:
         simulation.write(output)
     if report is not None:
-        from traces.report import write_report
+        from traces.report.html import write_report
 
         write_report(report, simulation.run)
     if as_json:
@@ -133,7 +133,7 @@ def _job(config: str | None, given: dict[str, Any]) -> Job:
 
 def _job_like(path: str, given: Mapping[str, Any]) -> Job:
     """Return the job that the run at *path* was, changed by flags."""
-    from simulator.like import job_like
+    from simulator.recorded.like import job_like
     from traces.store import open_run
 
     return job_like(open_run(path), given)
@@ -141,7 +141,7 @@ def _job_like(path: str, given: Mapping[str, Any]) -> Job:
 
 def _calibrated(job: Job, path: str) -> Job:
     """Return *job* on its machine as the calibration in the file *path* found it."""
-    from simulator.calibration import read_calibration
+    from simulator.recorded.calibration import read_calibration
 
     return replace(job, cluster=read_calibration(path).applied(job.cluster))
 

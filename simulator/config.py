@@ -17,8 +17,8 @@ from typing import Any, Final
 from simulator.errors import ConfigError, JobError
 from simulator.framework import OVERRIDABLE, load_framework
 from simulator.job import Job
-from simulator.model import Model
-from simulator.models import load_model
+from simulator.models.model import Model
+from simulator.models.sources import load_model
 from simulator.variation import Variation
 from topologies.catalog import load_cluster
 from traces.layout import Layout

@@ -53,8 +53,9 @@ class Framework:
             of every other matrix product and of attention (``"operations"``).
         split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
         eager: what runs as separate kernels, of ``EAGER_PARTS``.
-        grouped: how products of experts run, of ``simulator.gemm.GROUPED``.
-        fp8_recipe: how products in 8 bits are quantised unless a job says, of ``simulator.recipes.RECIPES``.
+        grouped: how products of experts run, of ``simulator.compute.gemm.GROUPED``.
+        fp8_recipe: how products in 8 bits are quantised unless a job says, of
+            ``simulator.workload.recipes.RECIPES``.
         allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
         attention: fused attention kernels, of which the first one that the device lists is called; empty
             for the device's own.

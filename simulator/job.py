@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulator.builder.stage_layers import ENDS, check_layers
 from simulator.errors import JobError
 from simulator.framework import Framework, framework_names, profile
-from simulator.model import Model
-from simulator.recipes import RECIPES
-from simulator.stage_layers import ENDS, check_layers
+from simulator.models.model import Model
 from simulator.variation import Variation
+from simulator.workload.recipes import RECIPES
 from topologies.cluster import Cluster
 from traces.layout import Layout
 
@@ -66,7 +66,8 @@ class Job:
         precision: dtype of parameters in compute, activations and their communication.
         fp8: matrix products of layers run in 8 bits or fewer, quantised on the way; all else is in
             ``precision``.
-        recipe: how they are quantised, a key of ``simulator.recipes.RECIPES``; empty: as the framework does.
+        recipe: how they are quantised, a key of ``simulator.workload.recipes.RECIPES``; empty: as the
+            framework does.
         fp32_gradients: accumulate and reduce gradients in fp32, as Megatron-LM does by default and FSDP2 with
             ``reduce_dtype=torch.float32``; otherwise in ``precision``.
         flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
@@ -91,7 +92,7 @@ class Job:
         placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
         nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
         overlap_slowdown: how much communication takes of the GPUs that it runs on, over what
-            ``simulator.occupancy`` says of NCCL; 0: nothing, so that compute beside it is not slower.
+            ``simulator.network.occupancy`` says of NCCL; 0: nothing, so that compute beside it is not slower.
         n_steps: optimizer steps to simulate.
         variation: stragglers and jitter.
     """

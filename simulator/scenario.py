@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.engine.changes import SWITCHES, Change, Throttle
 from simulator.errors import JobError
 from simulator.job import Job
-from simulator.link_changes import link_changes
+from simulator.network.link_changes import link_changes
 
 
 def changes_of(job: Job) -> list[Change | Throttle]:

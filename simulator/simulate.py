@@ -13,25 +13,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simulator.advice import slow_axes
-from simulator.build import build, job_groups
-from simulator.build_groups import Groups
-from simulator.compute import ComputeModel
+from simulator.builder.groups import Groups
+from simulator.builder.step import build, job_groups
+from simulator.compute.timing import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import choose, contended
 from simulator.engine.changes import Change, Throttle, Way
 from simulator.folding import representatives
 from simulator.job import Job
-from simulator.link_changes import LINKS, links_table
-from simulator.memory_over_time import memory_over_time
-from simulator.nccl import choice
-from simulator.network import Network
+from simulator.memory.over_time import memory_over_time
+from simulator.memory.ranks import rank_memories
+from simulator.network.advice import slow_axes
+from simulator.network.cost import Network
+from simulator.network.link_changes import LINKS, links_table
+from simulator.network.nccl import choice
+from simulator.network.uplinks import uplinks
 from simulator.program import Program
-from simulator.rank_memory import rank_memories
 from simulator.sampling import distribution, sample_steps, straggling
 from simulator.scenario import between_switches, changes_of, ranks_of
 from simulator.summary import figures, job_name, memory_warnings
-from simulator.uplinks import uplinks
 from topologies.placement import place
 from traces.info import RunInfo
 from traces.run import Part, Run
@@ -49,7 +49,8 @@ class Simulation:
         info: its description; ``info.summary`` holds the figures.
         spans: timeline of the simulated ranks.
         memory: memory of these ranks over time.
-        links: how full links were, in the columns of ``simulator.link_changes.LINKS``; None if not shared.
+        links: how full links were, in the columns of ``simulator.network.link_changes.LINKS``; None if not
+            shared.
         expands: whether ``write`` stores every rank, although some stand for others here.
         kept: what was derived of the spans, for every ``run`` that is made of them.
     """

@@ -9,7 +9,7 @@ from typing import Any
 from simulator.errors import SimulationError
 from simulator.intervals import intervals
 from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.rank_memory import RankMemory, rank_memories
+from simulator.memory.ranks import RankMemory, rank_memories
 from topologies.units import format_bytes
 from traces.layout import Coord
 from traces.metrics import summarize

@@ -24,7 +24,8 @@ class Variation:
         stragglers: ``rank:factor[@time]`` separated by commas; compute of that rank takes that much longer,
             from that time on if one is given: a GPU that throttles, and recovers with a factor of 1. They are
             part of the timeline, jitter is not.
-        link_changes: ``rank:tier:capacity[@time]`` separated by commas, see ``simulator.link_changes``: what
+        link_changes: ``rank:tier:capacity[@time]`` separated by commas, see
+            ``simulator.network.link_changes``: what
             is left of a rank's links from then on. Part of the timeline, too.
         compute_jitter: drawn anew for every compute task.
         network_jitter: drawn anew for every communication.

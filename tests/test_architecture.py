@@ -101,14 +101,14 @@ def test_a_module_imports_only_what_its_package_may(module: str, path: Path) -> 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("simulator.build", "import torch"),
-        ("simulator.build", "def build():\n    import torch"),
-        ("simulator.build", "import tracer.record"),
-        ("simulator.build", "from tracer import record"),
-        ("simulator.build", "from . import errors"),
-        ("simulator.build", "import simpy"),
-        ("simulator.build", "from simulator.cli import simulate"),
-        ("simulator.build", "import foretrace"),
+        ("simulator.builder.step", "import torch"),
+        ("simulator.builder.step", "def build():\n    import torch"),
+        ("simulator.builder.step", "import tracer.record"),
+        ("simulator.builder.step", "from tracer import record"),
+        ("simulator.builder.step", "from . import errors"),
+        ("simulator.builder.step", "import simpy"),
+        ("simulator.builder.step", "from simulator.cli import simulate"),
+        ("simulator.builder.step", "import foretrace"),
         ("simulator.enginer", "import simpy"),
         ("tracer.record", "from simulator.job import Job"),
         ("tracer.record", "import topologies"),
@@ -119,7 +119,7 @@ def test_a_module_imports_only_what_its_package_may(module: str, path: Path) -> 
         ("traces.metrics", "import plotly.graph_objects as go"),
         ("traces.metrics", "from simulator import job"),
         ("traces.metrics", "import click"),
-        ("traces.report", "from traces.report_cli import report"),
+        ("traces.report.html", "from traces.report.cli import report"),
     ],
 )
 def test_the_table_forbids(module: str, source: str) -> None:
@@ -130,7 +130,7 @@ def test_the_table_forbids(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("simulator.engine.event", "import simpy"),
-        ("simulator.cli", "import click, rich.table\nfrom simulator.build import build"),
+        ("simulator.cli", "import click, rich.table\nfrom simulator.builder.step import build"),
         ("tracer.record", "def record():\n    import torch"),
         ("tracer.record", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("traces.figures", "import plotly.graph_objects as go"),

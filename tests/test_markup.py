@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from foretrace import main
-from simulator.validate import Failed, Scored, Validation
-from simulator.validate_render import show
+from simulator.validate.render import show
+from simulator.validate.scores import Failed, Scored, Validation
 from traces.info import RunInfo
 from traces.store import write_run
 from traces.timeline import timeline

@@ -20,7 +20,8 @@ def _check(where: str, values: Mapping[str, float], shares: tuple[str, ...]) -> 
 class GemmTiles:
     """Matrix products as tiles of the output that processors work through in waves.
 
-    ``simulator/gemm.py`` has the formula; a committed script (``benchmarks/fit_gemm.py``) fits the constants.
+    ``simulator/compute/gemm.py`` has the formula; a committed script (``benchmarks/fit_gemm.py``) fits the
+    constants.
 
     Attributes:
         processors: streaming multiprocessors.
@@ -61,7 +62,7 @@ class GemmTiles:
 class AttentionPass:
     """One direction of a fused attention kernel.
 
-    ``simulator/attention.py`` has the formula; ``benchmarks/fit_attention.py`` fits the constants.
+    ``simulator/compute/attention.py`` has the formula; ``benchmarks/fit_attention.py`` fits the constants.
 
     Attributes:
         efficiency: share of the peak that its matrix products reach while they run.

@@ -9,7 +9,7 @@ from traces.collectives import bandwidths
 from traces.errors import RunError
 from traces.gaps import gaps
 from traces.metrics import breakdown, summarize
-from traces.report_format import format_si, format_time
+from traces.report.format import format_si, format_time
 from traces.run import Run
 from traces.stragglers import stragglers
 from traces.whatif import what_if

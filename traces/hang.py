@@ -17,7 +17,7 @@ import numpy as np
 from traces.columns import int64, is_one_of
 from traces.errors import TraceError
 from traces.info import rank_list
-from traces.report_format import format_si, format_time
+from traces.report.format import format_si, format_time
 from traces.run import Run
 
 P2P: Final = ("send", "recv")

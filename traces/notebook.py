@@ -9,9 +9,9 @@ from typing import Final
 from traces.compare import Comparison
 from traces.errors import TraceError
 from traces.metrics import summarize
-from traces.report_format import format_time
-from traces.report_kinds import Kinds
-from traces.report_words import headline, story, subtitle, title
+from traces.report.format import format_time
+from traces.report.kinds import Kinds
+from traces.report.words import headline, story, subtitle, title
 from traces.run import Run
 
 _TABLE: Final = "border-collapse:collapse;font:13px system-ui,sans-serif"

@@ -14,7 +14,7 @@ from traces.critical_path import GAP, critical_path
 from traces.findings import Finding
 from traces.hang import Wait
 from traces.metrics import Breakdown, breakdown
-from traces.report_format import format_si, format_time
+from traces.report.format import format_si, format_time
 from traces.run import Run
 
 SHOWN_RANKS: Final = 16

@@ -19,10 +19,10 @@ from traces.info import RunInfo
 from traces.metrics import summarize
 from traces.opening import open_whole
 from traces.pack import Pack
-from traces.report import served_page
-from traces.report_document import Window, document, outlier, overview_document
-from traces.report_format import format_share, format_time, number
-from traces.report_words import layout_words, title
+from traces.report.document import Window, document, outlier, overview_document
+from traces.report.format import format_share, format_time, number
+from traces.report.html import served_page
+from traces.report.words import layout_words, title
 from traces.run import Run
 from traces.serving import Answer, Route, document_answer, page
 from traces.timeline import MEMORY

@@ -7,13 +7,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from traces.report_cells import rank_step
-from traces.report_colours import fill, mix, palette
-from traces.report_format import format_time
-from traces.report_kinds import Kinds
-from traces.report_labels import Labels
-from traces.report_overview import BINS, NOTHING, slices
-from traces.report_rows import picks, rows_of
+from traces.report.cells import rank_step
+from traces.report.colours import fill, mix, palette
+from traces.report.format import format_time
+from traces.report.kinds import Kinds
+from traces.report.labels import Labels
+from traces.report.overview import BINS, NOTHING, slices
+from traces.report.rows import picks, rows_of
 from traces.run import Run
 from traces.windows import windows
 

@@ -2,8 +2,8 @@
 
 Every rank has a way into its node and a way out of it, in both directions. A transfer fills a share of them
 while its bytes flow (``Transfer.near`` and ``Transfer.far``); where several would fill one beyond its width,
-they share it max-min fairly (``simulator/fluid.py``). What a rank's ways are worth when all ranks communicate
-alike, oversubscription included, is in the network's answer already. Latency is not slowed.
+they share it max-min fairly (``simulator/network/fluid.py``). What a rank's ways are worth when all ranks
+communicate alike, oversubscription included, is in the network's answer already. Latency is not slowed.
 
 Where nothing meets on a link the timeline is that of the event engine, to the nanosecond.
 """
@@ -21,7 +21,7 @@ from simpy import Environment, Event
 from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Throttle, Way, of_gpus, of_links
 from simulator.engine.event import State, finish
 from simulator.engine.spans import spans
-from simulator.fluid import Fluid, Span
+from simulator.network.fluid import Fluid, Span
 from simulator.program import Int64Array, Program, transfer_ns
 
 NAME: Final = "contended"

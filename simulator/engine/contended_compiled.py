@@ -1,6 +1,6 @@
 """The contended engine on numba: links shared max-min fairly, for programs of many transfers.
 
-The same rules as ``simulator/engine/contended.py`` and ``simulator/fluid.py``, to the nanosecond.
+The same rules as ``simulator/engine/contended.py`` and ``simulator/network/fluid.py``, to the nanosecond.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Max-min fair rates on numba, and what flows at them: ``simulator.fluid`` over arrays."""
+"""Max-min fair rates on numba, and what flows at them: ``simulator.network.fluid`` over arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.engine.arrays import NEVER
 from simulator.engine.jit import jit
-from simulator.fluid import FULL, ROUNDING_NS
+from simulator.network.fluid import FULL, ROUNDING_NS
 from simulator.program import Int64Array
 
 Floats = NDArray[np.float64]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
 
-from simulator.advice import slow_axes
-from simulator.network import Network
+from simulator.network.advice import slow_axes
+from simulator.network.cost import Network
 from topologies.catalog import load_cluster
 from topologies.placement import place
 from traces.layout import Layout

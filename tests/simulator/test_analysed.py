@@ -7,7 +7,7 @@ import pytest
 
 from simulator.config import job_from
 from simulator.job import Job
-from simulator.network import Network
+from simulator.network.cost import Network
 from simulator.simulate import simulate
 from simulator.variation import Variation
 from traces.collectives import bandwidths, bus_factor, collectives

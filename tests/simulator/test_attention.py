@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from simulator.attention import attention_s
-from simulator.ops import Op
+from simulator.compute.attention import attention_s
+from simulator.workload.ops import Op
 from topologies.catalog import device_names, load_device
 from topologies.device import Device
 

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.build import build
-from simulator.build_gradients import DDP_BUCKET_BYTES
-from simulator.build_groups import Groups
-from simulator.compute import ComputeModel
+from simulator.builder.gradients import DDP_BUCKET_BYTES
+from simulator.builder.groups import Groups
+from simulator.builder.stage_layers import split_layers
+from simulator.builder.step import build
+from simulator.compute.timing import ComputeModel
 from simulator.engine import event
 from simulator.folding import representatives
 from simulator.job import SHARDINGS, Job
-from simulator.models import load_model
-from simulator.network import Network
-from simulator.ops import DTYPE_BYTES
+from simulator.models.sources import load_model
+from simulator.network.cost import Network
 from simulator.program import Program, Transfer
-from simulator.stage_layers import split_layers
-from simulator.workload import embedding_block, head_block, layer_blocks
+from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from simulator.workload.ops import DTYPE_BYTES
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

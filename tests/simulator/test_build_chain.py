@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.build_chain import Chains, Pass, _phases, _pieces
-from simulator.build_groups import Groups
-from simulator.build_instances import Costs, Message
-from simulator.build_stages import Unit
-from simulator.compute import ComputeModel
-from simulator.ops import Block, Comm, Op, memory
+from simulator.builder.chain import Chains, Pass, _phases, _pieces
+from simulator.builder.groups import Groups
+from simulator.builder.instances import Costs, Message
+from simulator.builder.program_builder import COMPUTE, DP, ProgramBuilder, Task, Template
+from simulator.builder.stages import Unit
+from simulator.compute.timing import ComputeModel
 from simulator.program import Label, Program, Transfer
-from simulator.program_builder import COMPUTE, DP, ProgramBuilder, Task, Template
+from simulator.workload.ops import Block, Comm, Op, memory
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.build_groups import Groups
+from simulator.builder.groups import Groups
+from simulator.builder.stage_layers import split_layers
 from simulator.errors import JobError
-from simulator.stage_layers import split_layers
 from traces.layout import Layout
 
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.build import build
-from simulator.build_instances import Message
-from simulator.build_pairs import write_both
-from simulator.compute import ComputeModel
+from simulator.builder.instances import Message
+from simulator.builder.pairs import write_both
+from simulator.builder.program_builder import COMPUTE, STREAMS, Task, Template
+from simulator.builder.step import build
+from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
 from simulator.engine import compiled, contended, contended_compiled, event
 from simulator.job import Job
-from simulator.network import Network
+from simulator.network.cost import Network
 from simulator.program import Label, Program
-from simulator.program_builder import COMPUTE, STREAMS, Task, Template
 from simulator.schedules import pairs, plan, write_csv
 from simulator.simulate import simulate
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from simulator.build import build, job_groups
-from simulator.build_stages import job_plan, n_stages, stage_layers
-from simulator.compute import ComputeModel
+from simulator.builder.stages import job_plan, n_stages, stage_layers
+from simulator.builder.step import build, job_groups
+from simulator.compute.timing import ComputeModel
 from simulator.engine import compiled, contended, contended_compiled, event
 from simulator.folding import representatives
 from simulator.job import Job
-from simulator.models import load_model
-from simulator.network import Network
+from simulator.models.sources import load_model
+from simulator.network.cost import Network
 from simulator.program import Transfer
 from simulator.schedules import SCHEDULES, holders, plan, write_csv
 from topologies.catalog import load_cluster

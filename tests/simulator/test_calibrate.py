@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis.strategies import floats, lists
 
 from foretrace import main
-from simulator.calibrate import calibrate
-from simulator.calibration import Calibration, Factor, read_calibration
 from simulator.config import job_from
 from simulator.errors import CalibrationError
 from simulator.job import Job
-from simulator.least_squares import fit_factors, median_error
+from simulator.recorded.calibrate import calibrate
+from simulator.recorded.calibration import Calibration, Factor, read_calibration
+from simulator.recorded.least_squares import fit_factors, median_error
 from simulator.simulate import simulate
 from topologies.catalog import load_cluster
 

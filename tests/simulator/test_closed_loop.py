@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from foretrace import main
-from simulator.like import job_like
+from simulator.recorded.like import job_like
 from traces.run import Run
 from traces.store import open_run
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
 
-from simulator.collectives import (
+from simulator.network.collectives import (
     KINDS,
     bus_factor,
     half_size_s,
@@ -15,7 +15,7 @@ from simulator.collectives import (
     tree_factor,
     tree_hops,
 )
-from simulator.nccl import PROTOCOLS
+from simulator.network.nccl import PROTOCOLS
 from topologies.errors import CatalogError
 from topologies.link import Curve, Table
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import builds, floats, integers, lists, sampled_from
 
-from simulator.compute import COSTS, ComputeModel
-from simulator.ops import Comm, Op, gemm, memory
+from simulator.compute.timing import COSTS, ComputeModel
+from simulator.workload.ops import Comm, Op, gemm, memory
 from topologies.device import Device
 from topologies.errors import CatalogError
 

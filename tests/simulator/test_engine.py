@@ -321,7 +321,7 @@ def test_without_numba_everything_runs_on_the_event_engine(monkeypatch: pytest.M
 
 
 SAYS = (
-    "from simulator.engine import choose; from simulator.schedule_program import schedule_program; "
+    "from simulator.engine import choose; from simulator.search.schedule_program import schedule_program; "
     "program = schedule_program('1f1b', 1, 1).program; "
     "said = []; choose('compiled', 1, said.append).run(program); print(said)"
 )

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.collectives import KINDS, bus_factor
 from simulator.job import Job
-from simulator.models import load_model
-from simulator.network import Network
+from simulator.models.sources import load_model
+from simulator.network.collectives import KINDS, bus_factor
+from simulator.network.cost import Network
 from simulator.simulate import simulate
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster

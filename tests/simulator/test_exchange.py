@@ -10,9 +10,9 @@ from hypothesis.strategies import DrawFn, composite, floats, integers, lists
 
 from foretrace import main
 from simulator.errors import SimulationError
-from simulator.exchange import load, skewed
-from simulator.nccl import choice
-from simulator.network import Network
+from simulator.network.cost import Network
+from simulator.network.exchange import load, skewed
+from simulator.network.nccl import choice
 from simulator.program import Transfer
 from topologies.catalog import load_cluster
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis.strategies import integers
 
 from simulator.errors import SimulationError
-from simulator.experts import Routing, expected_places, traffic
-from simulator.network import Network
+from simulator.network.cost import Network
+from simulator.workload.dispatch import Routing, expected_places, traffic
 from topologies.catalog import load_cluster
 
 BATCH = Routing(tokens=4096, token_bytes=7168, top_k=8, max_nodes=4)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis.strategies import booleans, sampled_from
 
 from simulator import framework
-from simulator.activations import kept_bytes, logits_bytes
-from simulator.build_stages import stage_layers
+from simulator.builder.stages import stage_layers
 from simulator.errors import JobError
 from simulator.framework import OVERRIDABLE, Framework, framework_names, framework_of, load_framework
 from simulator.job import Job
-from simulator.memory import stage_memory
-from simulator.models import load_model
-from simulator.validate_memory import stage_memories
+from simulator.memory.activations import kept_bytes, logits_bytes
+from simulator.memory.stage import stage_memory
+from simulator.models.sources import load_model
+from simulator.validate.memory import stage_memories
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
 
-from simulator.compute import ComputeModel
+from simulator.compute.fusion import EAGER, FUSED, is_separate
+from simulator.compute.timing import ComputeModel
 from simulator.errors import JobError
 from simulator.framework import EAGER_PARTS, Framework, framework_names, load_framework
-from simulator.fusion import EAGER, FUSED, is_separate
 from simulator.job import Job
-from simulator.models import load_model
-from simulator.ops import PHASES
-from simulator.workload import Block, Op, embedding_block, head_block, layer_blocks, optimizer_ops
+from simulator.models.sources import load_model
+from simulator.workload.micro_batch import Block, Op, embedding_block, head_block, layer_blocks, optimizer_ops
+from simulator.workload.ops import PHASES
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from simulator.compute import ComputeModel
-from simulator.gemm import SPACING_S, gemm_s, tiled_s
-from simulator.model import Linear
-from simulator.ops import gemm, weight_gradient
+from simulator.compute.gemm import SPACING_S, gemm_s, tiled_s
+from simulator.compute.timing import ComputeModel
+from simulator.models.model import Linear
+from simulator.workload.ops import gemm, weight_gradient
 from topologies.catalog import device_names, load_device
 from topologies.device import Device
 from topologies.errors import CatalogError

@@ -16,7 +16,8 @@ from hypothesis.strategies import floats
 from foretrace import main
 from simulator.config import job_from
 from simulator.errors import GoodputError
-from simulator.goodput import (
+from simulator.goodput.cli import goodput
+from simulator.goodput.failures import (
     DAY_S,
     HOUR_S,
     MTBF_GPU_H,
@@ -26,8 +27,7 @@ from simulator.goodput import (
     optimal_interval_s,
     sampled_times_s,
 )
-from simulator.goodput_cli import goodput
-from simulator.goodput_plan import Risks, Training, plan
+from simulator.goodput.plan import Risks, Training, plan
 from simulator.simulate import simulate
 
 rates = floats(1e-7, 1e-3)

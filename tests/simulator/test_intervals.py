@@ -6,8 +6,8 @@ import pytest
 
 from simulator.intervals import LEAST_FAMILIES, interval, intervals, layout_class
 from simulator.job import Job
-from simulator.models import load_model
-from simulator.validate_ranking import quantile
+from simulator.models.sources import load_model
+from simulator.validate.ranking import quantile
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

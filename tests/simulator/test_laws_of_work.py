@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 
 from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.models import load_model
-from simulator.ops import PHASES, Op
-from simulator.rank_memory import rank_memories
-from simulator.recipes import RECIPES
+from simulator.memory.ranks import rank_memories
+from simulator.models.sources import load_model
 from simulator.schedules import SCHEDULES
 from simulator.simulate import simulate
-from simulator.workload import embedding_block, head_block, layer_blocks
+from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from simulator.workload.ops import PHASES, Op
+from simulator.workload.recipes import RECIPES
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

@@ -10,8 +10,8 @@ import pytest
 
 from simulator.config import job_from
 from simulator.job import Job
-from simulator.layouts import PipelineTimes
 from simulator.schedules import SCHEDULES
+from simulator.search.layouts import PipelineTimes
 from simulator.simulate import simulate
 from topologies.catalog import load_cluster
 

@@ -11,10 +11,10 @@ from hypothesis.strategies import sampled_from
 from foretrace import main
 from simulator.config import job_from
 from simulator.errors import LikeError
-from simulator.like import job_like
-from simulator.like_model import recorded_model
-from simulator.model import Model
-from simulator.models import load_model
+from simulator.models.model import Model
+from simulator.models.sources import load_model
+from simulator.recorded.like import job_like
+from simulator.recorded.model import recorded_model
 from simulator.simulate import Simulation, simulate
 from traces.info import RunInfo
 from traces.layout import Layout

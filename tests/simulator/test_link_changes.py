@@ -11,7 +11,7 @@ from simulator.config import job_from, job_settings
 from simulator.engine.changes import IN, OUT, Way
 from simulator.errors import EngineError, JobError
 from simulator.job import Job
-from simulator.link_changes import LINKS, link_changes
+from simulator.network.link_changes import LINKS, link_changes
 from simulator.simulate import simulate
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import booleans, builds, integers, sampled_from
 
-from simulator.activations import kept_bytes, working_bytes
 from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory import StageMemory, stage_memory, state_bytes
-from simulator.model import Model
-from simulator.models import load_model
+from simulator.memory.activations import kept_bytes, working_bytes
+from simulator.memory.stage import StageMemory, stage_memory, state_bytes
+from simulator.models.model import Model
+from simulator.models.sources import load_model
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

@@ -14,10 +14,10 @@ from foretrace import main
 from simulator.config import job_from
 from simulator.errors import JobError
 from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
-from simulator.memory import StageMemory, stage_memory
-from simulator.models import load_model
-from simulator.remedies import changes, fits, peak_bytes, remedies
-from simulator.workload_lora import NF4_BITS
+from simulator.memory.remedies import changes, fits, peak_bytes, remedies
+from simulator.memory.stage import StageMemory, stage_memory
+from simulator.models.sources import load_model
+from simulator.workload.lora import NF4_BITS
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ModelError
-from simulator.hf import READERS, model_from_config
-from simulator.models import load_model, names
+from simulator.models.hf import READERS, model_from_config
+from simulator.models.sources import load_model, names
 
 LLAMA3_8B: dict[str, object] = {
     "model_type": "llama",

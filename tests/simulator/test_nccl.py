@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.collectives import bus_factor
 from simulator.errors import SimulationError
-from simulator.nccl import ALGORITHMS, PROTOCOLS, TEXTBOOK, choice
-from simulator.network import Network
+from simulator.network.collectives import bus_factor
+from simulator.network.cost import Network
+from simulator.network.nccl import ALGORITHMS, PROTOCOLS, TEXTBOOK, choice
 from topologies.catalog import load_cluster
 
 WAYS = ["ring", "tree", "nvls_tree", *TEXTBOOK]

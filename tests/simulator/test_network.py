@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.collectives import KINDS, bus_factor, nvls_factor
 from simulator.errors import SimulationError
-from simulator.network import Network
+from simulator.network.collectives import KINDS, bus_factor, nvls_factor
+from simulator.network.cost import Network
 from simulator.program import Transfer
 from topologies.catalog import load_cluster, names
 from topologies.cluster import Cluster

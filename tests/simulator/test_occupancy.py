@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.build import build
-from simulator.build_instances import Message
-from simulator.compute import ComputeModel
+from simulator.builder.instances import Message
+from simulator.builder.step import build
+from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
 from simulator.engine import compiled, contended, contended_compiled, event
 from simulator.engine.slowdown import MILLION, slowdown
 from simulator.errors import JobError
-from simulator.network import Network
-from simulator.occupancy import occupied
+from simulator.network.cost import Network
+from simulator.network.occupancy import occupied
 from simulator.program import Program, Transfer
 from simulator.simulate import simulate
 from topologies.catalog import load_cluster

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from simulator.activations import kept_bytes
-from simulator.build import build, job_groups
-from simulator.build_offload import HOST_ADAM_PARAMS_PER_S, NVME_BYTES_PER_S
-from simulator.build_stages import units_by_stage
-from simulator.compute import ComputeModel
+from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, NVME_BYTES_PER_S
+from simulator.builder.program_builder import COPY, HOST
+from simulator.builder.stages import units_by_stage
+from simulator.builder.step import build, job_groups
+from simulator.compute.timing import ComputeModel
 from simulator.job import OFFLOADS, Job
-from simulator.models import load_model
-from simulator.network import Network
-from simulator.ops import Op
-from simulator.program_builder import COPY, HOST
-from simulator.rank_memory import rank_memories
+from simulator.memory.activations import kept_bytes
+from simulator.memory.ranks import rank_memories
+from simulator.memory.states import sharding_units
+from simulator.models.sources import load_model
+from simulator.network.cost import Network
 from simulator.simulate import simulate
-from simulator.states import sharding_units
-from simulator.workload import embedding_block, head_block, layer_blocks
-from simulator.workload_lora import NF4_BITS
+from simulator.workload.lora import NF4_BITS
+from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from simulator.workload.ops import Op
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

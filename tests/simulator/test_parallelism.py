@@ -11,17 +11,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.build import build, job_groups
-from simulator.build_gradients import DataParallel
-from simulator.build_groups import shard_size
-from simulator.build_stages import job_plan, n_stages, units_by_stage
-from simulator.compute import ComputeModel
+from simulator.builder.gradients import DataParallel
+from simulator.builder.groups import shard_size
+from simulator.builder.stages import job_plan, n_stages, units_by_stage
+from simulator.builder.step import build, job_groups
+from simulator.compute.timing import ComputeModel
 from simulator.engine import choose
 from simulator.errors import SimulationError
 from simulator.framework import OVERRIDABLE, framework_names
 from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
-from simulator.models import load_model
-from simulator.network import Network
+from simulator.models.sources import load_model
+from simulator.network.cost import Network
 from topologies.catalog import load_cluster
 from topologies.errors import TopologyError
 from traces.errors import TraceError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from simulator.config import job_from
-from simulator.planner import DEFAULTS, Planner, choices
 from simulator.simulate import simulate
+from simulator.what_if.planner import DEFAULTS, Planner, choices
 
 SMALL = {"model": "llama3-8b", "gpus": "8", "tp": "2", "pp": "2", "global_batch": "8", "seq_len": "2048"}
 

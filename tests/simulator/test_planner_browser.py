@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from simulator.config import job_from
-from simulator.planner import Planner
 from simulator.simulate import simulate
+from simulator.what_if.planner import Planner
 from traces.serving import Server
 from traces.serving_runs import Runs
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.compute import ComputeModel
+from simulator.compute.timing import ComputeModel
 from simulator.errors import JobError
 from simulator.framework import framework_names, load_framework
 from simulator.job import Job
-from simulator.models import load_model
-from simulator.ops import Op, gemm, operand_bytes
-from simulator.recipes import RECIPES, recipe_of
-from simulator.workload import layer_blocks
+from simulator.models.sources import load_model
+from simulator.workload.micro_batch import layer_blocks
+from simulator.workload.ops import Op, gemm, operand_bytes
+from simulator.workload.recipes import RECIPES, recipe_of
 from topologies.catalog import load_cluster, load_device
 from topologies.errors import CatalogError
 from traces.layout import Layout

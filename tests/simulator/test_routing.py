@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, sampled_from
 
-from simulator.activations import kept_bytes
 from simulator.errors import JobError
 from simulator.job import Job
-from simulator.models import load_model
-from simulator.ops import Comm, Op
-from simulator.routing import fullest, load_factor
-from simulator.workload import layer_blocks
+from simulator.memory.activations import kept_bytes
+from simulator.models.sources import load_model
+from simulator.workload.micro_batch import layer_blocks
+from simulator.workload.ops import Comm, Op
+from simulator.workload.routing import fullest, load_factor
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 

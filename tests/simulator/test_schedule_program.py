@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from simulator.engine import compiled, event
 from simulator.program import Int64Array
-from simulator.schedule_program import schedule_program
 from simulator.schedules import ACTION_KINDS, SCHEDULES
+from simulator.search.schedule_program import schedule_program
 
 ranks, times = st.integers(1, 6), st.integers(1, 9)
 

@@ -14,13 +14,13 @@ from foretrace import main
 from simulator.config import job_from, read_config
 from simulator.errors import ConfigError, JobError
 from simulator.job import Job
-from simulator.layouts import PipelineTimes
-from simulator.models import load_model
-from simulator.rank_memory import rank_memories
+from simulator.memory.ranks import rank_memories
+from simulator.models.sources import load_model
 from simulator.schedules import SCHEDULES
-from simulator.search import cheapest
-from simulator.search_cli import search
-from simulator.search_space import Space
+from simulator.search.best import cheapest
+from simulator.search.cli import search
+from simulator.search.layouts import PipelineTimes
+from simulator.search.space import Space
 from simulator.simulate import simulate
 from topologies.catalog import load_cluster
 

@@ -19,9 +19,9 @@ from hypothesis.strategies import integers, sampled_from
 from foretrace import main
 from simulator.engine import compiled, contended, event
 from simulator.errors import ProgramError, SimulationError
-from simulator.fluid import Fluid
-from simulator.nccl import choice
-from simulator.network import Network
+from simulator.network.cost import Network
+from simulator.network.fluid import Fluid
+from simulator.network.nccl import choice
 from simulator.program import Label, Program, Transfer
 from topologies.catalog import load_cluster
 from topologies.errors import TopologyError

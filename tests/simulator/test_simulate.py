@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simulator.config import job_from, job_settings
 from simulator.errors import JobError
 from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.rank_memory import rank_memories
+from simulator.memory.ranks import rank_memories
 from simulator.simulate import simulate
 from traces.errors import RunError
 from traces.metrics import breakdown

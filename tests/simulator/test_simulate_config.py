@@ -15,7 +15,7 @@ from foretrace import main
 from simulator.config import CONVENTIONS, KINDS, TABLES, job_from, job_settings, read_config, write_config
 from simulator.errors import ConfigError, JobError
 from simulator.job import SHARDINGS
-from simulator.models import load_model
+from simulator.models.sources import load_model
 
 RUN_TOML = """
 [model]

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import main
-from simulator.activations import layer_input_bytes
-from simulator.build_stages import stage_layers
+from simulator.builder.stage_layers import ENDS, split_layers
+from simulator.builder.stages import stage_layers
 from simulator.config import job_from, job_settings, read_config, write_config
 from simulator.errors import ConfigError, JobError
 from simulator.job import Job
-from simulator.rank_memory import rank_memories
+from simulator.memory.activations import layer_input_bytes
+from simulator.memory.ranks import rank_memories
 from simulator.simulate import simulate
-from simulator.stage_layers import ENDS, split_layers
 
 
 def make_job(**given: Any) -> Job:

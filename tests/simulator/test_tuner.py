@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from simulator.nccl import PROTOCOLS, choice
-from simulator.network import Network
-from simulator.tuner import Rates, ring_estimate_s, tree_estimate_s
+from simulator.network.cost import Network
+from simulator.network.nccl import PROTOCOLS, choice
+from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from topologies.catalog import load_cluster
 from topologies.reach import GroupShape
 

@@ -10,8 +10,8 @@ from hypothesis.strategies import sampled_from
 
 from simulator.errors import SimulationError
 from simulator.job import Job
-from simulator.models import load_model
-from simulator.network import Network
+from simulator.models.sources import load_model
+from simulator.network.cost import Network
 from simulator.simulate import Simulation, simulate
 from simulator.variation import Variation
 from topologies.catalog import load_cluster

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from foretrace import main
 from simulator.errors import TableError
-from simulator.validate import Failed, Scored, Validation
-from simulator.validate_hardware import device_of
-from simulator.validate_kernels import validate_kernels
-from simulator.validate_table import read_table
+from simulator.validate.hardware import device_of
+from simulator.validate.kernels import validate_kernels
+from simulator.validate.scores import Failed, Scored, Validation
+from simulator.validate.table import read_table
 
 HEAD = (
     "id,source_group,hardware,kernel,dtype,direction,m,n,k,batch,seq,heads,kv_heads,head_dim,causal,impl,"

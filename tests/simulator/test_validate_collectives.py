@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from simulator.errors import TableError
-from simulator.validate import Validation
-from simulator.validate_cli import validate
-from simulator.validate_collectives import validate_collectives
+from simulator.validate.cli import validate
+from simulator.validate.collectives import validate_collectives
+from simulator.validate.scores import Validation
 
 HEAD = "id,source_group,hardware,nodes,gpus,op,bytes,time_us,algbw_GBps,busbw_GBps,notes\n"
 ROWS = (

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from foretrace import main
 from simulator.errors import TableError
-from simulator.validate_fit import validate_fit
-from simulator.validate_job import job_of, model_of, with_shapes
-from simulator.validate_memory import figure_bytes, stage_memories, validate_memory
-from simulator.validate_table import Row
+from simulator.validate.fit import validate_fit
+from simulator.validate.job import job_of, model_of, with_shapes
+from simulator.validate.memory import figure_bytes, stage_memories, validate_memory
+from simulator.validate.table import Row
 
 STEP = {
     "id": "s1",

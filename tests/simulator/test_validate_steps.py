@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from foretrace import main
 from simulator.errors import TableError
 from simulator.simulate import simulate
-from simulator.validate_calibrate import TRUST, fit
-from simulator.validate_curve import RATIOS, Curve
-from simulator.validate_job import model_of
-from simulator.validate_ranking import kendall_tau, regret
-from simulator.validate_steps import calibrated, choices, errors, validate_steps
-from simulator.validate_steps_job import parallel_class, size_class, step_job
-from simulator.validate_steps_run import Step, run_rows
-from simulator.validate_table import Row
+from simulator.validate.calibrate import TRUST, fit
+from simulator.validate.curve import RATIOS, Curve
+from simulator.validate.job import model_of
+from simulator.validate.ranking import kendall_tau, regret
+from simulator.validate.steps import calibrated, choices, errors, validate_steps
+from simulator.validate.steps_job import parallel_class, size_class, step_job
+from simulator.validate.steps_run import Step, run_rows
+from simulator.validate.table import Row
 
 pytest.importorskip("numba")
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_run_is_a_failure_with_its_reason(tmp_path: Path) -> None
 def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(row, number) for number, row in enumerate(ROWS)]
     alone = run_rows(rows, 1)
-    monkeypatch.setattr("simulator.validate_steps_run.ALONE", 0)
+    monkeypatch.setattr("simulator.validate.steps_run.ALONE", 0)
     told: list[int] = []
     assert run_rows(rows, 2, told.append) == alone
     assert sum(told) == len(rows)

@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis.strategies import booleans, builds, integers, sampled_from
 
 from simulator.job import Job
-from simulator.model import Model
-from simulator.models import load_model
-from simulator.ops import PHASES
-from simulator.workload import Block, Comm, Op, embedding_block, head_block, layer_blocks, optimizer_ops
+from simulator.models.model import Model
+from simulator.models.sources import load_model
+from simulator.workload.micro_batch import (
+    Block,
+    Comm,
+    Op,
+    embedding_block,
+    head_block,
+    layer_blocks,
+    optimizer_ops,
+)
+from simulator.workload.ops import PHASES
 from topologies.catalog import load_cluster
 from topologies.errors import CatalogError
 from traces.layout import Layout

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 
 from foretrace import main
-from simulator.promise import promise
-from simulator.validate_kernels import validate_kernels
+from simulator.compute.promise import promise
+from simulator.validate.kernels import validate_kernels
 from topologies.catalog import load_device
-from tracer import bench_kernels
-from tracer.bench_cases import SIZES, Sizes, cases
-from tracer.bench_device import device_of, sustained_share, to_toml
-from tracer.bench_kernels import Bench, bench, write_table
+from tracer.bench import kernels as bench_kernels
+from tracer.bench.cases import SIZES, Sizes, cases
+from tracer.bench.device import device_of, sustained_share, to_toml
+from tracer.bench.kernels import Bench, bench, write_table
 from tracer.errors import RecordError
 from tracer.timing import burst_s, line, sustained_s
 

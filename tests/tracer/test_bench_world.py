@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, lists
 
-from tracer.bench_collectives import KINDS, SLOW, _flag
+from tracer.bench.collectives import KINDS, SLOW, _flag
 from tracer.errors import RecordError
 from tracer.sizes import parse_sizes
 

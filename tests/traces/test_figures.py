@@ -15,8 +15,8 @@ from traces.errors import FigureError
 from traces.figures import timelines
 from traces.info import RunInfo
 from traces.metrics import breakdown, summarize
-from traces.report_colours import palette
-from traces.report_words import headline
+from traces.report.colours import palette
+from traces.report.words import headline
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline

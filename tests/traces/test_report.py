@@ -15,8 +15,8 @@ from traces.errors import ReportError, RunError
 from traces.info import RunInfo
 from traces.metrics import breakdown, summarize
 from traces.pack import decode
-from traces.report import report_html, write_report
-from traces.report_view import NO_SEQUENCE
+from traces.report.html import report_html, write_report
+from traces.report.view import NO_SEQUENCE
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from traces.info import RunInfo
-from traces.report import write_report
+from traces.report.html import write_report
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from traces.errors import RunError
-from traces.report_cli import report
+from traces.report.cli import report
 from traces.run import Run
 
 

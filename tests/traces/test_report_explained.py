@@ -16,9 +16,9 @@ from traces.info import RunInfo
 from traces.metrics import breakdown as rows_of_breakdown
 from traces.metrics import step_times_ns
 from traces.pack import Pack, decode
-from traces.report_document import document
-from traces.report_links import BINS, FULL, utilisation
-from traces.report_slowest import slowest
+from traces.report.document import document
+from traces.report.links import BINS, FULL, utilisation
+from traces.report.slowest import slowest
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline

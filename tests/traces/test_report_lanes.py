@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from traces.activity import activity
 from traces.info import RunInfo
 from traces.metrics import breakdown
-from traces.report_cells import COMPUTE_LANE, RankStep, rank_step
-from traces.report_kinds import Kinds
-from traces.report_labels import Labels
-from traces.report_lanes import compute_lane
+from traces.report.cells import COMPUTE_LANE, RankStep, rank_step
+from traces.report.kinds import Kinds
+from traces.report.labels import Labels
+from traces.report.lanes import compute_lane
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from traces.info import RunInfo
 from traces.pack import Pack, decode
-from traces.report_memory import Curve, curves, pack_memory
+from traces.report.memory import Curve, curves, pack_memory
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import MEMORY, timeline

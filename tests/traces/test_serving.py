@@ -16,7 +16,7 @@ from traces.errors import RunError, ServeError
 from traces.info import RunInfo
 from traces.metrics import breakdown
 from traces.pack import Pack
-from traces.report_document import document
+from traces.report.document import document
 from traces.run import Run
 from traces.serving import Server, page
 from traces.serving_runs import Runs

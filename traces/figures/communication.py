@@ -14,11 +14,11 @@ from traces.compare import typical_step
 from traces.errors import FigureError
 from traces.figures.drawing import chosen_ranks, empty_figure, heading
 from traces.metrics import breakdown
-from traces.report_colours import palette
-from traces.report_kinds import axis_label
-from traces.report_links import TIERS, links_of, utilisation
-from traces.report_rows import rows_of
-from traces.report_words import title
+from traces.report.colours import palette
+from traces.report.kinds import axis_label
+from traces.report.links import TIERS, links_of, utilisation
+from traces.report.rows import rows_of
+from traces.report.words import title
 from traces.run import Run
 from traces.windows import windows
 

@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 from traces.compare import compare as compare_runs
 from traces.errors import FigureError
 from traces.figures.drawing import empty_figure, heading
-from traces.report_colours import palette
-from traces.report_compare import cause_name
-from traces.report_format import format_time
-from traces.report_kinds import Kinds
+from traces.report.colours import palette
+from traces.report.compare import cause_name
+from traces.report.format import format_time
+from traces.report.kinds import Kinds
 from traces.run import Run
 
 BAND: Final = 0.1

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from traces.errors import FigureError
 from traces.info import rank_list
-from traces.report_colours import fill, palette
-from traces.report_rows import picks
+from traces.report.colours import fill, palette
+from traces.report.rows import picks
 from traces.run import Run
 
 _FONT: Final = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif'

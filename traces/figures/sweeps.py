@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from traces.errors import FigureError
 from traces.figures.drawing import empty_figure, heading
-from traces.report_colours import palette
+from traces.report.colours import palette
 
 
 def pareto(rows: Sequence[Mapping[str, Any]], *, theme: str = "light") -> go.Figure:

@@ -12,14 +12,14 @@ import plotly.graph_objects as go
 from traces.compare import typical_step
 from traces.errors import FigureError
 from traces.figures.drawing import chosen_ranks, empty_figure, heading, marker
-from traces.report_cells import RankStep, rank_step
-from traces.report_colours import palette
-from traces.report_format import format_si
-from traces.report_kinds import Kinds
-from traces.report_labels import Labels
-from traces.report_memory import curves
-from traces.report_rows import rows_of
-from traces.report_words import memory_limit_bytes, subtitle, title
+from traces.report.cells import RankStep, rank_step
+from traces.report.colours import palette
+from traces.report.format import format_si
+from traces.report.kinds import Kinds
+from traces.report.labels import Labels
+from traces.report.memory import curves
+from traces.report.rows import rows_of
+from traces.report.words import memory_limit_bytes, subtitle, title
 from traces.run import Run
 from traces.windows import windows
 

@@ -1,0 +1,204 @@
+"""The main line of an action: compute and blocking communication in the order of a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from simulator.builder.instances import Message
+from simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
+from simulator.builder.stages import Unit
+from simulator.clock import to_ns
+from simulator.compute.timing import ComputeModel
+from simulator.engine.slowdown import MILLION
+from simulator.program import Label
+from simulator.workload.ops import Block, Comm, Op, Phase
+
+KINDS: Final = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+"""Phase of a block that each kind of action goes through."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Part of a phase that becomes one task: operations on end, or one communication.
+
+    Attributes:
+        waits: pieces of the phase that it waits for; -1 stands for what was before the phase.
+        ops: its operations, if it computes.
+        comm: its communication, if it communicates.
+    """
+
+    waits: tuple[int, ...]
+    ops: list[Op] = field(default_factory=list)
+    comm: Comm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A phase cut into tasks, with positions relative to its start, and what comes next has to wait for.
+
+    ``launch_ns`` is the time that the host takes to launch each task, 0 for communications.
+    """
+
+    tasks: tuple[Task, ...]
+    launch_ns: tuple[int, ...]
+    waits: tuple[tuple[int, ...], ...]
+    tails: tuple[int, ...]
+
+
+class Pass(NamedTuple):
+    """What is done with a unit: kind of the action, and what the job recomputes."""
+
+    kind: str
+    recompute: str
+
+
+class Chains:
+    """Writes the phases of blocks into templates; equal phases of many layers are costed once.
+
+    A compute task lasts as long as the device works. Launching takes time on the host, which runs ahead of
+    the device; only an action in which it is the slower of the two gets tasks on the ``host`` stream.
+
+    Args:
+        compute: how long operations take.
+        host_work: time of the host per operation, over that of the device's ``launch_s``.
+    """
+
+    def __init__(self, compute: ComputeModel, host_work: float = 1.0) -> None:
+        self._compute = compute
+        self._launch_s = host_work * compute.device.launch_s
+        self._lines: dict[tuple[str, str, Phase], _Line] = {}
+        self._found: dict[
+            tuple[str, str, int], tuple[Phase, _Line]
+        ] = {}  # by identity of the phase, kept here
+        self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
+
+    def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]]) -> bool:
+        """Return whether launching what is done with units takes the host longer than the device."""
+        lines = [self._line(*phase) for unit, action in passes for phase in _phases(unit, *action)]
+        busy_ns = sum(task.duration_ns for line in lines for task in line.tasks)
+        return sum(ns for line in lines for ns in line.launch_ns) > busy_ns
+
+    def unit(self, template: Template, unit: Unit, action: Pass, beside: Sequence[int] = ()) -> None:
+        """Append what *action* does in *unit* to the main line of *template*.
+
+        Args:
+            template: where to; ``template.launches`` says whether the host's launches are written too.
+            unit: embedding, layer or head.
+            action: what to do.
+            beside: tasks off the main line that the first task waits for too.
+        """
+        for block, phase in _phases(unit, *action):
+            self._write(template, block, phase, beside)
+            beside = ()  # now behind the tails
+
+    def _write(self, template: Template, block: Block, phase: str, beside: Sequence[int]) -> None:
+        """Append *phase* of *block* to the main line of *template*."""
+        line, before = self._line(block, phase), (*template.tails, *beside)
+        numbers: list[int] = []
+
+        def placed(relative: tuple[int, ...]) -> list[int]:
+            return [other for at in relative for other in (before if at < 0 else (numbers[at],))]
+
+        for task, waits, launch_ns in zip(
+            self._of_layer(line, block.layer), line.waits, line.launch_ns, strict=True
+        ):
+            after = placed(waits)
+            if template.launches and launch_ns:
+                launch = Task(HOST, Label("host", "launch", block.name), launch_ns, layer=block.layer)
+                after.append(template.add(launch, template.synchronized))
+                template.synchronized = ()
+            numbers.append(template.add(task, after))
+        template.tails = tuple(placed(line.tails))
+
+    def _of_layer(self, line: _Line, layer: int) -> tuple[Task, ...]:
+        """Return the tasks of *line* as those of *layer*."""
+        key = id(line), layer
+        if key not in self._labelled:
+            self._labelled[key] = line, tuple(task._replace(layer=layer) for task in line.tasks)
+        return self._labelled[key][1]
+
+    def _line(self, block: Block, phase: str) -> _Line:
+        """Return *phase* of *block*; layers that are alike mostly share the very same phases."""
+        content = block.phases[phase]
+        near = block.name, phase, id(content)
+        if near not in self._found:
+            self._found[near] = content, self._line_of(block.name, phase, content)
+        return self._found[near][1]
+
+    def _line_of(self, name: str, phase: str, content: Phase) -> _Line:
+        key = name, phase, content
+        if key not in self._lines:
+            pieces, tails = _pieces(content)
+            tasks = tuple(self._task(name, phase, piece) for piece in pieces)
+            launches = [sum(op.n_launches for op in piece.ops) for piece in pieces]
+            launch_ns = tuple(to_ns(n * self._launch_s) for n in launches)
+            self._lines[key] = _Line(tasks, launch_ns, tuple(piece.waits for piece in pieces), tails)
+        return self._lines[key]
+
+    def _memory_bound(self, ops: Sequence[Op]) -> int:
+        """Return the share of the time of *ops* that memory bandwidth decides, in parts per million."""
+        alone_s = [self._compute.op_s(op) for op in ops]
+        bound_s = sum(s for op, s in zip(ops, alone_s, strict=True) if op.kind == "memory")
+        return round(MILLION * bound_s / sum(alone_s)) if bound_s else 0
+
+    def _task(self, name: str, phase: str, piece: _Piece) -> Task:
+        comm = piece.comm
+        if comm is not None:
+            label = Label("collective", comm.kind, name, comm.axis, comm.dtype)
+            message = Message(comm.kind, comm.axis, comm.size_bytes, comm.dtype)
+            return Task(STREAMS.index(comm.axis), label, message=message)
+        return Task(
+            COMPUTE,
+            Label("compute", phase, name, "", piece.ops[0].dtype),
+            duration_ns=to_ns(sum(self._compute.op_s(op) for op in piece.ops)),
+            flops=sum(op.flops for op in piece.ops),
+            bytes_moved=sum(op.bytes_moved for op in piece.ops),
+            memory_bound=self._memory_bound(piece.ops),
+        )
+
+
+def _phases(unit: Unit, action: str, recompute: str) -> list[tuple[Block, str]]:
+    """Return the phases of blocks that *action* goes through in *unit*, in order.
+
+    Forward goes through the blocks in order, backward in reverse. With full recomputation the whole layer is
+    computed again before its backward (Megatron-LM ``--recompute-granularity full``, one layer per
+    checkpoint); with selective, the core of attention just before the backward of its block.
+    """
+    if action == "F":
+        return [(block, "forward") for block in unit.blocks]
+    back = [(block, KINDS[action]) for block in reversed(unit.blocks)]
+    if action == "W" or recompute == "none":
+        return back
+    if recompute == "full":
+        return [*((block, "recompute") for block in unit.blocks), *back]
+    return [(block, phase) for block, last in back for phase in ("recompute", last)]
+
+
+def _pieces(items: Iterable[Op | Comm]) -> tuple[list[_Piece], tuple[int, ...]]:
+    """Cut a phase into pieces, and return with them what comes after the phase has to wait for.
+
+    A communication waits for what was before it. What follows waits for it, except for its ``overlap_ops``:
+    they run beside it, and only what comes after them waits.
+    """
+    pieces: list[_Piece] = []
+    tails: tuple[int, ...] = (-1,)
+    beside: dict[int, int] = {}  # communication -> operations that may still run beside it
+    is_open = False  # whether the last piece takes more operations
+    for item in items:
+        due = tuple(at for at, left in beside.items() if left == 0)
+        if isinstance(item, Comm):
+            pieces.append(_Piece((*tails, *due), comm=item))
+            is_open = False
+            if item.overlap_ops:
+                beside[len(pieces) - 1] = item.overlap_ops
+            else:
+                tails = (len(pieces) - 1,)
+            continue
+        if due or not is_open:
+            pieces.append(_Piece((*tails, *due)))
+            tails, is_open = (len(pieces) - 1,), True
+        pieces[-1].ops.append(item)
+        beside = {at: left - 1 for at, left in beside.items() if at not in due}
+    return pieces, (*tails, *beside)

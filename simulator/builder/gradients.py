@@ -1,0 +1,199 @@
+"""Data-parallel traffic: gradients reduced in buckets, sharded parameters gathered and reduced by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from simulator.builder.groups import OF_REPLICAS, Groups
+from simulator.builder.instances import Message
+from simulator.builder.program_builder import DP, Task, Template
+from simulator.builder.stages import Unit
+from simulator.job import FULLY_SHARDED, Job
+from simulator.program import Label
+from simulator.workload.lora import NF4_BITS
+from simulator.workload.ops import DTYPE_BYTES
+
+DDP_BUCKET_BYTES: Final = 25 * 2**20
+"""Default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel, 25 MiB."""
+
+MEGATRON_BUCKET_PARAMS: Final = 40_000_000
+MEGATRON_BUCKET_PARAMS_PER_RANK: Final = 1_000_000
+"""Default bucket of Megatron-LM, ``max(40000000, 1000000 * dp)`` parameters: ``DistributedDataParallel``."""
+
+SHARES_OPTIMIZER: Final = ("zero1", "zero2", "zero3", "fsdp")
+
+
+def replicas(scope: str, unit: Unit) -> int:
+    """Return the parameters of *unit* that are replicated over the groups of *scope* (``dp`` or ``edp``)."""
+    return unit.params if scope == "dp" else unit.expert_params
+
+
+class DataParallel:
+    """Writes the data-parallel communication of a job into templates.
+
+    Args:
+        job: for sharding and dtypes.
+        groups: for the number of replicas.
+
+    Attributes:
+        is_fully_sharded: parameters are gathered for every use.
+        gathers_ahead: updated parameters are gathered while the first forward of a step goes on.
+        reduces_late: gradients are reduced after backward, not beside it.
+        is_alone: there are no replicas.
+    """
+
+    def __init__(self, job: Job, groups: Groups) -> None:
+        self._job = job
+        self._scopes = tuple(scope for scope in OF_REPLICAS if groups.size(scope) > 1)
+        self._replicas = {scope: groups.size(scope) for scope in OF_REPLICAS}
+        self._shards = {scope: groups.size(f"{scope}.shard") for scope in OF_REPLICAS}
+        self.is_alone = not self._scopes
+        self.is_fully_sharded = job.sharding in FULLY_SHARDED
+        whole = job.sharding in ("zero1", "zero2")
+        self.gathers_ahead = whole and job.profile.overlap_param_gather
+        self.reduces_late = not self.is_fully_sharded and not job.profile.overlap_grad_reduce
+
+    def reduces(self, *, is_last: bool) -> bool:
+        """Return whether a backward reduces gradients over replicas; *is_last*: the last one of a step.
+
+        DDP under ``no_sync`` and Megatron-LM's distributed optimizer (``zero1``) reduce once per step, in the
+        backward of the last micro-batch. DeepSpeed's stage 2 keeps only a shard of the gradients and so
+        reduces in every one (``stage_1_and_2.py``), as stage 3 and FSDP do.
+        """
+        if self.reduces_late and self._job.sharding != "zero2":
+            return False
+        each = self._job.sharding in ("zero2", *FULLY_SHARDED) or not self._job.profile.no_sync
+        return is_last or each
+
+    def gather(self, template: Template, unit: Unit, after: Sequence[int]) -> tuple[int, ...]:
+        """Append the gathering of the parameters of *unit*; return its tasks."""
+        return self._each(template, unit, "all_gather", after)
+
+    def scatter(self, template: Template, unit: Unit, after: Sequence[int]) -> tuple[int, ...]:
+        """Append the reduce-scatter of the gradients of *unit*, and the sum over copies; return its tasks."""
+        return self._each(template, unit, "reduce_scatter", after)
+
+    def reduce_in_buckets(self, template: Template, ready: Sequence[tuple[Unit, Sequence[int]]]) -> None:
+        """Append the reduction of gradients in buckets, in the order in which backward makes them ready.
+
+        A bucket is sent when the unit that fills it has its gradients; what is left goes at the end. The
+        gradients of a unit are taken to be ready together. ``ddp`` all-reduces, the others reduce-scatter.
+
+        Args:
+            template: where to.
+            ready: units in the order of backward, each with the tasks that make its gradients.
+        """
+        for scope in self._scopes:
+            held, cap = 0, self._bucket_params(scope)
+            for unit, after in ready:
+                held += self._trained(scope, unit)
+                while held >= cap:
+                    held -= cap
+                    self._reduce(template, scope, cap, after)
+            if held and ready:
+                self._reduce(template, scope, held, ready[-1][1])
+
+    def reduce_late(self, template: Template, units: Sequence[Unit]) -> None:
+        """Append the reduction of all gradients of a step, if none was reduced in its backward."""
+        if not self.reduces_late or self._job.sharding == "zero2":
+            return
+        for scope in self._scopes:
+            held, cap = sum(self._trained(scope, unit) for unit in units), self._bucket_params(scope)
+            for start in range(0, held, cap):
+                template.tails = (self._reduce(template, scope, min(cap, held - start), template.tails),)
+
+    def _reduce(self, template: Template, scope: str, n_params: int, after: Sequence[int]) -> int:
+        """Append the reduction of a bucket over all replicas; return its last task.
+
+        ``ddp`` all-reduces, the others reduce-scatter, and then sum over the copies if there are several.
+        """
+        if self._job.sharding == "ddp":
+            return template.add(self._task("all_reduce", scope, n_params), after)
+        last = after
+        for kind, part, n in self._scattering(scope, n_params):
+            last = (template.add(self._task(kind, f"{scope}{part}", n), last),)
+        return last[0]
+
+    def _scattering(self, scope: str, n_params: int) -> list[tuple[str, str, int]]:
+        """Return kind, part of the scope and parameters of what gradients go through to their shards."""
+        n = self._shards[scope]
+        found = [("reduce_scatter", ".shard", n_params)] if n > 1 else []
+        copies = self._replicas[scope] // n
+        return [*found, ("all_reduce", ".copies", -(-n_params // n))] if copies > 1 else found
+
+    def gather_in_buckets(self, template: Template, units: Sequence[Unit]) -> None:
+        """Append the gathering of updated parameters after the optimizer, if only its states are shared.
+
+        Blocking, as Megatron-LM without ``--overlap-param-gather`` and DeepSpeed's stages 1 and 2.
+        """
+        if self._job.sharding not in ("zero1", "zero2") or self.gathers_ahead:
+            return
+        for scope in self._scopes:
+            if self._shards[scope] < 2:
+                continue
+            held, cap = sum(self._trained(scope, unit) for unit in units), self._bucket_params(scope)
+            for start in range(0, held, cap):
+                template.then(self._task("all_gather", f"{scope}.shard", min(cap, held - start)))
+
+    @property
+    def reduced_dtype(self) -> str:
+        """Dtype in which gradients travel."""
+        return self._job.precision if self._job.profile.reduces_in_16_bit else self._job.gradient_dtype
+
+    def owned_params(self, units: Sequence[Unit]) -> int:
+        """Return how many of the parameters of *units* one rank updates."""
+        shared = self._job.sharding in SHARES_OPTIMIZER
+        return sum(
+            -(-sum(self._trained(scope, unit) for unit in units) // (n if shared else 1))
+            for scope, n in self._shards.items()
+        )
+
+    def _trained(self, scope: str, unit: Unit) -> int:
+        """Return the parameters of *unit* that have gradients and are updated."""
+        if not self._job.lora_rank:
+            return replicas(scope, unit)
+        return unit.adapters if scope == "dp" else 0
+
+    def _held(self, scope: str, unit: Unit) -> int:
+        """Return the parameters of *unit*, those in 4 bits as so many fewer in ``job.precision``."""
+        n_params = replicas(scope, unit) + (unit.adapters if scope == "dp" else 0)
+        if not self._job.quantized_base:
+            return n_params
+        few = unit.matrices if scope == "dp" else unit.expert_params
+        return n_params - few + round(few * NF4_BITS / 8 / DTYPE_BYTES[self._job.precision])
+
+    def shard_params(self, unit: Unit, *, trained: bool = False) -> int:
+        """Return the parameters of *unit* in the shard of one rank: all that it holds, or those *trained*."""
+        count = self._trained if trained else self._held
+        return sum(-(-count(scope, unit) // self._shards[scope]) for scope in OF_REPLICAS)
+
+    def _bucket_params(self, scope: str) -> int:
+        if self._job.profile.bucket_mib:
+            return max(1, int(self._job.profile.bucket_mib * 2**20) // DTYPE_BYTES[self.reduced_dtype])
+        if self._job.sharding == "ddp":
+            return DDP_BUCKET_BYTES // DTYPE_BYTES[self.reduced_dtype]
+        return max(MEGATRON_BUCKET_PARAMS, MEGATRON_BUCKET_PARAMS_PER_RANK * self._replicas[scope])
+
+    def _each(self, template: Template, unit: Unit, kind: str, after: Sequence[int]) -> tuple[int, ...]:
+        """Append what each kind of parameters in *unit* goes through; return the last task of each."""
+        found: list[int] = []
+        for scope in self._scopes:
+            gathers, last = kind == "all_gather", tuple(after)
+            n_params = self._held(scope, unit) if gathers else self._trained(scope, unit)
+            if not n_params:
+                continue
+            steps = [("all_gather", ".shard", n_params)] if self._shards[scope] > 1 else []
+            for one, part, n in self._scattering(scope, n_params) if kind == "reduce_scatter" else steps:
+                last = (template.add(self._task(one, f"{scope}{part}", n)._replace(layer=unit.layer), last),)
+            found += last if last != tuple(after) else ()
+        return tuple(found)
+
+    def _task(self, kind: str, scope: str, n_params: int) -> Task:
+        """Return a collective over *n_params* parameters, or over their gradients."""
+        if kind == "all_gather":
+            name, dtype = "parameters", self._job.precision
+        else:
+            name, dtype = "gradients", self.reduced_dtype
+        label = Label("collective", kind, name, "dp", dtype)
+        return Task(DP, label, message=Message(kind, scope, n_params * DTYPE_BYTES[dtype], dtype))

@@ -1,0 +1,214 @@
+"""The main line of an action: its units in order, parameters gathered before, gradients sent after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from simulator.builder.chain import Chains, Pass
+from simulator.builder.gradients import DataParallel
+from simulator.builder.offload import IN_TRANSIT, Offload
+from simulator.builder.pipeline import Visit
+from simulator.builder.program_builder import COMPUTE, Task, Template
+from simulator.builder.stages import Unit
+from simulator.clock import to_ns
+from simulator.compute.timing import ComputeModel
+from simulator.job import Job
+from simulator.program import Label
+from simulator.workload.ops import DTYPE_BYTES, Op, memory
+from simulator.workload.recompute import recomputes
+
+UNSHARDED_UNITS: Final = 2
+"""Units that may be whole at once under full sharding: the one in use and the one gathered ahead.
+
+FSDP2 frees the buffer of one all-gather before the next but one may begin; FSDP1 has ``limit_all_gathers``.
+"""
+
+Tasks = tuple[int, ...]
+
+
+class MainLine:
+    """Writes what an action does with the units of its stage.
+
+    Args:
+        job: the job.
+        chains: writes the phases of a unit.
+        data_parallel: writes the traffic of parameters and gradients.
+        compute: how long operations take.
+    """
+
+    def __init__(self, job: Job, chains: Chains, data_parallel: DataParallel, compute: ComputeModel) -> None:
+        self._job = job
+        self._chains = chains
+        self._data_parallel = data_parallel
+        self._compute = compute
+        self._offload = Offload(job)
+
+    def passes(self, kind: str, units: Sequence[Unit]) -> list[tuple[Unit, Pass]]:
+        """Return what an action of *kind* does with each of the *units* of a stage, in forward order."""
+        layers = [unit.layer for unit in units if unit.layer >= 0]
+        return [
+            (unit, Pass(kind, self._job.recompute if recomputes(self._job, unit.layer, layers) else "none"))
+            for unit in units
+        ]
+
+    def write(
+        self, template: Template, visit: Visit, units: Sequence[Unit], following: Sequence[Unit] = ()
+    ) -> None:
+        """Write *visit* with the *units* of its stage into *template*.
+
+        Args:
+            template: where to.
+            visit: the action.
+            units: of its stage.
+            following: units of the stage that the rank comes to next for the first time in a step.
+        """
+        order = self.passes(visit.kind, units)
+        if visit.kind != "F":
+            order.reverse()
+        reduces = visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
+        if self._data_parallel.is_fully_sharded:
+            self._write_sharded(template, order, reduces=reduces)
+        else:
+            ahead = self._gather_ahead(template, visit, units, following)
+            self._write_whole(template, order, ahead, reduces=reduces)
+
+    def _gather_ahead(
+        self, template: Template, visit: Visit, units: Sequence[Unit], following: Sequence[Unit]
+    ) -> dict[int, Tasks]:
+        """Write the gathering of what other ranks updated, if it overlaps with the first forwards of a step.
+
+        The first action of a step gathers for itself; each first forward of a stage gathers for the next
+        one. Return what the units wait for, by their place. Megatron-LM ``--overlap-param-gather``.
+        """
+        if not (visit.first and self._data_parallel.gathers_ahead):
+            return {}
+        start = (Template.BEFORE,)
+        if visit.first == 1:
+            found = {at: self._data_parallel.gather(template, unit, start) for at, unit in enumerate(units)}
+        else:
+            found = {0: (Template.GRADIENTS,)}
+        for unit in following:
+            self._data_parallel.gather(template, unit, start)
+        return found
+
+    def _write_whole(
+        self,
+        template: Template,
+        order: Sequence[tuple[Unit, Pass]],
+        ahead: Mapping[int, Tasks],
+        *,
+        reduces: bool,
+    ) -> None:
+        """Write the main line where every rank holds all parameters; gradients follow in buckets.
+
+        In the first forward of a step, parameters that others updated may still be on their way *ahead*.
+        """
+        ready: list[tuple[Unit, Tasks]] = []
+        moved: list[Tasks] = []
+        for at, (unit, action) in enumerate(order):
+            beside = (*ahead.get(at, ()), *self._in_memory(template, order, at, moved))
+            self._chains.unit(template, unit, action, beside)
+            self._out_of_memory(template, order, at, moved)
+            ready.append((unit, template.tails))
+        if reduces:
+            self._data_parallel.reduce_in_buckets(template, ready)
+
+    def _write_sharded(
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], *, reduces: bool
+    ) -> None:
+        """Write the main line where parameters are gathered by unit, ahead of use, and freed after it.
+
+        A unit is gathered while the one before it computes, once the one before that has been freed. Its
+        gradients are reduce-scattered as soon as they are there. Order on the stream: FSDP2
+        (``_fsdp_param_group.py``: ``pre_forward``, ``pre_backward`` with its prefetch, ``post_backward``).
+        Without prefetch a unit is gathered when its turn has come; without a limit all are asked for at
+        once. Wrapped as one, the whole model is gathered first, and reduced last.
+        """
+        kind, profile = order[0][1].kind, self._job.profile
+        gathers = kind == "F" or (kind != "W" and profile.reshard_after_forward)
+        as_one = profile.wrap == "model"
+        ahead = self._gathered_ahead(kind, len(order)) if gathers else 0
+        gather, gathered, done = self._gather, [], []
+        moved: list[Tasks] = []
+        for unit, _ in order[:ahead]:
+            gathered.append(gather(template, unit, template.tails))
+        waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
+        for at, (unit, action) in enumerate(order):
+            if gathers and len(gathered) == at:
+                gathered.append(gather(template, unit, template.tails))
+            beside = (waits or gathered[at]) if gathers else ()
+            if gathers:
+                beside = self._copied(template, unit, "parameters", beside)
+            beside = (*beside, *self._in_memory(template, order, at, moved))
+            self._chains.unit(template, unit, action, beside)
+            self._out_of_memory(template, order, at, moved)
+            if reduces:
+                self._copied(template, unit, "gradients", ())
+                if as_one:
+                    done.append(unit)
+                else:
+                    sent = self._scatter(template, unit)
+                    if not profile.overlap_grad_reduce:
+                        template.tails = (*template.tails, *sent)
+            if gathers and ahead and at + ahead < len(order):
+                gathered.append(gather(template, order[at + ahead][0], template.tails))
+        for unit in done:
+            self._scatter(template, unit)
+
+    def _gather(self, template: Template, unit: Unit, after: Tasks) -> Tasks:
+        """Append the gathering of *unit*; its own shard comes from the host first if it lives there."""
+        if self._offload.has_states:
+            size = self._data_parallel.shard_params(unit) * DTYPE_BYTES[self._job.precision]
+            after = self._offload.copy(template, "parameters", size, after, layer=unit.layer)
+        return self._data_parallel.gather(template, unit, after) or after
+
+    def _scatter(self, template: Template, unit: Unit) -> Tasks:
+        """Append the reduction of gradients of *unit*; its own shard goes to the host if used there."""
+        sent = self._data_parallel.scatter(template, unit, template.tails)
+        if not self._offload.has_optimizer:
+            return sent
+        width = DTYPE_BYTES[self._job.gradient_dtype]
+        size = self._data_parallel.shard_params(unit, trained=True) * width
+        return self._offload.copy(template, "gradients", size, sent or template.tails, layer=unit.layer)
+
+    def _in_memory(
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], at: int, moved: list[Tasks]
+    ) -> Tasks:
+        """Return the copies that unit *at* waits for: what it needs is back, or there is room for more."""
+        if not self._offload.has_activations or order[at][1].kind == "W":
+            return ()
+        if order[at][1].kind != "F":
+            self._offload.fetched(template, [unit for unit, _ in order], at, moved)
+            return moved[at]
+        return moved[at - IN_TRANSIT] if at >= IN_TRANSIT else ()
+
+    def _out_of_memory(
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], at: int, moved: list[Tasks]
+    ) -> None:
+        """Append the copy of what unit *at* of a forward keeps."""
+        if self._offload.has_activations and order[at][1].kind == "F":
+            self._offload.stored(template, [unit for unit, _ in order], at, moved)
+
+    def _gathered_ahead(self, kind: str, n_units: int) -> int:
+        """Return how many of *n_units* are gathered before the first of them computes; 0: no prefetch."""
+        profile = self._job.profile
+        if profile.wrap == "model" or not profile.limit_all_gathers:
+            return n_units
+        prefetches = profile.prefetch_forward if kind == "F" else profile.prefetch_backward
+        return min(UNSHARDED_UNITS, n_units) if prefetches else 0
+
+    def _copied(self, template: Template, unit: Unit, what: str, beside: Tasks) -> Tasks:
+        """Append the copying of *what* between tensors and the buffer that travels, if they are apart.
+
+        Return what comes next has to wait for beside the main line.
+        """
+        if not self._job.profile.copies_gathered or self._data_parallel.is_alone:
+            return beside
+        width = DTYPE_BYTES[self._job.precision]
+        other = width if what == "parameters" else DTYPE_BYTES[self._data_parallel.reduced_dtype]
+        op: Op = memory(f"copy.{what}", unit.params_in_all * (width + other), self._job.precision)
+        label = Label("compute", "copy", what, "", self._job.precision)
+        busy_ns = to_ns(self._compute.op_s(op))
+        template.then(Task(COMPUTE, label, busy_ns, layer=unit.layer, bytes_moved=op.bytes_moved), beside)
+        return ()

@@ -1,0 +1,110 @@
+"""What travels between a GPU and its host: states and activations that do not stay on the device.
+
+Copies have a stream of their own, ``copy``, so that they run beside compute. References: DeepSpeed
+``runtime/zero/stage_1_and_2.py`` and ``stage3.py`` with ``cpu_offload``; ``torch.distributed.fsdp``
+``CPUOffloadPolicy``; ``torch.autograd.graph.save_on_cpu``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from simulator.builder.program_builder import COPY, HOST, Task, Template
+from simulator.builder.stages import Unit
+from simulator.clock import to_ns
+from simulator.job import Job
+from simulator.memory.activations import kept_bytes
+from simulator.program import Label
+from simulator.workload.ops import DTYPE_BYTES
+
+HOST_ADAM_PARAMS_PER_S: Final = 4e9
+"""Parameters that all processors of a node update per second: 1 to 10 billion take 0.22 to 2.57 s.
+
+DeepSpeed's CPU-Adam on two Xeon sockets, Ren et al. 2021, arXiv:2101.06840, table 4. Memory of the host is
+the limit, so that the GPUs of a node share it.
+"""
+
+NVME_BYTES_PER_S: Final = 25e9
+"""What the drives of a node read or write per second, all of its GPUs together: 1.6 GB/s for each of 16.
+
+Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), figure 2b.
+"""
+
+STATE_BYTES: Final = 24
+"""Per parameter and step, what an optimizer reads and writes of its fp32 weight and two moments."""
+
+IN_TRANSIT: Final = 2
+"""Units whose activations are on the device at once: the one in use and the one on its way."""
+
+STATES: Final = ("states", "all")
+ACTIVATIONS: Final = ("activations", "all")
+
+Tasks = tuple[int, ...]
+
+
+class Offload:
+    """Writes copies to and from the host, and the optimizer that runs there, into templates.
+
+    Args:
+        job: for what is offloaded, and the machine.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._sharing = min(job.cluster.gpus_per_node, job.layout.world_size)
+        self._bytes_per_s = job.cluster.device.host_bytes_per_s
+        if job.offload_to == "nvme":
+            self._bytes_per_s = min(self._bytes_per_s, NVME_BYTES_PER_S / self._sharing)
+        self.has_optimizer = job.offload in ("optimizer", *STATES)
+        self.has_states = job.offload in STATES
+        self.has_activations = job.offload in ACTIVATIONS
+
+    def copy(
+        self, template: Template, name: str, size_bytes: int, after: Sequence[int], *, layer: int = -1
+    ) -> Tasks:
+        """Append a copy of *size_bytes* that waits for *after*; return it, or *after* if there is nothing."""
+        if not size_bytes:
+            return tuple(after)
+        busy_ns = to_ns(size_bytes / self._bytes_per_s)
+        label = Label("copy", "offload", name)
+        return (template.add(Task(COPY, label, busy_ns, layer=layer, bytes_moved=size_bytes), after),)
+
+    def activations_bytes(self, unit: Unit) -> int:
+        """Return what a micro-batch keeps of *unit*, 0 for embedding and head."""
+        return kept_bytes(self._job, unit.layer) if self.has_activations and unit.layer >= 0 else 0
+
+    def stored(self, template: Template, order: Sequence[Unit], at: int, stored: list[Tasks]) -> None:
+        """Append the copy of what unit *at* of a forward keeps, once it has been computed, to *stored*.
+
+        The unit ``IN_TRANSIT`` places on finds room only when this copy is over.
+        """
+        size = self.activations_bytes(order[at])
+        found = self.copy(template, "activations", size, template.tails, layer=order[at].layer)
+        stored.append(found if size else ())
+
+    def fetched(self, template: Template, order: Sequence[Unit], at: int, fetched: list[Tasks]) -> None:
+        """Append the copies back of the units that a backward comes to, up to ``IN_TRANSIT`` from *at*."""
+        while len(fetched) < min(at + IN_TRANSIT, len(order)):
+            unit = order[len(fetched)]
+            size = self.activations_bytes(unit)
+            found = self.copy(template, "activations", size, template.tails, layer=unit.layer)
+            fetched.append(found if size else ())
+
+    def optimizer(self, template: Template, n_params: int, *, gradients_are_there: bool) -> None:
+        """Append an optimizer step of *n_params* on the host to the main line.
+
+        Gradients come down unless they have, the processors of the node update their shares side by side, and
+        parameters go back up unless they live on the host. States on drives are read and written meanwhile.
+        """
+        width, job = DTYPE_BYTES[self._job.precision], self._job
+        size = 0 if gradients_are_there else n_params * DTYPE_BYTES[job.gradient_dtype]
+        label = Label("copy", "offload", "gradients")  # of no length where it only waits for earlier ones
+        template.then(Task(COPY, label, to_ns(size / self._bytes_per_s), bytes_moved=size))
+        per_param_s = 1 / HOST_ADAM_PARAMS_PER_S
+        if job.offload_to == "nvme":
+            per_param_s = max(per_param_s, STATE_BYTES / NVME_BYTES_PER_S)
+        host_ns = to_ns(n_params * self._sharing * per_param_s)
+        template.then(Task(HOST, Label("host", "optimizer", "optimizer on the host"), host_ns))
+        if not (self.has_states and job.sharding in ("zero3", "fsdp")):
+            template.tails = self.copy(template, "parameters", n_params * width, template.tails)

@@ -1,0 +1,122 @@
+"""Which layers a pipeline stage holds, and in which units a rank goes through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simulator.builder.stage_layers import ranges, split_by_cost, split_layers
+from simulator.errors import JobError
+from simulator.job import Job
+from simulator.models.model import Model
+from simulator.schedules import Action, Plan, pairs, plan
+from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from simulator.workload.ops import Block
+
+
+def job_plan(job: Job) -> Plan:
+    """Return the actions of every pipeline rank of *job*.
+
+    Raises:
+        ScheduleError: the schedule is unknown or does not allow these ranks and micro-batches.
+    """
+    return plan(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+
+
+def job_pairs(job: Job) -> frozenset[Action]:
+    """Return the forwards of *job* that run together with the backward after them."""
+    if job.overlap_pairs is False:
+        return frozenset()
+    return pairs(job.schedule, job.layout.pp, job.n_microbatches)
+
+
+def scatters_p2p(job: Job) -> bool:
+    """Return whether a message between stages goes in parts, one from each tensor-parallel rank."""
+    return job.profile.p2p_scattered and job.layout.tp > 1 and not job.sequence_parallel
+
+
+def n_stages(orders: Plan) -> int:
+    """Return the number of stages that the model is cut into."""
+    return 1 + max(action.stage for actions in orders for action in actions)
+
+
+def stage_layers(job: Job, n_stages: int) -> list[range]:
+    """Return the layers of each of *n_stages* stages: as the job lists them, or as its framework shares out.
+
+    Raises:
+        JobError: the list is for another number of stages, or there are more stages than layers.
+    """
+    listed, n_layers = job.layers_per_stage, job.model.n_layers
+    if listed and len(listed) != n_stages:
+        raise JobError(
+            f"layers_per_stage lists {len(listed)} stages, but schedule {job.schedule} has {n_stages}: "
+            f"{n_stages // job.layout.pp} on each of {job.layout.pp} pipeline ranks"
+        )
+    if listed:
+        return ranges(listed)
+    if job.profile.split == "cost" and n_stages > 1:
+        costs = [job.model.matmul_params(layer) for layer in range(n_layers)]
+        return split_by_cost(costs, job.model.head_params(), n_stages)
+    return split_layers(n_layers, n_stages, job.counted_ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a rank goes through, gathers and frees at once: the embedding, a layer, or the head.
+
+    Attributes:
+        layer: transformer layer, -1 for embedding and head.
+        blocks: its blocks in forward order.
+    """
+
+    layer: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def params(self) -> int:
+        """Parameters on this rank whose replicas are all ``dp * cp`` ranks."""
+        return sum(block.params - block.expert_params for block in self.blocks)
+
+    @property
+    def params_in_all(self) -> int:
+        """Parameters on this rank."""
+        return sum(block.params for block in self.blocks)
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters on this rank whose replicas are ``dp * cp / ep`` ranks."""
+        return sum(block.expert_params for block in self.blocks)
+
+    @property
+    def adapters(self) -> int:
+        """Parameters that low-rank adaptation adds; their replicas are all ``dp * cp`` ranks."""
+        return sum(block.adapters for block in self.blocks)
+
+    @property
+    def matrices(self) -> int:
+        """Parameters among ``params`` that may be kept in 4 bits."""
+        return sum(block.matrices for block in self.blocks)
+
+
+def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
+    """Return what each of *n_stages* stages holds, in forward order: embedding, layers, head.
+
+    Raises:
+        JobError: there are more stages than layers.
+    """
+    alike: dict[tuple[bool, int], tuple[Block, ...]] = {}
+
+    def unit(layer: int) -> Unit:
+        kind = layer_kind(job.model, layer)
+        if kind not in alike:
+            alike[kind] = layer_blocks(job, layer)
+        return Unit(layer, tuple(replace(block, layer=layer) for block in alike[kind]))
+
+    found = [[unit(layer) for layer in layers] for layers in stage_layers(job, n_stages)]
+    found[0].insert(0, Unit(-1, (embedding_block(job),)))
+    found[-1].append(Unit(-1, (head_block(job),)))
+    return [tuple(units) for units in found]
+
+
+def layer_kind(model: Model, layer: int) -> tuple[bool, int]:
+    """Return what tells the work of a layer from that of others: experts, and how far back it looks."""
+    return model.is_moe(layer), model.window_of(layer)

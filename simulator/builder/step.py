@@ -1,0 +1,93 @@
+"""From a job to a program: what each rank does in a step, in which order, and what waits for what.
+
+The rules and the framework that each one follows are in docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from simulator.builder.groups import Groups
+from simulator.builder.instances import Costs, Message, Network
+from simulator.builder.program_builder import Place, ProgramBuilder
+from simulator.builder.stages import job_plan
+from simulator.builder.templates import Templates
+from simulator.compute.timing import ComputeModel
+from simulator.folding import representatives
+from simulator.job import Job
+from simulator.network.occupancy import occupied
+from simulator.program import Program, Transfer
+from simulator.schedules import Action, has_two_copies, held_stages
+
+
+def build(
+    job: Job,
+    network: Network,
+    compute: ComputeModel,
+    *,
+    folded: bool = True,
+    groups: Groups | None = None,
+    special: Sequence[int] = (),
+) -> Program:
+    """Return the program of *job*.
+
+    Args:
+        job: what to run.
+        network: what communications cost.
+        compute: how long operations take.
+        folded: simulate one rank for all that do the same; otherwise all.
+        groups: the process groups of the job if they are known already.
+        special: ranks that do not do the same as others.
+
+    Raises:
+        ScheduleError: the schedule does not allow these stages and micro-batches.
+        JobError: there are more stages than layers.
+    """
+    groups = groups or job_groups(job)
+    orders = job_plan(job)
+    templates = Templates(job, groups, compute, orders)
+    stands_for = representatives(job.layout, special)
+    builder = ProgramBuilder(Costs(groups, network, folded=folded, takes=_takes(job)))
+    for pp, actions in enumerate(orders):
+        for rank in groups.of_pipeline_rank(pp):
+            if folded and stands_for[rank] != rank:
+                continue
+            for step in range(job.n_steps):
+                _place_step(builder, templates, rank, (pp, actions), step)
+    return builder.build()
+
+
+def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
+    """Return what adds to the cost of a message what it takes of the GPUs of *job*."""
+
+    def takes(transfer: Transfer, message: Message, n_ranks: int) -> Transfer:
+        device, scale = job.cluster.device, job.overlap_slowdown
+        return occupied(transfer, message, n_ranks, device, scale)
+
+    return takes
+
+
+def job_groups(job: Job) -> Groups:
+    """Return the process groups of *job*."""
+    return Groups(job.layout, two_copies=has_two_copies(job.schedule), shard_ranks=job.shard_ranks)
+
+
+def _place_step(
+    builder: ProgramBuilder, templates: Templates, rank: int, does: tuple[int, Sequence[Action]], step: int
+) -> None:
+    """Place one optimizer step of *rank*: what its pipeline rank *does* in order, then the update."""
+    pp, actions = does
+    stages = held_stages(actions)
+    virtual_stage = {stage: at for at, stage in enumerate(stages)}
+    paired = templates.pairs
+    places = [Place(action.stage, virtual_stage[action.stage], action.microbatch) for action in actions]
+    todo = iter(zip(actions, templates.visits[pp], places, strict=True))
+    for action, visit, place in todo:
+        if action in paired:
+            _, back, second = next(todo)
+            builder.place(templates.pair(visit, back), rank, place, step=step, second=second)
+        else:
+            builder.place(templates.action(visit), rank, place, step=step)
+    builder.place(templates.update(stages), rank, Place(stages[0]), step=step)
+    if templates.saves(step):
+        builder.place(templates.checkpoint(stages), rank, Place(stages[0]), step=step)

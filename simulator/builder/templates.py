@@ -1,0 +1,178 @@
+"""The templates of a job: what a rank does in a forward, a backward and an optimizer step.
+
+Every rule follows a framework that is named where the rule is written; docs/simulation.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from simulator.builder.chain import Chains
+from simulator.builder.gradients import DataParallel
+from simulator.builder.groups import Groups
+from simulator.builder.instances import Message
+from simulator.builder.line import MainLine
+from simulator.builder.offload import Offload
+from simulator.builder.pairs import write_both
+from simulator.builder.pipeline import Pipeline, Visit
+from simulator.builder.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
+from simulator.builder.stages import Unit, job_pairs, scatters_p2p, units_by_stage
+from simulator.clock import to_ns
+from simulator.compute.timing import ComputeModel
+from simulator.engine.slowdown import MILLION
+from simulator.job import Job
+from simulator.program import Label
+from simulator.schedules import Plan
+from simulator.workload.linear import hidden_bytes, tokens_per_shard
+from simulator.workload.micro_batch import optimizer_ops
+from simulator.workload.ops import DTYPE_BYTES
+
+SCALAR_BYTES: Final = 4
+"""One fp32 number per rank: a sum of squares, a loss."""
+
+
+class Templates:
+    """Writes the template of each kind of action of each stage once.
+
+    Args:
+        job: the job.
+        groups: its process groups.
+        compute: how long operations take.
+        orders: the plan of the schedule, which says which pipeline rank holds which stage.
+
+    Attributes:
+        visits: what each action is, by pipeline rank, in the order of the plan.
+        pairs: forwards that run together with the backward after them.
+    """
+
+    def __init__(self, job: Job, groups: Groups, compute: ComputeModel, orders: Plan) -> None:
+        self._job = job
+        self._world = groups.size("world")
+        self._compute = compute
+        self._chains = Chains(compute, job.profile.host_work)
+        self._data_parallel = DataParallel(job, groups)
+        self._offload = Offload(job)
+        self._line = MainLine(job, self._chains, self._data_parallel, compute)
+        self._passed_bytes = hidden_bytes(job, tokens_per_shard(job))
+        self._scatters_p2p = scatters_p2p(job)
+        size_bytes = self._passed_bytes // (job.layout.tp if self._scatters_p2p else 1)
+        self._pipeline = Pipeline(orders, size_bytes, job.precision, overlap_p2p=job.overlap_p2p)
+        self.visits = self._pipeline.visits
+        self.pairs = job_pairs(job)
+        self._units = units_by_stage(job, self._pipeline.n_stages)
+        self._at_first = {(visit.pp, visit.first): visit.stage for own in self.visits for visit in own}
+        self._written: dict[object, Template] = {}
+
+    def action(self, visit: Visit) -> Template:
+        """Return the template of an action. The last backward of a stage reduces gradients, others may."""
+        if visit not in self._written:
+            template = self._written[visit] = Template()
+            units = self._units[visit.stage]
+            template.launches = self._chains.is_host_bound(self._line.passes(visit.kind, units))
+            self._pipeline.write(template, visit, lambda: self._main(template, visit, units))
+        return self._written[visit]
+
+    def pair(self, forward: Visit, backward: Visit) -> Template:
+        """Return the template of a forward and a backward that run together."""
+        key = ("pair", forward, backward)
+        if key not in self._written:
+            template = self._written[key] = Template()
+            lines = (Template(), Template())
+            both = (forward, backward)
+            passes = [p for visit in both for p in self._line.passes(visit.kind, self._units[visit.stage])]
+            for one in (template, *lines):
+                one.launches = self._chains.is_host_bound(passes)
+
+            def main() -> None:
+                for line, visit in zip(lines, both, strict=True):
+                    line.synchronized, template.synchronized = template.synchronized, ()
+                    self._main(line, visit, self._units[visit.stage])
+                write_both(template, *lines)
+
+            self._pipeline.write_pair(template, both, main)
+        return self._written[key]
+
+    def _main(self, template: Template, visit: Visit, units: Sequence[Unit]) -> None:
+        """Write the main line; what came in scattered over tensor-parallel ranks is gathered first."""
+        if self._scatters_p2p and visit.source is not None:
+            template.then(gather_received(self._passed_bytes, self._job.precision))
+        following = self._at_first.get((visit.pp, visit.first + 1)) if visit.first else None
+        self._line.write(template, visit, units, () if following is None else self._units[following])
+
+    def update(self, stages: tuple[int, ...]) -> Template:
+        """Return the template of what ends a step on the rank that holds *stages*.
+
+        Gradients that were not reduced in backward are. The norm of the gradients is summed over all ranks,
+        the optimizer updates the parameters that this rank owns, and those that others own are gathered. The
+        host waits for the end, as it does for the loss of a step to be logged.
+        """
+        if stages not in self._written:
+            units = [unit for stage in stages for unit in self._units[stage]]
+            template = Template()
+            template.tails = (Template.BEFORE, Template.GRADIENTS)
+            self._data_parallel.reduce_late(template, units)
+            if self._job.profile.grad_norm:
+                self._all_reduce(template, "gradient norm")
+            self._update(template, self._data_parallel.owned_params(units))
+            self._data_parallel.gather_in_buckets(template, units)
+            if self._job.profile.loss_all_reduce:
+                self._all_reduce(template, "loss")
+            host_ns = to_ns(self._job.profile.step_host_s)
+            if host_ns or any(action.launches for action in self._written.values()):
+                template.then(Task(HOST, Label("host", "synchronize", "step end"), host_ns))
+            self._written[stages] = template
+        return self._written[stages]
+
+    def saves(self, step: int) -> bool:
+        """Return whether a checkpoint follows *step*."""
+        return bool(self._job.checkpoint_every) and (step + 1) % self._job.checkpoint_every == 0
+
+    def checkpoint(self, stages: tuple[int, ...]) -> Template:
+        """Return the template of saving what the rank that holds *stages* owns: weights and fp32 states.
+
+        Everyone waits until it is written, as ``torch.distributed.checkpoint.save`` does.
+        """
+        key = ("checkpoint", *stages)
+        if key not in self._written:
+            units = [unit for stage in stages for unit in self._units[stage]]
+            n_params = self._data_parallel.owned_params(units)
+            size = n_params * (3 * DTYPE_BYTES["fp32"] + DTYPE_BYTES[self._job.precision])
+            template = self._written[key] = Template()
+            saved_ns = to_ns(size / self._job.checkpoint_bytes_per_s)
+            label = Label("host", "checkpoint", "checkpoint")
+            template.then(Task(HOST, label, saved_ns, bytes_moved=size))
+            self._all_reduce(template, "checkpoint barrier")
+        return self._written[key]
+
+    def _all_reduce(self, template: Template, name: str) -> None:
+        """Append the sum of a number over all ranks, which what follows waits for."""
+        if self._world > 1:
+            label = Label("collective", "all_reduce", name, "world", "fp32")
+            message = Message("all_reduce", "world", SCALAR_BYTES, "fp32")
+            template.then(Task(DP, label, message=message))
+
+    def _update(self, template: Template, n_params: int) -> None:
+        """Append the optimizer step of *n_params*, on the device or where its states live."""
+        if self._offload.has_optimizer:
+            sent = self._data_parallel.is_fully_sharded
+            self._offload.optimizer(template, n_params, gradients_are_there=sent)
+        else:
+            template.then(self._optimizer(n_params))
+
+    def _optimizer(self, n_params: int) -> Task:
+        ops = optimizer_ops(self._job, n_params)
+        return Task(
+            COMPUTE,
+            Label("compute", "optimizer", "optimizer", "", "fp32"),
+            duration_ns=self._compute.duration_ns(ops),
+            memory_bound=MILLION,
+            flops=sum(op.flops for op in ops),
+            bytes_moved=sum(op.bytes_moved for op in ops),
+        )
+
+
+def gather_received(size_bytes: int, dtype: str) -> Task:
+    """Return the gathering of a message that came in parts, over tensor-parallel ranks."""
+    label = Label("collective", "all_gather", "received", "tp", dtype)
+    return Task(STREAMS.index("tp"), label, message=Message("all_gather", "tp", size_bytes, dtype))

@@ -1,0 +1,1 @@
+"""How long operations take on a device."""

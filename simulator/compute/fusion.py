@@ -1,0 +1,123 @@
+"""Which element-wise work runs as one kernel, and what it costs in memory traffic where it does not.
+
+A fused kernel reads its inputs and writes its outputs once. Eager PyTorch runs every line of a model as a
+kernel of its own and writes what lies between to memory, some of it in fp32. Traffic is counted in passes:
+one read or one write per element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from simulator.job import Job
+from simulator.workload.ops import DTYPE_BYTES, Op, Piece, elementwise, memory
+
+
+class Passes(NamedTuple):
+    """Reads and writes per element.
+
+    Attributes:
+        narrow: in the precision of the job.
+        wide: in fp32.
+        kernels: over which they are spread.
+    """
+
+    narrow: int
+    wide: int
+    kernels: int
+
+
+class Both(NamedTuple):
+    """Passes of a forward and of its backward."""
+
+    forward: Passes
+    backward: Passes
+
+
+FUSED: Final[Mapping[str, Both]] = MappingProxyType(
+    {
+        "rmsnorm": Both(Passes(2, 0, 1), Passes(3, 0, 2)),
+        "layernorm": Both(Passes(2, 0, 1), Passes(3, 0, 2)),
+        "rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
+        "gated activation": Both(Passes(3, 0, 1), Passes(5, 0, 1)),
+        "activation": Both(Passes(2, 0, 1), Passes(3, 0, 1)),
+        "loss": Both(Passes(1, 4, 3), Passes(1, 3, 2)),
+    }
+)
+"""One kernel each way, or one per tensor: every input read once, every output written once.
+
+An activation is counted per output: with a gate it has two inputs. The loss casts logits to fp32 and makes
+two reads and one write of them; backward reads and writes them once and casts the gradient back.
+"""
+
+EAGER: Final[Mapping[str, Both]] = MappingProxyType(
+    {
+        # cast up, square, mean, add, rsqrt, product, cast down, weight; autograd of each, and two gradients
+        # of x added: Llama's RMSNorm as in meta-llama/llama model.py, torchtitan and transformers
+        "rmsnorm": Both(Passes(4, 7, 8), Passes(8, 17, 15)),
+        # torch.nn.functional.layer_norm is one kernel in eager mode too
+        "layernorm": FUSED["layernorm"],
+        # queries and keys: cast up, complex product, cast down (apply_rotary_emb of the same model.py)
+        "rotary": Both(Passes(2, 4, 6), Passes(2, 4, 6)),
+        # silu(gate), then times up; backward of the product, twice, then of silu
+        "gated activation": Both(Passes(5, 0, 2), Passes(9, 0, 3)),
+        "activation": FUSED["activation"],
+        # backward of nll_loss writes zeros, that of log_softmax reads both and their product's sum
+        "loss": Both(Passes(1, 4, 3), Passes(1, 6, 3)),
+    }
+)
+"""What eager PyTorch does: kernels as autograd issues them."""
+
+ADAM_FUSED_PASSES: Final = 6
+"""Of fp32 states in a fused Adam: master weight and two moments, each read and written."""
+
+ADAM_EAGER_PASSES: Final = 19
+"""The same in ``torch.optim`` with ``foreach``: decay 2, first moment 2, second moment 4, root 2, two
+scalings 4, update 4, and one more read of the gradient."""
+
+
+def is_separate(job: Job, part: str) -> bool:
+    """Return whether *part*, one of ``simulator.framework.EAGER_PARTS``, runs as separate kernels in *job*.
+
+    ``job.kernels`` decides: ``"fused"`` nothing, ``"eager"`` everything, empty what the framework's profile
+    lists under ``eager``.
+    """
+    if job.kernels:
+        return job.kernels == "eager"
+    return part in job.profile.eager
+
+
+def traffic(job: Job, part: str, form: str, name: str, n_elements: int) -> tuple[Op, Op]:
+    """Return forward and backward of an element-wise *part* with *n_elements*.
+
+    The device has the fixed time of a kernel for each one that runs. The host is charged for the operations
+    of the fused form: what it needs for each is measured with everything around it, and kernels that eager
+    code adds are part of that.
+
+    Args:
+        job: the job.
+        part: one of ``simulator.framework.EAGER_PARTS``.
+        form: a key of ``FUSED``.
+        name: of the operation.
+        n_elements: over which it goes.
+    """
+    both, fused = (EAGER if is_separate(job, part) else FUSED)[form], FUSED[form]
+    return (
+        _op(job, name, n_elements, both.forward, fused.forward.kernels),
+        _op(job, f"{name}.backward", n_elements, both.backward, fused.backward.kernels),
+    )
+
+
+def elementwise_piece(job: Job, part: str, form: str, name: str, n_elements: int) -> Piece:
+    """Return what ``traffic`` does, as a piece of a block."""
+    forward, backward = traffic(job, part, form, name, n_elements)
+    return elementwise((forward,), (backward,))
+
+
+def _op(job: Job, name: str, n_elements: int, one: Passes, launches: int) -> Op:
+    size = n_elements * (one.narrow * DTYPE_BYTES[job.precision] + one.wide * DTYPE_BYTES["fp32"])
+    op = memory(name, size, job.precision, count=one.kernels)
+    return replace(op, launches=launches if launches != one.kernels else 0)

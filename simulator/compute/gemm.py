@@ -1,0 +1,195 @@
+"""How long a matrix product takes: tiles of the output, dealt to processors in waves, at a limited clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.workload.ops import DTYPE_BYTES, Op, operand_bytes, result_bytes
+from topologies.device import Device
+from topologies.kernel import GemmTiles
+
+Floats = npt.NDArray[np.float64]
+
+K_STEP: Final = 64
+"""Depth of the operand slices that a main loop steps over; k is rounded up to it (CUTLASS tile shapes)."""
+
+SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Ways to split k among processors when the output has too few tiles to occupy them."""
+
+SUMS_EXPOSED: Final = 0.25
+"""Share of the traffic of sums in the output that no main loop hides.
+
+Weight gradients with fp32 accumulation against plain products on A100-PCIe and B200, both in the system files
+of MooreThreads/SimuMax 4dcaae5 (Apache-2.0): 0.24 and 0.26.
+"""
+
+SPACING_S: Final = 9.2e-6
+"""Time between the starts of two members of a grouped product.
+
+Small members on B200, 9.1 to 9.4 us each whatever their size (MooreThreads/SimuMax 4dcaae5, Apache-2.0).
+"""
+
+
+ALIGNED_BYTES: Final = 16
+"""What tensor cores are fed with at once: rows of operands have to start at multiples of it."""
+
+UNALIGNED_SHARE: Final = 0.4
+"""Share of the fp32 rate of plain cores that batched products reach whose rows are not aligned.
+
+26 runs of bigscience-workshop/bigscience 9e64ede (tr11-176B-ml/chronicles-prequel.md) with heads 150 and 450
+wide took about 15 ms per layer and micro-batch longer than with 104 to 224: 8 of 19.5 TFLOP/s on A100.
+"""
+
+
+TORCH_GROUPED_SHARE: Final = 0.71
+"""Rate of ``torch._grouped_mm`` over that of one product of as many rows.
+
+Median of 16 times on B200, bf16 and mxfp8, forward and backward, 1 to 8 experts (pytorch/ao 36027d8,
+torchao/prototype/moe_training/README.md, BSD-3): 0.73 and 0.68; benchmarks/fit_grouped.py on 10 of them, the
+other 6 are 10 % off.
+"""
+
+GROUPED: Final = ("streams", "torch")
+"""Ways to run a group of products: a kernel per member on several streams (Transformer Engine), or one kernel
+over all (``torch._grouped_mm``)."""
+
+
+def peak_of(op: Op, device: Device) -> float:
+    """Return the rate that the main loop of *op* could run at: the peak of its dtype or a share of it."""
+    return device.peak(op.dtype) * op.rate * _fed_share(op, device)
+
+
+def clock_of(op: Op, device: Device) -> float:
+    """Return the clock of *op* under lasting load over that in a burst.
+
+    Power lowers the clock of processors that are busy; those that wait for operands need less of it. So the
+    lower of the two shares counts, not their product.
+    """
+    return min(1.0, device.sustained_clock_fraction / _fed_share(op, device))
+
+
+def _fed_share(op: Op, device: Device) -> float:
+    """Return the share of the peak that operands arrive for."""
+    return device.gemm_fp4_share if op.dtype == "fp4" else 1.0
+
+
+def roofline_s(op: Op, device: Device) -> float:
+    """Return the time of a matrix product from three constants, where no tiles are known.
+
+    ``t = max(flops / (e P c), bytes / (b BW)) + n t0``: e ``gemm_efficiency``, P the peak of the dtype,
+    c ``sustained_clock_fraction``, b ``gemm_memory_fraction``, t0 ``gemm_latency_s``, n operations.
+    """
+    peak = device.gemm_efficiency * peak_of(op, device) * clock_of(op, device)
+    bandwidth = device.gemm_memory_fraction * device.memory_bytes_per_s
+    return max(op.flops / peak, op.bytes_moved / bandwidth) + op.count * device.gemm_latency_s
+
+
+def gemm_s(op: Op, device: Device) -> float:
+    """Return the time of a matrix product, batched or grouped.
+
+    A batch runs as one kernel over the tiles of all members. A grouped product (experts) is one kernel per
+    member on a few streams, as Transformer Engine issues them: its members overlap in part, so that each
+    takes the mean of what it takes alone and of its share of one kernel, and ``SPACING_S`` at least; or, with
+    the kernel ``"torch"``, one kernel over all members at ``TORCH_GROUPED_SHARE`` of the rate.
+    """
+    if is_unaligned(op):
+        return op.flops / (UNALIGNED_SHARE * device.peak("fp32")) + op.count * device.gemm_latency_s
+    if device.gemm_tiles is None or min(op.m, op.n, op.k) < 1:
+        return roofline_s(op, device)
+    busy = _tiled_s(device, op)
+    if op.grouped and op.kernel == "torch":
+        busy /= TORCH_GROUPED_SHARE
+    elif op.grouped and op.batch > 1:
+        alone = _tiled_s(device, replace(op, bytes_moved=op.bytes_moved // op.batch, batch=1))
+        busy = op.batch * max((alone + busy / op.batch) / 2, SPACING_S)
+    return busy + op.count * device.gemm_latency_s
+
+
+def is_unaligned(op: Op) -> bool:
+    """Return whether the members of a batch have rows that tensor cores cannot be fed with.
+
+    The core of attention without a fused kernel is such a batch, with heads as rows.
+    """
+    width = result_bytes(op.dtype)
+    is_batch = op.batch > 1 and not op.grouped and width < DTYPE_BYTES["fp32"]
+    return is_batch and (op.n * width % ALIGNED_BYTES > 0 or op.k * width % ALIGNED_BYTES > 0)
+
+
+@lru_cache(maxsize=65536)
+def _tiled_s(device: Device, op: Op) -> float:
+    """Return the time of *op* as one kernel, and what of the traffic of its sums is not hidden."""
+    tiles = device.gemm_tiles
+    if tiles is None:
+        return roofline_s(op, device)
+    busy = tiled_s(
+        tiles,
+        np.array([[op.m], [op.n], [op.k]], float),
+        peak=peak_of(op, device),
+        bandwidth=device.memory_bytes_per_s,
+        clock=clock_of(op, device),
+        moved=np.array([float(op.bytes_moved)]),
+        batch=op.batch,
+    )
+    operands = operand_bytes(op.m * op.k + op.k * op.n, op.dtype)
+    plain = (operands + op.m * op.n * result_bytes(op.dtype)) * op.batch
+    bandwidth = tiles.memory_fraction * device.memory_bytes_per_s
+    return float(busy[0]) + max(op.bytes_moved - plain, 0) * SUMS_EXPOSED / bandwidth
+
+
+def tiled_s(
+    tiles: GemmTiles,
+    shapes: Floats,
+    *,
+    peak: float,
+    bandwidth: float,
+    clock: float,
+    moved: Floats,
+    batch: int = 1,
+) -> Floats:
+    """Return the time of matrix products, the best over all tiles and splits, without fixed latency.
+
+    With ``T`` tiles of ``a x b``, each split ``s`` ways along k, on ``S`` processors:
+
+    - one tile takes ``2 a b k/s / (e P/S) * (1 + side (a + b) / (a b)) + overhead``;
+    - there are ``T s / S`` waves, the last one counted up to a whole for ``1 - wave_overlap`` of it;
+    - the clock stretches that by ``1 + throttle t / (t + throttle_s)``, or by ``1 / clock`` if that is more;
+    - operands take ``bytes / (b BW)``, and a split writes and reads its fp32 parts.
+
+    Args:
+        tiles: the constants.
+        shapes: m, n and k; shape ``(3, n_products)``.
+        peak: of the dtype, FLOP/s.
+        bandwidth: of the memory, bytes/s.
+        clock: clock under lasting load over that in a short burst.
+        moved: bytes each product reads and writes; shape ``(n_products,)``.
+        batch: members that run as one kernel.
+
+    Returns:
+        Seconds; shape ``(n_products,)``.
+    """
+    m, n, k = (values[:, None, None] for values in shapes)
+    a, b = (np.array(sides, float)[None, :, None] for sides in zip(*tiles.tiles, strict=True))
+    splits = np.array(SPLITS, float)[None, None, :]
+    whole = np.ceil(m / a) * np.ceil(n / b) * batch
+    depth = np.ceil(k / splits / K_STEP) * K_STEP
+    rate = tiles.efficiency * peak / tiles.processors
+    per_tile = 2 * a * b * depth / rate * (1 + tiles.operand_side * (a + b) / (a * b)) + tiles.tile_overhead_s
+    filled = whole * splits / tiles.processors
+    waves = tiles.wave_overlap * filled + (1 - tiles.wave_overlap) * np.ceil(filled)
+    compute = np.maximum(waves, 1.0) * per_tile
+    compute = compute * np.maximum(1 + tiles.throttle * compute / (compute + tiles.throttle_s), 1 / clock)
+    parts = np.where(splits > 1, 8 * splits * m * n * batch, 0.0)
+    memory = (moved[:, None, None] + parts) / (tiles.memory_fraction * bandwidth)
+    # a library does not split further once every processor has a part
+    possible = (splits == 1) | (whole * (splits - 1) < tiles.processors)
+    scale = np.maximum(compute, memory)
+    blended = scale * ((compute / scale) ** tiles.blend + (memory / scale) ** tiles.blend) ** (
+        1 / tiles.blend
+    )
+    best: Floats = np.where(possible, blended, np.inf).min(axis=(1, 2))
+    return best

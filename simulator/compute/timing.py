@@ -1,0 +1,160 @@
+"""How long operations take on a device: products, attention, memory, and the host that launches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from simulator.clock import to_ns
+from simulator.compute.attention import attention_s
+from simulator.compute.gemm import gemm_s
+from simulator.workload.ops import Comm, Op
+from topologies.device import Device
+from topologies.units import format_bandwidth, format_flops, format_time
+
+FITTED_SIDE: Final = 256
+"""Shortest side of the products that the three constants of a device without tiles were fitted on."""
+
+
+def memory_s(op: Op, device: Device) -> float:
+    """Return the time of an operation bound by memory: ``bytes / (fraction BW) + n t0``."""
+    bandwidth = device.memory_bound_fraction * device.memory_bytes_per_s
+    return op.bytes_moved / bandwidth + op.count * device.memory_bound_latency_s
+
+
+COSTS: Final[Mapping[str, Callable[[Op, Device], float]]] = MappingProxyType(
+    {"gemm": gemm_s, "attention": attention_s, "attention_backward": attention_s, "memory": memory_s}
+)
+"""Cost of each kind of operation."""
+
+
+def fixed_s(op: Op, device: Device) -> float:
+    """Return the part of the time of *op* that does not depend on its size."""
+    latency_s = device.memory_bound_latency_s if op.kind == "memory" else device.gemm_latency_s
+    return op.count * latency_s
+
+
+def factor_of(op: Op) -> str:
+    """Return the factor of a calibration that *op* falls under, a key of ``Device.factors``.
+
+    An optimizer goes over memory that is there already, once and in order; copies of gathered parameters
+    write to memory that has just been allocated; operations of a layer find much of theirs in a cache.
+    """
+    if op.kind != "memory":
+        return "products" if op.kind == "gemm" else "attention"
+    return {"optimizer": "optimizer", "copy": "copies"}.get(op.name.partition(".")[0], "memory")
+
+
+def calibrated_s(op: Op, seconds: float, device: Device) -> float:
+    """Return the time of *op* on a calibrated device, given what its figures say."""
+    factor = device.factors.get(factor_of(op), 1.0)
+    fixed = min(fixed_s(op, device), seconds)
+    return fixed + factor * (seconds - fixed) if factor != 1.0 else seconds
+
+
+@lru_cache(maxsize=256)
+def in_training(device: Device) -> Device:
+    """Return *device* with the clock that it has while a model trains on it."""
+    clock = device.sustained_clock_fraction * device.training_clock_fraction
+    return replace(device, sustained_clock_fraction=clock, training_clock_fraction=1.0)
+
+
+class ComputeModel:
+    """Answers how long operations take on *device*, and remembers what the answers rest on.
+
+    The formulas are the same for a GPU and for a processor that stands in for one; the constants differ.
+
+    Args:
+        device: what computes.
+        precision: dtype of the job; the device must have a peak for it.
+        training: the clock is that of a device on which a model trains, not of one product after another.
+
+    Raises:
+        CatalogError: the device has no peak for *precision*.
+    """
+
+    def __init__(self, device: Device, precision: str, *, training: bool = True) -> None:
+        device.peak(precision)
+        self.device = in_training(device) if training else device
+        self.precision = precision
+        self._seconds: dict[Op, float] = {}
+
+    def op_s(self, op: Op) -> float:
+        """Return the time of *op* on the device, in seconds, without that of launching it."""
+        if op not in self._seconds:
+            self._seconds[op] = calibrated_s(op, COSTS[op.kind](op, self.device), self.device)
+        return self._seconds[op]
+
+    def duration_ns(self, ops: Iterable[Op | Comm]) -> int:
+        """Return how long the operations among *ops* take when issued one after another.
+
+        The host launches operations while the device runs earlier ones, so the slower of the two decides:
+        ``max(sum of op_s, number of operations * launch_s)``. Communications count as nothing here.
+        """
+        alone = [op for op in ops if isinstance(op, Op)]
+        busy_s = sum(self.op_s(op) for op in alone)
+        return to_ns(max(busy_s, sum(op.n_launches for op in alone) * self.device.launch_s))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the answers so far rest on, as sentences for a report."""
+        found = [*_constants(self.device, self.precision)]
+        if self.device.assumed:
+            found.append(f"warning: {self.device.name}: {self.device.assumed}")
+        found += [f"calibrated: {name} x {factor:.3f}" for name, factor in self.device.factors.items()]
+        small = sorted({(op.m, op.n, op.k) for op in self._seconds if _is_small(op)}, key=min)
+        if small and self.device.gemm_tiles is None:
+            found.append(
+                f"GEMM shapes with a side below {FITTED_SIDE}, outside what the constants were fitted on: "
+                f"{len(small)} (e.g. {'x'.join(map(str, small[0]))}): roofline used"
+            )
+        return found
+
+
+def _constants(device: Device, precision: str) -> list[str]:
+    """The constants behind each kind of operation, with their sources."""
+    peak, bandwidth = format_flops(device.peak(precision)), format_bandwidth(device.memory_bytes_per_s)
+    lines = {
+        **_gemm_lines(device, f"{peak} ({precision})", bandwidth),
+        "memory_bound.fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
+        f"+ {format_time(device.memory_bound_latency_s)} each",
+        "launch": f"host: {format_time(device.launch_s)} per operation",
+        "training_clock_fraction": f"clock in training: {device.sustained_clock_fraction:.2f} of every peak",
+    }
+    sources = device.sources
+    return [f"{line} ({sources[name]})" if sources.get(name) else line for name, line in lines.items()]
+
+
+def _gemm_lines(device: Device, peak: str, bandwidth: str) -> dict[str, str]:
+    """What matrix products and attention rest on: tiles and kernels where measured, else an efficiency."""
+    tiles, kernel = device.gemm_tiles, device.attention_kernels.get(device.attention_kernel)
+    gemm = (
+        f"GEMM on {device.name}: {device.gemm_efficiency:.2f} of {peak}, "
+        f"{device.gemm_memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}"
+    )
+    attention = (
+        f"attention: {device.attention_efficiency_forward:.2f} forward and "
+        f"{device.attention_efficiency_backward:.2f} backward of that peak"
+    )
+    found = {"gemm.efficiency": gemm, "attention.efficiency_forward": attention}
+    if tiles is not None:
+        del found["gemm.efficiency"]
+        found["tiles.processors"] = (
+            f"GEMM on {device.name}: tiles on {tiles.processors} processors, "
+            f"{tiles.efficiency:.2f} of {peak}, "
+            f"{tiles.memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}"
+        )
+    if kernel is not None and tiles is not None:
+        del found["attention.efficiency_forward"]
+        found[f"attention.kernels.{device.attention_kernel}"] = (
+            f"attention: {device.attention_kernel}, {kernel.forward.efficiency:.2f} forward and "
+            f"{kernel.backward.efficiency:.2f} backward of that peak, softmax beside it"
+        )
+    return found
+
+
+def _is_small(op: Op) -> bool:
+    return op.kind == "gemm" and min(op.m, op.n, op.k) < FITTED_SIDE

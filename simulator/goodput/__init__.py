@@ -1,0 +1,1 @@
+"""How long training takes when machines fail, and what it costs."""

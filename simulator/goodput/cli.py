@@ -1,0 +1,174 @@
+"""The verb ``foretrace goodput``: days, dollars and the chance of a date, with failures counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import date, datetime
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path())
+@click.option("--tokens", required=True, help="Tokens to train on, e.g. 300B or 15T.")
+@click.option("--step-time", help="Instead of that of the run, e.g. '16.3 s'.")
+@click.option("--tokens-per-step", type=click.IntRange(1), help="Where the run does not tell.")
+@click.option("--price", help="Of a GPU, e.g. '2.5 USD/h'. [default: of the machine, if known]")
+@click.option("--mtbf-gpu", help="Between interruptions that one GPU brings. [default: 50700 h]")
+@click.option("--mtbf-node", help="Between failures of a node, beside its GPUs. [default: none]")
+@click.option("--preempted-after", help="Until a spot node is taken away, on average. [default: never]")
+@click.option("--checkpoint-time", help="Training stands still for one. [default: from its size]")
+@click.option("--storage", help="What a node writes of a checkpoint. [default: 2 GB/s]")
+@click.option("--interval", help="Training between checkpoints. [default: the best]")
+@click.option("--restart-time", help="From a failure to the first new step. [default: 10 min]")
+@click.option(
+    "--step-error", type=click.FloatRange(0, 2), default=0.0, help="Spread of true step times, 0.1 is 10 %."
+)
+@click.option("--start", type=click.DateTime(["%Y-%m-%d"]), help="First day. [default: today]")
+@click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which it has to be done.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Dollars that may be spent.")
+@click.option("--samples", type=click.IntRange(1, 1_000_000), default=2000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
+    """Say how long a training takes and costs if its steps are those of RUN and machines fail.
+
+    foretrace goodput runs/rehearsal --tokens 15T --price '2.5 USD/h' --by 2027-03-01
+    """
+    from simulator.goodput.plan import parse_count, plan, training_of, with_overrides
+    from topologies.units import parse_price, parse_time
+    from traces.store import open_run
+
+    training = with_overrides(
+        training_of(open_run(run), tokens_per_step=flags["tokens_per_step"]),
+        step_time_s=_read(parse_time, flags["step_time"]),
+        usd_per_gpu_hour=_read(parse_price, flags["price"]),
+    )
+    found = plan(
+        training,
+        parse_count(tokens),
+        _risks(flags),
+        start=_day(flags["start"]) or date.today(),
+        by=_day(flags["by"]),
+        budget_usd=flags["budget"],
+        n_samples=flags["samples"],
+        seed=flags["seed"],
+    )
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _show(found)
+
+
+def _risks(flags: Mapping[str, Any]) -> Any:
+    from simulator.goodput.plan import Risks
+    from topologies.units import parse_bandwidth, parse_time
+
+    times = {
+        "mtbf_gpu_s": "mtbf_gpu",
+        "mtbf_node_s": "mtbf_node",
+        "preempted_s": "preempted_after",
+        "checkpoint_s": "checkpoint_time",
+        "restart_s": "restart_time",
+        "interval_s": "interval",
+    }
+    return Risks(
+        **{field: _read(parse_time, flags[flag]) for field, flag in times.items()},
+        storage_bytes_per_s=_read(parse_bandwidth, flags["storage"]),
+        step_error=flags["step_error"],
+    )
+
+
+def _read(parse: Any, text: str | None) -> Any:
+    return None if text is None else parse(text)
+
+
+def _day(moment: datetime | None) -> date | None:
+    return None if moment is None else moment.date()
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    """Print the plan as a table, what it rests on below."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(found['name'])}[/]: {_count(found['tokens'])} tokens")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in _lines(found):
+        table.add_row(f" {name}", value)
+    console.print(table)
+    if found["rests_on"]:
+        console.print("rests on")
+        for note in found["rests_on"]:
+            console.print(f"  {escape(note)}")
+
+
+def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    days, ends = found["days"], found["ends"]
+    lines = [
+        ("if nothing fails", _days(found["work_days"])),
+        ("expected", f"[bold]{_days(found['expected_days'])}[/], in half of all cases by {ends['50%']}"),
+        (
+            "nine times in ten",
+            f"{_days(days['5%'])} to {_days(days['95%'])}, the last of them on {ends['95%']}",
+        ),
+        ("goodput", f"{found['goodput']:.1%}  ({_shares(found['shares'])})"),
+    ]
+    if found["hours_between_failures"] is not None:
+        lines.append(
+            (
+                "interruptions",
+                f"{found['failures']:,.0f}, one every {_span(found['hours_between_failures'] * 3600)}",
+            )
+        )
+    if found["checkpoint_interval_s"] is not None:
+        best = ", which is best" if found["interval_is_optimal"] else ""
+        lines.append(
+            (
+                "checkpoint",
+                f"every {_span(found['checkpoint_interval_s'])}{best}; {_span(found['checkpoint_s'])} each",
+            )
+        )
+    if "expected_usd" in found:
+        lines.append(
+            (
+                "cost",
+                f"{found['expected_usd']:,.0f} USD; {found['usd_per_1b_tokens']:,.0f} USD per billion tokens",
+            )
+        )
+    if "chance_by" in found:
+        lines.append((f"done by {found['by']}", f"{found['chance_by']:.1%} likely"))
+    if "chance_in_budget" in found:
+        lines.append((f"within {found['budget_usd']:,.0f} USD", f"{found['chance_in_budget']:.1%} likely"))
+    return lines
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != "training")
+
+
+def _days(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 1 else f"{days * 24:,.1f} h"
+
+
+def _span(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> _span(42), _span(600), _span(11138)
+    ('42 s', '10 min', '3.09 h')
+    """
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _count(tokens: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if tokens >= size:
+            return f"{tokens / size:g}{unit}"
+    return f"{tokens:,.0f}"

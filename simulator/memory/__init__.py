@@ -1,0 +1,1 @@
+"""What a rank holds: states and activations, at the worst moment and over time."""

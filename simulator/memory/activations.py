@@ -1,0 +1,170 @@
+"""What a micro-batch leaves in memory until its backward, block by block.
+
+The list of Korthikanti et al. 2022 (arXiv:2205.05198, section 4), generalised to grouped-query and latent
+attention, gated MLPs, experts, fused attention, and context parallelism. Tensors of a few bytes per token
+(norm statistics, token ids) are left out, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from simulator.compute.fusion import is_separate
+from simulator.job import Job
+from simulator.models.model import share
+from simulator.workload.linear import hidden_bytes, tokens_per_rank, tokens_per_shard
+from simulator.workload.ops import DTYPE_BYTES
+from simulator.workload.routing import routed_tokens
+
+WHOLE_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"all_gather": 0, "ring": 2, "ulysses": 1})
+"""Shares of keys and values that a context-parallel rank holds at once; 0 means those of all ranks.
+
+A ring holds the share in use and the one that arrives; Ulysses holds all tokens of a share of the heads.
+"""
+
+
+def layer_input_bytes(job: Job) -> int:
+    """Return the size of the input of one layer: what full recomputation keeps."""
+    return hidden_bytes(job, tokens_per_shard(job))
+
+
+def kept_bytes(job: Job, layer: int) -> int:
+    """Return what one micro-batch keeps of *layer* from forward to backward, under ``job.recompute``."""
+    if job.recompute == "full":
+        return layer_input_bytes(job)
+    if job.recompute == "selective" and job.profile.selective == "operations":
+        return _saved_bytes(job, layer)
+    return _attention_bytes(job, scores=job.recompute == "none") + _mlp_bytes(job, layer)
+
+
+def recomputed_bytes(job: Job, layer: int) -> int:
+    """Return what recomputation brings back for the backward of *layer*, beside what was kept."""
+    if job.recompute == "none":
+        return 0
+    return _attention_bytes(job, scores=True) + _mlp_bytes(job, layer) - kept_bytes(job, layer)
+
+
+def _saved_bytes(job: Job, layer: int) -> int:
+    """Input of the layer, every other result of its products (query, value, up or gate, down), attention's.
+
+    Reference: torchtitan ``parallelize_llama.py``, selective activation checkpointing of operations.
+    """
+    model, layout, width = job.model, job.layout, DTYPE_BYTES[job.precision]
+    n_tokens, heads = tokens_per_rank(job), model.n_heads // layout.tp
+    features = heads * (model.head_dim + model.value_head_dim)
+    features += model.kv_heads_per_rank(layout.tp) * model.value_head_dim
+    found = 2 * layer_input_bytes(job) + n_tokens * (features * width + heads * 4)
+    ffn_hidden = model.ffn_hidden if not model.is_moe(layer) else model.moe_ffn_hidden * model.top_k
+    return found + n_tokens * share(ffn_hidden, layout.tp) * width
+
+
+def head_bytes(job: Job) -> int:
+    """Return what one micro-batch keeps of the head beside logits: inputs of norm and matrix."""
+    return 2 * hidden_bytes(job, tokens_per_shard(job))
+
+
+def logits_bytes(job: Job, in_flight: int) -> int:
+    """Return the logits of the last stage: fp32 log-probabilities of *in_flight* micro-batches are kept.
+
+    One micro-batch at a time also has its logits in ``job.precision`` and their gradient in fp32, or what
+    the framework has instead.
+    """
+    framework = job.profile
+    n_logits = tokens_per_rank(job) * share(job.model.vocab, job.layout.tp)
+    uncast = 4 - 6 if job.precision == "fp32" else 0
+    return n_logits * (framework.logits_kept_bytes * in_flight + framework.logits_working_bytes + uncast)
+
+
+def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
+    """Inputs of a block's norm and of its first matrix, and the mask of its dropout (a byte per element).
+
+    An RMSNorm in kernels of its own keeps its input in fp32, and its result before the weight.
+
+    *n_shared* of the two inputs are kept by the block that runs in parallel with this one.
+    """
+    framework, n_tokens = job.profile, tokens_per_shard(job)
+    elements = n_tokens * job.model.hidden
+    found = (2 - n_shared) * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
+    if framework.keeps_gathered_inputs and n_shared < 2:
+        found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, n_tokens)
+    apart = is_separate(job, "norm") and job.model.norm == "rmsnorm"
+    return found + (4 * elements if framework.keeps_norm_in_fp32 or apart else 0)
+
+
+def _attention_bytes(job: Job, *, scores: bool) -> int:
+    """Queries, keys, values and output; *scores* adds what only a recomputed core does without.
+
+    That is one fp32 statistic per query for a fused kernel, and for an unfused one the softmax, and with
+    dropout its mask and its result.
+    """
+    model, layout = job.model, job.layout
+    n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
+    heads = model.n_heads // layout.tp
+    kv_heads = model.kv_heads_per_rank(layout.tp)
+    features = heads * (model.head_dim + model.value_head_dim)
+    features += kv_heads * (model.head_dim + model.value_head_dim)
+    compressed = (
+        2 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_head_dim if model.kv_lora_rank else 0
+    )
+    n_shared = int(model.parallel_blocks) + int(model.norms_per_layer == 1)
+    found = _branch_bytes(job, n_shared=n_shared)
+    found += (n_tokens * features + tokens_per_shard(job) * compressed) * width
+    if model.qk_norm:
+        found += n_tokens * (heads + kv_heads) * model.head_dim * width
+    if not scores:
+        return found
+    if job.flash_attention:
+        return found + n_tokens * heads * 4
+    per_score = 2 * width + 1 if model.dropout else width
+    return found + per_score * heads * n_tokens * job.seq_len
+
+
+def _mlp_bytes(job: Job, layer: int) -> int:
+    """Input and output of the activation; for experts also the tokens sent to them and their answers."""
+    model = job.model
+    if not model.is_moe(layer):
+        return _branch_bytes(job) + _inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
+    n_routed = routed_tokens(job, tokens_per_rank(job))
+    found = _branch_bytes(job) + _inner_bytes(job, model.moe_ffn_hidden, n_routed)
+    found += hidden_bytes(job, n_routed) + hidden_bytes(job, routed_tokens(job, tokens_per_shard(job)))
+    found += tokens_per_shard(job) * model.n_experts * 4
+    if model.n_shared_experts:
+        found += _inner_bytes(job, model.shared_ffn_hidden, tokens_per_rank(job))
+    return found
+
+
+def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
+    """Inputs (two with a gate) and output of the activation function."""
+    inputs = 2 if job.model.gated else 1
+    if job.model.gated and (job.profile.keeps_gate_output or is_separate(job, "activation")):
+        inputs += 1  # silu(gate), to be multiplied
+    inner = share(ffn_hidden, job.layout.tp)
+    return n_tokens * inner * (inputs + 1) * DTYPE_BYTES[job.precision]
+
+
+def working_bytes(job: Job, layer: int) -> int:
+    """Return what the backward of *layer* holds at its worst moment beside what forward kept.
+
+    In the MLP: the gradients of the activation's inputs and output, and one gathered hidden state. In
+    attention: gradients of queries (summed in fp32 by the fused kernel), keys, values and output, of unfused
+    scores, one gathered hidden state, and keys and values gathered over context-parallel ranks with their
+    gradients.
+    """
+    model, layout = job.model, job.layout
+    n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
+    routed = model.is_moe(layer)
+    rows = routed_tokens(job, n_tokens) if routed else n_tokens
+    mlp = _inner_bytes(job, model.moe_ffn_hidden if routed else model.ffn_hidden, rows)
+    mlp += hidden_bytes(job, rows)
+    heads, kv_heads = model.n_heads // layout.tp, model.kv_heads_per_rank(layout.tp)
+    both = model.head_dim + model.value_head_dim
+    attention = n_tokens * (heads + kv_heads) * both * width + n_tokens * heads * model.head_dim * 4
+    attention += hidden_bytes(job, n_tokens)
+    if not job.flash_attention:
+        attention += 2 * heads * n_tokens * job.seq_len * width
+    if layout.cp > 1:
+        parts = WHOLE_AT_ONCE[job.profile.context] or layout.cp
+        attention += 2 * n_tokens * min(parts, layout.cp) * kv_heads * both * width
+    return max(mlp, attention) + layer_input_bytes(job)

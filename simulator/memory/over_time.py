@@ -1,0 +1,130 @@
+"""Memory on the simulated clock: a step function per rank and category."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from simulator.memory.ranks import RankMemory
+from simulator.memory.stage import FIXED
+from simulator.program import Int64Array
+from traces.timeline import MEMORY
+
+RETURNS: Final = ("backward", "backward_weight")
+"""Kinds whose end frees what the forward of the micro-batch kept."""
+
+RECOMPUTES: Final = ("recompute", "backward", "backward_input")
+"""Kinds of an action that recomputation may bring activations back for."""
+
+
+class _Windows(NamedTuple):
+    """First start and last end of the compute of each micro-batch; shape ``(n_windows,)``."""
+
+    rank: Int64Array
+    step: Int64Array
+    stage: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
+
+    def of(self, rank: int) -> _Windows:
+        """Return the windows of *rank*."""
+        own = self.rank == rank
+        return _Windows(*(values[own] for values in self))
+
+
+class _Changes(NamedTuple):
+    """When the bytes of a category change, and by how much; shape ``(n_changes,)``."""
+
+    t_ns: Int64Array
+    bytes: Int64Array
+
+
+def memory_over_time(spans: pa.Table, memories: Mapping[int, RankMemory]) -> pa.Table:
+    """Return the memory of the stored ranks over time, in the columns of ``traces.timeline.MEMORY``.
+
+    Model states and what the device reserves are held throughout. A micro-batch holds its activations from
+    the start of its forward to the end of its backward; what recomputation brings back is there while a
+    backward runs. Gathered parameters, logits and buffers are held, at their most, from the first forward to
+    the last backward of a step. ``total`` is the sum, and its maximum is ``RankMemory.peak_bytes``.
+
+    Args:
+        spans: a simulated timeline.
+        memories: by stored rank, what it needs.
+    """
+    forward, recompute, returned = (_windows(spans, kinds) for kinds in (("forward",), RECOMPUTES, RETURNS))
+    parts = []
+    for rank, memory in sorted(memories.items()):
+        changes = _changes(memory, forward.of(rank), recompute.of(rank), returned.of(rank))
+        changes["total"] = _Changes(
+            *(np.concatenate(column) for column in zip(*changes.values(), strict=True))
+        )
+        parts += [_rows(rank, category, change) for category, change in changes.items()]
+    return pa.concat_tables(parts).unify_dictionaries() if parts else MEMORY.empty_table()
+
+
+def _windows(spans: pa.Table, kinds: Iterable[str]) -> _Windows:
+    """Return the windows of every micro-batch on every rank and stage, over spans of *kinds*."""
+    wanted = pc.and_(
+        pc.equal(spans["category"], "compute"), pc.is_in(spans["kind"], pa.array(kinds, pa.string()))
+    )
+    chosen = spans.filter(wanted)
+    names = ("rank", "step", "stage", "microbatch")
+    columns = [chosen[name].to_numpy().astype(np.int64) for name in names]
+    start_ns = chosen["start_ns"].to_numpy()
+    end_ns = start_ns + chosen["duration_ns"].to_numpy()
+    key = np.zeros(len(start_ns), np.int64)  # one number per window, in the order of the columns
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 2) + column + 1  # -1 is unknown
+    _, one, member = np.unique(key, return_index=True, return_inverse=True)
+    first, last = np.full(len(one), np.iinfo(np.int64).max), np.zeros(len(one), np.int64)
+    np.minimum.at(first, member, start_ns)
+    np.maximum.at(last, member, end_ns)
+    rank, step, stage, _ = (column[one] for column in columns)
+    return _Windows(rank, step, stage, first, last)
+
+
+def _changes(
+    memory: RankMemory, forward: _Windows, recompute: _Windows, returned: _Windows
+) -> dict[str, _Changes]:
+    """Return the changes of each category on one rank."""
+    found = {name: _Changes(np.zeros(1, np.int64), np.array([memory.items[name]])) for name in FIXED}
+    kept = np.array([memory.kept_bytes[stage] for stage in forward.stage.tolist()], np.int64)
+    activations = (
+        _held(forward.start_ns, returned.end_ns, kept),
+        _held(recompute.start_ns, recompute.end_ns, memory.brought_back_bytes),
+    )
+    found["activations"] = _Changes(*(np.concatenate(column) for column in zip(*activations, strict=True)))
+    steps = np.unique(forward.step)
+    begins = np.array([forward.start_ns[forward.step == step].min() for step in steps], np.int64)
+    ends = np.array([returned.end_ns[returned.step == step].max() for step in steps], np.int64)
+    for name, size in memory.items.items():
+        if name not in found:
+            found[name] = _held(begins, ends, size)
+    return found
+
+
+def _held(from_ns: Int64Array, until_ns: Int64Array, size: int | Int64Array) -> _Changes:
+    """Return the changes of something of *size* bytes that is there from each first time to each second."""
+    each = np.broadcast_to(np.asarray(size, np.int64), len(from_ns))
+    sizes = np.concatenate([each, -each])
+    return _Changes(np.concatenate([from_ns, until_ns]), sizes)
+
+
+def _rows(rank: int, category: str, changes: _Changes) -> pa.Table:
+    """Return the step function that *changes* add up to, from time 0."""
+    t_ns, member = np.unique(np.append(changes.t_ns, 0), return_inverse=True)
+    sums = np.zeros(len(t_ns), np.int64)
+    np.add.at(sums, member, np.append(changes.bytes, 0))
+    held = np.cumsum(sums)
+    keep = np.append(True, held[1:] != held[:-1])
+    columns = {
+        "rank": pa.array(np.full(int(keep.sum()), rank, np.int32)),
+        "t_ns": pa.array(t_ns[keep]),
+        "category": pa.repeat(category, int(keep.sum())),
+        "bytes": pa.array(held[keep]),
+    }
+    return pa.table(columns).cast(MEMORY)

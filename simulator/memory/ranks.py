@@ -1,0 +1,97 @@
+"""How much memory the ranks of a pipeline need: the stages that each holds, and what its schedule keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.builder.stages import job_plan, n_stages, stage_layers
+from simulator.job import Job
+from simulator.memory.activations import layer_input_bytes
+from simulator.memory.stage import FIXED, StageMemory, stage_memory
+from simulator.schedules import Action, held_stages, in_flight
+
+SHARED: Final = ("gathered", "buffers", "reserved")
+"""Categories of which a rank needs as much as the most demanding of its stages; the others add up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Memory of every rank of one pipeline rank.
+
+    Attributes:
+        pp: pipeline rank.
+        stages: the stages that it holds.
+        n_layers: transformer layers in them.
+        in_flight: micro-batches whose activations are held at once, at most, over all stages.
+        kept_bytes: by stage, what one micro-batch keeps between its forward and its backward.
+        brought_back_bytes: what recomputation brings back during a backward.
+        items: bytes by category at the worst moment, as in ``StageMemory``.
+    """
+
+    pp: int
+    stages: tuple[int, ...]
+    n_layers: int
+    in_flight: int
+    kept_bytes: Mapping[int, int]
+    brought_back_bytes: int
+    items: Mapping[str, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """All categories together."""
+        return sum(self.items.values())
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What is held all the time: model states and what is reserved."""
+        return sum(self.items[name] for name in FIXED)
+
+    def largest(self, n: int = 3) -> list[tuple[str, int]]:
+        """Return the *n* largest categories with their bytes, largest first."""
+        return sorted(self.items.items(), key=lambda item: -item[1])[:n]
+
+
+def rank_memories(job: Job) -> list[RankMemory]:
+    """Return the memory of each pipeline rank of *job*, in order."""
+    orders = job_plan(job)
+    layers = stage_layers(job, n_stages(orders))
+    return [_rank_memory(job, pp, actions, layers) for pp, actions in enumerate(orders)]
+
+
+def _rank_memory(job: Job, pp: int, actions: Sequence[Action], layers: Sequence[range]) -> RankMemory:
+    """Return the memory of a rank that goes through *actions*; *layers* are those of every stage."""
+    stages = held_stages(actions)
+    last = len(layers) - 1
+    parts: dict[int, StageMemory] = {}
+    for stage in stages:
+        held = in_flight([action for action in actions if action.stage == stage])
+        parts[stage] = stage_memory(job, layers[stage], stage, held, first=stage == 0, last=stage == last)
+    kept = {stage: part.activation_bytes_per_microbatch for stage, part in parts.items()}
+    brought_back = max(part.items["activations"] - kept[s] * part.in_flight for s, part in parts.items())
+    if not job.deallocate_outputs:
+        kept = {stage: size + (stage != last) * layer_input_bytes(job) for stage, size in kept.items()}
+    items = {
+        name: (max if name in SHARED else sum)(part.items[name] for part in parts.values())
+        for name in parts[stages[0]].items
+    }
+    items["activations"] = _most_kept(actions, kept) + brought_back
+    return RankMemory(
+        pp=pp,
+        stages=stages,
+        n_layers=sum(len(layers[stage]) for stage in stages),
+        in_flight=in_flight(actions),
+        kept_bytes=kept,
+        brought_back_bytes=brought_back,
+        items=items,
+    )
+
+
+def _most_kept(actions: Sequence[Action], kept: Mapping[int, int]) -> int:
+    """Return the most bytes of activations held at once; a micro-batch of stage *s* holds ``kept[s]``."""
+    held = most = 0
+    for action in actions:
+        held += kept[action.stage] * ((action.kind == "F") - (action.kind in "BW"))
+        most = max(most, held)
+    return most

@@ -1,0 +1,102 @@
+"""Which single change of a job makes it fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from simulator.errors import SimulationError
+from simulator.job import RECOMPUTES, SHARDINGS, Job
+from simulator.memory.ranks import rank_memories
+from topologies.errors import TopologyError
+from traces.errors import TraceError
+
+NOT_POSSIBLE: Final = (SimulationError, TopologyError, TraceError)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One change, and the peak of the fullest rank with it.
+
+    Attributes:
+        change: the setting as a flag would give it, e.g. ``"recompute=full"``.
+        peak_bytes: with the change.
+        job: with the change.
+    """
+
+    change: str
+    peak_bytes: int
+    job: Job
+
+
+def peak_bytes(job: Job) -> int:
+    """Return what the fullest rank of *job* needs."""
+    return max(memory.peak_bytes for memory in rank_memories(job))
+
+
+def fits(job: Job) -> bool:
+    """Return whether every rank of *job* fits into the memory of its device."""
+    return peak_bytes(job) <= job.cluster.device.memory_bytes
+
+
+def changes(job: Job) -> Iterator[Remedy]:
+    """Yield every single change that needs less memory than *job*, those that cost least time first.
+
+    More sharding, then less kept (selective, smaller micro-batches, full recomputation), then other layouts
+    on the same GPUs, then the memory of the host. Changes that are not possible are left out.
+    """
+    before = peak_bytes(job)
+    for change, other in _candidates(job):
+        try:
+            after = peak_bytes(replace(job, **other))
+        except NOT_POSSIBLE:
+            continue
+        if after < before:
+            yield Remedy(change, after, replace(job, **other))
+
+
+def remedies(job: Job) -> list[Remedy]:
+    """Return the changes with which *job* fits, in the order of ``changes``."""
+    limit = job.cluster.device.memory_bytes
+    return [remedy for remedy in changes(job) if remedy.peak_bytes <= limit]
+
+
+def _candidates(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not job.sequence_parallel and job.layout.tp > 1:
+        yield "sequence_parallel=true", {"sequence_parallel": True}
+    if not job.flash_attention:
+        yield "flash_attention=true", {"flash_attention": True}
+    stronger = SHARDINGS[SHARDINGS.index(job.sharding) + 1 :] if job.sharding != "fsdp" else ()
+    for sharding in stronger:
+        yield f"sharding={sharding}", {"sharding": sharding}
+    kept = RECOMPUTES[RECOMPUTES.index(job.recompute) + 1 :]
+    if "selective" in kept:
+        yield "recompute=selective", {"recompute": "selective"}
+    for micro_batch in range(job.micro_batch - 1, 0, -1):
+        if job.global_batch % (job.layout.dp * micro_batch) == 0:
+            yield f"micro_batch={micro_batch}", {"micro_batch": micro_batch}
+    if "full" in kept:
+        yield "recompute=full, recompute_every=2", {"recompute": "full", "recompute_every": 2}
+    if "full" in kept or (job.recompute == "full" and (job.recompute_layers or job.recompute_every > 1)):
+        yield "recompute=full", {"recompute": "full", "recompute_layers": 0, "recompute_every": 1}
+    yield from _layouts(job)
+    for offload in ("optimizer", "states", "activations", "all"):
+        if offload != job.offload:
+            yield f"offload={offload}", {"offload": offload}
+
+
+def _layouts(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Twice as much of one axis, and half as many replicas; experts over twice as many of the replicas."""
+    ep = job.layout.ep * 2
+    if job.model.n_experts and (job.layout.dp * job.layout.cp) % ep == 0:
+        yield f"ep={ep}", {"layout": replace(job.layout, ep=ep)}
+    for axis in ("tp", "pp", "cp"):
+        degree = getattr(job.layout, axis) * 2
+        if job.layout.dp % 2 or (axis == "tp" and degree > job.cluster.gpus_per_node):
+            continue
+        try:
+            layout = replace(job.layout, **{axis: degree, "dp": job.layout.dp // 2})
+        except NOT_POSSIBLE:
+            continue
+        yield f"{axis}={degree} (dp={layout.dp})", {"layout": layout}

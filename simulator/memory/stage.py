@@ -1,0 +1,144 @@
+"""How much memory a pipeline stage needs, by category, at its worst moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simulator.job import Job
+from simulator.memory.activations import (
+    head_bytes,
+    kept_bytes,
+    layer_input_bytes,
+    logits_bytes,
+    recomputed_bytes,
+    working_bytes,
+)
+from simulator.memory.states import (
+    StateBytes,
+    bucket_bytes,
+    gathered_bytes,
+    sharding_units,
+    stage_states,
+    state_bytes,
+)
+from simulator.workload.ops import DTYPE_BYTES
+from simulator.workload.recompute import as_kept, recomputes
+
+__all__ = ["FIXED", "StageMemory", "StateBytes", "stage_memory", "state_bytes"]
+
+FIXED = ("parameters", "gradients", "optimizer", "reserved")
+"""Categories that are held from the first step to the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Memory of every rank of one pipeline stage.
+
+    Attributes:
+        stage: pipeline stage.
+        in_flight: micro-batches whose activations are held at once.
+        activation_bytes_per_microbatch: what one micro-batch keeps between its forward and its backward.
+        items: bytes by category at the worst moment: ``parameters``, ``gradients``, ``optimizer``,
+            ``activations`` (of all micro-batches in flight, and what recomputation brings back), ``gathered``
+            (parameters and gradients of sharded layers while they are whole), ``logits``, ``buffers``
+            (gradients of activations, messages between stages), ``reserved`` (context and libraries).
+        host_bytes: what ``job.offload`` keeps in the memory of the host instead.
+    """
+
+    stage: int
+    in_flight: int
+    activation_bytes_per_microbatch: int
+    items: Mapping[str, int]
+    host_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """All categories together."""
+        return sum(self.items.values())
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What is held all the time: model states and what is reserved."""
+        return sum(self.items[name] for name in FIXED)
+
+    def baseline(self) -> dict[str, int]:
+        """Return bytes by category between two steps, when no micro-batch is in flight."""
+        return {name: size if name in FIXED else 0 for name, size in self.items.items()}
+
+    def largest(self, n: int = 3) -> list[tuple[str, int]]:
+        """Return the *n* largest categories with their bytes, largest first."""
+        return sorted(self.items.items(), key=lambda item: -item[1])[:n]
+
+
+def stage_memory(
+    job: Job, layers: Sequence[int], stage: int, in_flight: int, *, first: bool, last: bool
+) -> StageMemory:
+    """Return the memory of a rank of *stage*.
+
+    Args:
+        job: the job.
+        layers: transformer layers of the stage, from 0.
+        stage: its number, for the answer.
+        in_flight: micro-batches that have been through forward and not yet through backward, at most.
+        first: the stage has the embedding.
+        last: the stage has the head and the loss.
+    """
+    alike = _alike(job, layers)
+    kept = sum(n * kept_bytes(one, layer) for layer, one, n in alike) + (head_bytes(job) if last else 0)
+    if first and job.model.dropout:
+        kept += layer_input_bytes(job) // DTYPE_BYTES[job.precision]
+    brought_back = max((recomputed_bytes(one, layer) for layer, one, _ in alike), default=0)
+    units = sharding_units(job, layers, first=first, last=last)
+    items = {
+        **stage_states(job, units)._asdict(),
+        "activations": kept * in_flight + (brought_back if in_flight else 0),
+        "gathered": gathered_bytes(job, units),
+        "logits": logits_bytes(job, in_flight) if last else 0,
+        "buffers": max((working_bytes(job, layer) for layer, _, _ in alike), default=0)
+        + (2 * layer_input_bytes(job) if job.layout.pp > 1 else 0)
+        + bucket_bytes(job, units),
+        "reserved": job.cluster.device.reserved_bytes,
+    }
+    on_device = _kept_on_device(job, items, kept)
+    return StageMemory(
+        stage=stage,
+        in_flight=in_flight,
+        activation_bytes_per_microbatch=kept if on_device["activations"] == items["activations"] else 0,
+        items=on_device,
+        host_bytes=sum(items.values()) - sum(on_device.values()),
+    )
+
+
+def _alike(job: Job, layers: Sequence[int]) -> list[tuple[int, Job, int]]:
+    """Return a layer of each kind, the job as it sees it, and how many of *layers* are of that kind."""
+    counts: Counter[tuple[bool, bool]] = Counter()
+    first: dict[tuple[bool, bool], int] = {}
+    for layer in layers:
+        kind = (job.model.is_moe(layer), recomputes(job, layer, layers))
+        counts[kind] += 1
+        first.setdefault(kind, layer)
+    return [(first[kind], as_kept(job, first[kind], layers), n) for kind, n in counts.items()]
+
+
+def _kept_on_device(job: Job, items: Mapping[str, int], kept: int) -> dict[str, int]:
+    """Return *items* without what ``job.offload`` keeps in the memory of the host.
+
+    Activations travel while others are computed: two layers' worth of a micro-batch stays, one that is used
+    and one on its way. Parameters that are whole for a while (``gathered``) stay too.
+    """
+    gone = {
+        "none": (),
+        "optimizer": ("optimizer",),
+        "states": ("optimizer", "gradients", *(("parameters",) if job.sharding in ("zero3", "fsdp") else ())),
+        "activations": ("activations",),
+        "all": ("optimizer", "gradients", "activations", "parameters"),
+    }[job.offload]
+    if job.offload == "all" and job.sharding not in ("zero3", "fsdp"):
+        gone = tuple(name for name in gone if name != "parameters")
+    stays = {name: 0 if name in gone else size for name, size in items.items()}
+    if "activations" in gone:
+        in_transit = 2 * max(kept // max(job.model.n_layers // job.layout.pp, 1), layer_input_bytes(job))
+        stays["activations"] = min(items["activations"], in_transit)
+    return stays

@@ -1,0 +1,152 @@
+"""Model states of a stage: parameters, gradients and optimizer, as data-parallel ranks share them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simulator.job import Job
+from simulator.models.model import Linear, share
+from simulator.workload.lora import NF4_BITS, adapter_params
+from simulator.workload.ops import DTYPE_BYTES
+
+
+class StateBytes(NamedTuple):
+    """Model states of one rank."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+class Unit(NamedTuple):
+    """Parameters of a part of a stage that is sharded as one.
+
+    Attributes:
+        dense: held in common by all data-parallel ranks.
+        experts: held in common by those of one expert-parallel rank.
+        matrices: those of ``dense`` and ``experts`` that a layer multiplies by; they can be quantised.
+        adapters: parameters that low-rank adaptation adds.
+    """
+
+    dense: int
+    experts: int
+    matrices: int = 0
+    adapters: int = 0
+
+    @property
+    def params(self) -> int:
+        """Parameters of the part, without adapters."""
+        return self.dense + self.experts
+
+
+def state_bytes(job: Job, n_params: int, replicas: int) -> StateBytes:
+    """Return the model states of *n_params* parameters that *replicas* ranks hold in common.
+
+    Adam in mixed precision keeps a parameter and a gradient to compute with, and in fp32 a master weight
+    and two moments: 2 + 2 + 12 bytes per parameter, or 2 + 4 + 12 with ``job.fp32_gradients``. In fp32 there
+    is no second copy: 4 + 4 + 8. ``zero1`` shares the optimizer states out, ``zero2`` the gradients too,
+    ``zero3`` the parameters too. ``fsdp`` is PyTorch's FSDP2 with a mixed-precision policy: its sharded
+    parameters *are* the fp32 master, so that 4 + 4 + 8 bytes are shared out.
+
+    References: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1; Megatron-LM ``docs/dist_optimizer``;
+    ``torch.distributed.fsdp.MixedPrecisionPolicy``.
+
+    Args:
+        job: for precision and sharding.
+        n_params: parameters on this rank before data-parallel sharding.
+        replicas: data-parallel ranks among which they are shared out.
+    """
+    part = share(n_params, replicas)
+    if job.precision == "fp32" or job.sharding == "fsdp":
+        weight, gradient, optimizer = 4, 4, 8
+    else:
+        weight, gradient, optimizer = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype], 12
+    return StateBytes(
+        parameters=weight * (part if job.sharding in ("zero3", "fsdp") else n_params),
+        gradients=gradient * (part if job.sharding in ("zero2", "zero3", "fsdp") else n_params),
+        optimizer=optimizer * (n_params if job.sharding == "ddp" else part),
+    )
+
+
+def sharding_units(job: Job, layers: Sequence[int], *, first: bool, last: bool) -> list[Unit]:
+    """Return the parts of a stage in order: embedding, layers, head with the final norm."""
+    model, tp = job.model, job.layout.tp
+    found = [Unit(model.embedding_params(tp), 0)] if first else []
+    kinds: dict[bool, Unit] = {}
+    for layer in layers:
+        if model.is_moe(layer) not in kinds:
+            kinds[model.is_moe(layer)] = _layer_unit(job, layer)
+        found.append(kinds[model.is_moe(layer)])
+    if last:
+        own_head = not model.tied_embeddings or not first
+        found.append(Unit(model.norm_params + (model.head_params(tp) if own_head else 0), 0))
+    return found
+
+
+def _layer_unit(job: Job, layer: int) -> Unit:
+    model, tp, ep = job.model, job.layout.tp, job.layout.ep
+    experts, linears = model.expert_params(layer, tp, ep), _linears(job, layer)
+    matrices = experts + sum(linear.n_in * linear.n_out for linear in linears)
+    adapters = sum(adapter_params(job, linear) for linear in linears)
+    return Unit(model.layer_params(layer, tp, ep) - experts, experts, matrices, adapters)
+
+
+def _linears(job: Job, layer: int) -> list[Linear]:
+    """Matrices of *layer* outside its routed experts; adapters go beside each of them."""
+    model, tp = job.model, job.layout.tp
+    found = list(model.attention_linears(tp))
+    width = model.shared_ffn_hidden if model.is_moe(layer) else model.ffn_hidden
+    return found + list(model.mlp_linears(width, tp) if width else ())
+
+
+def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
+    """Return the model states of a stage; experts have fewer replicas than the rest.
+
+    With ``job.lora_rank`` only the adapters are trained, and the base is kept in ``job.precision`` or 4 bits.
+    """
+    replicas = job.shard_ranks or job.layout.dp * job.layout.cp
+    if job.lora_rank:
+        trained = state_bytes(job, sum(unit.adapters for unit in units), replicas)
+        frozen = sum(_frozen_bytes(job, unit) for unit in units)
+        ranks = replicas if job.sharding in ("zero3", "fsdp") else 1
+        return trained._replace(parameters=trained.parameters + share(frozen, ranks))
+    dense = state_bytes(job, sum(unit.dense for unit in units), replicas)
+    experts = state_bytes(job, sum(unit.experts for unit in units), max(replicas // job.layout.ep, 1))
+    return StateBytes(*(a + b for a, b in zip(dense, experts, strict=True)))
+
+
+def _frozen_bytes(job: Job, unit: Unit) -> int:
+    """Size of a part that is not trained."""
+    width = DTYPE_BYTES[job.precision]
+    if not job.quantized_base:
+        return unit.params * width
+    return (unit.params - unit.matrices) * width + round(unit.matrices * NF4_BITS / 8)
+
+
+def gathered_bytes(job: Job, units: Sequence[Unit]) -> int:
+    """Return parameters and gradients that are whole for a while although ranks share them out.
+
+    Two neighbouring units are whole at once, the one in use and the one gathered ahead; and one unit has its
+    gradient whole, as computed and as reduced. Weights in 4 bits are gathered as they are, and one unit at a
+    time has a copy to compute with.
+    """
+    width, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
+    copy = width * max(unit.matrices for unit in units) if job.quantized_base else 0
+    if job.sharding not in ("zero2", "zero3", "fsdp"):
+        return copy
+    trained = [unit.adapters if job.lora_rank else unit.params for unit in units]
+    if job.sharding == "zero2":
+        return gradient * max(trained) + copy
+    sizes = [_frozen_bytes(job, unit) if job.lora_rank else width * unit.params for unit in units]
+    pair = max(a + b for a, b in zip(sizes, [*sizes[1:], 0], strict=True))
+    return pair + (width + gradient) * max(trained) + copy
+
+
+def bucket_bytes(job: Job, units: Sequence[Unit]) -> int:
+    """Return what communication buckets of the framework hold beside gradients that are not sharded."""
+    framework = job.profile
+    sharded = job.sharding in ("zero2", "zero3", "fsdp")
+    if sharded or job.layout.dp * job.layout.cp < framework.bucket_ranks:
+        return 0
+    return framework.bucket_bytes * sum(unit.adapters if job.lora_rank else unit.params for unit in units)

@@ -1,0 +1,1 @@
+"""The network to train: its shapes, and where they are read from."""

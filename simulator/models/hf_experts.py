@@ -1,0 +1,98 @@
+"""Reads configs of mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from simulator.models.hf_config import Config, Shape
+from simulator.models.hf_llama import llama, qwen3
+
+
+def _mixtral(config: Config) -> Shape:
+    return {
+        **llama(config),
+        "n_experts": config.integer("num_local_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("intermediate_size"),
+    }
+
+
+def _qwen3_moe(config: Config) -> Shape:
+    return {
+        **qwen3(config),
+        "n_experts": config.integer("num_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+    }
+
+
+def _deepseek(config: Config) -> Shape:
+    """DeepSeek V2 and V3; the multi-token-prediction layer of V3 is not part of the model here."""
+    nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    return {
+        **llama(config),
+        "head_dim": nope_dim + rope_dim,
+        "n_experts": config.integer("n_routed_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+        "n_shared_experts": config.integer("n_shared_experts"),
+        "n_dense_layers": config.integer("first_k_dense_replace"),
+        "kv_lora_rank": config.integer("kv_lora_rank"),
+        "q_lora_rank": config.integer("q_lora_rank", 0),
+        "rope_head_dim": rope_dim,
+        "v_head_dim": config.integer("v_head_dim"),
+    }
+
+
+def _dbrx(config: Config) -> Shape:
+    """DBRX: sizes of attention and of experts are objects of their own; layer norms without bias."""
+    attention, ffn = config.within("attn_config"), config.within("ffn_config")
+    hidden, heads = config.integer("d_model"), config.integer("n_heads")
+    inner = ffn.integer("ffn_hidden_size")
+    return {
+        "n_layers": config.integer("n_layers"),
+        "hidden": hidden,
+        "n_heads": heads,
+        "n_kv_heads": attention.integer("kv_n_heads"),
+        "head_dim": hidden // max(heads, 1),
+        "ffn_hidden": inner,
+        "vocab": config.integer("vocab_size"),
+        "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+        "norm": "layernorm",
+        "norm_bias": False,
+        "n_experts": ffn.integer("moe_num_experts"),
+        "top_k": ffn.integer("moe_top_k"),
+        "moe_ffn_hidden": inner,
+    }
+
+
+def _gpt_oss(config: Config) -> Shape:
+    """gpt-oss: every second layer sees everything; routers have biases, heads a sink each."""
+    shape, experts = llama(config), config.integer("num_local_experts")
+    return {
+        **shape,
+        **dict.fromkeys(("qkv_bias", "proj_bias"), config.flag("attention_bias", default=True)),
+        "head_dim": config.integer("head_dim", 64),
+        "mlp_bias": True,
+        "window": config.integer("sliding_window", 128),
+        "global_every": 2,
+        "extra_params": config.integer("num_hidden_layers")
+        * (experts + config.integer("num_attention_heads")),
+        "n_experts": experts,
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("intermediate_size"),
+    }
+
+
+EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
+    {
+        "dbrx": _dbrx,
+        "deepseek_v2": _deepseek,
+        "deepseek_v3": _deepseek,
+        "gpt_oss": _gpt_oss,
+        "mixtral": _mixtral,
+        "qwen3_moe": _qwen3_moe,
+    }
+)
+"""Reader of each ``model_type`` that has experts."""

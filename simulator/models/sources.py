@@ -1,0 +1,101 @@
+"""Where models come from: presets by name, TOML files of one's own, and Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from simulator.errors import ModelError
+from simulator.models.hf import model_from_config
+from simulator.models.model import Model
+
+
+def names() -> list[str]:
+    """Return the names of the presets, sorted."""
+    folder = resources.files("simulator") / "presets"
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Return a preset, or the model that a file describes.
+
+    Args:
+        name_or_path: a preset (see ``names``); or a Hugging Face ``config.json`` or the directory that holds
+            one; or a ``.toml`` file with the fields of ``Model``, where ``base = "<preset>"`` takes the rest
+            from a preset.
+
+    Raises:
+        ModelError: no such preset or file, or one that does not describe a model.
+
+    >>> load_model("llama3-70b").n_params
+    70553706496
+    """
+    text = str(name_or_path)
+    if text in names():
+        return _preset(text)
+    path = Path(text)
+    if path.is_dir():
+        path /= "config.json"
+    if not path.is_file():
+        near = difflib.get_close_matches(text, names(), n=3, cutoff=0.5) or names()
+        raise ModelError(
+            f"unknown model {text!r}: not a file, not a preset; near: {', '.join(near)}"
+            if near != names()
+            else f"unknown model {text!r}: not a file, and not one of {', '.join(near)}"
+        )
+    return _from_toml(path) if path.suffix == ".toml" else _from_json(path)
+
+
+@cache
+def _preset(name: str) -> Model:
+    text = (resources.files("simulator") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    return _model({"name": name, **tomllib.loads(text)}, where=name)
+
+
+def _from_json(path: Path) -> Model:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: not a JSON file that can be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: a Hugging Face config is a JSON object, this is a {type(config).__name__}")
+    return model_from_config(config, where=str(path))
+
+
+def _from_toml(path: Path) -> Model:
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: not a TOML file that can be read: {error}") from error
+    base: dict[str, object] = {}
+    if (preset := given.pop("base", None)) is not None:
+        if preset not in names():
+            raise ModelError(f"{path}: base={preset!r}: one of {', '.join(names())}")
+        base = {field.name: getattr(_preset(preset), field.name) for field in fields(Model)}
+    return _model({**base, "name": path.stem, **given}, where=str(path))
+
+
+def _model(values: dict[str, object], *, where: str) -> Model:
+    """Return the model with *values*, each key a field of ``Model``."""
+    known = {field.name: field for field in fields(Model)}
+    if unknown := sorted(set(values) - set(known)):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        advice = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+        raise ModelError(f"{where}: unknown key {unknown[0]!r}{advice}")
+    for field in known.values():
+        if field.default is MISSING and field.name not in values:
+            raise ModelError(f"{where}: missing key {field.name!r}")
+        kind = {"int": int, "bool": bool, "str": str}[str(field.type)]
+        if field.name in values and type(values[field.name]) is not kind:
+            raise ModelError(f"{where}: {field.name}={values[field.name]!r}: {_KIND_NAME[kind]} is needed")
+    return Model(**values)  # type: ignore[arg-type]  # checked above, field by field
+
+
+_KIND_NAME = {int: "a whole number", bool: "true or false", str: "text"}

@@ -1,0 +1,1 @@
+"""How long communications take: the fabric, the rules of NCCL, and several at once on the same links."""

@@ -1,0 +1,96 @@
+"""Layouts that send much over slow links, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.network.cost import Network
+from topologies.units import format_time
+from traces.layout import Layout
+
+CHATTY: Final = {"tp": "all_reduce", "cp": "all_gather", "ep": "all_to_all"}
+"""Axes that communicate in every layer of every micro-batch, and what they do most."""
+
+SLOW: Final = 1.2
+"""How many times as long a collective may take as inside a node before it is worth a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowAxis:
+    """An axis whose groups lie across nodes.
+
+    Attributes:
+        axis: of the layout.
+        ranks: the group that is slowest.
+        n_nodes: it lies in.
+        time_s: of one collective of that group.
+        inside_s: of the same among neighbours in one node, as many as fit.
+        fits: whether the whole group would fit into one node.
+    """
+
+    axis: str
+    ranks: tuple[int, ...]
+    n_nodes: int
+    time_s: float
+    inside_s: float
+    fits: bool
+
+    def sentence(self, size_bytes: int) -> str:
+        """Return what is slow and what it costs, as one line."""
+        cure = (
+            "another placement would keep it inside"
+            if self.fits
+            else f"no node has {len(self.ranks)} GPUs: a smaller {self.axis} would stay inside"
+        )
+        return (
+            f"{self.axis}={len(self.ranks)} lies across {self.n_nodes} nodes (ranks {_ranks(self.ranks)}): "
+            f"{CHATTY[self.axis]} of {size_bytes:,} bytes takes {format_time(self.time_s)}, "
+            f"{self.time_s / self.inside_s:.1f} times what it takes inside a node; {cure}"
+        )
+
+
+def slow_axes(layout: Layout, network: Network, size_bytes: int) -> list[SlowAxis]:
+    """Return the axes that communicate in every layer and whose slowest group crosses nodes.
+
+    Args:
+        layout: parallel degrees.
+        network: what the groups run over, with its placement.
+        size_bytes: of one collective, e.g. the activations of a layer.
+
+    Raises:
+        FabricError: the fabric does not join the ranks of a group.
+    """
+    found = []
+    for axis, kind in CHATTY.items():
+        groups = [group for group in layout.groups(axis) if len(group) > 1]
+        if not groups:
+            continue
+        times_s = [_seconds(network, kind, size_bytes, group) for group in groups]
+        time_s = max(times_s)
+        ranks = groups[times_s.index(time_s)]
+        per_node = min(len(ranks), network.cluster.gpus_per_node)
+        inside_s = network.neighbours_s(kind, size_bytes, per_node)
+        shape = network.shape(ranks)
+        if shape.n_domains > 1 and time_s > SLOW * inside_s:
+            found.append(
+                SlowAxis(
+                    axis=axis,
+                    ranks=tuple(ranks),
+                    n_nodes=shape.n_domains,
+                    time_s=time_s,
+                    inside_s=inside_s,
+                    fits=len(ranks) <= network.cluster.gpus_per_node,
+                )
+            )
+    return found
+
+
+def _seconds(network: Network, kind: str, size_bytes: int, ranks: tuple[int, ...]) -> float:
+    transfer = network.collective(kind, size_bytes, ranks)
+    return (transfer.latency_ns + transfer.wire_ns) * 1e-9
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:4])
+    return shown if len(ranks) <= 4 else f"{shown}, ..."

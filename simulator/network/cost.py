@@ -1,0 +1,210 @@
+"""What a communication costs: the fabric says how wide the way is, NCCL's rules how it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from simulator.clock import to_ns
+from simulator.errors import SimulationError
+from simulator.network.collectives import KINDS, bus_factor, ring_steps
+from simulator.network.exchange import load
+from simulator.network.nccl import Choice
+from simulator.network.ways import Between, Way
+from simulator.network.within import Within
+from simulator.program import Transfer
+from simulator.workload.dispatch import Routing, exchange_s, rdma_exchange_s
+from topologies.cluster import Cluster
+from topologies.folded import reach
+from topologies.reach import GroupShape, Reach
+
+
+class Network:
+    """Answers how long transfers take between ranks placed on a cluster; never looks at other traffic.
+
+    Every bandwidth comes from the fabric graph, shared as ``topologies.reach`` explains. Inside a node the
+    time is measured, fitted or, for a link with neither, that of a ring. Between nodes it is the fastest of
+    ring and tree in NCCL's three protocols. Answers are remembered by kind, size and shape of the group.
+
+    Args:
+        cluster: the machine.
+        placement: the GPU of every rank; ranks on GPUs of the same number if left out.
+        choice: algorithms and protocols that may be used, see ``simulator.network.nccl.choice``; as NCCL if
+            left out.
+    """
+
+    def __init__(
+        self, cluster: Cluster, placement: Sequence[int] | None = None, choice: Choice | None = None
+    ) -> None:
+        self.cluster = cluster
+        self.placement = range(cluster.n_gpus) if placement is None else placement
+        self.choice = choice or Choice()
+        self._within = Within(cluster, self.choice)
+        self._between = Between(cluster, self._within.parts, self.choice)
+        self._reach = reach(cluster, self.placement)
+        self._whole: Reach | None = None
+        self._shapes: dict[tuple[int, ...], GroupShape] = {}
+        self._transfers: dict[tuple[str, int, GroupShape], Transfer] = {}
+
+    def collective(self, kind: str, size_bytes: int, ranks: Sequence[int], dtype: str = "") -> Transfer:
+        """Return the cost of a collective of *ranks* over an array of *size_bytes* in all.
+
+        The size is that of the whole array, as in nccl-tests; an all-to-all moves *size_bytes* per rank. The
+        time does not depend on *dtype*: reductions keep up with the wire.
+
+        Raises:
+            SimulationError: no such collective.
+            FabricError: the fabric does not join the ranks.
+        """
+        del dtype
+        if kind not in KINDS:
+            raise SimulationError(f"collective {kind!r}: one of {', '.join(KINDS)}")
+        return self._transfer(kind, size_bytes, tuple(ranks))
+
+    def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
+        """Return the cost of sending *size_bytes* from rank *src* to rank *dst*."""
+        return self._transfer("p2p", size_bytes, (src, dst))
+
+    def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return *groups* without those whose communications cost the same as those of another."""
+        return list({self.shape(ranks): ranks for ranks in groups}.values())
+
+    def barrier(self, ranks: Sequence[int]) -> Transfer:
+        """Return the cost of a barrier of *ranks*: PyTorch makes one of an all-reduce of a single number."""
+        return self._transfer("all_reduce", BARRIER_BYTES, tuple(ranks))
+
+    def all_to_all_v(self, sent_bytes: Sequence[Sequence[int]], ranks: Sequence[int]) -> Transfer:
+        """Return the cost of an all-to-all in which ranks send each other different amounts.
+
+        Args:
+            sent_bytes: what each of *ranks*, in turn, sends to each of them; shape ``(n, n)``.
+            ranks: the group.
+
+        Raises:
+            SimulationError: *sent_bytes* does not fit *ranks*.
+            FabricError: the fabric does not join the ranks.
+        """
+        nodes = [self._reach.domain(self.placement[rank]) for rank in ranks]
+        busiest, shape = load(sent_bytes, nodes), self.shape(ranks)
+        if shape.n_domains > 1:
+            return self._priced(self._between.exchange(busiest, shape), "all_to_all", shape)
+        n = shape.n_ranks
+        array_bytes = round(busiest.near_bytes * n / (n - 1)) if n > 1 else 0
+        return self._transfer("all_to_all", array_bytes, tuple(ranks))
+
+    def ways(self, kind: str, size_bytes: int, ranks: Sequence[int]) -> list[Way]:
+        """Return every way to do a collective, the fastest first, whichever of them NCCL would take.
+
+        Raises:
+            SimulationError: no such collective.
+        """
+        if kind not in KINDS:
+            raise SimulationError(f"collective {kind!r}: one of {', '.join(KINDS)}")
+        shape = self.shape(ranks)
+        one = shape.n_domains == 1
+        found = (
+            self._inside_one(kind, size_bytes, shape)
+            if one
+            else self._between.ways(kind, size_bytes, shape, tuned=False)
+        )
+        return sorted(found, key=lambda way: way.total_s)
+
+    def uplinks(self, ranks: Sequence[int], sending: Sequence[int] = ()) -> dict[tuple[str, str], float]:
+        """Return what a group of *ranks* fills of the links between switches, see ``Reach.uplinks``."""
+        if self._whole is None:
+            self._whole = Reach(self.cluster.fabric(), self.placement)
+        gpus, senders = ([self.placement[rank] for rank in found] for found in (ranks, sending))
+        return self._whole.uplinks(gpus, senders)
+
+    def neighbours_s(self, kind: str, size_bytes: int, n_ranks: int) -> float:
+        """Return the time of a collective among *n_ranks* neighbours of one node, whatever the placement."""
+        if n_ranks < 2:
+            return 0.0
+        gpus = range(min(n_ranks, self.cluster.gpus_per_node))
+        alone = self._reach.shape(gpus)
+        way = next(self._inside_one(kind, size_bytes, alone))
+        return way.total_s
+
+    def experts(self, routing: Routing, ranks: Sequence[int], *, low_latency: bool = False) -> Transfer:
+        """Return the cost of one dispatch or combine of experts that are spread evenly over *ranks*.
+
+        Args:
+            routing: how tokens choose experts.
+            ranks: the group.
+            low_latency: every token goes straight to each of its experts over the NICs, also inside a node.
+
+        Raises:
+            SimulationError: the low-latency form was asked for on a machine without NICs.
+        """
+        shape, nic = self.shape(ranks), self.cluster.nic
+        far_share = nic.efficiency if nic else 1.0
+        if low_latency:
+            if nic is None:
+                raise SimulationError(
+                    f"cluster {self.cluster.name} has no NICs, which the low-latency form needs"
+                )
+            rail = (
+                far_share
+                * nic.bandwidth_bytes_per_s
+                * self.cluster.nics_per_node
+                / self.cluster.gpus_per_node
+            )
+            return Transfer(
+                to_ns(nic.latency_s), to_ns(rdma_exchange_s(routing, shape.n_domains, rail)), "experts/rdma"
+            )
+        near_share = 1.0
+        if shape.n_local > 1:
+            latency_s, wire_s = self._within.parts(
+                "all_to_all", LARGE, shape.n_local, shape.intra_bytes_per_s
+            )
+            near_share = bus_factor("all_to_all", shape.n_local) * LARGE / wire_s / shape.intra_bytes_per_s
+        latency_s = shape.inter_latency_s or self.cluster.intra.latency_s
+        wire_s = exchange_s(routing, shape, near_share, far_share)
+        return Transfer(to_ns(latency_s), to_ns(wire_s), "experts/rails")
+
+    def shape(self, ranks: Sequence[int]) -> GroupShape:
+        """Return what the group of *ranks* gets out of the fabric."""
+        key = tuple(ranks)
+        if key not in self._shapes:
+            self._shapes[key] = self._reach.shape([self.placement[rank] for rank in key])
+        return self._shapes[key]
+
+    def _transfer(self, kind: str, size_bytes: int, ranks: tuple[int, ...]) -> Transfer:
+        if len(set(ranks)) < 2:
+            return Transfer(0, 0, "none")
+        key = (kind, size_bytes, self.shape(ranks))
+        if key not in self._transfers:
+            ways = self._inside_one(*key) if key[2].n_domains == 1 else self._between.ways(*key)
+            self._transfers[key] = self._priced(ways, kind, key[2])
+        return self._transfers[key]
+
+    def _priced(self, ways: Iterable[Way], kind: str, shape: GroupShape) -> Transfer:
+        """Return the cost of the fastest of *ways*."""
+        way = min(ways, key=lambda way: way.total_s)
+        near, far = way.shares
+        latency, wire = self._factors("near" if shape.n_domains == 1 else "far", kind)
+        return Transfer(to_ns(latency * way.latency_s), to_ns(wire * way.wire_s), way.name, near, far)
+
+    def _factors(self, link: str, kind: str) -> tuple[float, float]:
+        """Return what a calibration says of the latency and the wire time of *kind* over *link*."""
+        known = self.cluster.transfer_factors
+        if not known:
+            return 1.0, 1.0
+        latency, wire = (
+            known.get(f"{link}.{kind}.{part}", known.get(f"{link}.others.{part}", 1.0))
+            for part in ("latency", "wire")
+        )
+        return latency, wire
+
+    def _inside_one(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
+        """Yield the one way of a group that lies in one node."""
+        latency_s, wire_s = self._within.parts(kind, size_bytes, shape.n_ranks, shape.intra_bytes_per_s)
+        turns_s = ring_steps(kind, shape.n_ranks) * self.cluster.turn_s
+        yield Way(latency_s + turns_s, wire_s, self._within.how(kind, shape.intra_bytes_per_s), wire_s, 0.0)
+
+
+LARGE: Final = 1 << 29
+"""Bytes at which a collective inside a node goes as fast as it can."""
+
+BARRIER_BYTES: Final = 4
+"""What a barrier reduces."""

@@ -1,0 +1,72 @@
+"""What happens to links in a run: a slow NIC, a link that fails and comes back; and how full links were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from simulator.clock import to_ns
+from simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, Change, Way
+from simulator.errors import JobError
+from simulator.network.fluid import Span
+from topologies.errors import UnitError
+from topologies.units import parse_time
+
+LINKS = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("tier", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("direction", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("start_ns", pa.int64(), nullable=False),
+        pa.field("end_ns", pa.int64(), nullable=False),
+        pa.field("used", pa.float64(), nullable=False),
+    ]
+)
+"""Columns of ``links.arrow``: how full a rank's way into its node (``near``) or out of it (``far``) was, or
+the way of a switch upward (``leaf``, ``spine``; ``rank`` is its number)."""
+
+
+def link_changes(text: str) -> list[Change]:
+    """Return the changes that *text* lists, ``rank:tier:capacity[@time]`` separated by commas.
+
+    A tier is ``near``, the rank's way into its node, or ``far``, its way out; or ``leaf`` or ``spine``, the
+    way of the switch of that number upward. Capacity is what is left of the width, 0 if it is down. Both
+    directions change.
+
+    Raises:
+        JobError: a part is not of that form.
+
+    >>> [(change.at_ns, change.way.rank, change.capacity) for change in link_changes("3:far:0.25@2 ms")][:1]
+    [(2000000, 3, 0.25)]
+    """
+    return [change for part in text.split(",") if part.strip() for change in _changes(part.strip())]
+
+
+def _changes(part: str) -> Iterator[Change]:
+    what, _, when = part.partition("@")
+    rank, _, rest = what.partition(":")
+    tier, _, capacity = rest.partition(":")
+    try:
+        at_ns = to_ns(parse_time(when)) if when else 0
+        found = int(rank), float(capacity)
+    except (ValueError, UnitError):
+        raise JobError(
+            f"link_changes: {part!r} is not rank:tier:capacity or rank:tier:capacity@time, "
+            "e.g. 3:far:0.25@2ms"
+        ) from None
+    if tier not in {NEAR, FAR, *SWITCHES} or found[0] < 0 or not 0 <= found[1] <= 1:
+        raise JobError(
+            f"link_changes: {part!r}: a rank of at least 0, near or far (or the number of a switch, leaf or "
+            "spine), and a capacity between 0 and 1"
+        )
+    for direction in (IN, OUT):
+        yield Change(at_ns, Way(found[0], tier, direction), found[1])
+
+
+def links_table(spans: Sequence[Span]) -> pa.Table:
+    """Return how full links were in the columns of ``LINKS``, by rank and time."""
+    rows = sorted((*span.link, span.start_ns, span.end_ns, span.used) for span in spans)
+    columns = zip(*rows, strict=True) if rows else ([] for _ in LINKS)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, LINKS, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=LINKS)

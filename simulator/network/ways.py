@@ -1,0 +1,299 @@
+"""The ways of a collective between nodes: latency and wire time of each algorithm in each protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final, NamedTuple
+
+from simulator.errors import SimulationError
+from simulator.network.collectives import bus_factor, ring_steps, tree_factor, tree_hops
+from simulator.network.exchange import Load
+from simulator.network.nccl import (
+    LL_OF_NVLINK,
+    LL_TREE,
+    NVLS_INTRA_S,
+    NVLS_NET_S,
+    P2P_CHUNK_BYTES,
+    POST_S,
+    PROTOCOLS,
+    Choice,
+    Protocol,
+)
+from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
+from simulator.network.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
+from topologies.cluster import Cluster
+from topologies.reach import GroupShape
+
+
+class Way(NamedTuple):
+    """One way to do a collective: what it costs before the first byte, what the bytes take, its name.
+
+    ``near_s`` and ``far_s`` are what the bytes take inside the nodes and between them; the longer is
+    ``wire_s``.
+    """
+
+    latency_s: float
+    wire_s: float
+    name: str
+    near_s: float = 0.0
+    far_s: float = 0.0
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Share of its wire time for which the way inside a node, and the way out of it, is full."""
+        if not self.wire_s:
+            return 0.0, 0.0
+        return min(self.near_s / self.wire_s, 1.0), min(self.far_s / self.wire_s, 1.0)
+
+    @property
+    def total_s(self) -> float:
+        """Time if nothing else uses the links."""
+        return self.latency_s + self.wire_s
+
+
+def _way(latency_s: float, far_s: float, near_s: float, name: str, *, serial: bool = False) -> Way:
+    wire_s = far_s + near_s if serial else max(far_s, near_s)
+    return Way(latency_s, wire_s, name, near_s, far_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Finds the ways of groups that span nodes.
+
+    Attributes:
+        cluster: the machine.
+        inside: what the part inside a node takes.
+        choice: algorithms and protocols that may be used.
+    """
+
+    cluster: Cluster
+    inside: Inside
+    choice: Choice
+
+    def ways(self, kind: str, size_bytes: int, shape: GroupShape, *, tuned: bool = True) -> Iterator[Way]:
+        """Yield the ways to move *size_bytes* by *kind* in a group of *shape*.
+
+        Of ring and tree for an all-reduce only the one that NCCL takes, unless *tuned* is false.
+
+        Raises:
+            SimulationError: the choice leaves no protocol that the network bears, or no algorithm.
+        """
+        shape = self._crowded(shape)
+        names = self._protocols()
+        taken = self._tuned(size_bytes, shape, names) if tuned and kind == "all_reduce" else None
+        for name in names:
+            protocol = PROTOCOLS[name]
+            for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
+                if taken is None or (algorithm, name) == taken:
+                    yield _way(*way, f"{algorithm}/{name}")
+        for algorithm, way in self._in_simple(kind, size_bytes, shape):
+            yield _way(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
+
+    def _protocols(self) -> list[str]:
+        """Return the protocols that may be used. Raises SimulationError if the network bears none of them."""
+        nic = self.cluster.nic
+        allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
+        names = [name for name in self.choice.protocols if name in allowed]
+        if not names:
+            raise SimulationError(
+                f"protocol {', '.join(self.choice.protocols)}: link {nic.name if nic else 'none'} bears only "
+                f"{', '.join(allowed)}"
+            )
+        return names
+
+    def _crowded(self, shape: GroupShape) -> GroupShape:
+        """Return *shape* with what other jobs leave of its ways out.
+
+        Where they fill a share ``u`` of a link, ``1 - u`` of its bandwidth is left, and a message waits
+        ``1 / (1 - u)`` times as long (M/M/1, Kleinrock 1975, Queueing Systems I, section 3.2).
+        """
+        left = self.cluster.fabric_spec.left_by_others(shape.n_domains)
+        if left == 1:
+            return shape
+        return replace(
+            shape,
+            inter_bytes_per_s=shape.inter_bytes_per_s * left,
+            inter_latency_s=shape.inter_latency_s / left,
+        )
+
+    def _tuned(self, size_bytes: int, shape: GroupShape, names: Sequence[str]) -> tuple[str, str] | None:
+        """Return which of ring and tree NCCL takes for an all-reduce, and its protocol.
+
+        None where the software of a link has a tuner of its own, that takes the fastest.
+        """
+        nic = self.cluster.nic
+        algorithms = self._algorithms("all_reduce", shape)
+        if (nic and nic.algorithms) or not {"ring", "tree"} <= set(algorithms):
+            return None
+        estimates = {"ring": ring_estimate_s, "tree": tree_estimate_s}
+        found = {
+            (algorithm, name): estimate(
+                size_bytes,
+                shape,
+                name,
+                PROTOCOLS[name],
+                Rates(self._rate(shape, PROTOCOLS["simple"]), self._most(PROTOCOLS[name])),
+            )
+            for algorithm, estimate in estimates.items()
+            for name in names
+        }
+        return min(found, key=lambda key: found[key])
+
+    def _by_protocol(
+        self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol
+    ) -> Iterator[tuple[str, Cost]]:
+        if kind == "all_to_all":
+            yield "pairwise", self._pairwise(size_bytes, shape, protocol)
+            return
+        if kind == "p2p" and protocol.share < 1 and size_bytes > P2P_LL_BYTES:
+            return
+        if "ring" in self._algorithms(kind, shape):
+            yield "ring", self._ring(kind, size_bytes, shape, protocol)
+        if "tree" in self._algorithms(kind, shape):
+            yield "tree", self._tree(size_bytes, shape, protocol)
+
+    def _in_simple(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[tuple[str, Cost]]:
+        rate = self._rate(shape, PROTOCOLS["simple"])
+        for algorithm in self._algorithms(kind, shape):
+            if algorithm == "nvls_tree":
+                yield algorithm, self._nvls_tree(size_bytes, shape)
+            elif algorithm in SIMPLE_WAYS:
+                yield algorithm, SIMPLE_WAYS[algorithm](kind, size_bytes, shape, rate, self.inside)
+
+    def _algorithms(self, kind: str, shape: GroupShape) -> tuple[str, ...]:
+        """Return the algorithms that may be used for *kind*; a ring where the choice has none for it."""
+        nic = self.cluster.nic
+        allowed = (
+            nic.algorithms if nic and nic.algorithms and not self.choice.forced else self.choice.algorithms
+        )
+        fit = {"all_reduce": _REDUCES, "all_gather": _GATHERS, "reduce_scatter": _GATHERS}.get(
+            kind, ("ring",)
+        )
+        found = tuple(name for name in allowed if name in fit and self._applies(name, shape))
+        if not found and kind == "all_reduce" and self.choice.forced:
+            able = [name for name in fit if self._applies(name, shape)]
+            raise SimulationError(
+                f"algorithm {', '.join(allowed)}: none does an all_reduce over {shape.n_domains} nodes of "
+                f"{self.cluster.name}; one of {', '.join(able)}"
+            )
+        return found or ("ring",)
+
+    def _applies(self, algorithm: str, shape: GroupShape) -> bool:
+        nic = self.cluster.nic
+        return {
+            "nvls_tree": self.cluster.intra.reduces and shape.n_local > 1,
+            "collnet": bool(nic and nic.reduces),
+            "pat": shape.n_local == 1,
+        }.get(algorithm, True)
+
+    def _ring(self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of one ring through all ranks, on as many rails as the group has."""
+        n, n_local = shape.n_ranks, shape.n_local
+        net_steps = ring_steps(kind, shape.n_domains)
+        hop_s = shape.inter_latency_s + protocol.ring_net_s
+        latency_s = protocol.ring_base_s + net_steps * hop_s
+        latency_s += (ring_steps(kind, n) - net_steps) * protocol.ring_intra_s
+        net_s = bus_factor(kind, n) * size_bytes / self._rate(shape, protocol)
+        if kind == "p2p":
+            net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
+        if n_local < 2:
+            return latency_s, net_s, 0.0
+        kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+        local_s = sum(self.inside(part, size_bytes, n_local, shape.intra_bytes_per_s)[1] for part in kinds)
+        return latency_s, net_s, local_s * bus_factor(kind, n) / bus_factor(kind, n_local)
+
+    def _tree(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of an all-reduce by two trees over chains inside the nodes.
+
+        A chain moves ``2 S`` over each link instead of the ``2(n-1)/n S`` of a ring.
+        """
+        n_local, hops = shape.n_local, tree_hops(shape.n_domains)
+        hop_s = shape.inter_latency_s + protocol.tree_net_s
+        latency_s = protocol.tree_base_s + 2 * (n_local - 1) * protocol.tree_intra_s + hops * hop_s
+        slow = LL_TREE if protocol.share <= PROTOCOLS["ll"].share else 1.0
+        net_s = tree_factor(shape.n_domains) * size_bytes / (slow * self._rate(shape, protocol))
+        latency_s += self._fill_s(size_bytes, shape, hops + 2 * (n_local - 1), protocol)
+        if n_local < 2:
+            return latency_s, net_s, 0.0
+        local_s = sum(
+            self.inside(half, size_bytes, n_local, shape.intra_bytes_per_s)[1]
+            for half in ("reduce_scatter", "all_gather")
+        )
+        return latency_s, net_s, local_s * 2 / bus_factor("all_reduce", n_local)
+
+    def _nvls_tree(self, size_bytes: int, shape: GroupShape) -> Cost:
+        """Return the cost of switches that reduce in each node and two trees between them.
+
+        On EFA it fills as slowly as a chain through the node would: 8 MiB to 1 GiB on two AWS p5.
+        """
+        simple, hops = PROTOCOLS["simple"], tree_hops(shape.n_domains)
+        latency_s = NVLS_INTRA_S + hops * (shape.inter_latency_s + NVLS_NET_S)
+        latency_s += self._fill_s(size_bytes, shape, hops + 2 * (shape.n_local - 1), simple)
+        net_s = tree_factor(shape.n_domains) * size_bytes / self._rate(shape, simple)
+        local_s = self.inside("all_reduce", size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
+        return latency_s, net_s, local_s
+
+    def _pairwise(self, size_bytes: float, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of every rank sending to every other, near and far at once."""
+        n, n_local = shape.n_ranks, shape.n_local
+        far, near = (n - n_local) / n * size_bytes, (n_local - 1) / n * size_bytes
+        return self._sends(far, near, n - n_local, shape, protocol)
+
+    def _sends(
+        self, far_bytes: float, near_bytes: float, far_peers: int, shape: GroupShape, protocol: Protocol
+    ) -> Cost:
+        """Return the cost where the busiest rank sends so much out of its node and so much inside it."""
+        n_local = shape.n_local
+        latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far_peers * POST_S
+        net_s = n_local * far_bytes / self._rate(shape, protocol) + far_bytes / P2P_CHUNK_BYTES * POST_S
+        if n_local < 2:
+            return latency_s, net_s, 0.0
+        array_bytes = near_bytes * n_local / (n_local - 1)
+        return latency_s, net_s, self.inside("all_to_all", array_bytes, n_local, shape.intra_bytes_per_s)[1]
+
+    def exchange(self, load: Load, shape: GroupShape) -> Iterator[Way]:
+        """Yield the ways of an all-to-all with a *load* of its own, in a group of *shape* over nodes.
+
+        A rank uses the NICs that are nearest to it, so that the busiest rank sets the pace.
+
+        Raises:
+            SimulationError: the choice leaves no protocol that the network bears.
+        """
+        shape = self._crowded(shape)
+        for name in self._protocols():
+            way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
+            yield _way(*way, f"pairwise/{name}")
+
+    def _rate(self, shape: GroupShape, protocol: Protocol) -> float:
+        """Return what the members in one node send out of it together in *protocol*, in bytes/s."""
+        nic = self.cluster.nic
+        rate = shape.inter_bytes_per_s * (nic.efficiency if nic else 1.0) * protocol.share
+        return min(rate, self._most(protocol))
+
+    def _most(self, protocol: Protocol) -> float:
+        """Return what *protocol* carries at most out of a node, however wide its NICs are, in bytes/s."""
+        intra = self.cluster.intra
+        low_latency = protocol.share <= PROTOCOLS["ll"].share
+        return LL_OF_NVLINK * intra.bandwidth_bytes_per_s if low_latency and intra.kind == "nvlink" else inf
+
+    def _fill_s(self, size_bytes: int, shape: GroupShape, hops: int, protocol: Protocol) -> float:
+        """Return how long the first chunk takes through *hops* that each pass on whole chunks only.
+
+        A link that delivers out of order lets nobody read a chunk before its last byte. Chunks shrink for
+        small arrays, so that there are at least half as many as hops.
+        """
+        nic = self.cluster.nic
+        if not nic or not nic.chunk_bytes or protocol.share < 1:
+            return 0.0
+        rails = max(1.0, min(float(shape.n_local), shape.inter_bytes_per_s / nic.bandwidth_bytes_per_s))
+        chunk_bytes = min(nic.chunk_bytes * rails * hops, 2.0 * size_bytes)
+        return chunk_bytes / shape.inter_bytes_per_s
+
+
+P2P_LL_BYTES: Final = 16384
+"""Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD``."""
+
+_REDUCES: Final = ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct", "hierarchical")
+_GATHERS: Final = ("ring", "collnet", "pat", "halving_doubling", "direct", "hierarchical")

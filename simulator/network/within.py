@@ -1,0 +1,95 @@
+"""What a collective costs inside a node: measured, fitted, or a ring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.network.collectives import bus_factor, half_size_s, measured_s, nvls_factor, ring_steps
+from simulator.network.nccl import NVLS_RANKS, PCI_HOP_S, PROTOCOLS, Choice
+from topologies.cluster import Cluster
+from topologies.link import LinkSpec
+
+Parts = tuple[float, float]
+"""Latency and wire time, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Answers what collectives among neighbours cost.
+
+    Attributes:
+        cluster: the machine.
+        choice: algorithms and protocols that may be used.
+    """
+
+    cluster: Cluster
+    choice: Choice
+
+    def link(self, bytes_per_s: float) -> LinkSpec:
+        """Return the link inside a node that a ring of *bytes_per_s* per rank runs over."""
+        host = self.cluster.node.host
+        if host and bytes_per_s <= host.bandwidth_bytes_per_s:
+            return host
+        kinds = (self.cluster.intra, *(other.machine.intra for other in self.cluster.others))
+        wide = [link for link in kinds if link.bandwidth_bytes_per_s >= bytes_per_s]
+        return min(wide, key=lambda link: link.bandwidth_bytes_per_s, default=self.cluster.intra)
+
+    def how(self, kind: str, bytes_per_s: float) -> str:
+        """Return what the answer for *kind* rests on, e.g. ``"nvlink4/measured"``."""
+        link = self.link(bytes_per_s)
+        measured = kind in link.tables or (kind in LIKE and LIKE[kind] in link.tables)
+        return f"{link.name}/{'measured' if measured else 'fitted' if kind in link.curves else 'ring'}"
+
+    def parts(self, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
+        """Return latency and wire time among *n* neighbours that can each send *bytes_per_s*."""
+        link = self.link(bytes_per_s)
+        if kind == "all_reduce" and self._halves(link, n):
+            halves = [
+                self.parts(half, size_bytes, n, bytes_per_s) for half in ("reduce_scatter", "all_gather")
+            ]
+            return sum(half[0] for half in halves), sum(half[1] for half in halves)
+        if kind in link.tables:
+            table = link.tables[kind]
+            latency_s, wire_s = measured_s(table, kind, size_bytes, n, reduces=link.reduces)
+            return latency_s, wire_s * table.bytes_per_s / bytes_per_s
+        if kind in link.curves:
+            wire_bytes = bus_factor(kind, n) * size_bytes
+            return half_size_s(link.curves[kind], size_bytes, n, wire_bytes, bytes_per_s)
+        if kind in LIKE and LIKE[kind] in link.tables:
+            latency_s, wire_s = self.parts(LIKE[kind], size_bytes, n, bytes_per_s)
+            return latency_s, wire_s / bus_factor(LIKE[kind], n)
+        return self._ring(link, kind, size_bytes, n, bytes_per_s)
+
+    def _ring(self, link: LinkSpec, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
+        """Return the cost of a ring over a link of which nothing is measured."""
+        steps = 1 if kind == "p2p" else ring_steps(kind, n)
+        wire_s = bus_factor(kind, n) * size_bytes / (link.efficiency * bytes_per_s)
+        if link.kind == "pcie":
+            ways = [
+                (PROTOCOLS[name].ring_base_s + steps * PCI_HOP_S[name], wire_s / PROTOCOLS[name].share)
+                for name in self.choice.protocols
+                if name in OVER_PCIE
+            ]
+            return min(ways or [(steps * link.latency_s, wire_s)], key=sum)
+        if kind == "all_reduce" and link.reduces and not self._ring_only():
+            wire_s *= min(1.0, nvls_factor(n) / bus_factor(kind, n))
+        return ring_steps(kind, n) * link.latency_s, wire_s
+
+    def _halves(self, link: LinkSpec, n: int) -> bool:
+        """Return whether an all-reduce is a reduce-scatter and an all-gather: a ring is wanted, not measured.
+
+        Among fewer ranks than switches reduce for, what is measured is a ring.
+        """
+        measured = {"reduce_scatter", "all_gather"} <= set(link.tables)
+        return self._ring_only() and measured and not (link.reduces and n < NVLS_RANKS)
+
+    def _ring_only(self) -> bool:
+        return self.choice.forced and not {"nvls", "nvls_tree"} & set(self.choice.algorithms)
+
+
+OVER_PCIE: Final = ("ll", "simple")
+"""Protocols that NCCL uses over PCIe: LL128 needs stores of 128 bytes that stay whole, as NVLink has them."""
+
+LIKE: Final = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
+"""Operations that pass every byte on around the same ring as another, but all bytes over each link."""

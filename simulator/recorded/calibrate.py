@@ -1,0 +1,173 @@
+"""Calibrates a machine on one recorded run, and says how far predictions are off before and after.
+
+Every other step is fitted on, the steps between are held back: the errors are those of the held-back steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.errors import CalibrationError
+from simulator.job import Job
+from simulator.recorded.calibration import Calibration
+from simulator.recorded.compute import compute_factors, measured, pass_seconds
+from simulator.recorded.network import network_factors
+from simulator.simulate import Simulation, simulate
+from traces.metrics import averaged_steps, breakdown, step_times_ns
+from traces.run import Run
+
+LEAST_STEPS: Final = 4
+"""Averaged steps that a calibration needs: two to fit on, two held back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Error:
+    """A time that was predicted and measured, in s, before and after calibration."""
+
+    name: str
+    before_s: float
+    after_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A calibration and how good it is.
+
+    Attributes:
+        calibration: the factors.
+        fitted, held_back: steps.
+        errors: of the step, then of its parts, on the held-back steps.
+        spread: standard deviation of the time of a held-back step over its mean.
+        warnings: of the run.
+    """
+
+    calibration: Calibration
+    fitted: tuple[int, ...]
+    held_back: tuple[int, ...]
+    errors: tuple[Error, ...]
+    spread: float
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON types."""
+        one = self.calibration
+        return {
+            **{key: getattr(one, key) for key in ("run", "cluster", "device", "precision")},
+            "factors": {name: {"value": f.value, "error": f.error} for name, f in one.named()},
+            "not_identified": list(one.not_identified),
+            "steps_fitted": list(self.fitted),
+            "steps_held_back": list(self.held_back),
+            "held_back": [
+                {
+                    "name": e.name,
+                    "before_s": e.before_s,
+                    "after_s": e.after_s,
+                    "measured_s": e.measured_s,
+                    "error_before": e.before_s / e.measured_s - 1 if e.measured_s else None,
+                    "error_after": e.after_s / e.measured_s - 1 if e.measured_s else None,
+                }
+                for e in self.errors
+            ],
+            "spread": self.spread,
+            "warnings": list(self.warnings),
+        }
+
+
+def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
+    """Return the calibration of the machine of *job* on *run*.
+
+    Args:
+        run: a run of that job, recorded.
+        job: what was run, on the machine of the catalogue.
+        undisturbed: only the faster half of the steps counts, for a machine that others use as well.
+
+    Raises:
+        CalibrationError: the run has too few steps, other ranks, or nothing to fit on.
+        SimulationError: the job cannot be simulated.
+    """
+    if run.info.world_size != job.layout.world_size:
+        raise CalibrationError(
+            f"{run.path} has {run.info.world_size} ranks, the job {job.layout.world_size}: give its layout"
+        )
+    times_ns = step_times_ns(breakdown(run))
+    steps = averaged_steps(run, times_ns)
+    if undisturbed:
+        steps = sorted(sorted(steps, key=times_ns.__getitem__)[: (len(steps) + 1) // 2])
+    if len(steps) < LEAST_STEPS:
+        raise CalibrationError(
+            f"{run.path} has {len(steps)} {'undisturbed ' if undisturbed else ''}"
+            f"step{'s' if len(steps) != 1 else ''} after warm-up; {LEAST_STEPS} are needed: "
+            "half of them are held back"
+        )
+    fitted, held_back = tuple(steps[::2]), tuple(steps[1::2])
+    before = simulate(replace(job, n_steps=1))
+    optimizer_s = _parts(before.run, [0])["optimizer"]
+    compute = compute_factors(run, job, fitted, optimizer_s)
+    network = network_factors(run, job, fitted)
+    calibration = Calibration(
+        run=run.info.name or run.path,
+        cluster=job.cluster.name,
+        device=job.cluster.device.name,
+        precision=job.precision,
+        compute=compute.factors,
+        network=network.factors,
+        not_identified=(*compute.not_identified, *network.not_identified),
+    )
+    after = simulate(replace(job, n_steps=1, cluster=calibration.applied(job.cluster)))
+    held_s = [times_ns[step] / 1e9 for step in held_back]
+    mean_s = sum(held_s) / len(held_s)
+    spread = (sum((s - mean_s) ** 2 for s in held_s) / max(len(held_s) - 1, 1)) ** 0.5 / mean_s
+    return Calibrated(
+        calibration=calibration,
+        fitted=fitted,
+        held_back=held_back,
+        errors=_errors(run, held_back, before, after, median(held_s)),
+        spread=spread,
+        warnings=tuple(run.warnings),
+    )
+
+
+def _errors(
+    run: Run, held_back: Sequence[int], before: Simulation, after: Simulation, measured_s: float
+) -> tuple[Error, ...]:
+    """Return what was predicted and measured of the step and of its parts."""
+    parts = [_parts(one, steps) for one, steps in ((before.run, [0]), (after.run, [0]), (run, held_back))]
+    step = Error(
+        name="step",
+        before_s=before.summary["step_time_s"],
+        after_s=after.summary["step_time_s"],
+        measured_s=measured_s,
+    )
+    return step, *(
+        Error(name=name, before_s=parts[0][name], after_s=parts[1][name], measured_s=parts[2][name])
+        for name in parts[2]
+        if any(part[name] > 0 for part in parts)
+    )
+
+
+def _parts(run: Run, steps: Sequence[int]) -> dict[str, float]:
+    """Return the seconds of compute by phase, of exposed communication and of all else, per step."""
+    times, updates = measured(run, list(steps))
+    rows = [row for row in breakdown(run) if row.step in set(steps)]
+
+    def middle_s(*begin: str) -> float:
+        by_step: dict[int, list[int]] = defaultdict(list)
+        for row in rows:
+            ns = sum(n for state, n in row.ns.items() if state.startswith(begin))
+            by_step[row.step] += [ns] * row.represents
+        return float(np.median([np.mean(values) for values in by_step.values()])) / 1e9 if by_step else 0.0
+
+    return {
+        "forward and backward": pass_seconds(times),
+        "optimizer": float(np.median(updates)) if len(updates) else 0.0,
+        "exposed communication": middle_s("exposed"),
+        "bubble and waiting": middle_s("bubble", "wait"),
+        "other": middle_s("other"),
+    }

@@ -1,0 +1,204 @@
+"""The shape of a recorded model: read from its configuration, or worked out from its parameters.
+
+Embedding and head say the width and the vocabulary; inside of a layer, matrices are told apart by where they
+stand (attention or MLP) and by their sides. How wide a head is no parameter tells: modules keep it as a
+number. What comes out is held against the number of parameters that the recorder counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from simulator.errors import LikeError, ModelError
+from simulator.models.hf import model_from_config
+from simulator.models.model import Model
+
+HEAD_WIDTHS: Final = ("head_dim", "head_size", "attention_head_size", "d_head", "d_k", "dim_head")
+HEAD_COUNTS: Final = (
+    "num_heads",
+    "n_heads",
+    "n_head",
+    "num_attention_heads",
+    "nhead",
+    "heads",
+    "n_local_heads",
+)
+"""What modules call the width and the number of their attention heads."""
+
+_ATTENTION: Final = re.compile(r"att|(^|\.)(wq|wk|wv|wo|qkv)\b")
+_QUERY: Final = re.compile(r"(^|\.)(wq|q|q_proj|query|to_q|q_lin)$")
+_KEY: Final = re.compile(r"(^|\.)(wk|k|k_proj|key|to_k|k_lin)$")
+_FUSED: Final = re.compile(r"(^|\.)(qkv|qkv_proj|c_attn|in_proj|wqkv|query_key_value|to_qkv|attn)$")
+_TOLERANCE: Final = 0.02
+"""Share of the parameters that a shape may miss: rotary tables, adapters, buffers kept as parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of one layer: where it stands, its sides, whether it has a bias."""
+
+    path: str
+    sides: tuple[int, int]
+    bias: bool
+
+    def other_side(self, hidden: int) -> int:
+        """Return the side that is not *hidden*, which is *hidden* if both are; 0 if neither is."""
+        one, other = self.sides
+        return other if one == hidden else one if other == hidden else 0
+
+
+def recorded_model(description: Mapping[str, Any] | None, where: str) -> Model:
+    """Return the model that the ``model`` of a run describes.
+
+    Args:
+        description: as ``run.json`` holds it.
+        where: what to call the run in messages.
+
+    Raises:
+        LikeError: it does not say enough, or what it says does not make up its parameters.
+    """
+    if not description:
+        raise LikeError(f"{where} does not say what model was trained: give --model")
+    if "n_layers" in description and "hidden" in description:  # a simulated run
+        known = {field.name for field in fields(Model)}
+        return Model(**{key: value for key, value in description.items() if key in known})
+    config = description.get("config")
+    if isinstance(config, Mapping) and "model_type" in config:
+        try:
+            return replace(model_from_config(config, where=where), name=_name(description))
+        except ModelError:
+            pass  # an architecture that is not known by name may be known by its parameters
+    structure = description.get("structure")
+    if not isinstance(structure, Mapping) or not structure:
+        raise LikeError(f"{where} names its model, {_name(description)}, but not its shape: give --model")
+    return _checked(_from_structure(description, structure, where), description, where)
+
+
+def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any], where: str) -> Model:
+    embeddings = sorted(_embeddings(structure), reverse=True)
+    if not embeddings:
+        raise LikeError(f"the model of {where} has no embedding of tokens: give --model")
+    vocab, hidden = embeddings[0]
+    layered = _one_layer(structure, where)
+    numbers = sorted({layer for entry in layered.values() for layer in entry["layers"]})
+    matrices = list(_matrices(layered))
+    attention = [matrix for matrix in matrices if _ATTENTION.search(matrix.path)]
+    mlp = [matrix for matrix in matrices if matrix not in attention and hidden in matrix.sides]
+    if any("expert" in path for path in layered):
+        raise LikeError(f"the model of {where} has experts, whose routing no shape tells: give --model")
+    n_heads, n_kv_heads, head_dim = _heads(layered, attention, hidden, where)
+    wide = [matrix.other_side(hidden) for matrix in mlp]
+    if not wide:
+        raise LikeError(f"the layers of {where} have no MLP of width {hidden}: give --model")
+    norms = [entry for path, entry in structure.items() if _is_norm(path, entry)]
+    per_layer = sum(1 for path, entry in layered.items() if _is_norm(path, entry))
+    return Model(
+        name=_name(description),
+        n_layers=len(numbers),
+        hidden=hidden,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        ffn_hidden=max(wide),
+        gated=len(wide) >= 3,  # gate, up and down
+        vocab=vocab,
+        norm="rmsnorm" if any("rms" in entry["kind"].lower() for entry in norms) else "layernorm",
+        norm_bias=any("bias" in entry.get("shapes", {}) for entry in norms),
+        norms_per_layer=per_layer if per_layer in (1, 2, 4) else 2,
+        qkv_bias=any(matrix.bias for matrix in attention),
+        proj_bias=any(matrix.bias for matrix in attention if not _reads(matrix)),
+        mlp_bias=any(matrix.bias for matrix in mlp),
+        max_positions=sum(rows for rows, width in embeddings[1:] if width == hidden),
+        source=f"parameters of {where}",
+    )
+
+
+def _checked(model: Model, description: Mapping[str, Any], where: str) -> Model:
+    """Return *model*, its head tied if only that makes up the parameters that were counted."""
+    counted = int(description.get("n_params") or 0)
+    tied = replace(model, tied_embeddings=True)
+    best = min((model, tied), key=lambda one: abs(one.n_params - counted))
+    if counted and abs(best.n_params - counted) > _TOLERANCE * counted:
+        raise LikeError(
+            f"the model of {where} has {counted:,} parameters, but a transformer of its shape has "
+            f"{best.n_params:,}: it is something else; give --model"
+        )
+    return best if counted else model
+
+
+def _embeddings(structure: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield rows and width of every table outside of the layers that is looked up."""
+    for entry in structure.values():
+        shape = entry.get("shapes", {}).get("weight", ())
+        if "embedding" in str(entry.get("kind", "")).lower() and len(shape) == 2 and not entry.get("layers"):
+            yield int(shape[0]), int(shape[1])
+
+
+def _one_layer(structure: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the entries of the layers by their path inside of a layer, of the list that has most."""
+    lists: dict[str, dict[str, Any]] = {}
+    for path, entry in structure.items():
+        before, star, within = path.partition("*")
+        if star and entry.get("layers"):
+            lists.setdefault(before, {})[within.strip(".")] = entry
+    if not lists:
+        raise LikeError(f"the model of {where} has no numbered layers: give --model")
+    return max(lists.values(), key=len)
+
+
+def _matrices(layered: Mapping[str, Any]) -> Iterator[Matrix]:
+    for path, entry in layered.items():
+        shapes = entry.get("shapes", {})
+        for name, shape in shapes.items():
+            if len(shape) == 2 and name.endswith("weight"):
+                own = f"{path}.{name.removesuffix('weight').rstrip('_.')}".strip(".")
+                biased = any(other.endswith("bias") for other in shapes)
+                yield Matrix(own, (int(shape[0]), int(shape[1])), biased)
+
+
+def _heads(
+    layered: Mapping[str, Any], attention: Sequence[Matrix], hidden: int, where: str
+) -> tuple[int, int, int]:
+    """Return query heads, key-value heads and the width of a head."""
+    query = next((m.other_side(hidden) for m in attention if _QUERY.search(m.path)), 0)
+    key = next((m.other_side(hidden) for m in attention if _KEY.search(m.path)), 0)
+    fused = next((m.other_side(hidden) for m in attention if _FUSED.search(m.path)), 0)
+    out = next((m.other_side(hidden) for m in attention if not _reads(m)), hidden)
+    width_of_all = query or out
+    numbers = {
+        name: value
+        for path, entry in layered.items()
+        if _ATTENTION.search(path)
+        for name, value in entry.get("numbers", {}).items()
+    }
+    head_dim = next((numbers[name] for name in HEAD_WIDTHS if numbers.get(name)), 0)
+    if not head_dim and (count := next((numbers[name] for name in HEAD_COUNTS if numbers.get(name)), 0)):
+        head_dim = width_of_all // count
+    if not head_dim or width_of_all % head_dim:
+        raise LikeError(
+            f"the recording of {where} does not tell how many attention heads there are: give --model"
+        )
+    n_heads = width_of_all // head_dim
+    n_kv_heads = key // head_dim if key else (fused // head_dim - n_heads) // 2 if fused else n_heads
+    return n_heads, max(n_kv_heads, 1), head_dim
+
+
+def _reads(matrix: Matrix) -> bool:
+    """Whether a matrix of attention makes queries, keys or values; the others put heads together again."""
+    return bool(re.search(r"(^|\.)(w?[qkv]|w?qkv|in)(_|$)|query|key|value|to_[qkv]|c_attn", matrix.path))
+
+
+def _is_norm(path: str, entry: Mapping[str, Any]) -> bool:
+    shapes = entry.get("shapes", {})
+    return (
+        bool(shapes)
+        and all(len(shape) == 1 for shape in shapes.values())
+        and ("norm" in str(entry.get("kind", "")).lower() or bool(re.search(r"norm|ln", path)))
+    )
+
+
+def _name(description: Mapping[str, Any]) -> str:
+    return str(description.get("name") or "model")

@@ -1,0 +1,123 @@
+"""Every layout worth considering: the degrees that fill a machine, times batches, schedules and sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Final
+
+from simulator.errors import SimulationError
+from simulator.job import RECOMPUTES, Job
+from simulator.models.model import Model
+from simulator.schedules import SCHEDULES
+from topologies.cluster import Cluster
+from traces.layout import Layout
+
+ONE_STAGE: Final = "1f1b"
+"""Schedule where there is no pipeline; all are the same then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The layouts to consider: an empty choice stands for all that are possible.
+
+    Attributes:
+        model: the network.
+        cluster: the machine, used as a whole.
+        global_batch: sequences per optimizer step.
+        seq_len: tokens per sequence.
+        tp, pp, cp, ep: parallel degrees; context parallelism is not considered unless asked for.
+        micro_batch: sequences per micro-batch; else powers of two.
+        schedule: pipeline schedules.
+        virtual_stages: stages per pipeline rank, where the schedule leaves it open; else powers of two.
+        sharding: what data-parallel ranks share out.
+        recompute: what is computed again.
+        others: other settings of every job.
+    """
+
+    model: Model
+    cluster: Cluster
+    global_batch: int
+    seq_len: int
+    tp: tuple[int, ...] = ()
+    pp: tuple[int, ...] = ()
+    cp: tuple[int, ...] = (1,)
+    ep: tuple[int, ...] = ()
+    micro_batch: tuple[int, ...] = ()
+    schedule: tuple[str, ...] = ("1f1b", "interleaved-1f1b", "zb-h1", "interleaved-zb", "zb-v")
+    virtual_stages: tuple[int, ...] = ()
+    sharding: tuple[str, ...] = ("zero1", "fsdp")
+    recompute: tuple[str, ...] = RECOMPUTES
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield every job of the space that is possible."""
+        for layout in self._layouts():
+            for micro_batch in self._micro_batches(layout.dp):
+                n_microbatches = self.global_batch // (layout.dp * micro_batch)
+                pipelines = list(self._pipelines(layout.pp, n_microbatches))
+                shardings = self.sharding if layout.dp * layout.cp > 1 else self.sharding[:1]
+                for (schedule, virtual), sharding, recompute in product(pipelines, shardings, self.recompute):
+                    try:
+                        yield Job(
+                            model=self.model,
+                            cluster=self.cluster,
+                            layout=layout,
+                            global_batch=self.global_batch,
+                            micro_batch=micro_batch,
+                            seq_len=self.seq_len,
+                            schedule=schedule,
+                            virtual_stages=virtual,
+                            sharding=sharding,
+                            recompute=recompute,
+                            **self.others,
+                        )
+                    except SimulationError:  # this product is not possible
+                        continue
+
+    def _layouts(self) -> Iterator[Layout]:
+        n_gpus, model = self.cluster.n_gpus, self.model
+        for tp, cp in product(_chosen(self.tp, _divisors(model.n_heads)), self.cp):
+            if n_gpus % (tp * cp):
+                continue
+            for pp in _chosen(self.pp, range(1, model.n_layers + 1)):
+                if n_gpus % (tp * cp * pp) or pp > model.n_layers:
+                    continue
+                dp = n_gpus // (tp * cp * pp)
+                for ep in _chosen(self.ep, _divisors(model.n_experts or 1)):
+                    if (dp * cp) % ep == 0:
+                        yield Layout(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep)
+
+    def _micro_batches(self, dp: int) -> list[int]:
+        """Return sizes that divide what a data-parallel rank gets of the batch, if any do."""
+        if self.global_batch % dp:
+            return []
+        share = self.global_batch // dp
+        sizes = self.micro_batch or tuple(1 << power for power in range(share.bit_length()))
+        return [size for size in sizes if share % size == 0]
+
+    def _pipelines(self, pp: int, n_microbatches: int) -> Iterator[tuple[str, int | None]]:
+        """Yield schedules with their stages per rank, those that these sizes allow."""
+        if pp == 1:
+            yield ONE_STAGE, None
+            return
+        for name in self.schedule:
+            schedule, most = SCHEDULES[name], self.model.n_layers // pp
+            if not schedule.fits(pp, n_microbatches):
+                continue
+            if not schedule.is_flexible:
+                if schedule.virtual_stages <= most:
+                    yield name, None
+                continue
+            for virtual in self.virtual_stages or tuple(1 << power for power in range(1, most.bit_length())):
+                if virtual <= most:
+                    yield name, virtual
+
+
+def _chosen(given: tuple[int, ...], possible: Any) -> tuple[int, ...]:
+    return given or tuple(possible)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,1 @@
+"""Predictions held against tables of measurements."""

@@ -1,0 +1,148 @@
+"""The verb ``foretrace validate``: predictions held against tables of measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from simulator.validate.scores import Validation
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@click.group()
+def validate() -> None:
+    """Predict every row of a measured table and say how far off it is, by family.
+
+    The score is the mean over families of the median |ln(predicted / measured)|. Rows that cannot be
+    predicted are counted, with the reason; none is left out.
+    """
+
+
+def common(command: Command) -> Command:
+    """Add what every table takes: the table, ``--worst`` and ``--json``."""
+    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+    command = click.option(
+        "--worst", type=click.IntRange(min=0), default=10, show_default=True, help="Worst rows to list."
+    )(command)
+    return click.argument("table", type=click.Path(dir_okay=False))(command)
+
+
+def report(validation: Validation, worst: int, *, as_json: bool) -> None:
+    """Print *validation*, for a program or for a person."""
+    if as_json:
+        click.echo(json.dumps(validation.document(worst)))
+        return
+    from rich.console import Console
+
+    from simulator.validate.render import show
+
+    show(validation, Console(), worst)
+
+
+@validate.command()
+@common
+@click.option("--device", help="Device of the catalogue, where the table does not name one.")
+@click.option(
+    "--burst/--sustained", default=None, help="Whether clocks were free of lasting load. [default: by form]"
+)
+def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, as_json: bool) -> None:
+    """Times of matrix products and attention kernels.
+
+    For example: foretrace validate kernels kernels.csv
+    """
+    from simulator.validate.kernels import validate_kernels
+
+    report(validate_kernels(table, device=device, burst=burst), worst, as_json=as_json)
+
+
+@validate.command()
+@common
+def collectives(table: str, worst: int, *, as_json: bool) -> None:
+    """Times of collectives and transfers between GPUs.
+
+    For example: foretrace validate collectives collectives.csv
+    """
+    from simulator.validate.collectives import validate_collectives
+
+    report(validate_collectives(table), worst, as_json=as_json)
+
+
+@validate.command()
+@common
+@click.option("--steps", type=click.Path(dir_okay=False), help="Table of steps. [default: steps.csv beside]")
+def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
+    """Peak memory of a rank: allocated, reserved, or as nvidia-smi shows it.
+
+    For example: foretrace validate memory memory.csv
+    """
+    from simulator.validate.memory import validate_memory
+
+    report(validate_memory(table, steps=steps), worst, as_json=as_json)
+
+
+@validate.command()
+@common
+@click.option(
+    "--ran", type=click.Path(dir_okay=False), help="Runs that completed. [default: memory.csv beside]"
+)
+@click.option("--steps", type=click.Path(dir_okay=False), help="Table of steps. [default: steps.csv beside]")
+def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: bool) -> None:
+    """Whether runs fit into memory: those that failed, and those that completed.
+
+    For example: foretrace validate fit failed_runs.csv
+    """
+    from simulator.validate.fit import validate_fit
+
+    found = validate_fit(table, ran=ran, steps=steps)
+    if as_json:
+        click.echo(json.dumps(found.document(worst)))
+        return
+    from rich.console import Console
+
+    from simulator.validate.render import show_fit
+
+    show_fit(found, Console(), worst)
+
+
+@validate.command()
+@common
+@click.option(
+    "--calibrate", type=click.Choice(["one-run"]), help="Fit each machine on one of its runs; score the rest."
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes. [default: one per processor]")
+@click.option("--html", type=click.Path(dir_okay=False), help="Page to write: predicted against measured.")
+def steps(
+    table: str, worst: int, calibrate: str | None, workers: int | None, html: str | None, *, as_json: bool
+) -> None:
+    """Time of a training step: every row is simulated as a job of its own.
+
+    For example: foretrace validate steps steps.csv --calibrate one-run --html steps.html
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from simulator.validate.steps import validate_steps
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=None)
+        found = validate_steps(
+            table,
+            calibrate=calibrate,
+            workers=workers,
+            tell=lambda done, total: progress.update(task, advance=done, total=total),
+        )
+    if html is not None:
+        from simulator.validate.page import write_page
+
+        write_page(html, found)
+    if as_json:
+        report(found, worst, as_json=True)
+        return
+    from simulator.validate.render import show_steps
+
+    show_steps(found, Console(), worst)

@@ -1,0 +1,182 @@
+"""``foretrace validate collectives``: predicted against measured times of collectives and transfers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from simulator.errors import SimulationError, TableError
+from simulator.network.collectives import KINDS, bus_factor
+from simulator.network.cost import Network
+from simulator.network.nccl import choice
+from simulator.validate.conventions import algorithm, among_others, array_bytes, said, timed_us
+from simulator.validate.scores import Failed, Scored, Validation
+from simulator.validate.table import Row, read_table
+from simulator.workload.dispatch import Routing, traffic
+from topologies.catalog import load_cluster
+from topologies.errors import TopologyError
+from topologies.words import RACK, SHARP, assumed, machine
+
+KIND: Final = {"alltoall": "all_to_all", "sendrecv": "send_recv", "allreduce": "all_reduce"}
+"""What tables call an operation, where it is not our name."""
+
+FP8_BLOCK: Final = 128
+"""Values of fp8 that share a scale of four bytes. DeepSeek-V3 technical report 2024, arXiv:2412.19437."""
+
+_ROUTING: Final = {
+    "tokens": r"(\d+) tokens",
+    "hidden": r"hidden (\d+)",
+    "top_k": r"top-(\d+)(?! groups)",
+    "groups": r"top-(\d+) groups",
+}
+
+GROUPS: Final = ("single-node", "multi-node")
+
+SHARED: Final = "aws-p5-shared"
+"""Machine of the catalogue whose ``crowding`` stands for that of a cluster which many jobs share."""
+
+
+def validate_collectives(table: str | Path) -> Validation:
+    """Return what every row of *table* takes, predicted and measured, in microseconds.
+
+    Two forms are read: columns ``source_group, hardware, nodes, gpus, op, bytes`` and one of ``time_us``,
+    ``algbw_GBps``, ``busbw_GBps``; or ``gpu, op, n, bytes, us``, on one node. Sizes are those of nccl-tests.
+
+    Raises:
+        TableError: the table cannot be read, or has neither form.
+    """
+    rows = read_table(table, ("op", "bytes"))
+    scored, failed = [], []
+    notes: Counter[str] = Counter()
+    for row in rows:
+        hardware, n_gpus = row.text("hardware") or row.text("gpu"), row.text("gpus") or row.text("n")
+        source, kind = row.text("source_group", Path(table).stem), row.text("op")
+        family = f"{source} · {hardware} · {kind} · {n_gpus} GPUs"
+        try:
+            predicted_us, measured_us = _predicted_us(row), _measured_us(row)
+        except (SimulationError, TopologyError) as error:
+            failed.append(Failed(id=row.id, family=family, reason=str(error)))
+            continue
+        notes.update(_said(row))
+        scored.append(
+            Scored(
+                id=row.id,
+                family=family,
+                group=GROUPS[row.integer("nodes", 1) > 1],
+                what=f"{kind} of {row.text('bytes')} bytes on {n_gpus} GPUs, {hardware}",
+                predicted=predicted_us,
+                measured=measured_us,
+            )
+        )
+    lines = [f"{count} rows: {words}" for words, count in notes.most_common()]
+    return Validation(
+        kind="collectives", table=str(table), unit="us", rows=scored, failures=failed, notes=lines
+    )
+
+
+def _said(row: Row) -> list[str]:
+    """Return what a prediction rests on beside the row's own figures."""
+    words = row.text("hardware") or row.text("gpu")
+    found = said(row, _kind(row))
+    if name := assumed(words):
+        found.append(f"hardware not stated; taken as {name}")
+    return found
+
+
+def _n_gpus(row: Row) -> int:
+    return row.integer("gpus") if row.text("gpus") else row.integer("n")
+
+
+def _kind(row: Row) -> str:
+    name = row.text("op").lower()
+    return KIND.get(name, name)
+
+
+def _measured_us(row: Row) -> float:
+    """Return the time of a row, from its bandwidth where the time is not given."""
+    for column in ("time_us", "us"):
+        if row.text(column):
+            return row.number_in(column)
+    if row.text("algbw_GBps"):
+        return array_bytes(row) / row.number_in("algbw_GBps") * 1e-3
+    if _kind(row).startswith("ep_"):
+        return _counted_bytes(row) / row.number_in("busbw_GBps") * 1e-3
+    factor = bus_factor(_kind(row), _n_gpus(row))
+    return factor * array_bytes(row) / row.number_in("busbw_GBps") * 1e-3
+
+
+def _predicted_us(row: Row) -> float:
+    """Return what the network answers for a row."""
+    kind, n_gpus = _kind(row), _n_gpus(row)
+    if kind.startswith("ep_"):
+        return _experts_us(row, kind, n_gpus)
+    words, n_nodes = row.text("hardware") or row.text("gpu"), row.integer("nodes", 1)
+    if n_nodes > 1 and SHARP.search(row.text("notes").lower()):
+        words += ", SHARP"
+    shared = among_others(row) and n_nodes > 1
+    network, ranks = _network(words, n_gpus, n_nodes, algorithm(row), shared=shared)
+    size_bytes = array_bytes(row)
+    if kind == "send_recv":
+        transfer = network.p2p(size_bytes, ranks[0], ranks[1])
+    elif kind in KINDS:
+        transfer = network.collective(kind, size_bytes, ranks)
+    else:
+        raise TableError(f"operation {kind!r}: one of {', '.join((*KINDS, 'send_recv'))}")
+    return timed_us(row, kind, (transfer.latency_ns + transfer.wire_ns) / 1e3)
+
+
+def _experts_us(row: Row, kind: str, n_gpus: int) -> float:
+    """Return what a dispatch or combine of experts takes; the routing is in the notes of the row."""
+    network, ranks = _network(row.text("hardware"), n_gpus, row.integer("nodes", 1))
+    transfer = network.experts(_routing(row), ranks, low_latency=kind.endswith("_ll"))
+    return (transfer.latency_ns + transfer.wire_ns) / 1e3
+
+
+def _routing(row: Row) -> Routing:
+    """Return the routing that the notes of a row describe, e.g. ``4096 tokens/batch, hidden 7168, top-8``."""
+    notes = row.text("notes")
+    found = {name: re.search(form, notes) for name, form in _ROUTING.items()}
+    tokens, hidden, top_k, groups = (int(match[1]) if match else 0 for match in found.values())
+    if not (tokens and hidden and top_k):
+        raise TableError("the notes do not say how many tokens, how wide, and to how many experts")
+    fp8 = "dispatch" in row.text("op")
+    token_bytes = hidden + hidden // FP8_BLOCK * 4 if fp8 else 2 * hidden
+    return Routing(tokens=tokens, token_bytes=token_bytes, top_k=top_k, max_nodes=groups)
+
+
+def _counted_bytes(row: Row) -> float:
+    """Return the bytes per rank that DeepEP's bandwidth counts: also those that stay where they are."""
+    n_nodes = row.integer("nodes", 1)
+    routing = _routing(row)
+    copies = traffic(routing, n_nodes, _n_gpus(row) // n_nodes)
+    return (copies.nodes if n_nodes > 1 else copies.gpus) * routing.tokens * routing.token_bytes
+
+
+@cache
+def _network(
+    hardware: str, n_gpus: int, n_nodes: int, algorithms: str = "", *, shared: bool = False
+) -> tuple[Network, tuple[int, ...]]:
+    """Return the machine of a row and its ranks, which are spread evenly over the nodes."""
+    cluster = machine(hardware, n_gpus, n_nodes)
+    if shared:
+        crowding = load_cluster(SHARED).fabric_spec.crowding
+        cluster = replace(cluster, fabric_spec=replace(cluster.fabric_spec, crowding=crowding))
+    per_node = _per_node(hardware, n_gpus, n_nodes, cluster.gpus_per_node)
+    gpus = tuple(
+        node * cluster.gpus_per_node + local for node in range(cluster.n_nodes) for local in range(per_node)
+    )[:n_gpus]
+    if len(gpus) < n_gpus:
+        raise TableError(f"{n_gpus} GPUs in {n_nodes} nodes of {cluster.gpus_per_node} do not fit")
+    return Network(cluster, gpus, choice(algorithms)), tuple(range(n_gpus))
+
+
+def _per_node(hardware: str, n_gpus: int, n_nodes: int, most: int) -> int:
+    """Return how many GPUs of each NVLink domain took part; tables count the trays of a rack as nodes."""
+    if most >= RACK:
+        return most
+    said_ = re.search(r"(\d+) devices? used per node", hardware)
+    return min(most, int(said_[1]) if said_ and n_nodes < n_gpus + 1 else -(-n_gpus // n_nodes))

@@ -1,0 +1,91 @@
+"""How tables of collectives were measured, where a row says so, and what that does to a time.
+
+A network answers how long a collective takes that all ranks begin together, on links of their own. What is
+in a table was timed by some program, on some machine, and a row may say which. Each rule here is about a
+way to measure, never about who published.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from simulator.validate.table import Row
+
+PROFILED: Final = re.compile(r"kernel time")
+"""The time is that of the kernel in a profile. One kernel follows another, so that it lasts at least until
+the slowest rank has launched its own."""
+
+LAUNCH_US: Final = {"older": 58.0, "newer": 38.0}
+"""Time in which one process launches collective after collective under a profiler, on hosts of A100 and
+before and on those since: what small all-reduces take in the profiles of microsoft/vidur 7d47513 over any
+link, 52 to 62 us on two kinds of host with A100, 38 to 44 and 28 us on two with H100."""
+
+OLDER: Final = re.compile(r"[ab]?a\d+|v100|t4|[234]0[789]0", re.IGNORECASE)
+"""GPUs whose servers came before 2022."""
+
+ONE_BY_ONE: Final = re.compile(r"all_reduce_bench\.py(?!.*back-computed)")
+"""The time lies between two CUDA events around one call from Python, with a wait before the next."""
+
+CALL_US: Final = 20.0
+"""What such a call adds: 20.5 us on B200 and 21.4 us on H200 beyond nccl-tests, from 32 KiB to 1 MiB alike
+(stas00/ml-engineering 744d01e, against ai-dynamo/aiconfigurator)."""
+
+BOTH_WAYS: Final = re.compile(r"all_reduce_bench\.py.*back-computed from throughput")
+"""The size was worked back from a throughput that counts what is sent and what is received: twice the array.
+In experiments/bandwidth/all_reduce_bench.py of bigscience-workshop/bigscience 161870a: ``*2 is for send +
+receive``; it prints ``data size: 4.0 GB`` where the size so found is 8 GB."""
+
+WITHOUT_SWITCHES: Final = re.compile(r"NVLS_ENABLE=0|NVLS off|algo Ring|(?:^|; ?)Ring\b")
+"""The switches inside a node were kept from reducing."""
+
+MANY_RUNS: Final = re.compile(r"percentile")
+"""The middle of many runs that came and went on a cluster beside others."""
+
+_ONE_SIDED: Final = frozenset({"send_recv"})
+
+
+def array_bytes(row: Row) -> int:
+    """Return the bytes of the whole array of *row*, as nccl-tests counts them."""
+    return row.integer("bytes") // (2 if BOTH_WAYS.search(row.text("notes")) else 1)
+
+
+def algorithm(row: Row) -> str:
+    """Return what the row says about algorithms, in the syntax of ``NCCL_ALGO``; empty if nothing."""
+    return "^nvls,nvls_tree" if WITHOUT_SWITCHES.search(row.text("notes")) else ""
+
+
+def among_others(row: Row) -> bool:
+    """Return whether the row was measured beside the jobs of others."""
+    return bool(MANY_RUNS.search(row.text("notes")))
+
+
+def timed_us(row: Row, kind: str, alone_us: float) -> float:
+    """Return what the clock of the row shows for a collective that takes *alone_us*.
+
+    A send is over for its rank when its bytes are in a buffer, so that it does not wait for the receiver's
+    launch.
+    """
+    notes = row.text("notes")
+    if PROFILED.search(notes) and kind not in _ONE_SIDED:
+        return max(alone_us, _launch_us(row))
+    return alone_us + (CALL_US if ONE_BY_ONE.search(notes) else 0.0)
+
+
+def said(row: Row, kind: str) -> list[str]:
+    """Return in words what the rules of this module did to *row*."""
+    notes, found = row.text("notes"), []
+    if BOTH_WAYS.search(notes):
+        found.append("size halved: the throughput it comes from counts both directions")
+    if PROFILED.search(notes) and kind not in _ONE_SIDED:
+        found.append(f"a kernel in a profile: at least {_launch_us(row):g} us, until every rank has launched")
+    if ONE_BY_ONE.search(notes):
+        found.append(f"timed around one call from Python: {CALL_US:g} us more")
+    if among_others(row) and row.integer("nodes", 1) > 1:
+        found.append("middle of many runs on a shared cluster: links shared with other jobs")
+    return found
+
+
+def _launch_us(row: Row) -> float:
+    hardware = row.text("hardware") or row.text("gpu")
+    return LAUNCH_US["older" if OLDER.search(hardware) else "newer"]

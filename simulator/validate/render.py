@@ -1,0 +1,130 @@
+"""Shows a validation to a person: score, classes, families, worst rows, and every reason for a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from simulator.validate.fit import FitValidation
+from simulator.validate.scores import Failed, Spread, Validation, reasons
+
+SHOWN_FAMILIES: Final = 40
+"""Most families that are listed; all of them are in ``--json``."""
+
+
+def show(validation: Validation, console: Console, n_worst: int) -> None:
+    """Print *validation* on *console*."""
+    score = validation.score
+    console.print(
+        f"[bold]{validation.kind}[/]: {len(validation.rows):,} rows predicted, "
+        f"{len(validation.failures):,} failed, {len(validation.families):,} families, "
+        f"score {'-' if score is None else _percent(score)}",
+        highlight=False,
+    )
+    if not validation.rows:
+        _failures(validation, console)
+        return
+    console.print(_table("class", validation.groups, validation.score_by_group()))
+    families = validation.families
+    table = _table("family", families[:SHOWN_FAMILIES])
+    if len(families) > SHOWN_FAMILIES:
+        table.caption = f"the worst {SHOWN_FAMILIES} of {len(families)} families"
+    console.print(table)
+    worst = Table(box=None, header_style="dim", title="worst rows", title_justify="left")
+    for name in ("row", "what", f"predicted {validation.unit}", "measured", "predicted / measured"):
+        worst.add_column(name, justify="left" if name in ("row", "what") else "right")
+    for row in validation.worst(n_worst):
+        ratio = row.predicted / row.measured
+        worst.add_row(
+            escape(row.id), escape(row.what), f"{row.predicted:,.4g}", f"{row.measured:,.4g}", f"{ratio:.2f}"
+        )
+    console.print(worst)
+    _failures(validation, console)
+
+
+def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
+    """Print *validation* of a table of steps: all of that, and what only steps have."""
+    show(validation, console, n_worst)
+    extra = validation.extra
+    for name, key in (("GPU", "score_by_gpu"), ("size", "score_by_size"), ("level", "score_by_level")):
+        console.print(_scores(name, extra[key]))
+    lines = [
+        (f"{extra['stress_rows']} rows flagged as stress", extra["stress_score"]),
+        (f"with {extra['slow_rows']} rows flagged as slow", extra["with_slow_score"]),
+        ("regret, median", extra["regret_median"]),
+        ("calibrated on one run per machine", extra.get("calibrated_score")),
+    ]
+    for name, figure in lines:
+        if figure is not None:
+            console.print(f"{name}: {_percent(figure)}", highlight=False)
+    if extra["kendall_tau"] is not None:
+        console.print(
+            f"Kendall tau {extra['kendall_tau']:.2f} over {extra['choice_groups']} groups of layouts",
+            highlight=False,
+        )
+    for words, count in extra["assumed"].items():
+        console.print(f"{count} rows: {escape(words)}", style="dim", highlight=False)
+
+
+def _scores(name: str, scores: dict[str, float]) -> Table:
+    table = Table(box=None, header_style="dim")
+    table.add_column(name)
+    table.add_column("score", justify="right")
+    for key, value in scores.items():
+        table.add_row(escape(key), _percent(value))
+    return table
+
+
+def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
+    """Print which runs were predicted to fit, by how they ended."""
+    score = found.score
+    console.print(
+        f"[bold]fit[/]: {len(found.verdicts):,} runs, {len(found.failures):,} not predicted, "
+        f"score {'-' if score is None else _percent(score)} (mean share of wrong verdicts)",
+        highlight=False,
+    )
+    table = Table(box=None, header_style="dim")
+    for name in ("run", "predicted to fit", "not to fit"):
+        table.add_column(name, justify="left" if name == "run" else "right")
+    for name, counts in found.confusion.items():
+        table.add_row(escape(name), f"{counts['fits']:,}", f"{counts['does_not_fit']:,}")
+    console.print(table)
+    for one in found.wrong(n_worst):
+        console.print(
+            f"completed, predicted not to fit: {escape(one.id)} {escape(one.what)}: "
+            f"{one.needed_bytes / 1e9:.1f} of {one.limit_bytes / 1e9:.1f} GB",
+            highlight=False,
+        )
+    _reasons(found.failures, console)
+
+
+def _failures(validation: Validation, console: Console) -> None:
+    _reasons(validation.failures, console)
+    for note in validation.notes:
+        console.print(escape(note), style="dim", highlight=False)
+
+
+def _table(name: str, spreads: Iterable[Spread], scores: dict[str, float] | None = None) -> Table:
+    table = Table(box=None, header_style="dim")
+    table.add_column(name)
+    heads = ["rows", "median error", "mean", "9 in 10 within", "bias"]
+    for head in [*heads, "score"] if scores else heads:
+        table.add_column(head, justify="right")
+    for found in spreads:
+        figures = [found.median_error, found.mean_error, found.p90_error, found.bias]
+        cells = [f"{found.n:,}", *map(_percent, figures)]
+        table.add_row(escape(found.name), *cells, *([_percent(scores[found.name])] if scores else []))
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
+
+
+def _reasons(failures: Iterable[Failed], console: Console) -> None:
+    for reason, count in reasons(failures).items():
+        console.print(f"[yellow]![/] {count} not predicted: {escape(reason)}", highlight=False)

@@ -1,0 +1,1 @@
+"""The page that answers what-if questions in a browser."""

@@ -1,0 +1,29 @@
+"""A dense MLP on one rank: up (with gate), activation, down."""
+
+from __future__ import annotations
+
+from simulator.compute.fusion import elementwise_piece
+from simulator.job import Job
+from simulator.workload.linear import tokens_per_rank
+from simulator.workload.ops import Piece
+from simulator.workload.tensor import column_linear, row_linear
+
+
+def dense_mlp(job: Job, block: str, ffn_hidden: int) -> list[Piece]:
+    """Return an MLP of inner width *ffn_hidden* as part of *block*."""
+    up, down = job.model.mlp_linears(ffn_hidden, job.layout.tp)
+    return [
+        column_linear(job, block, up),
+        activation(job, block, tokens_per_rank(job) * down.n_in),
+        row_linear(job, block, down),
+    ]
+
+
+def activation(job: Job, block: str, n_elements: int) -> Piece:
+    """Return the activation with *n_elements* outputs.
+
+    Fused, it reads one input per output, two where there is a gate; backward reads the inputs and the
+    gradient, and writes one gradient per input.
+    """
+    form = "gated activation" if job.model.gated else "activation"
+    return elementwise_piece(job, "activation", form, f"{block}.activation", n_elements)

@@ -1,0 +1,151 @@
+"""A mixture of experts on one rank: router, dispatch, grouped products, combine, shared experts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from simulator.job import Job
+from simulator.models.model import Linear, share
+from simulator.workload.dense import activation, dense_mlp
+from simulator.workload.linear import (
+    hidden_bytes,
+    job_recipe,
+    paced,
+    replicated_linear,
+    tokens_per_rank,
+    tokens_per_shard,
+    tp_comm,
+)
+from simulator.workload.lora import dequantised
+from simulator.workload.ops import (
+    DTYPE_BYTES,
+    Comm,
+    Op,
+    Piece,
+    elementwise,
+    gemm,
+    memory,
+    weight_gradient,
+)
+from simulator.workload.recipes import quantised
+from simulator.workload.routing import load_factor, routed_tokens
+
+
+def experts_mlp(job: Job) -> list[Piece]:
+    """Return router, dispatch, experts, combine, and before them the shared experts as one MLP.
+
+    Every token is sent to ``top_k`` experts, each copy once; ``simulator.workload.routing`` says how many
+    the fullest rank gets. Without sequence parallelism the tensor-parallel ranks route the same tokens.
+    """
+    model = job.model
+    router = replicated_linear(job, "moe", Linear("router", model.hidden, model.n_experts))
+    routed = [router, _gate(job), _permute(job, "dispatch"), *_exchange(job), *_grouped_mlp(job)]
+    routed += [*_exchange(job), _permute(job, "combine")]
+    shared = dense_mlp(job, "moe.shared", model.shared_ffn_hidden) if model.n_shared_experts else []
+    return [*shared, *routed]
+
+
+def _gate(job: Job) -> Piece:
+    """Softmax and top-k over fp32 scores: about three passes forward, three backward."""
+    size = tokens_per_shard(job) * job.model.n_experts * DTYPE_BYTES["fp32"]
+    return elementwise(
+        (memory("moe.gate", 3 * size, "fp32", count=3),),
+        (memory("moe.gate.backward", 3 * size, "fp32", count=3),),
+    )
+
+
+def _permute(job: Job, name: str) -> Piece:
+    """Copy tokens into the order of their experts, or back with the weighted sum over ``top_k``."""
+    one = tokens_per_shard(job) * job.model.hidden * DTYPE_BYTES[job.precision]
+    size = one * (1 + job.model.top_k)
+    return elementwise(
+        (memory(f"moe.{name}", size, job.precision),), (memory(f"moe.{name}.backward", size, job.precision),)
+    )
+
+
+def _exchange(job: Job) -> list[Piece]:
+    """All-to-all of every token copy among the ranks of an expert group; backward is the same."""
+    if job.layout.ep == 1:
+        return []
+    copies = routed_tokens(job, tokens_per_shard(job))
+    size_bytes = copies * job.model.hidden * DTYPE_BYTES[job.precision]
+    swap = (Comm("all_to_all", "ep", size_bytes, 0, job.precision),)
+    return [Piece(swap, swap, swap)]
+
+
+def _sort(job: Job, name: str) -> list[Piece]:
+    """Copy what came from other ranks into the order of the local experts, or back.
+
+    Tokens arrive ordered by sender. Reference: Megatron-LM ``token_dispatcher.py``, ``sort_chunks_by_idxs``.
+    """
+    if job.layout.ep == 1 or share(job.model.n_experts, job.layout.ep) == 1:
+        return []
+    size = 2 * routed_tokens(job, tokens_per_rank(job)) * job.model.hidden * DTYPE_BYTES[job.precision]
+    copy = memory(f"moe.{name}.sort", size, job.precision)
+    return [elementwise((copy,), (replace(copy, name=f"moe.{name}.sort.backward"),))]
+
+
+def _pad(job: Job, name: str, n_tokens: int) -> list[Piece]:
+    """Copy *n_tokens* to where each expert has a multiple of what products in few bits need, or back.
+
+    Reference: Megatron-LM ``experts.py``, ``Fp8Padding`` and ``Fp8Unpadding``.
+    """
+    if job_recipe(job) is None:
+        return []
+    copy = memory(f"moe.{name}.pad", 2 * hidden_bytes(job, n_tokens), job.precision)
+    return [elementwise((copy,), (replace(copy, name=f"moe.{name}.pad.backward"),))]
+
+
+def _grouped_mlp(job: Job) -> list[Piece]:
+    """The local experts, each on its share of the tokens; cut over tp like any MLP."""
+    model, layout = job.model, job.layout
+    up, down = model.mlp_linears(model.moe_ffn_hidden, layout.tp)
+    n_tokens = routed_tokens(job, tokens_per_rank(job))
+    pieces = [
+        *_sort(job, "dispatch"),
+        *_pad(job, "dispatch", n_tokens),
+        _grouped(job, "moe.up", up, n_tokens),
+        activation(job, "moe", n_tokens * down.n_in),
+        _grouped(job, "moe.down", down, n_tokens),
+        *_pad(job, "combine", n_tokens),
+        *_sort(job, "combine"),
+    ]
+    if layout.tp == 1:
+        return pieces
+    width = math.ceil(model.hidden * model.top_k * load_factor(job))
+    if not job.sequence_parallel:
+        reduce = (tp_comm(job, "all_reduce", width),)
+        return [Piece((), reduce, reduce), *pieces, Piece(reduce)]
+    gather, scatter = (tp_comm(job, kind, width) for kind in ("all_gather", "reduce_scatter"))
+    return [Piece((gather,), (scatter,), (scatter,)), *pieces, Piece((scatter,), (gather,), (gather,))]
+
+
+def _bias_gradient(job: Job, name: str, linear: Linear, n_tokens: int) -> tuple[Op, ...]:
+    """Return the sums of the output gradients of all tokens, if the experts have biases."""
+    moved = n_tokens * linear.n_out * DTYPE_BYTES[job.precision]
+    return (memory(f"{name}.bgrad", moved, job.precision),) if linear.bias else ()
+
+
+def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
+    """One matrix per local expert, as the framework runs a group; *n_tokens* over all of them, evenly.
+
+    Beside adapters of other matrices experts are frozen.
+    """
+    n_local = share(job.model.n_experts, job.layout.ep)
+    rows, recipe = share(n_tokens, n_local), job_recipe(job)
+    dtype = recipe.dtype if recipe else job.precision
+    forward = gemm(name, rows, linear.n_out, linear.n_in, dtype, batch=n_local, grouped=True)
+    dgrad = gemm(f"{name}.dgrad", rows, linear.n_in, linear.n_out, dtype, batch=n_local, grouped=True)
+    wgrad = weight_gradient(
+        f"{name}.wgrad", rows, linear, dtype, sum_dtype=job.gradient_dtype, batch=n_local, grouped=True
+    )
+    exact = 2 * n_tokens * linear.n_in * linear.n_out
+    kernel = job.profile.grouped
+    exactly = [replace(op, flops=exact, kernel=kernel) for op in (forward, dgrad, wgrad)]
+    ops = [*paced(job, recipe, exactly[:1]), *paced(job, recipe, exactly[1:], gradients=True)]
+    whole = dequantised(job, name, n_local * linear.n_in * linear.n_out)
+    inputs = (*whole, *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe))
+    gradients = (*whole, *quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), ops[1])
+    weights = () if job.lora_rank else (ops[2], *_bias_gradient(job, name, linear, n_tokens))
+    return Piece((*inputs, ops[0]), (*gradients, *weights), gradients, weights)

@@ -1,0 +1,190 @@
+"""What layers have in common on one rank: token counts, linear layers under tensor parallelism, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from simulator.compute.fusion import elementwise_piece, is_separate
+from simulator.job import FULLY_SHARDED, Job
+from simulator.models.model import Linear
+from simulator.workload.lora import adapter, dequantised
+from simulator.workload.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
+from simulator.workload.recipes import RECIPES, Recipe, quantised
+
+
+def tokens_per_rank(job: Job) -> int:
+    """Return the tokens of one micro-batch that a rank works on between tensor-parallel communications."""
+    return job.micro_batch * job.seq_len // job.layout.cp
+
+
+def tokens_per_shard(job: Job) -> int:
+    """Return the tokens that a rank holds outside the tensor-parallel regions."""
+    return tokens_per_rank(job) // (job.layout.tp if job.sequence_parallel else 1)
+
+
+def hidden_bytes(job: Job, n_tokens: int) -> int:
+    """Return the size of the residual stream for *n_tokens*."""
+    return n_tokens * job.model.hidden * DTYPE_BYTES[job.precision]
+
+
+def tp_comm(job: Job, kind: str, width: int, overlap_ops: int = 0) -> Comm:
+    """Return a tensor-parallel collective over all tokens of the micro-batch, *width* features each."""
+    size_bytes = tokens_per_rank(job) * width * DTYPE_BYTES[job.precision]
+    return Comm(kind, "tp", size_bytes, overlap_ops, job.precision)
+
+
+class LinearOps(NamedTuple):
+    """Operations of a matrix on this rank: forward, input gradient, weight gradient with that of the bias."""
+
+    forward: tuple[Op, ...]
+    dgrad: tuple[Op, ...]
+    weights: tuple[Op, ...]
+
+    def piece(self) -> Piece:
+        """Return them without any communication."""
+        return Piece(self.forward, (*self.dgrad, *self.weights), self.dgrad, self.weights)
+
+
+IN_FULL: Final = ("router", "logits")
+"""Matrices that fp8 recipes leave in 16 bit: small, or sensitive (Transformer Engine, torchao)."""
+
+
+def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
+    """Return what a matrix does on this rank to *n_tokens* tokens.
+
+    With ``job.fp8`` its three products run in the few bits of the recipe. Inputs and gradients of outputs are
+    quantised first, and weights where the recipe does that for every micro-batch.
+    """
+    recipe = None if linear.name in IN_FULL else job_recipe(job)
+    dtype = recipe.dtype if recipe else job.precision
+    each = recipe if recipe and recipe.weights_each else None
+    parts, width = _parts(job, linear), DTYPE_BYTES[job.precision]
+    weights = [op for part in parts for op in weight_gradients(job, name, part, n_tokens, dtype)]
+    if linear.bias:
+        weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * width, job.precision))
+    dgrads: list[Op] = [gemm(f"{name}.dgrad", n_tokens, linear.n_in, part.n_out, dtype) for part in parts]
+    if len(parts) > 1:
+        summed = 3 * width * n_tokens * linear.n_in
+        n_sums = len(parts) - 1
+        dgrads.append(memory(f"{name}.dgrad.sum", n_sums * summed, job.precision, count=n_sums))
+    weights, dgrads = (list(paced(job, recipe, ops, gradients=True)) for ops in (weights, dgrads))
+    found = LinearOps(
+        (
+            *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe),
+            *quantised(f"{name}.weight.quantise", linear.n_in * linear.n_out, each),
+            *paced(job, recipe, [gemm(name, n_tokens, part.n_out, linear.n_in, dtype) for part in parts]),
+        ),
+        (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), *dgrads),
+        tuple(weights),
+    )
+    return _frozen(job, name, linear, n_tokens, found) if job.lora_rank else found
+
+
+def _frozen(job: Job, name: str, linear: Linear, n_tokens: int, found: LinearOps) -> LinearOps:
+    """Return *found* without weight gradients, with an adapter beside it, and with 4-bit weights made whole.
+
+    Router and output matrix are frozen too, without an adapter and in 16 bit.
+    """
+    if linear.name in IN_FULL:
+        return found._replace(weights=())
+    beside = adapter(job, name, linear, n_tokens)
+    whole = dequantised(job, name, linear.n_in * linear.n_out)
+    return LinearOps(
+        (*whole, *found.forward, *beside.forward),
+        (*whole, *found.dgrad, *beside.dgrad),
+        beside.weights,
+    )
+
+
+def paced(job: Job, recipe: Recipe | None, ops: Iterable[Op], *, gradients: bool = False) -> tuple[Op, ...]:
+    """Return *ops*, the products among them at the rate that *recipe* allows on the device.
+
+    Sums of 8-bit products lose bits on Hopper; those that make *gradients* are split, which takes longer.
+    """
+    if recipe is None:
+        return tuple(ops)
+    rate = recipe.rate * (job.cluster.device.gemm_split_share if gradients and recipe.splits else 1.0)
+    return tuple(
+        replace(op, rate=rate) if op.dtype == recipe.dtype and op.kind == "gemm" else op for op in ops
+    )
+
+
+def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: str) -> list[Op]:
+    """Return the product that makes the gradient of a matrix, and what adds it to the sum if that is apart.
+
+    Where parameters are sharded the sums are over shards, after the gradients have been scattered.
+    """
+    in_shards = job.sharding in FULLY_SHARDED
+    if job.profile.fused_wgrad and not in_shards:
+        return [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]
+    product = gemm(f"{name}.wgrad", linear.n_out, linear.n_in, n_tokens, dtype)
+    return [product] if in_shards else [product, gradient_sum(job, name, linear.n_in * linear.n_out)]
+
+
+def gradient_sum(job: Job, name: str, n_params: int) -> Op:
+    """Return the kernel that adds 16-bit gradients of *n_params* to their sums: reads both, writes one."""
+    moved = n_params * (DTYPE_BYTES[job.precision] + 2 * DTYPE_BYTES[job.gradient_dtype])
+    return memory(f"{name}.wgrad.sum", moved, job.gradient_dtype)
+
+
+def _parts(job: Job, linear: Linear) -> tuple[Linear, ...]:
+    """Return what *linear* is computed as: query, key and value, or gate and up, may be matrices apart."""
+    model, tp = job.model, job.layout.tp
+    if not is_separate(job, "projections"):
+        return (linear,)
+    if linear.name == "qkv":
+        n_key = model.kv_heads_per_rank(tp) * model.head_dim
+        widths: tuple[int, ...] = (linear.n_out - 2 * n_key, n_key, n_key)
+    elif linear.name == "up" and model.gated:
+        widths = (linear.n_out // 2, linear.n_out - linear.n_out // 2)
+    else:
+        return (linear,)
+    return tuple(linear._replace(n_out=n_out) for n_out in widths)
+
+
+def job_recipe(job: Job) -> Recipe | None:
+    """Return the recipe of the products of layers in *job*, None if they run in ``job.precision``."""
+    return RECIPES[job.recipe or job.profile.fp8_recipe] if job.fp8 else None
+
+
+def replicated_linear(job: Job, block: str, linear: Linear) -> Piece:
+    """Return a matrix that every tensor-parallel rank holds whole and applies to its own tokens."""
+    return linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_shard(job)).piece()
+
+
+def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "norm") -> Piece:
+    """Return a norm; fused, it makes one read and one write forward, two reads and one write backward.
+
+    Args:
+        job: the job.
+        block: name of the block.
+        width: features that are normalised; by default the residual stream.
+        n_tokens: tokens; by default those outside the tensor-parallel regions.
+        name: role within the block.
+    """
+    n_elements = (n_tokens or tokens_per_shard(job)) * (width or job.model.hidden)
+    return elementwise_piece(job, "norm", job.model.norm, f"{block}.{name}", n_elements)
+
+
+def residual_in(job: Job, block: str) -> Piece:
+    """Return the branch point before a block: in backward the two gradients are added."""
+    size = hidden_bytes(job, tokens_per_shard(job))
+    return elementwise((), (memory(f"{block}.residual.backward", 3 * size, job.precision),))
+
+
+def residual_out(job: Job, block: str) -> Piece:
+    """Return the sum after a block, fused with bias and dropout; a dropout mask is a byte per element.
+
+    Dropout as a kernel of its own writes its result, which the sum reads.
+    """
+    size = hidden_bytes(job, tokens_per_shard(job))
+    if not job.model.dropout:
+        return elementwise((memory(f"{block}.residual", 3 * size, job.precision),), ())
+    mask = tokens_per_shard(job) * job.model.hidden
+    moved = (5 if is_separate(job, "residual") else 3) * size + mask
+    return elementwise(
+        (memory(f"{block}.residual", moved, job.precision),),
+        (memory(f"{block}.dropout.backward", 2 * size + mask, job.precision),),
+    )

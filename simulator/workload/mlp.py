@@ -1,0 +1,33 @@
+"""The MLP block on one rank, dense or a mixture of experts."""
+
+from __future__ import annotations
+
+from simulator.job import Job
+from simulator.workload.dense import dense_mlp
+from simulator.workload.experts import experts_mlp
+from simulator.workload.linear import norm, residual_in, residual_out
+from simulator.workload.lora import adapted
+from simulator.workload.ops import Block, phases
+from simulator.workload.recompute import recompute_phase
+
+
+def mlp_block(job: Job, layer: int) -> Block:
+    """Return the MLP of *layer*, named ``"moe"`` if it has experts, for one micro-batch on one rank."""
+    model, layout = job.model, job.layout
+    name = "moe" if model.is_moe(layer) else "mlp"
+    inner = experts_mlp(job) if model.is_moe(layer) else dense_mlp(job, name, model.ffn_hidden)
+    pieces = [residual_in(job, name), norm(job, name), *inner]
+    if model.norms_per_layer > 2:
+        pieces.append(norm(job, name, name="post_norm"))
+    pieces.append(residual_out(job, name))
+    full = tuple(op for piece in pieces for op in piece.forward)
+    experts = model.expert_params(layer, layout.tp, layout.ep)
+    width = model.shared_ffn_hidden if model.is_moe(layer) else model.ffn_hidden
+    return Block(
+        name=name,
+        layer=layer,
+        params=model.mlp_params(layer, layout.tp) + experts,
+        expert_params=experts,
+        phases=phases(pieces, recompute_phase(job, full, ())),
+        **adapted(job, model.mlp_linears(width, layout.tp) if width else ()),
+    )

@@ -1,0 +1,90 @@
+"""Low-precision recipes: what runs in how many bits, and what quantising on the way costs.
+
+A product takes both operands in few bits along the dimension that it sums over. So an input is written
+twice, by rows for the forward product and by columns for the weight gradient; gradients of outputs likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from simulator.workload.ops import Op, memory
+
+
+class Recipe(NamedTuple):
+    """How operands get into few bits.
+
+    Attributes:
+        dtype: of the operands.
+        moved: bytes read and written per element of 16 bit, both directions together.
+        kernels: over which that is spread.
+        weights_each: weights are quantised for every micro-batch; otherwise once per step, which is left out.
+        rate: of products over that of products with one scale per tensor.
+        splits: products that make gradients add to a second accumulator now and then, where that is needed.
+        source: where this was read.
+    """
+
+    dtype: str
+    moved: float
+    kernels: int
+    weights_each: bool
+    rate: float
+    splits: bool
+    source: str
+
+
+RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
+    {
+        "delayed": Recipe(
+            *("fp8", 4.0, 1, False, 1.0, True),
+            "Transformer Engine, DelayedScaling: one kernel casts, transposes and takes the maximum",
+        ),
+        "current": Recipe(
+            *("fp8", 6.0, 2, False, 1.0, True),
+            "Transformer Engine, Float8CurrentScaling: the maximum is a pass of its own before the cast",
+        ),
+        "blockwise": Recipe(
+            *("fp8", 4.0625, 1, False, 0.82, False),
+            "Transformer Engine, Float8BlockScaling: one kernel, an fp32 scale per 128 values each way; "
+            "rate from 22.9 ms of a layer on H200 in its GEMM Profiling Tutorial",
+        ),
+        "mxfp8": Recipe(
+            *("fp8", 4.5, 1, False, 0.95, False),
+            "OCP Microscaling 1.0 in Transformer Engine: one kernel, an 8-bit scale per 32 values each way: "
+            "4.06 bytes, that take 1.11 times as long on B300 (GEMM Profiling Tutorial); rate from "
+            "6.81 against 7.16 ms",
+        ),
+        "nvfp4": Recipe(
+            *("fp4", 6.35, 2, False, 1.0, False),
+            "Transformer Engine, NVFP4BlockScaling: maximum of the tensor, then 4 bits, and 8 of scale per "
+            "16 values each way: 5.125 bytes, that take 1.24 times as long on B300 (GEMM Profiling Tutorial)",
+        ),
+        "tensorwise": Recipe(
+            *("fp8", 6.0, 2, True, 1.0, True),
+            "torchao float8, tensorwise: dynamic scales, maximum and cast; weights again in every forward",
+        ),
+        "rowwise": Recipe(
+            *("fp8", 8.0, 3, True, 1.0, True),
+            "torchao float8, rowwise: scales by rows in one kernel (2 + 1), by columns in two (2 + 2 + 1)",
+        ),
+    }
+)
+"""Recipes by name."""
+
+
+def recipe_of(text: str) -> str:
+    """Return the recipe that *text* names, ``""`` if it names none.
+
+    >>> recipe_of("fp8-rowwise"), recipe_of("mxfp8"), recipe_of("bf16")
+    ('rowwise', 'mxfp8', '')
+    """
+    return next((name for name in RECIPES if name in text.lower()), "")
+
+
+def quantised(name: str, n_elements: int, recipe: Recipe | None) -> tuple[Op, ...]:
+    """Return the quantisation of *n_elements* as *recipe* does it; nothing without one."""
+    if recipe is None:
+        return ()
+    return (memory(name, round(n_elements * recipe.moved), recipe.dtype, count=recipe.kernels),)

@@ -1,0 +1,84 @@
+"""What a block computes again before its backward, under each kind of recomputation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from simulator.compute.fusion import is_separate
+from simulator.job import Job
+from simulator.workload.ops import Comm, Op, Phase
+
+SECOND: Final = 2
+"""Of the products that are computed apart, the one that is not saved: key, and up."""
+
+REDUCTIONS = ("reduce_scatter", "all_reduce")
+"""Communications whose results are saved where operations are selected one by one."""
+
+
+def recomputes(job: Job, layer: int, layers: Sequence[int]) -> bool:
+    """Return whether *layer* is computed again, of the *layers* of its stage; ends count as such."""
+    if layer < 0:
+        return True
+    within = not job.recompute_layers or layers.index(layer) < job.recompute_layers
+    return within and layer % job.recompute_every == 0
+
+
+def as_kept(job: Job, layer: int, layers: Sequence[int]) -> Job:
+    """Return the job as *layer* sees it: without recomputation, if other layers alone are computed again."""
+    if job.recompute == "none" or recomputes(job, layer, layers):
+        return job
+    return replace(job, recompute="none", recompute_layers=0, recompute_every=1)
+
+
+def recompute_phase(job: Job, forward: Phase, core: Phase) -> Phase:
+    """Return what is computed again of a block.
+
+    Args:
+        job: for ``recompute`` and the framework.
+        forward: the whole forward of the block.
+        core: the attention core of it; empty for an MLP.
+    """
+    if job.recompute == "full":
+        return forward
+    if job.recompute == "none":
+        return ()
+    if job.profile.selective == "core":
+        return core
+    return tuple(_unsaved(job, forward, core))
+
+
+def _unsaved(job: Job, forward: Phase, core: Phase) -> Iterable[Op | Comm]:
+    """Yield what is left when attention, reductions and every other product of a layer are saved.
+
+    The products of a Llama layer in order are query, key, value, output, gate, up, down: the first, third,
+    fifth and seventh are saved. Reference: torchtitan ``parallelize_llama.py``, selective activation
+    checkpointing of operations.
+    """
+    kv_heads = job.model.kv_heads_per_rank(job.layout.tp)
+    heads = job.model.n_heads // job.layout.tp
+    again = {"qkv": kv_heads / (heads + 2 * kv_heads), "up": 0.5 if job.model.gated else 0.0, "down": 0.0}
+    apart = is_separate(job, "projections")
+    seen: Counter[str] = Counter()
+    for op in forward:
+        if isinstance(op, Comm):
+            if op.kind not in REDUCTIONS:
+                yield op
+        elif op.kind != "gemm":
+            if op not in core:
+                yield op
+        elif share := again.get(op.name.rpartition(".")[2], 1.0):
+            seen[op.name] += 1
+            if not apart or share == 1.0:
+                yield _part(op, share)
+            elif seen[op.name] == SECOND:  # key, or up
+                yield op
+
+
+def _part(op: Op, share: float) -> Op:
+    """Return the product that computes *share* of the columns of *op*."""
+    return replace(
+        op, flops=round(op.flops * share), bytes_moved=round(op.bytes_moved * share), n=round(op.n * share)
+    )

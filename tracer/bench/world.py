@@ -1,0 +1,129 @@
+"""Measures the network and the clocks of a world of processes: torchrun's, or one that is started here.
+
+Run as ``python -m tracer.bench.world WHAT BACKEND OPTIONS RESULT`` on every rank; rank 0 writes the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.errors import RecordError
+
+TIMEOUT_S: Final = 600
+"""How long processes that are started here may take; some 20 s on a machine that does nothing else."""
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def measured(what: str, *, processes: int, backend: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what rank 0 found; None on the other ranks of a launcher.
+
+    Args:
+        what: ``"collectives"`` or ``"clock"``.
+        processes: how many to start here, unless a launcher has started this one.
+        backend: ``"gloo"``, ``"nccl"``, or empty for what suits the machine.
+        options: arguments of the measurement.
+
+    Raises:
+        RecordError: torch is missing, or a process failed.
+    """
+    if find_spec("torch") is None:
+        raise RecordError(f"bench {what} needs torch: pip install 'foretrace[trace]'")
+    chosen = backend or _backend(int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result.json"
+        arguments = [what, chosen, json.dumps(options), str(result)]
+        if is_launched():
+            main(arguments)
+        else:
+            _started(arguments, processes)
+        return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Join the world, measure, and write on rank 0 what was found."""
+    import torch
+    import torch.distributed as dist
+
+    what, backend, options, result = arguments
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    try:
+        found = _measure(what, json.loads(options))
+        if dist.get_rank() == 0:
+            document = {
+                "torch": str(torch.__version__),
+                "backend": backend,
+                "n_ranks": dist.get_world_size(),
+                **found,
+            }
+            Path(result).write_text(json.dumps(document), encoding="utf-8")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    from tracer.bench import clock, collectives
+
+    if what == "clock":
+        return clock.measure(**options)
+    return collectives.measure(**options)
+
+
+def _backend(n_local: int) -> str:
+    """Return NCCL if every local process has a GPU, else gloo."""
+    import torch
+
+    return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= n_local else "gloo"
+
+
+def _started(arguments: Sequence[str], n: int) -> None:
+    """Run *n* processes of one world on this machine to their end. Raises RecordError if one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    root = str(Path(__file__).resolve().parent.parent)
+    base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH", "")]))
+    base |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tracer.bench.world", *arguments],
+            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(n)
+    ]
+    try:
+        said = [process.communicate(timeout=TIMEOUT_S)[1] for process in processes]
+    except subprocess.TimeoutExpired:
+        raise RecordError(f"the processes did not come to an end within {TIMEOUT_S} s") from None
+    finally:
+        for process in processes:
+            process.kill()
+    for process, errors in zip(processes, said, strict=True):
+        if process.returncode:
+            last = (errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+            raise RecordError(f"a measuring process failed: {last}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,175 @@
+"""``foretrace bench collectives`` and ``bench clock``: the health check of a world before a long run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+SIZES: Final = "64 KiB,1 MiB,16 MiB"
+"""Where latency rules, where bandwidth does, and in between."""
+
+FAR_BELOW: Final = 0.5
+"""Share of the promised speed below which a collective is counted: more than any model of it is off."""
+
+
+@click.command("collectives")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="To start, without torchrun.",
+)
+@click.option(
+    "--backend", type=click.Choice(["gloo", "nccl"]), help="Default: nccl if there is a GPU for each."
+)
+@click.option("--sizes", default=SIZES, show_default=True, help="Whole arrays, as nccl-tests counts them.")
+@click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Calls of each.")
+@click.option("--against", metavar="NAME", help="Machine that promises: of the catalogue, or a TOML file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_context
+def collectives(
+    ctx: click.Context,
+    *,
+    processes: int,
+    backend: str | None,
+    sizes: str,
+    repeats: int,
+    against: str | None,
+    as_json: bool,
+) -> None:
+    """Time collectives, links and ranks, and hold them against what the machine promises.
+
+    By itself it starts some processes on this machine. Under torchrun it measures its world:
+
+        torchrun --nproc-per-node 8 -m foretrace bench collectives --against dgx-h100
+
+    Exit status 1 if a link or a rank is slow: 1.5 times the middle one.
+    """
+    from tracer.bench.world import measured
+    from tracer.sizes import parse_sizes
+
+    options = {"sizes": parse_sizes(sizes), "repeats": repeats}
+    ask = (ctx.obj or {}).get("collectives")
+    if against and ask is not None:
+        ask(against, processes, ())  # an unknown machine is refused before anything is measured
+    found = measured("collectives", processes=processes, backend=backend or "", options=options)
+    if found is None:  # another rank tells
+        return
+    if against and ask is not None:
+        for row, time_s in zip(
+            found["collectives"], ask(against, found["n_ranks"], found["collectives"]), strict=True
+        ):
+            row["promised_s"] = time_s
+        found["against"] = against
+    is_slow = any(row["is_slow"] for row in (*found["links"], *found["ranks"]))
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _show(found)
+    ctx.exit(1 if is_slow else 0)
+
+
+@click.command("clock")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="To start, without torchrun.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Over which to see drift."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_context
+def clock(ctx: click.Context, *, processes: int, seconds: float, as_json: bool) -> None:
+    """Say how well the clocks of all ranks agree, as a recording would align them.
+
+    By itself it starts some processes on this machine, which share a clock: what it finds is its own error.
+    Under torchrun it measures its world. Exit status 1 if an uncertainty is too large to order spans by.
+    """
+    from tracer.bench.world import measured
+
+    found = measured("clock", processes=processes, backend="gloo", options={"pause_s": seconds})
+    if found is None:
+        return
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _show_clock(found)
+    ctx.exit(1 if any(row["is_coarse"] for row in found["ranks"]) else 0)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    """Print a row per collective, then what is slow."""
+    click.echo(f"{found['n_ranks']} ranks, {found['backend']}, torch {found['torch']}")
+    promised = "against" in found
+    head = ["collective", "size", "time us", "busbw GB/s", *(["promised us", "reached"] if promised else [])]
+    rows = []
+    for row in found["collectives"]:
+        cells = [row["kind"], _size(row["size_bytes"]), f"{row['time_s'] * 1e6:,.0f}"]
+        cells.append(f"{row['busbw_bytes_per_s'] / 1e9:.2f}")
+        if promised:
+            time_s = row["promised_s"]
+            cells += (
+                ["-", "-"] if time_s is None else [f"{time_s * 1e6:,.0f}", f"{time_s / row['time_s']:.0%}"]
+            )
+        rows.append(cells)
+    _table(head, rows)
+    for distance in sorted({link["distance"] for link in found["links"]}):
+        rates = sorted(link["bytes_per_s"] / 1e9 for link in found["links"] if link["distance"] == distance)
+        click.echo(f"links {distance} apart: {rates[0]:.2f} to {rates[-1]:.2f} GB/s")
+    slow = [
+        f"slow link: rank {link['sender']} to {link['receiver']}, {link['bytes_per_s'] / 1e9:.2f} GB/s"
+        for link in found["links"]
+        if link["is_slow"]
+    ]
+    slow += [
+        f"slow rank: {row['rank']} on {row['host']}, {row['probe_s'] * 1e3:.2f} ms for a product"
+        for row in found["ranks"]
+        if row["is_slow"]
+    ]
+    click.echo("\n".join(slow) if slow else "no link and no rank is slow")
+    if promised:
+        known = [row for row in found["collectives"] if row["promised_s"] is not None]
+        short = sum(row["promised_s"] < FAR_BELOW * row["time_s"] for row in known)
+        click.echo(
+            f"{short} of {len(known)} collectives reach less than half of what {found['against']} promises"
+        )
+
+
+def _show_clock(found: Mapping[str, Any]) -> None:
+    """Print a row per rank."""
+    rows = []
+    for row in found["ranks"]:
+        verdict = "same clock: this is the error" if row["shares_clock"] else "ok"
+        rows.append(
+            [
+                str(row["rank"]),
+                row["host"],
+                f"{row['offset_ns'] / 1e3:,.1f}",
+                f"{row['uncertainty_ns'] / 1e3:,.1f}",
+                f"{row['drift_ppb'] / 1e3:,.2f} +- {row['drift_uncertainty_ppb'] / 1e3:,.2f}",
+                "too coarse to order spans" if row["is_coarse"] else verdict,
+            ]
+        )
+    _table(["rank", "host", "offset us", "uncertainty us", "drift us/s", ""], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print *rows* under *head*: words to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for cells in (head, *rows):
+        line = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        click.echo("  ".join(line).rstrip())
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes / 2**10:.1f} KiB"

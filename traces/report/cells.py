@@ -1,0 +1,142 @@
+"""What one rank does in one step, as the cells of its lanes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from traces.activity import activity, states
+from traces.arrivals import arrivals
+from traces.columns import Int64Array, int64
+from traces.report.labels import Labels
+from traces.report.lanes import LaneKey, Pieces, communication_lanes, compute_lane, hidden_ns
+from traces.run import Run
+
+COMPUTE_LANE: Final[LaneKey] = ("", "", -1)
+"""Key of the first lane, that of compute and the gaps in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """One lane of one rank in one step. Arrays have shape ``(n_cells,)``, in order, without overlap.
+
+    Attributes:
+        start_ns, end_ns: on the clock of the run.
+        row: row of the rank's timeline, ``traces.report.lanes.STATE_ROW`` for idle time.
+        label: number of the description of each.
+        waited_ns: of communication, time until the last rank arrived; else 0.
+        hidden_ns: of communication, time of the transfer that passes behind compute; else 0.
+    """
+
+    start_ns: Int64Array
+    end_ns: Int64Array
+    row: Int64Array
+    label: Int64Array
+    waited_ns: Int64Array
+    hidden_ns: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """What one rank does in one step.
+
+    Attributes:
+        lanes: the cells of each lane; ``COMPUTE_LANE`` covers the window exactly.
+        kind: of each cell of the compute lane, its number in ``traces.report.kinds.Kinds``.
+        microbatch: of each cell of the compute lane, -1 where it has none.
+    """
+
+    lanes: dict[LaneKey, Cells]
+    kind: Int64Array
+    microbatch: Int64Array
+
+    @property
+    def compute(self) -> Cells:
+        """The compute lane."""
+        return self.lanes[COMPUTE_LANE]
+
+    def parts_ns(self) -> list[tuple[int, int]]:
+        """Return kind and total time of what the step is made of; the times add up to the window."""
+        lengths = np.zeros(int(self.kind.max(initial=0)) + 1, np.int64)
+        np.add.at(lengths, self.kind, self.compute.end_ns - self.compute.start_ns)
+        return [(kind, int(ns)) for kind, ns in enumerate(lengths) if ns]
+
+    def kind_of_passes(self, longest_ns: int) -> Int64Array:
+        """Return the kind of each cell of the compute lane, short gaps within a pass counted as that pass.
+
+        A pass is the work of one kind on one micro-batch. Where its layers are too short to be told apart,
+        the gaps between them would hide what a picture is to show.
+
+        Args:
+            longest_ns: a gap longer than this stays a gap.
+        """
+        works = self.compute.row >= 0
+        if not works.any():
+            return self.kind
+        position = np.arange(len(works))
+        before = np.maximum.accumulate(np.where(works, position, -1))
+        after = np.minimum.accumulate(np.where(works, position, len(works))[::-1])[::-1]
+        inner = ~works & (before >= 0) & (after < len(works))
+        before, after = before.clip(0), after.clip(0, len(works) - 1)
+        inner &= (self.kind[before] == self.kind[after]) & (self.microbatch[before] == self.microbatch[after])
+        inner &= self.compute.start_ns[after] - self.compute.end_ns[before] <= longest_ns
+        return np.where(inner, self.kind[before], self.kind)
+
+
+def rank_step(run: Run, rank: int, step: int, labels: Labels, words: Int64Array) -> RankStep:
+    """Return what the stored *rank* of *run* does in *step*.
+
+    Args:
+        run: the run.
+        rank: one of its stored ranks.
+        step: one of its steps.
+        labels: the words of the report.
+        words: what ``labels.of_rank`` says of this rank.
+
+    Raises:
+        RunError: the rank has no such step.
+    """
+    spans = run.spans([rank])
+    lane = compute_lane(spans, activity(run, rank, step))
+    of_state = np.array([labels.of_state(name) for name in states(run)[1:]], np.int64)
+    named, waits = lane.row >= 0, lane.state > 0
+    label = np.full(len(lane.row), labels.of_unnamed_work, np.int64)
+    label[named] = words[lane.row[named]]
+    label[waits] = of_state[lane.state[waits] - 1]
+    nothing = np.zeros(len(label), np.int64)
+    compute = Cells(
+        start_ns=lane.start_ns,
+        end_ns=lane.end_ns,
+        row=lane.row,
+        label=label,
+        waited_ns=nothing,
+        hidden_ns=nothing,
+    )
+    low, high = int(lane.start_ns[0]), int(lane.end_ns[-1])
+    lanes = {
+        key: _transfers(run, rank, rows, lane, words[rows])
+        for key, rows in communication_lanes(spans, low, high).items()
+    }
+    microbatch = np.full(len(label), -1, np.int64)
+    microbatch[named] = int64(spans, "microbatch")[lane.row[named]]
+    return RankStep(lanes={COMPUTE_LANE: compute, **lanes}, kind=labels.kind[label], microbatch=microbatch)
+
+
+def _transfers(run: Run, rank: int, rows: Int64Array, lane: Pieces, label: Int64Array) -> Cells:
+    """Return a communication lane, cut at the edges of the step."""
+    spans = run.spans([rank], ["start_ns", "duration_ns"])
+    low, high = int(lane.start_ns[0]), int(lane.end_ns[-1])
+    start = spans["start_ns"].to_numpy()[rows]
+    end = (start + spans["duration_ns"].to_numpy()[rows]).clip(low, high)
+    start = start.clip(low, high)
+    moves = arrivals(run).last_ns[rank][rows].clip(start, end)
+    return Cells(
+        start_ns=start,
+        end_ns=end,
+        row=rows,
+        label=label,
+        waited_ns=moves - start,
+        hidden_ns=hidden_ns(lane, moves, end),
+    )

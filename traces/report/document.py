@@ -1,0 +1,257 @@
+"""What a report contains, as one JSON document; the page draws it and adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from traces.activity import is_pipelined
+from traces.compare import Comparison, compare
+from traces.errors import RunError
+from traces.join import rank_pairs
+from traces.metrics import breakdown, step_times_ns, summarize
+from traces.pack import Pack
+from traces.report.cells import COMPUTE_LANE
+from traces.report.colours import palette
+from traces.report.compare import comparison, comparison_headline
+from traces.report.findings import critical_entry, findings_entry
+from traces.report.kinds import Kinds
+from traces.report.labels import Labels
+from traces.report.links import links_entry
+from traces.report.rows import MOST_ROWS, picks
+from traces.report.run import overview_entry, run_entry
+from traces.report.slowest import slowest
+from traces.report.view import View, view_of
+from traces.report.words import basis, headline, memory_limit_bytes, story, subtitle, title
+from traces.run import Run
+
+FORMAT: Final = 1
+"""Version of the document, for programs that read a report."""
+
+KEYS: Final = ("a", "b")
+"""What the document calls its runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The part of a large run that a server sends at once.
+
+    Attributes:
+        pick: which of the groups of ranks that are shown together.
+        step: which step.
+        most_cells: that are sent.
+    """
+
+    pick: int
+    step: int
+    most_cells: int
+
+
+def document(
+    run: Run,
+    other: Run | None,
+    pack: Pack,
+    *,
+    window: Window | None = None,
+    names: Sequence[str] | None = None,
+    quick: bool = False,
+) -> dict[str, Any]:
+    """Return the contents of a report; the arrays that belong to it are added to *pack*.
+
+    Args:
+        run: the run, or the first of two.
+        other: the second run.
+        pack: what the page gets besides the document.
+        window: the part of one run to send, without the overview of all ranks; None: all that fits a page.
+        names: what the page calls the runs; None: where they come from, or their own names.
+        quick: leave out what takes longer than the schedule: all ranks, findings, critical path, links.
+
+    Raises:
+        RunError: a run has no step with a length.
+    """
+    runs = (run,) if other is None else (run, other)
+    kinds = Kinds(runs)
+    labels = Labels(kinds)
+    names = names or run_labels(runs)
+    groups, partner = _groups(runs)
+    if window is None:
+        views = [view_of(each, labels, _by_importance(each, groups)) for each in runs]
+    else:
+        views = [_view_of_window(run, labels, groups, window)]
+    shown = [
+        run_entry(view, kinds, pack, key, name) for view, key, name in zip(views, KEYS, names, strict=False)
+    ]
+    if partner is not None:
+        rows_of_b = shown[1]["row_of"]
+        shown[1]["row_of"] = [
+            rows_of_b[partner[rank]] if rank in partner else -1 for rank in range(max(partner) + 1)
+        ]
+    found = None if other is None else compare(run, other)
+    return {
+        "format": FORMAT,
+        **(_words(run, kinds) if found is None else _words_of_two(runs, names, found, kinds)),
+        "made": f"Made by foretrace {_version()} from {' and '.join(each.path for each in runs)}.",
+        "legend_note": "Communication: a thin line while waiting for the last rank, then the transfer, "
+        "pale behind compute, solid where exposed.",
+        "warnings": _warnings(views, found, window),
+        "palette": palette(),
+        "kinds": kinds.entries,
+        "runs": shown,
+        "picks": groups,
+        "overview": overview_entry(views[0], groups, labels, pack, shown[0])
+        if not quick and window is None
+        else None,
+        **(_explained(views[0], kinds, pack, window) if other is None and not quick else {}),
+        **({} if window is None else _of_window(run, window)),
+        "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
+        "comparison": None if found is None else comparison(found, names, kinds, pack),
+        "basis": [
+            section for each, name in zip(runs, names, strict=True) for section in _basis(each, name, runs)
+        ],
+        "labels": labels.entries,
+        "names": labels.names,
+    }
+
+
+def _explained(view: View, kinds: Kinds, pack: Pack, window: Window | None) -> dict[str, Any]:
+    """Return what explains one run: what it loses, its critical path, how full its links were.
+
+    A window is sent without what takes a while: ``overview_document`` has it.
+    """
+    found = outlier(view.run)
+    if window is not None:
+        return {"slowest": found["slowest"]} if found else {}
+    return {
+        "findings": findings_entry(view.run),
+        **found,
+        "critical": critical_entry(view, kinds, pack),
+        "links": links_entry(view, pack),
+    }
+
+
+def outlier(run: Run) -> dict[str, Any]:
+    """Return the rank that is slower than its like, and the rows to begin with: those of its pipeline."""
+    found = slowest(run)
+    if found is None:
+        return {}
+    groups, _ = _groups((run,))
+    own = [number for number, group in enumerate(groups) if found.rank in group]
+    about = {"rank": found.rank, "text": found.sentence}
+    return {"slowest": about, "pick": own[0] if own else 0}
+
+
+def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
+    """Return all ranks in one step and what the run loses, for a page that has a window; pixels go to *pack*.
+
+    Raises:
+        RunError: the run has no such step.
+    """
+    labels = Labels(Kinds((run,)))
+    groups, _ = _groups((run,))
+    if step not in step_times_ns(breakdown(run)):
+        raise RunError(f"no step {step} in {run.path}")
+    view = View(run=run, rows=(), steps=(step,), default_step=0, done={}, lanes=(COMPUTE_LANE,), omitted="")
+    entry: dict[str, Any] = {"key": KEYS[0], "steps": [{}]}
+    found = overview_entry(view, groups, labels, pack, entry)
+    return {
+        "overview": None if found is None else {**found, **entry["steps"][0]},
+        "findings": findings_entry(run),
+    }
+
+
+def _view_of_window(run: Run, labels: Labels, groups: Sequence[Sequence[int]], window: Window) -> View:
+    """Return the ranks and the step of *window*, and other ranks as far as they fit."""
+    if not 0 <= window.pick < len(groups):
+        raise RunError(f"pick {window.pick}: {run.path} has {len(groups)} groups of ranks")
+    first = [groups[window.pick], *groups]
+    return view_of(run, labels, _by_importance(run, first), step=window.step, most_cells=window.most_cells)
+
+
+def _of_window(run: Run, window: Window) -> dict[str, Any]:
+    """Return what a page has to know to ask for another window."""
+    times = step_times_ns(breakdown(run))
+    return {"windowed": True, "pick": window.pick, "all_steps": [list(item) for item in times.items()]}
+
+
+def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return a short word for each run: where it comes from, or, if that is the same, its name."""
+    origins = tuple(run.info.origin for run in runs)
+    if len(set(origins)) == len(runs):
+        return origins
+    names = tuple(run.info.name for run in runs)
+    return names if len(set(names)) == len(runs) and all(names) else ("first", "second")
+
+
+def _groups(runs: Sequence[Run]) -> tuple[list[list[int]], dict[int, int] | None]:
+    """Return the ranks that are shown together, by their number in the first run.
+
+    The second value leads from a rank of the first run to the one it is compared with, where that is another.
+    """
+    if len(runs) > 1 and len({run.info.world_size for run in runs}) > 1:
+        partner = dict(rank_pairs(*runs))
+        return [list(partner)[:MOST_ROWS]], partner
+    return picks(max(runs, key=lambda run: len(run.stored_ranks))), None
+
+
+def _by_importance(run: Run, groups: Sequence[Sequence[int]]) -> list[int]:
+    """Return the stored ranks of *run*, those that are shown first at the front."""
+    shown = [rank for group in groups for rank in group if rank in set(run.stored_ranks)]
+    return list(dict.fromkeys([*shown, *run.stored_ranks]))
+
+
+def _words(run: Run, kinds: Kinds) -> dict[str, Any]:
+    """Return the texts of a report about one run."""
+    summary = summarize(run)
+    by_stage = (
+        is_pipelined(run) and run.info.layout is not None and len(run.stored_ranks) == run.info.layout.pp
+    )
+    return {
+        "title": title(run),
+        "subtitle": subtitle(run),
+        "story": story(run, summary, kinds),
+        "headline": headline(run, summary),
+        "schedule_title": f"Schedule: one row per {'pipeline stage' if by_stage else 'rank'}",
+    }
+
+
+def _words_of_two(
+    runs: Sequence[Run], names: Sequence[str], found: Comparison, kinds: Kinds
+) -> dict[str, Any]:
+    """Return the texts of a report about two runs."""
+    return {
+        "title": f"{title(runs[0])}: {names[0]} and {names[1]}",
+        "subtitle": subtitle(runs[0]).partition(" · ")[2],
+        "story": "",
+        "headline": comparison_headline(found, names, kinds),
+        "schedule_title": f"Schedule: every row twice, {names[0]} above, {names[1]} below",
+    }
+
+
+def _warnings(views: Sequence[View], found: Comparison | None, window: Window | None) -> list[str]:
+    """Return what to know before trusting the page, said once."""
+    said = list(views[0].run.warnings if found is None else found.warnings)
+    unfinished = [view.run.path for view in views if not view.run.info.finished]
+    return list(
+        dict.fromkeys(
+            [
+                *said,
+                *(f"{path} was not finished: its writer did not come to the end" for path in unfinished),
+                *(view.omitted for view in views if view.omitted and window is None),
+            ]
+        )
+    )
+
+
+def _basis(run: Run, name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return what the figures of *run* rest on; of two runs, each section says whose it is."""
+    ending = f" ({name})" if len(runs) > 1 else ""
+    return [{**section, "title": section["title"] + ending} for section in basis(run)]
+
+
+def _version() -> str:
+    try:
+        return version("foretrace")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "from a checkout"

@@ -1,0 +1,145 @@
+"""One self-contained HTML page for a run, or for two runs on one time axis.
+
+The page needs no network and no other file: the viewer of ``traces/viewer`` is written into it, with the
+spans as gzip'd columns. Whatever comes from a run is data, which the page shows as text.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from traces.errors import ReportError
+from traces.pack import Pack
+from traces.report.document import document
+from traces.run import Run
+
+_SCRIPTS: Final = (
+    "format.js",
+    "palette.js",
+    "data.js",
+    "view.js",
+    "lanes.js",
+    "comm.js",
+    "follow.js",
+    "timeline.js",
+    "tips.js",
+    "overview.js",
+    "search.js",
+    "critical.js",
+    "links.js",
+    "memory.js",
+    "panels.js",
+    "differences.js",
+    "input.js",
+    "main.js",
+)
+"""The viewer, in the order in which its parts are put together."""
+
+_ASKING: Final = ("served.js", "plan.js")
+"""What a page from the server has besides; a file holds no code that could ask anybody for anything."""
+
+
+def report_html(run: Run, other: Run | None = None) -> str:
+    """Return a report as one HTML document.
+
+    Args:
+        run: the run to explain; of two, the one above, usually the simulated one.
+        other: a second run, drawn below the first on the same time axis.
+
+    Raises:
+        RunError: a run has no step with a length, or a file of it is damaged.
+    """
+    pack = Pack()
+    return _page(document(run, other, pack), pack)
+
+
+def write_report(path: str | os.PathLike[str], run: Run, other: Run | None = None) -> dict[str, Any]:
+    """Write a report to *path*, all of it or nothing.
+
+    Returns:
+        ``report``, the path; ``size_bytes`` of the file; ``title``, ``headline`` (name to value) and
+        ``warnings``, as on the page.
+
+    Raises:
+        ReportError: *path* cannot be written.
+        RunError: a run has no step with a length, or a file of it is damaged.
+    """
+    target = Path(path)
+    pack = Pack()
+    contents = document(run, other, pack)
+    text = _page(contents, pack).encode("utf-8")
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.absolute().parent) as scratch:
+            fresh = Path(scratch) / target.name
+            fresh.write_bytes(text)
+            fresh.replace(target)
+    except OSError as error:
+        raise ReportError(f"cannot write {target}: {error.strerror}") from error
+    return {
+        "report": str(target),
+        "size_bytes": len(text),
+        "title": contents["title"],
+        "headline": {figure["name"]: figure["value"] for figure in contents["headline"]},
+        "warnings": contents["warnings"],
+    }
+
+
+def _page(contents: Mapping[str, Any], pack: Pack) -> str:
+    """Return the page with its document in it."""
+    return _filled(
+        title=html.escape(contents["title"]),
+        mode="file",
+        meta=_json({**contents, "columns": pack.columns}),
+        columns=pack.encode(),
+    )
+
+
+def served_page(title: str, mode: str, controls: str = "") -> str:
+    """Return the page without a document, which it then asks the server for.
+
+    Args:
+        title: of the window, plain text.
+        mode: what the page is: ``"run"``, or ``"plan"`` with *controls*.
+        controls: markup above the figures, ours alone: nothing from a run may be in it.
+    """
+    return _filled(
+        title=html.escape(title),
+        mode=mode,
+        meta="null",
+        columns="",
+        connect="; connect-src 'self'",
+        scripts=(*_ASKING, *_SCRIPTS),
+        icon='\n<link rel="icon" href="data:,">',  # a browser asks the server for one otherwise
+        controls=controls,
+    )
+
+
+def _filled(scripts: Sequence[str] = _SCRIPTS, **given: str) -> str:
+    """Return the template with its parts filled in, in one pass."""
+    parts = {
+        "connect": "",
+        "icon": "",
+        "controls": "",
+        "style": _part("style.css"),
+        "script": "\n".join(_part(name) for name in scripts),
+        **given,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("report.html"))
+
+
+def _part(name: str) -> str:
+    """Return one file of the viewer."""
+    return (files("traces.viewer") / name).read_text("utf-8")
+
+
+def _json(value: Any) -> str:
+    """Return JSON that can stand inside a script element: no ``<`` ends it, whatever a name says."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

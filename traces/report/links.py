@@ -1,0 +1,112 @@
+"""How full the links of a simulated run were: one line per way, one column per slice of time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from traces.columns import int64, labels
+from traces.pack import Pack
+from traces.report.view import View
+from traces.run import Run
+
+BINS: Final = 600
+"""Slices of the step."""
+
+MOST_LINES: Final = 192
+"""Ways in the picture; of more, the fullest of each neighbourhood is shown."""
+
+FULL: Final = 250
+"""Value of a pixel whose link is full."""
+
+TIERS: Final = {"near": "inside the node", "far": "out of the node"}
+"""What the tiers of ``links.arrow`` are called."""
+
+
+def links_of(run: Run) -> pa.Table | None:
+    """Return the utilisation of links that was stored with *run*, None if there is none.
+
+    Columns: rank, tier, direction, start_ns, end_ns, used (share of the link's width).
+    """
+    path = Path(run.path) / "links.arrow"
+    if not path.is_file():
+        return None
+    try:
+        with pa.OSFile(str(path), "rb") as file:
+            table = pa.ipc.open_file(file).read_all()
+    except pa.ArrowException:  # damaged: the rest of the run can be shown without it
+        return None
+    return table if table.num_rows else None
+
+
+def links_entry(view: View, pack: Pack) -> dict[str, Any] | None:
+    """Return the picture of the links in the step shown first, None if the run holds none.
+
+    The pixels, ``links.used`` of shape ``(n_lines * BINS,)``, are the mean share of a link in use, times
+    ``FULL``.
+    """
+    table = links_of(view.run)
+    if table is None:
+        return None
+    step = view.steps[view.default_step]
+    used, lines = utilisation(table, view.origin_ns(step), view.length_ns(step))
+    groups: list[dict[str, Any]] = []
+    pixels = []
+    for tier in dict.fromkeys(line[0] for line in lines):
+        rows = [row for row, line in enumerate(lines) if line[0] == tier]
+        every = -(-len(rows) // MOST_LINES)
+        for first in range(0, len(rows), every):
+            near = rows[first : first + every]
+            pixels.append(used[near].max(axis=0))
+        shown = len(pixels) - sum(group["n_lines"] for group in groups)
+        mean, high = used[rows].mean(axis=1), np.quantile(used[rows], 0.99, axis=1)
+        fullest = int(mean.argmax())
+        _, rank, direction = lines[rows[fullest]]
+        groups.append(
+            {
+                "label": TIERS.get(tier, tier),
+                "n_lines": shown,
+                "n_ways": len(rows),
+                "mean": float(mean.mean()),
+                "fullest": {"rank": rank, "direction": direction, "mean": float(mean[fullest])},
+                "high": float(high.max()),
+                "names": [f"rank {lines[row][1]} {lines[row][2]}" for row in rows[::every]],
+            }
+        )
+    pack.add("links.used", np.rint(np.concatenate(pixels).clip(0, 1) * FULL).astype(np.uint8))
+    return {"bins": BINS, "full": FULL, "groups": groups}
+
+
+def utilisation(
+    table: pa.Table, origin_ns: int, length_ns: int
+) -> tuple[NDArray[np.float64], list[tuple[str, int, str]]]:
+    """Return the mean share of each way in use in each slice of a step, and which way each line is.
+
+    Args:
+        table: in the columns of ``links_of``.
+        origin_ns: start of the step.
+        length_ns: its length.
+
+    Returns:
+        Shares, shape ``(n_lines, BINS)``; tier, rank and direction of each line, by tier and rank.
+    """
+    tier, tiers = labels(table, "tier")
+    direction, directions = labels(table, "direction")
+    rank = int64(table, "rank")
+    start, end = int64(table, "start_ns") - origin_ns, int64(table, "end_ns") - origin_ns
+    share = table["used"].to_numpy()
+    said = ([tiers[code] for code in tier], rank.tolist(), [directions[code] for code in direction])
+    keys = sorted(set(zip(*said, strict=True)))
+    edges = np.linspace(0, length_ns, BINS + 1)
+    used = np.zeros((len(keys), BINS))
+    for line, (name, of_rank, way) in enumerate(keys):
+        ours = (tier == tiers.index(name)) & (rank == of_rank) & (direction == directions.index(way))
+        order = np.flatnonzero(ours)[np.argsort(start[ours], kind="stable")]
+        points = np.stack([start[order], end[order]], axis=1).reshape(-1)
+        busy = np.cumsum(np.stack([np.zeros(len(order)), (end - start)[order] * share[order]], axis=1))
+        used[line] = np.diff(np.interp(edges, points, busy)) / (length_ns / BINS)
+    return used, keys

@@ -1,0 +1,267 @@
+"""What a report says in words: title, key figures, the story of a step, and what the figures rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from traces.activity import is_pipelined
+from traces.metrics import averaged_steps, breakdown, step_times_ns
+from traces.report.format import format_share, format_si, format_time, lines, number, quantity
+from traces.report.kinds import AXIS_WORDS, Kinds, axis_label
+from traces.run import Run
+
+_LARGE_LOSS: Final = 0.15
+"""Share of the step above which a loss is shown as bad: an eighth of the machine and more is idle."""
+
+_CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")
+"""Schedules whose bubble has a closed form."""
+
+_SAID: Final = 3
+"""Losses that the story of a step names."""
+
+
+def title(run: Run) -> str:
+    """Return what a run is, in one line: its model on its machine, else its name."""
+    model, cluster = _name(run.info.model), _name(run.info.cluster)
+    if not model:
+        return run.info.name or run.path.rstrip("/").rpartition("/")[2]
+    ranks = f"{run.info.world_size} {_device_words(run)}"
+    where = f"{ranks} ({cluster})" if cluster else ranks
+    return f"{model} on {where}"
+
+
+def subtitle(run: Run) -> str:
+    """Return how a run was laid out, in words."""
+    is_new = bool(_name(run.info.model)) and _name(run.info.model) not in run.info.name
+    parts = [run.info.origin, run.info.name if is_new else "", layout_words(run)]
+    job = run.info.job or {}
+    if batches := number(job.get("n_microbatches")):
+        each = [quantity("", job[key]) for key in ("micro_batch", "seq_len") if number(job.get(key))]
+        of = f" of {' × '.join(each)} tokens" if len(each) == 2 else ""
+        parts.append(f"{batches:.0f} micro-batch{'es' if batches > 1 else ''}{of}")
+    for key, noun in (("schedule", ""), ("sharding", ""), ("recompute", "recompute "), ("precision", "")):
+        value = job.get(key)
+        if isinstance(value, str) and value not in ("", "none") and (key != "schedule" or is_pipelined(run)):
+            parts.append(f"{noun}{value}")
+    return " · ".join(part for part in parts if part)
+
+
+def layout_words(run: Run) -> str:
+    """Return the parallel degrees above 1 in words, and the number of ranks."""
+    layout = run.info.layout
+    ranks = f"{run.info.world_size} rank{'s' if run.info.world_size > 1 else ''}"
+    if layout is None:
+        return ranks
+    axes = [axis for axis in ("tp", "cp", "ep", "pp", "dp") if layout.degrees[axis] > 1]
+    return ranks + "".join(f" · {AXIS_WORDS[axis]} {layout.degrees[axis]}" for axis in axes)
+
+
+def figure(name: str, value: str, note: str = "", tone: str = "", likely: str = "") -> dict[str, str]:
+    """Return one key figure as the page takes it.
+
+    Args:
+        name: of the figure.
+        value: with its unit.
+        note: what it is of.
+        tone: ``good``, ``bad`` or nothing.
+        likely: between which values a measurement is likely to lie; nothing if not known.
+    """
+    found = {"name": name, "value": value, "note": note, "tone": tone}
+    return found | {"likely": likely} if likely else found
+
+
+def likely(run: Run, key: str, said: Callable[[float], str]) -> str:
+    """Return between which values a measurement of *key* is likely to lie, "" if the writer does not say.
+
+    Args:
+        run: the run; ``info.summary["intervals"]`` has two values by the name of a figure.
+        key: of the figure.
+        said: writes a value.
+    """
+    known = run.info.summary.get("intervals")
+    ends = known.get(key) if isinstance(known, Mapping) else None
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        return ""
+    low, high = (number(end) for end in ends)
+    return "" if low is None or high is None else f"likely {said(low)} to {said(high)}"
+
+
+def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the key figures of a run.
+
+    Args:
+        run: the run.
+        summary: what ``traces.metrics.summarize`` says of it.
+    """
+    figures = [
+        figure(
+            "Step time",
+            format_time(summary["step_time_s"]),
+            _averaged_over(run),
+            likely=likely(run, "step_time_s", format_time),
+        ),
+        figure("Computing", format_share(summary["shares"]["compute"]), "of the step, mean over ranks"),
+    ]
+    if is_pipelined(run):
+        bubble = summary["bubble_fraction"]
+        figures.append(figure("Pipeline bubble", format_share(bubble), _ideal_bubble(run), _tone(bubble)))
+    exposed = summary["exposed_comm_fraction"]
+    figures.append(figure("Exposed communication", format_share(exposed), _by_axis(summary), _tone(exposed)))
+    waiting = summary["waiting_fraction"]
+    if waiting > 0.005:  # less would read as 0.0 %, and is
+        figures.append(
+            figure("Waiting for other ranks", format_share(waiting), "in collectives", _tone(waiting))
+        )
+    return [*figures, *_memory(run), *_throughput(run)]
+
+
+def story(run: Run, summary: Mapping[str, Any], kinds: Kinds) -> str:
+    """Return what a step is made of in one or two sentences, largest losses first."""
+    shares = {state: share for state, share in summary["shares"].items() if state != "compute"}
+    largest = sorted(shares, key=lambda state: -shares[state])[:_SAID]
+    named = [
+        f"{kinds.entries[kinds.state(state)]['label']} {format_share(shares[state])}"
+        for state in largest
+        if shares[state] >= 0.0005  # what rounds to 0.0 % is not a loss worth naming
+    ]
+    text = (
+        f"A step takes {format_time(summary['step_time_s'])}. "
+        f"Ranks compute for {format_share(summary['shares']['compute'])} of it"
+    )
+    text += f"; the largest losses: {', '.join(named)}." if named else "."
+    stored = len(run.stored_ranks)
+    if run.info.representatives is not None and stored < run.info.world_size:
+        rows = "One rank is" if stored == 1 else f"{stored} ranks are"
+        stands = "stands" if stored == 1 else "stand"
+        text += f" {rows} drawn and {stands} for all {run.info.world_size}: the others do the same."
+    return text
+
+
+def basis(run: Run) -> list[dict[str, Any]]:
+    """Return what the figures rest on: what the writer says of it, and the run, job, model and machine."""
+    info = run.info
+    about = {
+        "origin": info.origin,
+        "name": info.name,
+        "ranks": info.world_size,
+        "ranks stored": len(run.stored_ranks),
+        "started": info.started or "",
+        "clock_uncertainty_ns": max((clock.uncertainty_ns for clock in info.clock.values()), default=0)
+        or None,
+        **{f"lost {reason}": count for reason, count in info.dropped.items()},
+        **dict(info.versions),
+    }
+    sections = (("This run", about), ("Job", info.job), ("Model", info.model), ("Machine", info.cluster))
+    told = info.summary.get("rests_on")
+    notes = [str(note) for note in told] if isinstance(told, list | tuple) else []
+    known = info.summary.get("intervals")
+    if isinstance(known, Mapping):
+        notes += [str(words) for key, words in known.items() if key.endswith("_from")]
+    return [
+        *([{"title": "Costs", "notes": notes, "lines": []}] if notes else []),
+        *(
+            {"title": name, "notes": [], "lines": [list(line) for line in lines(description)]}
+            for name, description in sections
+            if isinstance(description, Mapping) and description
+        ),
+    ]
+
+
+def share_words(parts: Sequence[tuple[int, int]], window_ns: int, kinds: Kinds) -> list[str]:
+    """Return the three largest parts of a step in a few words each, compute kinds taken together."""
+    total: dict[str, int] = {}
+    for kind, ns in parts:
+        entry = kinds.entries[kind]
+        name = "compute" if entry["group"] == "compute" else str(entry["short"])
+        total[name] = total.get(name, 0) + ns
+    largest = sorted(total, key=lambda name: -total[name])[:_SAID]
+    return [
+        f"{100 * total[name] / window_ns:.0f} % {name}"
+        for name in largest
+        if total[name] >= 0.005 * window_ns  # what rounds to 0 % says nothing
+    ]
+
+
+def _averaged_over(run: Run) -> str:
+    """Say over how many steps the figures are taken."""
+    times = step_times_ns(breakdown(run))
+    averaged = averaged_steps(run, times)
+    if len(times) == 1:
+        return "one step"
+    left_out = len(times) - len(averaged)
+    return f"median of {len(averaged)} steps" + (f", {left_out} warm-up left out" if left_out else "")
+
+
+def _by_axis(summary: Mapping[str, Any]) -> str:
+    """Return exposed communication by axis, the largest first."""
+    of_axis = summary["exposed_by_axis"]
+    named = [axis for axis in sorted(of_axis, key=lambda axis: -of_axis[axis]) if of_axis[axis] >= 0.0005]
+    return " · ".join(f"{axis_label(axis)} {format_share(of_axis[axis])}" for axis in named)
+
+
+def _ideal_bubble(run: Run) -> str:
+    """Return the bubble of an ideal pipeline where a closed form is known, (p - 1) / (v m + p - 1).
+
+    With p stages, m micro-batches and v virtual stages per rank, 1 but for the interleaved schedule.
+    Reference: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
+    """
+    job, layout = run.info.job or {}, run.info.layout
+    batches = number(job.get("n_microbatches"))
+    interleaved = job.get("schedule") == "interleaved-1f1b"
+    virtual = number(job.get("virtual_stages")) if interleaved else 1.0
+    if layout is None or not batches or not virtual or job.get("schedule") not in _CLOSED_FORM:
+        return "idle over total"
+    ideal = (layout.pp - 1) / (virtual * batches + layout.pp - 1)
+    return f"(p−1)/({'v·' if interleaved else ''}m+p−1) = {format_share(ideal)}"
+
+
+def _memory(run: Run) -> list[dict[str, str]]:
+    """Return the peak of memory, against what the device has."""
+    peak = number(run.info.summary.get("peak_memory_bytes"))
+    if peak is None:
+        return []
+    limit = memory_limit_bytes(run)
+    fits = run.info.summary.get("fits")
+    tone = "bad" if fits is False or (limit and peak > limit) else ""
+    note = f"of {format_si(limit, 'B')} per device" if limit else "per rank"
+    said = likely(run, "peak_memory_bytes", lambda size: format_si(size, "B"))
+    return [
+        figure("Peak memory", format_si(peak, "B"), note + (", does not fit" if tone else ""), tone, said)
+    ]
+
+
+def _throughput(run: Run) -> list[dict[str, str]]:
+    """Return tokens per second and model FLOP/s utilisation, where the writer knew them."""
+    summary = run.info.summary
+    figures = []
+    if (rate := number(summary.get("tokens_per_s_per_gpu"))) is not None:
+        whole = format_si(rate * run.info.world_size, "tok/s")
+        said = likely(run, "tokens_per_s_per_gpu", lambda value: f"{value:,.0f}")
+        figures.append(figure("Throughput", f"{rate:,.0f} tok/s", f"per GPU; {whole} in all", likely=said))
+    if (mfu := number(summary.get("mfu"))) is not None:
+        said = likely(run, "mfu", format_share)
+        figures.append(figure("MFU", format_share(mfu), "model FLOP/s over peak", likely=said))
+    return figures
+
+
+def memory_limit_bytes(run: Run) -> float | None:
+    """Return the memory of one device, None if the machine is not described."""
+    device = (run.info.cluster or {}).get("device")
+    return number(device.get("memory_bytes")) if isinstance(device, Mapping) else None
+
+
+def _device_words(run: Run) -> str:
+    device = (run.info.cluster or {}).get("device")
+    name = device.get("name") if isinstance(device, Mapping) else None
+    return f"× {name}" if isinstance(name, str) and name else "ranks"
+
+
+def _name(description: Mapping[str, Any] | None) -> str:
+    """Return the name that a description gives itself, "" if none."""
+    name = (description or {}).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _tone(loss: float) -> str:
+    return "bad" if loss > _LARGE_LOSS else ""
