@@ -40,11 +40,6 @@ def _check_switch(job: Job, change: Change) -> None:
         )
 
 
-def between_switches(changes: list[Change | Throttle]) -> bool:
-    """Return whether a link between switches is among *changes*, which one engine alone knows."""
-    return any(isinstance(change, Change) and change.way.tier in SWITCHES for change in changes)
-
-
 def ranks_of(changes: list[Change | Throttle]) -> set[int]:
     """Return the ranks to which something happens."""
     ways = [change.way for change in changes if isinstance(change, Change)]

@@ -17,8 +17,8 @@ from simulator.builder.groups import Groups
 from simulator.builder.step import build, job_groups
 from simulator.compute.timing import ComputeModel
 from simulator.config import job_settings
-from simulator.engine import choose, contended
-from simulator.engine.changes import Change, Throttle, Way
+from simulator.engine import choose
+from simulator.engine.changes import Above, Change, Throttle
 from simulator.folding import representatives
 from simulator.job import Job
 from simulator.memory.over_time import memory_over_time
@@ -30,7 +30,7 @@ from simulator.network.nccl import choice
 from simulator.network.uplinks import uplinks
 from simulator.program import Program
 from simulator.sampling import distribution, sample_steps, straggling
-from simulator.scenario import between_switches, changes_of, ranks_of
+from simulator.scenario import changes_of, ranks_of
 from simulator.summary import figures, job_name, memory_warnings
 from topologies.placement import place
 from traces.info import RunInfo
@@ -138,12 +138,11 @@ def simulate(
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
         program = build(job, network, compute, folded=False, groups=groups)
     program = replace(program, duration_ns=straggling(program, factors))
-    engine = "contended" if engine == "auto" and between_switches(changes) else engine
     needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
     runner = choose(engine, program.n_tasks, tell, **needs)
     tell(f"running {program.n_tasks:,} tasks")
     stands_for = representatives(job.layout, special) if folded else None
-    above = uplinks(program, network, groups, stands_for) if runner is contended else ()
+    above = uplinks(program, network, groups, stands_for) if hasattr(runner, "watched") else None
     spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
@@ -158,7 +157,8 @@ def simulate(
     summary = figures(job, simulation.run, memories, rests_on=compute.notes)
     if job.variation.is_random:
         tell(f"drawing {job.variation.samples} steps")
-        drawn = choose(engine, program.n_tasks * job.variation.samples, tell, **needs).Clock(program, changes)
+        sampler = choose(engine, program.n_tasks * job.variation.samples, tell, **needs)
+        drawn = sampler.Clock(program, changes) if above is None else sampler.Clock(program, changes, above)
         summary["step_time_distribution"] = _distribution(job, program, stands_for, drawn)
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
@@ -169,7 +169,7 @@ def _run(
     runner: ModuleType,
     program: Program,
     changes: Sequence[Change | Throttle],
-    above: Sequence[Mapping[Way, float]],
+    above: Above | None,
 ) -> tuple[pa.Table, pa.Table | None]:
     """Return the timeline, and how full links were if the engine keeps that.
 
@@ -177,10 +177,10 @@ def _run(
         ProgramError: the program cannot run to its end.
         EngineError: links change, but the engine does not share them.
     """
-    if runner.NAME == contended.NAME:
-        spans, filled = contended.watched(program, changes, above)
-        return spans, links_table(filled)
-    return runner.run(program, changes), None
+    if above is None:
+        return runner.run(program, changes), None
+    spans, filled = runner.watched(program, changes, above)
+    return spans, links_table(filled)
 
 
 def _straggler_factors(job: Job, network: Network) -> dict[int, float]:

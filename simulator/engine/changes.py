@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from simulator.errors import EngineError, ProgramError
+from simulator.program import Int64Array
 
 NEAR, FAR, IN, OUT = "near", "far", "in", "out"
 
@@ -14,7 +17,7 @@ WAYS: Final = tuple((tier, direction) for tier in (NEAR, FAR) for direction in (
 
 
 SWITCHES: Final = ("leaf", "spine")
-"""Tiers of links between switches; only the engine ``contended`` knows them."""
+"""Tiers of links between switches."""
 
 
 class Way(NamedTuple):
@@ -29,6 +32,18 @@ class Way(NamedTuple):
     rank: int
     tier: str
     direction: str
+
+
+class Above(NamedTuple):
+    """What communications fill of the links between switches.
+
+    Attributes:
+        loads: for each kind of communication the share of every link that it fills at full rate.
+        kind: which of ``loads`` each communication of a program has; shape ``(n_instances,)``, or none.
+    """
+
+    loads: tuple[Mapping[Way, float], ...] = ()
+    kind: Int64Array = np.zeros(0, np.int64)
 
 
 class Change(NamedTuple):
@@ -59,24 +74,15 @@ class Throttle(NamedTuple):
     factor: float
 
 
-def of_links(changes: Sequence[Change | Throttle], *, switches: bool = False) -> list[Change]:
+def of_links(changes: Sequence[Change | Throttle]) -> list[Change]:
     """Return those of *changes* that happen to links.
 
-    Args:
-        changes: what happens to links and GPUs.
-        switches: whether there may be links between switches among them.
-
     Raises:
-        ProgramError: there can be no such link, or it is between switches.
+        ProgramError: there can be no such link.
     """
     found = [change for change in changes if isinstance(change, Change)]
     for at_ns, way, capacity in found:
         between = way.tier in SWITCHES and way.direction in {IN, OUT}
-        if between and not switches:
-            raise ProgramError(
-                f"change of {way.tier} {way.rank}: links between switches are kept by one engine alone: "
-                "--engine contended"
-            )
         if not (between or way[1:] in WAYS) or way.rank < 0 or at_ns < 0 or not capacity >= 0:
             raise ProgramError(
                 f"change of {tuple(way)} at {at_ns} ns to {capacity}: a rank, near or far, in or out, "

@@ -20,7 +20,7 @@ from simulator.engine.changes import Change, Throttle, without_links
 from simulator.engine.deadlock import explain
 from simulator.engine.jit import jit, words
 from simulator.engine.spans import spans
-from simulator.engine.together import Together
+from simulator.engine.together import Together, numbered
 from simulator.errors import ProgramError
 from simulator.program import Int32Array, Int64Array, Program, transfer_ns
 
@@ -73,7 +73,7 @@ class Clock:
         self.duration_ns = program.duration_ns
         self.transfer_ns = transfer_ns(program)
         throttles = without_links(NAME, changes)
-        self._together = Together(program, throttles) if throttles or program.shares_gpus else None
+        self._together = Together(program, numbered(throttles)) if throttles or program.shares_gpus else None
         if self._together is None:
             _, _, order, previous = _first_pass(program)
             self._order = order

@@ -18,29 +18,30 @@ import numpy as np
 import pyarrow as pa
 from simpy import Environment, Event
 
-from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Throttle, Way, of_gpus, of_links
+from simulator.engine.changes import FAR, IN, NEAR, OUT, Above, Change, Throttle, Way, of_gpus, of_links
 from simulator.engine.event import State, finish
+from simulator.engine.filled import Filled, filled
 from simulator.engine.spans import spans
-from simulator.network.fluid import Fluid, Span
+from simulator.network.fluid import Fluid
 from simulator.program import Int64Array, Program, transfer_ns
 
 NAME: Final = "contended"
 """Name of this engine in summaries."""
 
 
-def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
+def run(program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None) -> pa.Table:
     """Return the timeline of *program*: one row per task, and one per rank and step.
 
     Args:
         program: what to run.
         changes: what happens to links and GPUs meanwhile.
+        above: what each communication fills of further links, those between switches.
 
     Raises:
         ProgramError: the program cannot run to its end: a cycle, a participant that never arrives, or a link
             that is down for good.
     """
-    start_ns, end_ns = times(program, changes)
-    return spans(program, start_ns, end_ns)
+    return spans(program, *Clock(program, changes, above).times())
 
 
 def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
@@ -49,15 +50,13 @@ def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[
     Raises:
         ProgramError: the program cannot run to its end.
     """
-    return finish(_Shared(program, transfer_ns(program), changes))
+    return Clock(program, changes).times()
 
 
 def watched(
-    program: Program,
-    changes: Sequence[Change | Throttle] = (),
-    above: Sequence[Mapping[Way, float]] = (),
-) -> tuple[pa.Table, list[Span]]:
-    """Return the timeline, and how full every link was when; ``link`` of a span is a ``Way``.
+    program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
+) -> tuple[pa.Table, Filled]:
+    """Return the timeline, and how full every link was when.
 
     Args:
         program: what to run.
@@ -67,10 +66,9 @@ def watched(
     Raises:
         ProgramError: the program cannot run to its end.
     """
-    state = _Shared(program, transfer_ns(program), changes, watched=True)
-    state.add_loads(above)
+    state = _Shared(program, transfer_ns(program), changes, above, watched=True)
     start_ns, end_ns = finish(state)
-    return spans(program, start_ns, end_ns), state.fluid.spans
+    return spans(program, start_ns, end_ns), filled(state.fluid.spans)
 
 
 class Clock:
@@ -79,15 +77,19 @@ class Clock:
     Args:
         program: what to run.
         changes: what happens to links and GPUs meanwhile.
+        above: what each communication fills of further links, those between switches.
 
     Attributes:
         duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
         transfer_ns: time of each communication there, if alone; shape ``(n_instances,)``.
     """
 
-    def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
+    def __init__(
+        self, program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
+    ) -> None:
         self._program = program
         self._changes = changes
+        self._above = above
         self.duration_ns = program.duration_ns
         self.transfer_ns = transfer_ns(program)
 
@@ -101,7 +103,7 @@ class Clock:
         """
         program = replace(self._program, duration_ns=self.duration_ns if duration_ns is None else duration_ns)
         total_ns = self.transfer_ns if transfer_ns is None else transfer_ns
-        return finish(_Shared(program, total_ns, self._changes))
+        return finish(_Shared(program, total_ns, self._changes, self._above))
 
 
 class _Shared(State):
@@ -112,22 +114,18 @@ class _Shared(State):
         program: Program,
         total_ns: Int64Array,
         changes: Sequence[Change | Throttle] = (),
+        above: Above | None = None,
         *,
         watched: bool = False,
     ) -> None:
         super().__init__(Environment(), program, total_ns, of_gpus(changes))
         self.fluid = Fluid(watched=watched)
-        self._loads = loads(program)
+        self._loads = loads(program, above)
         self._done: dict[int, Event] = {}
         self._changed = self.env.event()
         self.env.process(self._tick())
-        for change in of_links(changes, switches=True):
+        for change in of_links(changes):
             self.env.process(self._change(change))
-
-    def add_loads(self, above: Sequence[Mapping[Way, float]]) -> None:
-        """Let communications fill further links, beside those of their ranks."""
-        for instance, load in enumerate(above):
-            self._loads[instance] = {**self._loads[instance], **load}
 
     def carry(self, instance: int) -> Event:
         """Return the event at which the bytes of *instance* have arrived, if it sets off now."""
@@ -175,8 +173,8 @@ class _Shared(State):
             self._changed.succeed()
 
 
-def loads(program: Program) -> list[Mapping[Any, float]]:
-    """Return what each communication of *program* fills of the links of the ranks that take part in it."""
+def loads(program: Program, above: Above | None = None) -> list[Mapping[Any, float]]:
+    """Return what each communication of *program* fills of the links of its ranks, and of those *above*."""
     found: list[Mapping[Any, float]] = []
     order = np.argsort(program.instance, kind="stable")
     order = order[program.instance[order] >= 0]
@@ -187,6 +185,8 @@ def loads(program: Program) -> list[Mapping[Any, float]]:
         for task in order[cuts[instance] : cuts[instance + 1]].tolist():
             for way in _ways(program, task):
                 load[way] = transfer.near if way.tier == NEAR else transfer.far
+        if above is not None:
+            load |= above.loads[above.kind[instance]]
         found.append({way: share for way, share in load.items() if share > 0})
     return found
 

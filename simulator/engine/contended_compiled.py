@@ -10,31 +10,51 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from simulator.engine.changes import WAYS, Change, Throttle, of_gpus, of_links
-from simulator.engine.fair import Ways
+from simulator.engine.changes import SWITCHES, WAYS, Above, Change, Throttle, Way, of_gpus, of_links
+from simulator.engine.fair import Floats, Ways
+from simulator.engine.filled import Filled, of_rates
 from simulator.engine.spans import spans
-from simulator.engine.together import Together, compiling
+from simulator.engine.together import Together, compiling, numbered
 from simulator.program import Int64Array, Program, transfer_ns
 
-__all__ = ["NAME", "Clock", "compiling", "loads", "run", "times"]
+__all__ = ["NAME", "Clock", "compiling", "loads", "run", "times", "watched"]
 
 NAME = "contended-compiled"
 """Name of this engine in summaries."""
 
 
-def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
+def run(program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None) -> pa.Table:
     """Return the timeline of *program*: one row per task, and one per rank and step.
 
     Args:
         program: what to run.
         changes: what happens to links and GPUs meanwhile.
+        above: what each communication fills of further links, those between switches.
 
     Raises:
         ProgramError: the program cannot run to its end: a cycle, a participant that never arrives, or a link
             that is down for good.
     """
-    start_ns, end_ns = times(program, changes)
-    return spans(program, start_ns, end_ns)
+    return spans(program, *Clock(program, changes, above).times())
+
+
+def watched(
+    program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
+) -> tuple[pa.Table, Filled]:
+    """Return the timeline, and how full every link was when.
+
+    Args:
+        program: what to run.
+        changes: what happens to links and GPUs meanwhile.
+        above: what each communication fills of further links, those between switches.
+
+    Raises:
+        ProgramError: the program cannot run to its end.
+    """
+    ways, names = loads(program, changes, above)
+    together = Together(program, _numbered(names, changes), ways, len(names))
+    start_ns, end_ns, log = together.watched(program.duration_ns, transfer_ns(program))
+    return spans(program, start_ns, end_ns), of_rates(log, ways, names)
 
 
 def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
@@ -52,16 +72,20 @@ class Clock:
     Args:
         program: what to run.
         changes: what happens to links and GPUs meanwhile.
+        above: what each communication fills of further links, those between switches.
 
     Attributes:
         duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
         transfer_ns: time of each communication there, if alone; shape ``(n_instances,)``.
     """
 
-    def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
+    def __init__(
+        self, program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
+    ) -> None:
         self.duration_ns = program.duration_ns
         self.transfer_ns = transfer_ns(program)
-        self._together = Together(program, [*of_links(changes), *of_gpus(changes)], loads(program))
+        ways, names = loads(program, changes, above)
+        self._together = Together(program, _numbered(names, changes), ways, len(names))
 
     def times(
         self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
@@ -77,15 +101,16 @@ class Clock:
         )
 
 
-def loads(program: Program) -> Ways:
-    """Return what each communication fills of which links, as CSR over communications.
+def loads(
+    program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
+) -> tuple[Ways, tuple[Way, ...]]:
+    """Return what each communication fills of which links, as CSR over communications, and the links.
 
-    A link is ``len(WAYS) * rank`` plus its place in ``WAYS``. Sending uses the ways out, receiving the ways
-    in, a collective both.
+    Those of ranks come first, in the order of ``WAYS``. Sending uses the ways out, receiving the ways in, a
+    collective both.
     """
     kinds = [label.kind for label in program.labels]
     tasks = np.flatnonzero(program.instance >= 0)
-    tasks = tasks[np.argsort(program.instance[tasks], kind="stable")]
     is_in = np.array([kind != "send" for kind in kinds], np.bool_)[program.label[tasks]]
     is_out = np.array([kind != "recv" for kind in kinds], np.bool_)[program.label[tasks]]
     shares = np.array([(t.near, t.far) for t in program.transfers], np.float64).reshape(-1, 2)
@@ -93,6 +118,46 @@ def loads(program: Program) -> Ways:
     load = np.stack([share[:, 0] * is_in, share[:, 0] * is_out, share[:, 1] * is_in, share[:, 1] * is_out], 1)
     link = program.rank[tasks].astype(np.int64)[:, None] * len(WAYS) + np.arange(len(WAYS))
     used = load > 0
-    counts = np.zeros(program.n_instances, np.int64)
-    np.add.at(counts, program.instance[tasks], used.sum(axis=1))
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]), link[used], load[used]
+    job = np.broadcast_to(program.instance[tasks].astype(np.int64)[:, None], used.shape)
+    ranks = range(1 + max([*np.unique(program.rank).tolist(), *_changed_ranks(changes)], default=-1))
+    names = [Way(rank, *way) for rank in ranks for way in WAYS]
+    further, extra = _above(program, changes, above, len(names))
+    jobs, links, filled = (
+        np.concatenate(both) for both in zip((job[used], link[used], load[used]), extra, strict=True)
+    )
+    order = np.argsort(jobs, kind="stable")
+    counts = np.bincount(jobs, minlength=program.n_instances)
+    start = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return (start, links[order], filled[order]), (*names, *further)
+
+
+def _above(
+    program: Program, changes: Sequence[Change | Throttle], above: Above | None, first: int
+) -> tuple[list[Way], tuple[Int64Array, Int64Array, Floats]]:
+    """Return the links between switches, numbered from *first* on, and who fills what share of which."""
+    found = Above(({},), np.zeros(program.n_instances, np.int64)) if above is None else above
+    loads = [{way: share for way, share in load.items() if share > 0} for load in found.loads]
+    changed = [change.way for change in of_links(changes) if change.way.tier in SWITCHES]
+    names = sorted({*changed, *(way for load in loads for way in load)})
+    number = {way: first + at for at, way in enumerate(names)}
+    counts = np.array([len(load) for load in loads], np.int64)
+    link = np.array([number[way] for load in loads for way in load], np.int64)
+    share = np.array([part for load in loads for part in load.values()], np.float64)
+    each = counts[found.kind]
+    job = np.repeat(np.arange(program.n_instances), each)
+    at = np.arange(len(job)) + np.repeat(
+        (np.cumsum(counts) - counts)[found.kind] - (np.cumsum(each) - each), each
+    )
+    return names, (job, link[at], share[at])
+
+
+def _changed_ranks(changes: Sequence[Change | Throttle]) -> list[int]:
+    ways = [change.way for change in of_links(changes)]
+    return [*(way.rank for way in ways if way.tier not in SWITCHES), *(c.rank for c in of_gpus(changes))]
+
+
+def _numbered(names: Sequence[Way], changes: Sequence[Change | Throttle]) -> list[tuple[int, int, float]]:
+    """Return *changes* as ``Together`` takes them."""
+    number = {way: at for at, way in enumerate(names)}
+    links = [(change.at_ns, number[change.way], change.capacity) for change in of_links(changes)]
+    return [*links, *numbered(of_gpus(changes))]

@@ -9,24 +9,30 @@ sets off or arrives or a link changes; what computes, whenever a communication c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappush
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.engine.agenda import Heap
+from simulator.engine.agenda import due as _due_now
+from simulator.engine.agenda import plan as _planned
 from simulator.engine.arrays import NEVER
 from simulator.engine.arrays import csr as _csr
 from simulator.engine.arrays import previous as _previous
 from simulator.engine.arrays import successors as _successors
-from simulator.engine.changes import WAYS, Change, Throttle
+from simulator.engine.changes import Throttle
 from simulator.engine.deadlock import explain
 from simulator.engine.fair import Floats, Ways
 from simulator.engine.fair import move as _move
 from simulator.engine.fair import next_end as _next_end
 from simulator.engine.fair import share as _share
 from simulator.engine.jit import jit, words
-from simulator.engine.shared_gpus import DUE, Gpus, gpus_of
+from simulator.engine.rates import Rates
+from simulator.engine.rates import columns as _columns
+from simulator.engine.rates import no_rates as _no_rates
+from simulator.engine.rates import note as _note
+from simulator.engine.shared_gpus import Gpus, gpus_of
 from simulator.engine.shared_gpus import compute as _compute
 from simulator.engine.shared_gpus import end_kernels as _end_kernels
 from simulator.engine.shared_gpus import launch as _launch
@@ -34,11 +40,6 @@ from simulator.engine.shared_gpus import start_moving as _start_moving
 from simulator.engine.shared_gpus import throttle as _throttle
 from simulator.errors import ProgramError
 from simulator.program import Int32Array, Int64Array, Program
-
-N_WAYS: Final = len(WAYS)
-
-Heap = list[tuple[int, int]]
-"""What happens when: a time in ns and a number for what."""
 
 Changes = tuple[Int64Array, Int64Array, Floats]
 """When each change happens, to which link (or minus one minus the rank, to its GPU), and what it is then."""
@@ -49,12 +50,18 @@ class Together:
 
     Args:
         program: what to run.
-        changes: what happens to links and GPUs meanwhile.
+        changes: when something happens, to which link (or minus one minus the rank: to its GPU), and what is
+            left of it then (how many times as long it computes).
         ways: what each communication fills of which links; None: links are not shared.
+        n_links: how many links there are.
     """
 
     def __init__(
-        self, program: Program, changes: Sequence[Change | Throttle] = (), ways: Ways | None = None
+        self,
+        program: Program,
+        changes: Sequence[tuple[int, int, float]] = (),
+        ways: Ways | None = None,
+        n_links: int = 0,
     ) -> None:
         latency_ns = np.array([transfer.latency_ns for transfer in program.transfers], np.int64)
         nothing = np.zeros(program.n_instances + 1, np.int64), np.zeros(0, np.int64), np.zeros(0)
@@ -62,7 +69,9 @@ class Together:
         self._latency_ns = latency_ns[program.instance_transfer]
         self._ways = nothing if ways is None else ways
         self._changes = _as_arrays(changes)
-        self._n_ranks = 1 + max([*program.rank.tolist(), *(_rank(change) for change in changes)], default=-1)
+        self._n_links = n_links
+        gpus = (-1 - what for _, what, _ in changes)
+        self._n_ranks = 1 + max(int(program.rank.max(initial=-1)), *gpus, -1)
 
     def times(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return start and end of every task.
@@ -70,33 +79,43 @@ class Together:
         Raises:
             ProgramError: the program cannot run to its end.
         """
+        return self._run(duration_ns, transfer_ns, watched=False)[:2]
+
+    def watched(
+        self, duration_ns: Int64Array, transfer_ns: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Rates]:
+        """Return start and end of every task, and when the rates of communications changed.
+
+        Raises:
+            ProgramError: the program cannot run to its end.
+        """
+        return self._run(duration_ns, transfer_ns, watched=True)
+
+    def _run(
+        self, duration_ns: Int64Array, transfer_ns: Int64Array, *, watched: bool
+    ) -> tuple[Int64Array, Int64Array, Rates]:
         program = self._program
         latency_ns = np.minimum(self._latency_ns, transfer_ns)
-        start_ns, end_ns = _pass(
+        start_ns, end_ns, log = _pass(
             ((program.rank, program.stream, len(program.streams)), (program.dep_start, program.deps)),
             (program.instance, program.instance_participants),
             (duration_ns, latency_ns, (transfer_ns - latency_ns).astype(np.float64)),
-            (self._ways, np.ones(self._n_ranks * N_WAYS), self._changes),
+            (self._ways, np.ones(self._n_links), self._changes, watched),
             gpus_of(program, self._n_ranks),
         )
         if program.n_tasks and end_ns.min() == NEVER:
             raise ProgramError(explain(program, start_ns, end_ns))
-        return start_ns, end_ns
+        return start_ns, end_ns, log
 
 
-def _rank(change: Change | Throttle) -> int:
-    return change.way.rank if isinstance(change, Change) else change.rank
+def numbered(throttles: Sequence[Throttle]) -> list[tuple[int, int, float]]:
+    """Return what happens to GPUs as ``Together`` takes it."""
+    return [(throttle.at_ns, -1 - throttle.rank, throttle.factor) for throttle in throttles]
 
 
-def _as_arrays(changes: Sequence[Change | Throttle]) -> Changes:
-    what = [
-        change.way.rank * N_WAYS + WAYS.index((change.way.tier, change.way.direction))
-        if isinstance(change, Change)
-        else -1 - change.rank
-        for change in changes
-    ]
-    values = [change[2] for change in changes]
-    return np.array([c.at_ns for c in changes], np.int64), np.array(what, np.int64), np.array(values, float)
+def _as_arrays(changes: Sequence[tuple[int, int, float]]) -> Changes:
+    at_ns, what = (np.array([change[at] for change in changes], np.int64) for at in (0, 1))
+    return at_ns, what, np.array([change[2] for change in changes], np.float64)
 
 
 def compiling() -> str:
@@ -151,41 +170,6 @@ def release(
     return n_free
 
 
-def due_now(
-    now: int,
-    counts: tuple[int, int],
-    known: tuple[Int64Array, NDArray[np.int64], Int64Array],
-    found: tuple[Int64Array, Int64Array, Int64Array],
-    heap: Heap,
-) -> tuple[int, int, int, int]:
-    """Take all that happens now from the heap, and return how much of each kind.
-
-    Written to *found*: the tasks that end, the communications whose bytes set off on shared links, those
-    whose bytes arrive and the changes; the last two in one array, from its two ends.
-    """
-    n, m = counts
-    ways, of_task, end_ns = known
-    ended, fresh, others = found
-    n_ended = n_fresh = n_met = n_changed = 0
-    while heap and heap[0][0] == now:
-        code = heappop(heap)[1]
-        if code < n:
-            if of_task[code, DUE] == now and end_ns[code] == NEVER:
-                end_ns[code] = now
-                ended[n_ended] = code
-                n_ended += 1
-        elif code >= n + m:
-            n_changed += 1
-            others[len(others) - n_changed] = code - n - m
-        elif ways[code - n] == ways[code - n + 1]:
-            others[n_met] = code - n
-            n_met += 1
-        else:
-            fresh[n_fresh] = code - n
-            n_fresh += 1
-    return n_ended, n_fresh, n_met, n_changed
-
-
 def apply(
     changed: Int64Array,
     changes: Changes,
@@ -210,10 +194,10 @@ def _clock(
     order: tuple[tuple[Int32Array, Int32Array, int], tuple[Int64Array, Int64Array]],
     meetings: tuple[Int64Array, Int32Array],
     costs: tuple[Int64Array, Int64Array, Floats],
-    links: tuple[Ways, Floats, Changes],
+    links: tuple[Ways, Floats, Changes, bool],
     gpus: Gpus,
-) -> tuple[Int64Array, Int64Array]:
-    """Return start and end of every task; -1 where it is never reached.
+) -> tuple[Int64Array, Int64Array, Rates]:
+    """Return start and end of every task, -1 where it is never reached, and the rates if they are watched.
 
     The heap holds ends of computations (their task), moments at which bytes set off or, without shared
     links, arrive (the number of tasks plus the communication), and changes (behind these). A computation
@@ -222,14 +206,15 @@ def _clock(
     lanes, dependencies = order
     instance, participants = meetings
     duration_ns, latency_ns, wire_ns = costs
-    ways, capacity, changes = links
+    ways, capacity, changes, watched = links
     n, m = len(instance), len(participants)
     waits, next_start, following = _successors(_previous(*lanes), *dependencies)
     member_start, member = _csr(instance, m)
     missing = participants.astype(np.int64)
     start_ns, end_ns = np.full(n, NEVER), np.full(n, NEVER)
     scratch = (np.zeros(len(capacity)), np.zeros(len(capacity)), np.zeros(len(capacity), np.int64))
-    left_ns, rate = wire_ns.copy(), np.zeros(m)
+    left_ns, rate, noted = wire_ns.copy(), np.zeros(m), np.zeros(m)
+    log = _no_rates()
     active, n_active = np.empty(m, np.int64), 0
     free, ended = np.empty(n, np.int64), np.empty(n, np.int64)
     fresh, others = np.empty(m, np.int64), np.empty(m + len(changes[0]), np.int64)
@@ -237,10 +222,7 @@ def _clock(
     free[: len(first)] = first
     n_free = len(first)
     shares = gpus.takes.any()
-    heap = [(change_ns, np.int64(n + m + at)) for at, change_ns in enumerate(changes[0])]
-    heap.append((np.int64(0), np.int64(n)))  # for its type
-    heap.pop()
-    heapify(heap)
+    heap = _planned(changes[0], n + m)
     now, moved_ns, arrival_ns = np.int64(0), np.int64(0), np.int64(NEVER)
     while True:
         start_ns[free[:n_free]] = now
@@ -252,7 +234,7 @@ def _clock(
             (gpus, heap, shares),
         )
         if not heap and arrival_ns == NEVER:
-            return start_ns, end_ns
+            return start_ns, end_ns, _columns(log)
         now = min(heap[0][0] if heap else arrival_ns, arrival_ns if arrival_ns != NEVER else heap[0][0])
         n_ended, n_fresh, n_met, n_changed = _due_now(
             now, (n, m), (ways[0], gpus.of_task, end_ns), (ended, fresh, others), heap
@@ -268,6 +250,8 @@ def _clock(
             active[n_active : n_active + n_fresh] = fresh[:n_fresh]
             n_active += n_fresh
             _share(active[:n_active], ways, scratch, capacity, rate)
+            if watched:
+                _note(now, (active[:n_active], others[n_met - n_arrived : n_met]), rate, noted, log)
             arrival_ns = np.int64(_next_end(active[:n_active], left_ns, rate, now))
         for job in others[:n_met]:
             members = member[member_start[job] : member_start[job + 1]]
@@ -282,6 +266,5 @@ def _clock(
 _begin: Final[Any] = jit(begin, inline="always")
 """``begin``, written into the pass: to hand on all these arrays took as long as what is done with them."""
 _release: Final[Any] = jit(release)
-_due_now: Final[Any] = jit(due_now)
 _apply: Final[Any] = jit(apply)
 _pass: Final[Any] = jit(_clock)

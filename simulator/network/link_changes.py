@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from simulator.clock import to_ns
 from simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, Change, Way
+from simulator.engine.filled import Filled
 from simulator.errors import JobError
-from simulator.network.fluid import Span
+from simulator.program import Int64Array
 from topologies.errors import UnitError
 from topologies.units import parse_time
 
@@ -64,9 +66,18 @@ def _changes(part: str) -> Iterator[Change]:
         yield Change(at_ns, Way(found[0], tier, direction), found[1])
 
 
-def links_table(spans: Sequence[Span]) -> pa.Table:
-    """Return how full links were in the columns of ``LINKS``, by rank and time."""
-    rows = sorted((*span.link, span.start_ns, span.end_ns, span.used) for span in spans)
-    columns = zip(*rows, strict=True) if rows else ([] for _ in LINKS)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, LINKS, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=LINKS)
+def links_table(filled: Filled) -> pa.Table:
+    """Return how full links were in the columns of ``LINKS``, by link and time."""
+    rank = np.array([way.rank for way in filled.ways], np.int32)[filled.way]
+    tier = _names([way.tier for way in filled.ways], filled.way)
+    direction = _names([way.direction for way in filled.ways], filled.way)
+    return pa.Table.from_arrays(
+        [rank, tier, direction, filled.start_ns, filled.end_ns, filled.used], schema=LINKS
+    )
+
+
+def _names(of: Sequence[str], chosen: Int64Array) -> pa.DictionaryArray:
+    """Return the *chosen* ones of names that come up many times."""
+    names = sorted(set(of))
+    numbers = np.array([names.index(name) for name in of], np.int32)
+    return pa.DictionaryArray.from_arrays(numbers[chosen], pa.array(names, pa.string()))

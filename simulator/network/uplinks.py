@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from simulator.builder.groups import Groups
-from simulator.engine.changes import IN, OUT, Way
+from simulator.engine.changes import IN, OUT, Above, Way
 from simulator.network.cost import Network
-from simulator.program import Program
+from simulator.program import Int64Array, Program
 
 SLACK: Final = 1 - 1e-9
 """Share of a link that is counted as all of it, so that rounding never fills one that is just full."""
@@ -26,7 +26,7 @@ SLACK: Final = 1 - 1e-9
 
 def uplinks(
     program: Program, network: Network, groups: Groups, stands_for: Sequence[int] | None = None
-) -> list[Mapping[Way, float]]:
+) -> Above:
     """Return what each communication of *program* fills of the links between switches.
 
     Args:
@@ -36,25 +36,28 @@ def uplinks(
         stands_for: for each rank the one that is simulated in its place; what it sends counts as often.
     """
     asked = _Uplinks(network, groups, stands_for or range(len(network.placement)))
-    found: list[Mapping[Way, float]] = [{} for _ in range(program.n_instances)]
+    kinds, kind = np.unique(_meetings(program), axis=0, return_inverse=True)
+    loads: list[Mapping[Way, float]] = []
+    for transfer, group, source, target in kinds.tolist():
+        far = program.transfers[transfer].far
+        load: Mapping[Way, float] = {}
+        if far > 0:
+            load = asked.of_group(group) if source < 0 else asked.of_pair(group, source, target)
+        loads.append({way: share * far * SLACK for way, share in load.items()})
+    return Above(tuple(loads), kind.reshape(-1))
+
+
+def _meetings(program: Program) -> Int64Array:
+    """Return transfer, group, sender and receiver of each communication; -1 where all send."""
     tasks = np.flatnonzero(program.instance >= 0)
-    for task in tasks.tolist():
-        instance = int(program.instance[task])
-        far = program.transfers[program.instance_transfer[instance]].far
-        if far <= 0 or found[instance]:
-            continue
-        group, rank, peer = (int(of[at]) for of, at in _names(program, task, instance))
-        if peer < 0:
-            load = asked.of_group(group)
-        else:
-            sends = program.labels[program.label[task]].kind == "send"
-            load = asked.of_pair(group, *((rank, peer) if sends else (peer, rank)))
-        found[instance] = {way: share * far * SLACK for way, share in load.items()}
-    return found
-
-
-def _names(program: Program, task: int, instance: int) -> tuple[tuple[Any, int], ...]:
-    return (program.instance_group, instance), (program.rank, task), (program.peer, task)
+    instances, first = np.unique(program.instance[tasks], return_index=True)
+    tasks = tasks[first]
+    sends = np.array([label.kind == "send" for label in program.labels], np.bool_)[program.label[tasks]]
+    rank, peer = program.rank[tasks], program.peer[tasks]
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
+    pair = [np.where(peer < 0, -1, end) for end in (source, target)]
+    of = program.instance_transfer[instances], program.instance_group[instances]
+    return np.stack([*of, *pair], axis=1).astype(np.int64)
 
 
 @dataclass(slots=True)

@@ -170,12 +170,14 @@ def test_a_link_that_stays_down_is_said() -> None:
 
 def test_links_say_how_full_they_were() -> None:
     cost = Transfer(0, 1000, "", 0.5, 1.0)
-    timeline, spans = contended.watched(program([(1, (0, 1), cost)]))
+    timeline, found = contended.watched(program([(1, (0, 1), cost)]))
     assert timeline.equals(contended.run(program([(1, (0, 1), cost)])))
-    assert {(span.link.rank, span.link.tier): span.used for span in spans} == {
+    ways = [found.ways[at] for at in found.way]
+    assert {(way.rank, way.tier): used for way, used in zip(ways, found.used, strict=True)} == {
         (0, NEAR): 0.5,
         (0, FAR): 1.0,
         (1, NEAR): 0.5,
         (1, FAR): 1.0,
     }
-    assert all((span.start_ns, span.end_ns) == (0, 1000) for span in spans)
+    assert set(found.start_ns) == {0}
+    assert set(found.end_ns) == {1000}

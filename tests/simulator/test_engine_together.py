@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import compiled, contended, contended_compiled, event
-from simulator.engine.changes import FAR, IN, NEAR, OUT, WAYS, Change, Throttle, Way
+from simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, WAYS, Above, Change, Throttle, Way
 from simulator.engine.slowdown import MOST, slowdown
 from simulator.errors import EngineError, ProgramError
 from simulator.program import Label, Program, Transfer
@@ -118,6 +118,58 @@ def test_engines_agree_to_the_nanosecond_whatever_happens(
     assert outcome(event, program, [*slow]) == outcome(compiled, program, [*slow])
     both: list[Change | Throttle] = [*slow, *broken]
     assert outcome(contended, program, both) == outcome(contended_compiled, program, both)
+
+
+switches = st.builds(Way, st.integers(0, 2), st.sampled_from(SWITCHES), st.sampled_from([IN, OUT]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(program=programs(), data=st.data())
+def test_engines_agree_on_links_between_switches_and_on_how_full_all_were(
+    program: Program, data: st.DataObject
+) -> None:
+    loads = st.dictionaries(switches, st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=3)
+    filled = tuple(data.draw(st.lists(loads, min_size=1, max_size=3)))
+    above = Above(filled, np.arange(program.n_instances, dtype=np.int64) % len(filled))
+    capacities = st.sampled_from([0.1, 0.5, 1.0])
+    links = switches | link_changes.map(lambda change: change.way)
+    changes: list[Change | Throttle] = data.draw(
+        st.lists(st.builds(Change, moments, links, capacities), max_size=3)
+    )
+    one, other = (engine.watched(program, changes, above) for engine in (contended, contended_compiled))
+    assert one[0].equals(other[0])
+    assert one[0].equals(contended_compiled.run(program, changes, above))
+    ways = [[found.ways[at] for at in found.way.tolist()] for _, found in (one, other)]
+    assert ways[0] == ways[1]
+    for at in (2, 3):
+        np.testing.assert_array_equal(one[1][at], other[1][at])
+    np.testing.assert_allclose(one[1].used, other[1].used, rtol=0, atol=1e-8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=programs())
+def test_a_link_carries_what_its_transfers_bring(program: Program) -> None:
+    """Used width times time, over a whole run, is the wire time of each transfer times its share."""
+    moved: dict[Way, float] = {}
+    for task in np.flatnonzero(program.instance >= 0).tolist():
+        transfer = program.transfers[program.instance_transfer[program.instance[task]]]
+        kind = program.labels[program.label[task]].kind
+        for tier, share in ((NEAR, transfer.near), (FAR, transfer.far)):
+            for direction in {"send": (OUT,), "recv": (IN,)}.get(kind, (IN, OUT)):
+                way = Way(int(program.rank[task]), tier, direction)
+                moved[way] = moved.get(way, 0.0) + share * transfer.wire_ns
+    try:
+        _, found = contended_compiled.watched(program)
+    except ProgramError:
+        return
+    used: dict[Way, float] = {}
+    for at, since, until, share in zip(*found[1:], strict=True):
+        way = found.ways[at]
+        used[way] = used.get(way, 0.0) + share * (until - since)
+        assert share <= 1 + 1e-9
+    slack = 1.0 * program.n_instances  # a transfer ends on a whole nanosecond
+    for way, wanted in moved.items():
+        assert wanted - 1e-6 <= used.get(way, 0.0) <= wanted + slack
 
 
 @settings(max_examples=60, deadline=None)
