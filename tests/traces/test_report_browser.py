@@ -127,6 +127,45 @@ def test_page_draws_without_errors_or_requests(
     opened.page.close()
 
 
+def paired(folder: Path) -> Run:
+    """Return a rank on which the layers of a forward and of a backward pass take turns."""
+    n = 16
+    columns: dict[str, object] = {
+        "rank": [0] * (n + 1), "stream": ["compute"] * n + ["step"], "category": ["compute"] * n + ["step"],
+        "kind": ["forward", "backward"] * (n // 2) + ["step"], "start_ns": [1000 * i for i in range(n)] + [0],
+        "duration_ns": [900] * n + [40_000], "microbatch": [7, 3] * (n // 2) + [-1],
+        "layer": [i // 2 for i in range(n)] + [-1], "step": [0] * (n + 1),
+    }  # fmt: skip
+    return open_run(write_run(folder / "run", RunInfo(origin="recorded", world_size=1), timeline(columns)))
+
+
+def test_a_pair_is_one_cell_in_two_halves_until_its_turns_can_be_seen(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path / "r.html", (paired(tmp_path),))
+    page = opened.page
+    page.evaluate("foretrace.view.t1 = 160_000, window.dispatchEvent(new Event('resize'))")
+    opened.settle()
+    assert opened.problems == []
+    cell = opened.cell(0, "forward", 7)
+    _, height = page.evaluate("foretrace.view.lanes[0]")
+    x, upper, lower = cell["left"] + 4, cell["y"] - 4, cell["y"] - 9 + height * 0.6
+    assert page.evaluate(PIXEL, [x, upper]) == [0x2F, 0x68, 0xC4]
+    assert page.evaluate(PIXEL, [x, lower]) == [0xEE, 0x96, 0x36]
+    page.mouse.move(x, lower)
+    words = page.inner_text("#tip")
+    for said in ("as a pair", "micro-batch 7", "micro-batch 3", "16 turns"):
+        assert said in words
+    for y, batch in ((upper, 7), (lower, 3)):
+        page.mouse.click(x, y)
+        assert page.evaluate("foretrace.view.follow.microbatch") == batch
+    page.keyboard.press("Escape")
+    page.keyboard.press("0")
+    opened.settle()
+    cell = opened.cell(0, "backward", 3)
+    page.mouse.move(cell["left"] + 5, cell["y"])
+    assert page.inner_text("#tip").startswith("Backward")
+    page.close()
+
+
 @pytest.mark.parametrize("width", [1400, 390])
 def test_two_runs_are_drawn_row_by_row(
     browser: Any, tmp_path: Path, pipeline_run: Run, recorded_pipeline_run: Run, width: int

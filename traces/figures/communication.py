@@ -12,12 +12,11 @@ from plotly.subplots import make_subplots
 
 from traces.compare import typical_step
 from traces.errors import FigureError
-from traces.figures.drawing import chosen_ranks, empty_figure, heading
+from traces.figures.drawing import chosen_ranks, empty_figure, heading, row_names
 from traces.metrics import breakdown
 from traces.report.colours import palette
 from traces.report.kinds import axis_label
 from traces.report.links import TIERS, links_of, utilisation
-from traces.report.rows import rows_of
 from traces.report.words import title
 from traces.run import Run
 from traces.windows import windows
@@ -46,7 +45,7 @@ def overlap(
     rows = {row.rank: row for row in breakdown(run) if row.step == chosen and row.rank in wanted}
     if not rows:
         raise FigureError(f"step {chosen}: {run.path} has no such step on these ranks")
-    names = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
+    names = row_names(run)
     times_ms: dict[tuple[str, bool], dict[int, float]] = defaultdict(dict)
     for rank, row in rows.items():
         for axis, ns in row.hidden_ns.items():

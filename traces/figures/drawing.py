@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import plotly.graph_objects as go
 from traces.errors import FigureError
 from traces.info import rank_list
 from traces.report.colours import fill, palette
-from traces.report.rows import picks
+from traces.report.rows import picks, rows_of
 from traces.run import Run
 
 _FONT: Final = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif'
@@ -25,6 +26,13 @@ def chosen_ranks(run: Run, ranks: Sequence[int] | None) -> list[int]:
     if unknown := [rank for rank in ranks if rank not in stored]:
         raise FigureError(f"rank {unknown[0]} is not stored; {run.path} has {rank_list(stored)}")
     return list(ranks)
+
+
+def row_names(run: Run) -> dict[int, str]:
+    """Return the name of each stored rank's row, no two alike: plotly draws rows of one name as one."""
+    names = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
+    times = Counter(names.values())
+    return {rank: name if times[name] == 1 else f"{name} (rank {rank})" for rank, name in names.items()}
 
 
 def heading(first: str, second: str) -> str:

@@ -11,14 +11,13 @@ import plotly.graph_objects as go
 
 from traces.compare import typical_step
 from traces.errors import FigureError
-from traces.figures.drawing import chosen_ranks, empty_figure, heading, marker
+from traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
 from traces.report.cells import RankStep, rank_step
 from traces.report.colours import palette
 from traces.report.format import format_si
 from traces.report.kinds import Kinds
 from traces.report.labels import Labels
 from traces.report.memory import curves
-from traces.report.rows import rows_of
 from traces.report.words import memory_limit_bytes, subtitle, title
 from traces.run import Run
 from traces.windows import windows
@@ -26,17 +25,24 @@ from traces.windows import windows
 MOST_CELLS: Final = 3_000
 """Cells of a schedule; with 10,000 a zoom takes plotly about a second."""
 
+_PLACES: Final = {"row": (-0.4, 0.8), "upper": (-0.4, 0.4), "lower": (0.0, 0.4)}
+"""Top and height of a cell, in rows, from the middle of its row."""
+
 _SHORT_GAP: Final = 1 / 100
 """Share of the step; a shorter gap within one pass over a micro-batch is drawn as part of the pass."""
 
 
 class _Cell(NamedTuple):
-    """One pass over a micro-batch, or one gap; times from the start of the step."""
+    """One pass over a micro-batch, or one gap; times from the start of the step.
+
+    Of two passes that take turns, one is drawn in the upper half of the row and one in the lower.
+    """
 
     kind: int
     microbatch: int
     start_ns: int
     end_ns: int
+    part: str = "row"
 
 
 class _Row(NamedTuple):
@@ -114,7 +120,7 @@ def memory(run: Run, *, ranks: Sequence[int] | None = None, theme: str = "light"
     if not found:
         raise FigureError(f"{run.path} holds no memory over time; simulate, or record with memory on")
     figure = empty_figure(heading("Memory", title(run)), theme, height=420)
-    names = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
+    names = row_names(run)
     series = palette()[theme]["series"]
     for number, curve in enumerate(found):
         figure.add_scatter(
@@ -144,7 +150,7 @@ def _rows(run: Run, step: int | None, ranks: Sequence[int] | None) -> tuple[Kind
     if not ends:
         steps = ", ".join(map(str, sorted({window.step for window in windows(run)})))
         raise FigureError(f"step {chosen}: {run.path} has steps {steps}")
-    names = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
+    names = row_names(run)
     present = {window.rank for window in ends}
     rows = [
         _Row(names[rank], rank_step(run, rank, chosen, labels, labels.of_rank(run, rank)))
@@ -162,11 +168,17 @@ def _passes(done: RankStep, origin_ns: int) -> Iterator[_Cell]:
     batch = np.where(cells.row >= 0, done.microbatch, -2)
     inner = (cells.row < 0) & (kind != done.kind)
     batch[inner] = batch[np.maximum.accumulate(np.where(inner, 0, np.arange(len(batch))))][inner]
-    first = np.flatnonzero((np.diff(kind, prepend=-1) != 0) | (np.diff(batch, prepend=-3) != 0))
+    changes = (np.diff(kind, prepend=-1) != 0) | (np.diff(batch, prepend=-3) != 0)
+    pair = done.pair
+    first = np.flatnonzero((changes & (pair == 0)) | (np.diff(pair, prepend=0) != 0))
     last = np.append(first[1:], len(kind)) - 1
     for i, j in zip(first, last, strict=True):
         start_ns, end_ns = int(cells.start_ns[i]) - origin_ns, int(cells.end_ns[j]) - origin_ns
-        yield _Cell(int(kind[i]), int(batch[i]), start_ns, end_ns)
+        if not pair[i]:
+            yield _Cell(int(kind[i]), int(batch[i]), start_ns, end_ns)
+            continue
+        for part, k in zip(("upper", "lower"), done.halves(int(i), int(j)), strict=True):
+            yield _Cell(int(kind[k]), int(batch[k]), start_ns, end_ns, part)
 
 
 def _add_cells(
@@ -184,7 +196,8 @@ def _add_cells(
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
-        width=0.8,
+        offset=[_PLACES[cell.part][0] for _, cell in cells],
+        width=[_PLACES[cell.part][1] for _, cell in cells],
         marker=marker(entry, theme),
         customdata=[
             [cell.end_ns / 1e6, f", micro-batch {n}" if n else ""]

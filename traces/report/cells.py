@@ -9,9 +9,10 @@ import numpy as np
 
 from traces.activity import activity, states
 from traces.arrivals import arrivals
-from traces.columns import Int64Array, int64
+from traces.columns import BoolArray, Int64Array, int64, is_one_of
 from traces.report.labels import Labels
 from traces.report.lanes import LaneKey, Pieces, communication_lanes, compute_lane, hidden_ns
+from traces.report.pairs import FORWARD, pairs_of
 from traces.run import Run
 
 COMPUTE_LANE: Final[LaneKey] = ("", "", -1)
@@ -46,11 +47,15 @@ class RankStep:
         lanes: the cells of each lane; ``COMPUTE_LANE`` covers the window exactly.
         kind: of each cell of the compute lane, its number in ``traces.report.kinds.Kinds``.
         microbatch: of each cell of the compute lane, -1 where it has none.
+        pair: of each cell of the compute lane, the number of its pair of passes, 0 where it has none.
+        forward: of each cell of the compute lane, whether it is part of a forward pass.
     """
 
     lanes: dict[LaneKey, Cells]
     kind: Int64Array
     microbatch: Int64Array
+    pair: Int64Array
+    forward: BoolArray
 
     @property
     def compute(self) -> Cells:
@@ -62,6 +67,12 @@ class RankStep:
         lengths = np.zeros(int(self.kind.max(initial=0)) + 1, np.int64)
         np.add.at(lengths, self.kind, self.compute.end_ns - self.compute.start_ns)
         return [(kind, int(ns)) for kind, ns in enumerate(lengths) if ns]
+
+    def halves(self, first: int, last: int) -> tuple[int, int]:
+        """Return a cell of the forward and one of the backward pass of the pair from *first* to *last*."""
+        works = self.compute.row[first : last + 1] >= 0
+        forward = self.forward[first : last + 1]
+        return first + int(np.argmax(forward)), first + int(np.flatnonzero(works & ~forward)[-1])
 
     def kind_of_passes(self, longest_ns: int) -> Int64Array:
         """Return the kind of each cell of the compute lane, short gaps within a pass counted as that pass.
@@ -121,7 +132,14 @@ def rank_step(run: Run, rank: int, step: int, labels: Labels, words: Int64Array)
     }
     microbatch = np.full(len(label), -1, np.int64)
     microbatch[named] = int64(spans, "microbatch")[lane.row[named]]
-    return RankStep(lanes={COMPUTE_LANE: compute, **lanes}, kind=labels.kind[label], microbatch=microbatch)
+    forward = named & is_one_of(spans, "kind", FORWARD)[lane.row]
+    return RankStep(
+        lanes={COMPUTE_LANE: compute, **lanes},
+        kind=labels.kind[label],
+        microbatch=microbatch,
+        pair=pairs_of(spans, lane.row),
+        forward=forward,
+    )
 
 
 def _transfers(run: Run, rank: int, rows: Int64Array, lane: Pieces, label: Int64Array) -> Cells:

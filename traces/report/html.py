@@ -27,6 +27,7 @@ _SCRIPTS: Final = (
     "data.js",
     "view.js",
     "lanes.js",
+    "pairs.js",
     "comm.js",
     "follow.js",
     "timeline.js",

@@ -153,6 +153,8 @@ def pack_spans(view: View, pack: Pack, prefix: str) -> int:
         columns[name.removesuffix("_ns")] = smallest((values + tick // 2) // tick)
     columns |= {name: smallest(_timeline_column(view, column)) for name, column in _COLUMNS.items()}
     columns["sequence"] = (_timeline_column(view, "sequence") & NO_SEQUENCE).astype(np.uint32)
+    if any(done.pair.any() for done in view.done.values()):
+        columns["pair"] = smallest(_pairs(view))
     for name, values in columns.items():
         pack.add(f"{prefix}.{name}", values)
     return tick
@@ -167,6 +169,15 @@ def _timeline_column(view: View, column: str) -> NDArray[np.int64]:
         named = cells.row >= 0
         values[named] = whole[rank][cells.row[named]]
         parts.append(values)
+    return np.concatenate(parts)
+
+
+def _pairs(view: View) -> NDArray[np.int64]:
+    """Return the pair of passes that each cell belongs to, 0 for none, as for all communication."""
+    parts = []
+    for step, rank, cells in view.cells():
+        done = view.done[step, rank]
+        parts.append(done.pair if cells is done.compute else np.zeros(len(cells.row), np.int64))
     return np.concatenate(parts)
 
 

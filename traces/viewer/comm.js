@@ -31,9 +31,9 @@ function drawTransfer(g, slot, i, colour, y, height) {
   const clip = t => Math.max(view.left, Math.min(right, toX(t)));
   const moves = run.start[i] + run.waited[i] * run.tick_ns;
   const [x0, xm, x1] = [clip(run.start[i]), clip(moves), clip(run.end[i])];
-  g.fillStyle = colour;
+  g.fillStyle = mix(colour, surface().bg, 0.45);
   if (xm - x0 > 0.5) {
-    g.fillRect(x0, y + height / 2 - 0.6, xm - x0, 1.2);
+    g.fillRect(x0, y + height / 2 - 0.5, xm - x0, 1);
     g.fillRect(x0, y, 1, height);
   }
   if (x1 <= xm) return;

@@ -67,7 +67,7 @@ function unpackRun(info, columns) {
   const own = name => columns[info.key + '.' + name];
   const run = {
     ...info, ptr: own('ptr'), description: own('label'), microbatch: own('microbatch'), layer: own('layer'),
-    chunk: own('chunk'), peer: own('peer'), sequence: own('sequence'), waited: own('waited'), hidden: own('hidden'),
+    chunk: own('chunk'), peer: own('peer'), sequence: own('sequence'), waited: own('waited'), hidden: own('hidden'), pair: own('pair'),
     overviewBins: own('overview'), step: info.default_step,
   };
   const gap = own('gap');

@@ -6,8 +6,9 @@ const pipelineOf = slot => slot.run.rows[slot.row].pipeline;
 function toggleFollow(hit) {
   view.follow = null;
   if (!hit) return;
-  const { slot, lane, index, first } = hit;
+  const { slot, lane, index } = hit;
   const run = slot.run;
+  const first = hit.half ?? hit.first;
   if (lane > 0) {
     const { group } = labelOf(run, index);
     if (run.sequence[index] !== NO_SEQUENCE) {

@@ -57,8 +57,10 @@ function drawCompute(g, slot, y, height) {
   const [low, high] = laneRange(run, row, 0);
   const small = new Columns(g, y, height);
   const paint = { g, slot, run, y, height, small };
-  let i = cellStart(run, firstEndingAfter(run, low, high, view.t0), low, high);
+  let i = drawnFrom(run, firstEndingAfter(run, low, high, view.t0), low, high);
   while (i < high && run.start[i] < view.t1) {
+    const until = wholePair(run, i, high);
+    if (until >= i) { drawPair(paint, i, until); i = until + 1; continue; }
     if (isState(run.kind[i])) { drawState(paint, i); i++; continue; }
     const last = cellEnd(run, i, high);
     drawCell(paint, i, last, 0);
@@ -136,6 +138,9 @@ function cellStart(run, i, low, high) {
 function drawnAround(run, row, i) {
   const [low, high] = laneRange(run, row, 0);
   const alone = { first: i, last: i, level: 2 };
+  const from = pairStart(run, i, low);
+  const until = wholePair(run, from, high);
+  if (until >= from) return { first: from, last: until, level: 0, halves: halvesOf(run, from, until) };
   let first = cellStart(run, i, low, high);
   if (isState(run.kind[first])) return alone;
   let last = cellEnd(run, first, high);
@@ -174,12 +179,7 @@ function drawWork(paint, i, j, level) {
   small.flush();
   const dimmed = isDimmed(slot, i);
   g.globalAlpha = dimmed ? 0.16 : 1;
-  g.fillStyle = flatColour(KINDS[kind]);
-  g.fillRect(x0, y, x1 - x0, height);
-  if (run.n_chunks > 1 && run.chunk[i] > 0) {
-    g.fillStyle = mix(flatColour(KINDS[kind]), '#ffffff', 0.55);
-    g.fillRect(x0, y, x1 - x0, Math.max(2, height * 0.2 * run.chunk[i] / (run.n_chunks - 1)));
-  }
+  fillWork(paint, i, x0, x1);
   const solid = i < j ? drawStrip(paint, i, j, x0, x1) - y : height;
   if (x1 - x0 > 3) {
     g.fillStyle = surface().bg;
@@ -192,6 +192,15 @@ function drawWork(paint, i, j, level) {
   }
   if (!dimmed) drawWorkLabel(g, run, i, level, x0, x1, y, solid >= 12 ? solid : height);
   g.globalAlpha = 1;
+}
+
+/** Fill a cell with the colour of span i; a light band on top says which part of the model on this rank. */
+function fillWork({ g, run, y, height }, i, x0, x1) {
+  g.fillStyle = flatColour(KINDS[run.kind[i]]);
+  g.fillRect(x0, y, x1 - x0, height);
+  if (run.n_chunks <= 1 || run.chunk[i] <= 0) return;
+  g.fillStyle = mix(flatColour(KINDS[run.kind[i]]), '#ffffff', 0.55);
+  g.fillRect(x0, y, x1 - x0, Math.max(2, height * 0.2 * run.chunk[i] / (run.n_chunks - 1)));
 }
 
 /** Draw the idle time within a cell as hatched strips at its foot, each as tall as its share of the cell; return their top. */
@@ -213,8 +222,8 @@ function drawStrip({ g, run, y, height }, i, j, x0, x1) {
 
 /** Write the longest of a few labels that fits into a cell. */
 function drawWorkLabel(g, run, i, level, x0, x1, y, height) {
-  const room = x1 - x0 - 5;
-  if (room < 6 || height < 12) return;
+  const room = x1 - x0 - 3;
+  if (room < 6 || height < 11) return;
   const size = Math.min(13, Math.max(9, height * 0.5));
   g.fillStyle = inkOn(flatColour(KINDS[run.kind[i]]));
   g.textAlign = 'center';
@@ -237,7 +246,7 @@ function workLabels(run, i, level) {
   if (level === 0) {
     if (batch < 0) return [[kind.label, 1], [kind.letter, 1]];
     const widest = '0'.repeat(run.n_digits);
-    return [[`${kind.letter} ${batch}`, 1, `${kind.letter} ${widest}`], [`${batch}`, 1, widest], [`${batch}`, 0.77, widest]];
+    return [[`${kind.letter} ${batch}`, 1, `${kind.letter} ${widest}`], [`${batch}`, 1, widest], [`${batch}`, 0.77, widest], [`${batch}`, 0.66, widest]];
   }
   const layer = run.layer[i] >= 0 ? `L${run.layer[i]}` : '';
   const name = level === 2 ? labelOf(run, i).name : '';

@@ -52,8 +52,16 @@ function fillLegend() {
     if (!kinds.length) continue;
     children.push(element('span', { class: 'group' }, title), ...kinds.map(legendButton));
   }
+  if (RUNS.some(run => run.pair)) children.push(pairLegend());
   children.push(element('span', { class: 'note' }, META.legend_note + (RUNS.some(run => run.n_chunks > 1) ? ' A light band on top of a cell: a later part of the model on the same rank.' : '')));
   $('#legend').replaceChildren(...children);
+}
+
+/** Return the entry of the legend for cells that are split in two. */
+function pairLegend() {
+  const [above, below] = ['forward', 'backward'].map(name => colours().compute[name]);
+  const swatch = element('span', { class: 'swatch', style: { background: `linear-gradient(${above} 50%, ${below} 50%)` } });
+  return element('span', { class: 'pair' }, swatch, 'Pair: forward above, backward below, computed in turns');
 }
 
 function legendButton(kind) {

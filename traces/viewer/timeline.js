@@ -59,21 +59,29 @@ function drawRow(g, slot, index) {
   textWithin(g, slot.label, 8, wide ? top + offset + 7 : middle, room, { size: 12.5, weight: 600 });
   if (wide) textWithin(g, slot.sub, 8, top + offset + 23, narrow() ? room : room - 24, { size: 11, colour: surface().muted });
   drawCompute(g, slot, top + offset, height);
-  for (let lane = 1; lane < lanes.length; lane++) {
-    const [y, tall] = view.lanes[lane];
-    drawCommunication(g, slot, lane, top + y, tall);
-    if (tall >= 5 && !narrow() && lanes[lane].label !== lanes[lane - 1].label) {
-      text(g, lanes[lane].label, view.left - 5, top + y + tall / 2 + 0.5, {
-        align: 'right', size: Math.min(9, tall + 2), colour: axisColour(lanes[lane].axis),
-      });
-    }
-  }
+  for (let lane = 1; lane < lanes.length; lane++) drawCommunication(g, slot, lane, top + view.lanes[lane][0], view.lanes[lane][1]);
+  if (!narrow()) drawLaneNames(g, lanes, top);
   const lastOfPair = index + 1 === view.slots.length || view.slots[index + 1].rank !== slot.rank;
   if (RUNS.length === 1 || lastOfPair) {
     g.fillStyle = RUNS.length > 1 ? surface().line : surface().grid;
     g.fillRect(0, top + view.rowHeight - 1, view.width, RUNS.length > 1 ? 2 : 1);
   }
   if (!narrow()) drawShares(g, slot, top + offset, height);
+}
+
+/** Name the lanes beside a row: each where there is room for it, else those of one axis together. */
+function drawLaneNames(g, lanes, top) {
+  const together = view.lanes.length > 1 && view.lanes[1][1] < 8;
+  const same = (a, b) => lanes[a].label === lanes[b].label || (together && lanes[a].axis && lanes[a].axis === lanes[b].axis);
+  for (let first = 1, last; first < lanes.length; first = last + 1) {
+    last = first;
+    while (last + 1 < lanes.length && same(first, last + 1)) last++;
+    const from = view.lanes[first][0];
+    const tall = view.lanes[last][0] + view.lanes[last][1] - from;
+    if (tall < 5) continue;
+    const words = lanes[first].label === lanes[last].label ? lanes[first].label : lanes[first].label.split(' ')[0];
+    text(g, words, view.left - 5, top + from + tall / 2 + 0.5, { align: 'right', size: Math.min(9, tall + 2), colour: axisColour(lanes[first].axis) });
+  }
 }
 
 /** Draw what a row's step is made of; the parts fill the bar exactly. */

@@ -16,7 +16,9 @@ function hitAt(x, y) {
   const kind = lane ? slot.run.lanes[lane].kind : slot.run.kind[index];
   if (view.hide.has(kind)) return null;
   const drawn = lane ? { first: index, last: index, level: 2 } : drawnAround(slot.run, slot.row, index);
-  return { slot, lane, index, ...drawn };
+  const [top, height] = view.lanes[lane];
+  const half = drawn.halves && drawn.halves[inside - top < height / 2 ? 0 : 1];
+  return { slot, lane, index, half, ...drawn };
 }
 
 /** Return the title and the lines of the tooltip of a hit: [title, [[what, value], ...], note]. */
@@ -29,6 +31,7 @@ function describeHit(hit) {
     ['time', `${formatMoment(run.start[first])} → ${formatMoment(run.end[last])}`],
     ['duration', `${formatTime(length, 3)} (${formatShare(length / stepOf(run).rows[slot.row].window_ns)} of the step)`],
   ];
+  if (hit.halves) return describePair(hit, where, lines);
   if (lane > 0) return describeTransfer(run, slot, first, where, lines);
   const kind = KINDS[run.kind[first]];
   if (kind.group === 'state') return [`${kind.label} · ${where}`, lines, kind.meaning];
