@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from traces.layout import Group
 
+_Meetings = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+"""Distinct pairs of a group and a peer, and for each span which of them it names."""
+
 
 class Expander:
     """Gives ranks the spans of their representatives.
@@ -28,6 +31,7 @@ class Expander:
         for group in groups:
             for rank in group.ranks:
                 self._of_rank[rank][group.axis].append(group)
+        self._distinct: tuple[pa.Table, _Meetings] | None = None
 
     def expand(self, spans: pa.Table, source: int, rank: int) -> pa.Table:
         """Return *spans* of rank *source* as those of *rank*.
@@ -36,10 +40,8 @@ class Expander:
         are several); a peer becomes the rank as many places further in that group, which is a ring. Where
         the groups are unknown, a group becomes -1 and a peer keeps its distance.
         """
-        n_spans = spans.num_rows
-        group = spans["group"].to_numpy()
-        peer = spans["peer"].to_numpy()
-        new_group = np.full(n_spans, -1, np.int32)
+        group, peer, row_of = self._meetings(spans)
+        new_group = np.full(len(group), -1, np.int32)
         new_peer = np.where(peer >= 0, peer + (rank - source), -1).astype(np.int32)
         for ours, theirs in self._pairs(source, rank):
             rows = group == ours.id
@@ -48,11 +50,22 @@ class Expander:
             turn = theirs.ranks.index(rank) - ours.ranks.index(source)
             new_peer[moved] = _turned(ours.ranks, theirs.ranks, turn)[peer[moved]]
         changed = {
-            "rank": pa.array(np.full(n_spans, rank, np.int32)),
-            "group": pa.array(new_group),
-            "peer": pa.array(new_peer),
+            "rank": pa.array(np.full(spans.num_rows, rank, np.int32)),
+            "group": pa.array(new_group[row_of]),
+            "peer": pa.array(new_peer[row_of]),
         }
         return pa.table([changed.get(name, spans[name]) for name in spans.column_names], schema=spans.schema)
+
+    def _meetings(self, spans: pa.Table) -> _Meetings:
+        """Return which groups and peers are named together; remembered for the table that was asked last."""
+        known = self._distinct
+        if known is None or known[0] is not spans:
+            pairs = np.stack([spans["group"].to_numpy(), spans["peer"].to_numpy()]).astype(np.int64)
+            codes, row_of = np.unique((pairs[0] << 32) + pairs[1], return_inverse=True)
+            low = (codes & 0xFFFFFFFF).astype(np.uint32).astype(np.int32)
+            meetings = ((codes - low) >> 32).astype(np.int32), low, row_of
+            known = self._distinct = spans, meetings
+        return known[1]
 
     def _pairs(self, source: int, rank: int) -> list[tuple[Group, Group]]:
         """Return the groups of *source*, each with the corresponding group of *rank*."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +31,10 @@ __all__ = ["INFO_KEY", "Run", "SpanWriter", "open_run", "write_info", "write_run
 
 RUN_ENTRIES: Final = frozenset({"run.json", SPANS, "ranks", "memory.arrow", "links.arrow"})
 """What a run directory is made of; anything else in it belongs to the user."""
+
+
+WRITERS: Final = 2
+"""Files that are written at once."""
 
 
 def write_run(
@@ -61,8 +68,9 @@ def write_run(
             fresh = Path(scratch) / "run"
             (fresh / SPANS).mkdir(parents=True)
             (fresh / "run.json").write_text(info.to_json(), encoding="utf-8")
-            for table in tables:
-                _write_spans(fresh / SPANS, _checked_ranks(table, info.world_size))
+            with _Files() as files:
+                for table in tables:
+                    _write_spans(files, fresh / SPANS, _checked_ranks(table, info.world_size))
             if memory is not None:
                 _write_table(fresh / "memory.arrow", memory)
             _swap(fresh, target, Path(scratch) / "old")
@@ -115,17 +123,39 @@ def _checked_memory(memory: pa.Table) -> pa.Table:
         raise TimelineError(f"not memory over time: {error}") from error
 
 
-def _write_spans(folder: Path, spans: pa.Table) -> None:
+def _write_spans(files: _Files, folder: Path, spans: pa.Table) -> None:
     """Write one file per rank."""
     rank = spans["rank"].to_numpy()
     if (np.diff(rank) < 0).any():
         spans = spans.take(np.argsort(rank, kind="stable"))
         rank = spans["rank"].to_numpy()
     spans = spans.unify_dictionaries().combine_chunks()
-    ranks, starts = np.unique(rank, return_index=True)
-    ends = np.append(starts[1:], len(rank))
-    for r, start, end in zip(ranks, starts, ends, strict=True):
-        _write_table(folder / f"rank-{r:05d}.arrow", spans.slice(start, end - start))
+    starts = np.flatnonzero(np.diff(rank, prepend=-1))
+    for start, end in pairwise([*starts.tolist(), len(rank)]):
+        files.write(folder / f"rank-{rank[start]:05d}.arrow", spans.slice(start, end - start))
+
+
+class _Files:
+    """Writes tables while the next ones are being made: compressing them takes no part of the interpreter."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WRITERS)
+        self._waiting: deque[Future[None]] = deque()
+
+    def write(self, path: Path, table: pa.Table) -> None:
+        """Have *table* written to *path* soon. Raises OSError, ArrowException for one before it."""
+        self._waiting.append(self._pool.submit(_write_table, path, table))
+        while len(self._waiting) > 2 * WRITERS:  # so that few tables are held
+            self._waiting.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            for written in self._waiting:
+                written.result()
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
