@@ -13,6 +13,7 @@ from traces.errors import RunError
 from traces.findings import findings
 from traces.gaps import gaps
 from traces.kernels import kernel_groups
+from traces.roots import roots
 from traces.run import Run
 from traces.stragglers import stragglers
 from traces.whatif import what_if
@@ -32,7 +33,8 @@ def analysis(
     Keys:
         findings: what the run loses, in words, dearest first.
         collectives: bandwidths by kind, axis and size.
-        stragglers: who makes whom wait.
+        stragglers: who comes last, and makes others wait.
+        roots: whose own work is at the root of that: who comes last may have waited itself.
         gaps: why devices were idle.
         kernels: compute by group.
         critical_path: of the step of median length: length, what it is made of, and by kind how long it
@@ -51,6 +53,7 @@ def analysis(
         "findings": [one.to_dict() for one in said],
         "collectives": bandwidths(run, limit_bytes_per_s=limit_bytes_per_s)[:MOST_ROWS],
         "stragglers": [one.to_dict() for one in stragglers(run)[:MOST_ROWS]],
+        "roots": [one.to_dict() for one in roots(run)[:MOST_ROWS]],
         "gaps": gaps(run)[:MOST_ROWS],
         "kernels": kernel_groups(run)[:MOST_ROWS],
         "critical_path": {

@@ -8,10 +8,10 @@ from typing import Any, Final
 from traces.collectives import bandwidths
 from traces.errors import RunError
 from traces.gaps import gaps
+from traces.held_up import held_up
 from traces.metrics import breakdown, summarize
 from traces.report.format import format_si, format_time
 from traces.run import Run
-from traces.stragglers import stragglers
 from traces.whatif import what_if
 
 LEAST_SHARE: Final = 0.005
@@ -98,19 +98,8 @@ def findings(
 
 
 def _waiting(run: Run, window_s: float) -> list[tuple[str, str, float]]:
-    """Say who makes whom wait: the worst rank of each axis."""
-    said, seen = [], set()
-    for one in stragglers(run):
-        if one.axis in seen:
-            continue
-        seen.add(one.axis)
-        whom = "1 other" if one.n_others == 1 else f"{one.n_others} others"
-        text = (
-            f"rank {one.rank} comes last at {one.n_last:,} of {one.n_joined:,} {one.axis} communications and "
-            f"makes {whom} wait, most in {one.worst_kind}"
-        )
-        said.append((f"waiting:{one.axis}", text, one.caused_ns / 1e9 / window_s))
-    return said
+    """Say whom ranks wait for: those at the root, not those that come last because they wait themselves."""
+    return [(one.what, one.text, one.cost_ns / 1e9 / window_s) for one in held_up(run)]
 
 
 def _unlike(run: Run) -> list[tuple[str, str, float]]:
@@ -128,7 +117,8 @@ def _unlike(run: Run) -> list[tuple[str, str, float]]:
             one = next(iter(slowdowns))
             worst.append(f"{name} {one} ({slowdowns[one]:.2f})")
     text = (
-        f"like operations take unlike times (slowdown {found.slowdown:.2f}), most of all {', '.join(worst)}"
+        f"like operations take unlike times, {found.slowdown:.2f} times as long as if they were equal, "
+        f"most of all {', '.join(worst)}"
     )
     return [("unlike", text, 1 - 1 / found.slowdown)]
 

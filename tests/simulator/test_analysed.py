@@ -13,6 +13,8 @@ from simulator.variation import Variation
 from traces.collectives import bandwidths, bus_factor, collectives
 from traces.compare import compare
 from traces.critical_path import critical_path
+from traces.held_up import held_up
+from traces.roots import roots
 from traces.stragglers import stragglers
 
 LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}
@@ -79,3 +81,25 @@ def test_a_faster_link_is_the_cause_that_compare_finds() -> None:
     by_tp = sum(ns for name, ns in moved.items() if name.startswith("exposed:tp"))
     assert by_tp < 0
     assert abs(by_tp) > 0.8 * sum(map(abs, moved.values()))
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank"),
+    [
+        ({"dp": 8, "sharding": "ddp"}, 5),
+        ({"dp": 8, "sharding": "fsdp"}, 2),
+        ({"tp": 4, "dp": 2}, 6),
+        ({"pp": 4, "global_batch": 16}, 1),
+        ({"pp": 2, "tp": 2, "dp": 2}, 3),
+        ({"pp": 4, "dp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2, "model": "llama2-7b"}, 2),
+    ],
+    ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else None,
+)
+def test_the_straggler_is_the_root_of_the_waiting(layout: dict[str, object], rank: int) -> None:
+    """Whatever waits for whom along whichever axes: the first to be named is slow, and by how much."""
+    job = replace(job_of(**layout), variation=Variation(stragglers=f"{rank}:1.4"))
+    run = simulate(job, folded=False).run
+    found = roots(run)
+    assert found[0].rank == rank
+    assert found[0].by_cause["compute"] > 0.9 * found[0].caused_ns
+    assert held_up(run)[0].text.startswith(f"rank {rank} computes 1.")

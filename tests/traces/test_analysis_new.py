@@ -92,8 +92,10 @@ def test_the_late_rank_is_named_with_what_it_costs(tmp_path: Path) -> None:
     (one,) = stragglers(run)
     assert (one.rank, one.n_last, one.n_others, one.caused_ns, one.longest_ns) == (1, 1, 3, 60 * MS, 20 * MS)
     worst = findings(run, usd_per_gpu_hour=2.0)[0]
-    assert worst.what == "waiting:dp"
-    assert worst.text.startswith("rank 1 comes last at 1 of 1 dp communications and makes 3 others wait")
+    assert worst.what == "held up:1"
+    assert worst.text.startswith(
+        "rank 1 computes 3.00 times as long as the other ranks: 3 others wait for it, most along dp"
+    )
     assert worst.share == pytest.approx(60 / 128)
     assert worst.usd_per_hour == pytest.approx(8 * 60 / 128)
 
@@ -126,7 +128,7 @@ def test_only_what_is_in_averaged_steps_is_held_against_them(tmp_path: Path) -> 
     (one,) = stragglers(run)
     assert (one.rank, one.n_last, one.n_joined, one.caused_ns) == (1, 3, 3, 6 * MS)
     assert len(collectives(run)) == 5
-    (waits,) = (found for found in findings(run) if found.what == "waiting:dp")
+    (waits,) = (found for found in findings(run) if found.what == "held up:1")
     assert waits.share == pytest.approx(0.1)
     assert waits.cost_s == pytest.approx(1e-3)
     assert sum(row["count"] for row in bandwidths(run, averaged=True)) == 3
@@ -314,7 +316,7 @@ def test_the_analysis_is_json_and_the_verb_prints_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["analyze", str(tmp_path / "run"), "--json", "--gpu-hour", "2"])
     assert json.loads(done.output)["findings"][0]["usd_per_hour"] == pytest.approx(3.75)
     shown = CliRunner().invoke(main, ["analyze", str(tmp_path / "run")])
-    assert "rank 1 comes last at 1 of 1 dp" in shown.output
+    assert "rank 1 computes 3.00 times as long" in shown.output
 
 
 @pytest.mark.parametrize("fixture", ["pipeline_run", "recorded_pipeline_run", "fsdp_run", "many_ranks_run"])

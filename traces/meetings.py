@@ -1,0 +1,176 @@
+"""The waits of ranks for one another, with what each of the two did since they last met.
+
+Only waiting counts in which a rank neither computes nor moves data. Of several communications that it waits
+for at once, the one that lets it go last has the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from traces.activity import UNNAMED_AXIS, states, sweep, window_state
+from traces.arrivals import arrivals
+from traces.columns import Int64Array, int64, is_one_of, labels
+from traces.metrics import averaged_steps, breakdown, step_times_ns
+from traces.replay_work import instances
+from traces.run import Run
+from traces.windows import windows
+
+CAUSES: Final = ("compute", "transfer", "other")
+"""What a rank can have done longer than those that wait for it; ``other`` is host work and launches."""
+
+
+class Did(NamedTuple):
+    """What one rank did: times at which that changes, and before each the ns of ``CAUSES`` and of waiting."""
+
+    point_ns: Int64Array
+    before_ns: Int64Array
+
+    def between(self, since: Int64Array, until: Int64Array) -> Int64Array:
+        """Return the ns of each cause and of waiting between pairs of moments; shape ``(n, 4)``."""
+        low, high = (np.searchsorted(self.point_ns, t) for t in (since, np.maximum(until, since)))
+        return self.before_ns[np.minimum(high, len(self.before_ns) - 1)] - self.before_ns[low]
+
+
+class Waits(NamedTuple):
+    """Waits of one rank for another, by the time at which they end; shape ``(n_waits,)``.
+
+    ``since_ns`` and ``late_since_ns`` are when each of the two left their last meeting before.
+    """
+
+    rank: Int64Array
+    late: Int64Array
+    axis: Int64Array
+    until_ns: Int64Array
+    waited_ns: Int64Array
+    since_ns: Int64Array
+    late_since_ns: Int64Array
+
+
+def followed(run: Run, names: Sequence[str]) -> tuple[dict[int, Did], Waits]:
+    """Return what each rank did, and its waits, along which of the axes *names*, and since when."""
+    did: dict[int, Did] = {}
+    whole = run.spans()
+    instance, rank_of = instances(whole), int64(whole, "rank")
+    start = int64(whole, "start_ns")
+    end = start + int64(whole, "duration_ns")
+    blocked_ns = np.zeros(len(start), np.int64)
+    last = start.copy()
+    for rank in run.stored_ranks:
+        rows = np.flatnonzero(rank_of == rank)
+        last[rows] = arrivals(run).last_ns[rank]
+        did[rank], blocked_ns[rows] = _rank(run, rank, last[rows])
+    rows = np.flatnonzero(instance >= 0)
+    rows = rows[np.lexsort((start[rows], instance[rows]))]
+    edges = np.append(np.flatnonzero(np.diff(instance[rows], prepend=-1)), len(rows))
+    groups = [rows[a:b] for a, b in pairwise(edges.tolist()) if b - a > 1]
+    found = _met(run, groups, _Spans(start, end, rank_of, blocked_ns))
+    found = found[np.lexsort((start[found[:, 0]], start[found[:, 1]]))]
+    row, late_row = found[:, 0], found[:, 1]
+    return did, Waits(
+        rank=rank_of[row],
+        late=rank_of[late_row],
+        axis=_axes(whole, names)[row],
+        until_ns=start[late_row],
+        waited_ns=blocked_ns[row],
+        since_ns=found[:, 2],
+        late_since_ns=found[:, 3],
+    )
+
+
+class _Spans(NamedTuple):
+    """Columns of all spans; ``blocked_ns`` is how long the rank waits for it and does nothing else."""
+
+    start_ns: Int64Array
+    end_ns: Int64Array
+    rank: Int64Array
+    blocked_ns: Int64Array
+
+
+def _met(run: Run, groups: list[NDArray[np.intp]], spans: _Spans) -> Int64Array:
+    """Return the waits: row, row of the late one, and when each left their last meeting; shape ``(n, 4)``.
+
+    *groups* are the rows of each communication by arrival. A meeting counts if it was over when the one that
+    waits came; before the first, the two met at the start of their first step.
+    """
+    place = {rank: i for i, rank in enumerate(run.stored_ranks)}
+    at = [np.array([place[rank] for rank in spans.rank[rows].tolist()]) for rows in groups]
+    first = {window.rank: window.start_ns for window in reversed(windows(run))}
+    left = np.repeat(np.array([first.get(rank, 0) for rank in place], np.int64)[:, None], len(place), axis=1)
+    over = [int(spans.end_ns[rows].max()) for rows in groups]
+    ended = sorted(range(len(groups)), key=over.__getitem__)
+    asked = [
+        (int(spans.start_ns[row]), number, k)
+        for number, rows in enumerate(groups)
+        for k, row in enumerate(rows[:-1].tolist())
+        if spans.blocked_ns[row] and at[number][k] != at[number][-1]
+    ]
+    found = np.empty((len(asked), 4), np.int64)
+    done = 0
+    for i, (arrived, number, k) in enumerate(sorted(asked)):
+        while done < len(ended) and over[ended[done]] <= arrived:
+            members = at[ended[done]]
+            left[np.ix_(members, members)] = spans.end_ns[groups[ended[done]]][:, None]
+            done += 1
+        own, late = at[number][k], at[number][-1]
+        found[i] = groups[number][k], groups[number][-1], left[own, late], left[late, own]
+    return found
+
+
+def _rank(run: Run, rank: int, last: Int64Array) -> tuple[Did, Int64Array]:
+    """Return what *rank* did, and for each of its spans how long it waited for it and did nothing else."""
+    swept = sweep(run, rank)
+    table = run.spans([rank])
+    start = int64(table, "start_ns")
+    state = swept.state.copy()
+    for window in windows(run):
+        if window.rank == rank:
+            state[swept.inside(window)] = window_state(run, swept, window)
+    kind = np.array([_column(name) for name in states(run)], np.int64)[state]
+    length = np.diff(swept.point_ns)
+    before = np.zeros((len(swept.point_ns), len(CAUSES) + 1), np.int64)
+    before[np.arange(1, len(before)), kind] = length
+    np.cumsum(before, axis=0, out=before)
+    waits = np.flatnonzero((last > start) & is_one_of(table, "category", ("collective", "p2p")))
+    sends = is_one_of(table, "kind", ("send",))[waits]
+    waits = waits[np.lexsort((~sends, last[waits]))]  # the one that lets go last is painted last
+    holder = np.full(len(length), -1, np.int64)
+    low, high = (np.searchsorted(swept.point_ns, t[waits]) for t in (start, last))
+    for row, a, b in zip(waits.tolist(), low.tolist(), high.tolist(), strict=True):
+        holder[a:b] = row
+    counted = (holder >= 0) & (kind == len(CAUSES)) & _in_averaged(run, rank, swept.point_ns)
+    blocked = np.zeros(len(start), np.int64)
+    np.add.at(blocked, holder[counted], length[counted])
+    return Did(swept.point_ns, before), blocked
+
+
+def _axes(whole: pa.Table, names: Sequence[str]) -> Int64Array:
+    """Return the number of each span's axis in *names*; of spans without one, anything."""
+    codes, found = labels(whole, "axis")
+    number = np.array(
+        [names.index(name or UNNAMED_AXIS) if (name or UNNAMED_AXIS) in names else 0 for name in found]
+    )
+    return number[codes].astype(np.int64)
+
+
+def _column(state: str) -> int:
+    """Return what a state of ``traces.activity`` counts as: an index into ``CAUSES``, behind them waiting."""
+    head = state.partition(":")[0]
+    return {"compute": 0, "exposed": 1, "other": 2}.get(head, len(CAUSES))
+
+
+def _in_averaged(run: Run, rank: int, point_ns: Int64Array) -> NDArray[np.bool_]:
+    """Return which intervals between *point_ns* lie in steps that averages are over."""
+    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
+    inside = np.zeros(len(point_ns) - 1, np.bool_)
+    for window in windows(run):
+        if window.rank == rank and window.step in averaged:
+            low, high = np.searchsorted(point_ns, (window.start_ns, window.end_ns))
+            inside[low:high] = True
+    return inside

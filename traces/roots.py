@@ -1,0 +1,163 @@
+"""Whose own work makes ranks wait: waiting is followed back, from who came last to what held that rank up.
+
+A rank that comes last at a collective need not be slow: it may have waited itself. For every wait, what the
+two ranks did since they last met is compared. By what the late one computed, moved or did otherwise longer,
+it is the cause; by what it waited longer, the cause is whoever it waited for, and so on. This is the delay
+analysis of Böhme, Geimer, Wolf and Arnold, "Identifying the Root Causes of Wait States in Large-Scale
+Parallel Applications", ICPP 2010: the shares of a wait add up to it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.activity import axes
+from traces.meetings import CAUSES, Did, Waits, followed
+from traces.metrics import represented
+from traces.run import Run
+
+Floats = NDArray[np.float64]
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """One rank as the root of waiting.
+
+    Attributes:
+        rank: whose work takes longer.
+        caused_ns: waiting of all ranks that leads back to it.
+        direct_ns: the part in which it came last itself; in the rest others came last because of it.
+        by_cause: ``caused_ns`` by what it did longer, one of ``CAUSES``.
+        by_axis: ``caused_ns`` by the axis along which others waited.
+        by_rank: ``caused_ns`` by the stored rank that waits.
+    """
+
+    rank: int
+    caused_ns: int
+    direct_ns: int
+    by_cause: Mapping[str, int]
+    by_axis: Mapping[str, int]
+    by_rank: Mapping[int, int]
+
+    @property
+    def waiting_ranks(self) -> tuple[int, ...]:
+        """The other stored ranks that wait for it in earnest: those with a tenth or more of the most."""
+        most = max((ns for rank, ns in self.by_rank.items() if rank != self.rank), default=0)
+        return tuple(rank for rank, ns in self.by_rank.items() if rank != self.rank and 0 < most <= ns * 10)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        said = asdict(self)
+        return said | {"by_rank": {str(rank): ns for rank, ns in self.by_rank.items()}}
+
+
+def roots(run: Run) -> list[Root]:
+    """Return the ranks at the root of waiting, those that cause most first; kept with the run.
+
+    Waiting of folded ranks counts as often as they stand for one. Waiting for a rank that is not in the run
+    is nobody's. Steps that averages leave out do not count.
+    """
+    return run.derived(_roots)
+
+
+def _roots(run: Run) -> list[Root]:
+    named = axes(run)
+    did, waits = followed(run, named)
+    if not len(waits.rank):
+        return []
+    stored = run.stored_ranks
+    blame, direct = _traced(
+        waits, *_shares(did, waits), {rank: i for i, rank in enumerate(stored)}, len(named)
+    )
+    weight = represented(run)
+    scale = np.array([weight[rank] for rank in stored], np.float64)
+    found = []
+    for i, rank in enumerate(stored):
+        caused = blame[i, :, : len(stored)] * scale
+        along = blame[i, :, len(stored) :].sum(axis=0)
+        if (total := float(caused.sum())) >= 1:
+            along *= total / along.sum()
+            found.append(
+                Root(
+                    rank=rank,
+                    caused_ns=round(total),
+                    direct_ns=round(float(direct[i] @ scale)),
+                    by_cause=_rounded(CAUSES, caused.sum(axis=1)),
+                    by_axis=_rounded(named, along),
+                    by_rank=_rounded(stored, caused.sum(axis=0)),
+                )
+            )
+    return sorted(found, key=lambda one: -one.caused_ns / weight[one.rank])
+
+
+def _rounded(keys: Sequence[Key], values: Floats) -> dict[Key, int]:
+    """Return *values* by key in whole ns, without those that are none."""
+    return {key: round(ns) for key, ns in zip(keys, values.tolist(), strict=True) if round(ns)}
+
+
+def _shares(did: dict[int, Did], waits: Waits) -> tuple[Floats, Floats]:
+    """Return of each wait the shares that are the late rank's own, by cause, and the share it passes on."""
+    late = np.zeros((len(waits.rank), len(CAUSES) + 1), np.int64)
+    own = late.copy()
+    for rank, one in did.items():
+        rows = np.flatnonzero(waits.late == rank)
+        late[rows] = one.between(waits.late_since_ns[rows], waits.until_ns[rows])
+        rows = np.flatnonzero(waits.rank == rank)
+        own[rows] = one.between(waits.since_ns[rows], waits.until_ns[rows])
+    own[:, -1] -= waits.waited_ns
+    longer = np.maximum(late - own, 0).astype(np.float64)
+    total = longer.sum(axis=1)
+    nothing = total == 0  # clocks or rounding: the last to come has it
+    longer[nothing, len(CAUSES) - 1] = total[nothing] = 1.0
+    shares = longer / total[:, None]
+    return shares[:, :-1], shares[:, -1]
+
+
+def _traced(
+    waits: Waits, shares: Floats, passed_on: Floats, place: Mapping[int, int], n_axes: int
+) -> tuple[Floats, Floats]:
+    """Return the waiting that leads back to each rank, and what of it is direct.
+
+    Waits are gone through from the last to the first. What a wait passes on is spread over the earlier waits
+    of the late rank since the two met, by their lengths.
+
+    Returns:
+        ns by root, cause and waiting rank, behind the ranks by axis, shape ``(n, 3, n + n_axes)``; ns by root
+        and waiting rank that waits for the root itself, shape ``(n, n)``.
+    """
+    n = len(place)
+    blame, direct = np.zeros((n, len(CAUSES), n + n_axes)), np.zeros((n, n))
+    of_rank = {rank: np.flatnonzero(waits.rank == rank) for rank in place}
+    until = {rank: waits.until_ns[rows] for rank, rows in of_rank.items()}
+    sums = {rank: np.append(0, np.cumsum(waits.waited_ns[rows])) for rank, rows in of_rank.items()}
+    turn = {rank: len(rows) for rank, rows in of_rank.items()}
+    carried = np.zeros((n, n + n_axes))  # by rank: what its waits have to carry, per ns of their length
+    ends: defaultdict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(n + n_axes))
+    for row in range(len(waits.rank) - 1, -1, -1):
+        rank, late, waited = int(waits.rank[row]), int(waits.late[row]), float(waits.waited_ns[row])
+        me, other = place[rank], place[late]
+        turn[rank] -= 1
+        load = carried[me] * waited
+        if (rank, turn[rank]) in ends:
+            carried[me] -= ends.pop((rank, turn[rank]))
+        load[[me, n + waits.axis[row]]] += waited
+        low = int(np.searchsorted(until[late], waits.late_since_ns[row], side="right"))
+        high = min(int(np.searchsorted(until[late], waits.until_ns[row], side="right")), turn[late])
+        length = sums[late][high] - sums[late][low] if high > low else 0
+        own = shares[row]
+        if passed_on[row] > 0 and not length:  # it waited for nobody that is known
+            own = own + np.array([0.0, 0.0, passed_on[row]])
+        elif passed_on[row] > 0:
+            rate = load * (passed_on[row] / length)
+            carried[other] += rate
+            ends[late, low] += rate
+        blame[other] += own[:, None] * load
+        direct[other, me] += own.sum() * waited
+    return blame, direct
