@@ -132,17 +132,22 @@ def simulate(
     changes = changes_of(job)
     factors = _straggler_factors(job, network)
     special = sorted({*factors, *ranks_of(changes)})
-    program = build(job, network, compute, folded=folded, groups=groups, special=special)
+
+    def program_of(*, folded: bool) -> Program:
+        alone = special if folded else ()
+        return build(job, network, compute, folded=folded, groups=groups, special=alone)
+
+    program = program_of(folded=folded)
     if expanded and program.uneven:
         folded = False
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
-        program = build(job, network, compute, folded=False, groups=groups)
+        program = program_of(folded=False)
     program = replace(program, duration_ns=straggling(program, factors))
+    stands_for = representatives(job.layout, special) if folded else None
     needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
     runner = choose(engine, program.n_tasks, tell, **needs)
-    tell(f"running {program.n_tasks:,} tasks")
-    stands_for = representatives(job.layout, special) if folded else None
     above = uplinks(program, network, groups, stands_for) if hasattr(runner, "watched") else None
+    tell(f"running {program.n_tasks:,} tasks")
     spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
@@ -158,7 +163,8 @@ def simulate(
     if job.variation.is_random:
         tell(f"drawing {job.variation.samples} steps")
         sampler = choose(engine, program.n_tasks * job.variation.samples, tell, **needs)
-        drawn = sampler.Clock(program, changes) if above is None else sampler.Clock(program, changes, above)
+        with_links = {} if above is None else {"above": above}
+        drawn = sampler.Clock(program, changes, **with_links)
         summary["step_time_distribution"] = _distribution(job, program, stands_for, drawn)
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
