@@ -65,7 +65,7 @@ def record(
     if is_merge:
         _merge(command, output, as_json=as_json)
         return
-    from tracer.finish import finish
+    from tracer.finish import finish, why_it_failed
     from tracer.launch import launch
     from tracer.launched import is_one_of_many
 
@@ -78,18 +78,18 @@ def record(
     if is_one_of_many():  # the others may not have ended, and no rank knows when
         context.exit(status)
     summary = finish(path.absolute()) if path.is_dir() else None
+    why = why_it_failed(path) if status and path.is_dir() else []
     if as_json:
-        click.echo(
-            json.dumps(
-                {"run": str(path), "exit_status": status, "recorded": summary is not None, **(summary or {})}
-            )
-        )
+        told = {"run": str(path), "exit_status": status, "recorded": summary is not None, "failure": why}
+        click.echo(json.dumps({**told, **(summary or {})}))
     elif summary is None:
         began = (path / "ranks").is_dir()
         reason = "it ended too early" if began else NOTHING
         click.echo(f"foretrace: nothing recorded: {reason}", err=True)
     else:
         _show(path, summary)
+    for line in () if as_json else why:
+        click.echo(line, err=True)
     context.exit(status)
 
 

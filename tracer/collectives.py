@@ -117,6 +117,7 @@ class CollectiveHook:
             storages=() if tensor.is_cuda else tuple(map(_address, operator.outputs(args))),
         )
         session.sink.put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
+        session.issued.note(communication)
         return communication
 
     @staticmethod

@@ -14,8 +14,10 @@ from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
 from tracer.kernels import KERNELS, KINETO
 from traces.errors import TraceError
+from traces.hang import hang
 from traces.info import RunInfo
 from traces.metrics import summarize
+from traces.mismatch import mismatches
 from traces.store import open_run, write_info
 from traces.timeline import MEMORY
 
@@ -45,6 +47,17 @@ def finish(path: Path) -> dict[str, Any] | None:
     except TraceError:  # a full disk: the sidecars of the ranks say what run.json would
         pass
     return summary
+
+
+def why_it_failed(path: Path) -> list[str]:
+    """Return what is known of why the training in *path* hung or died: disagreeing ranks, or missing ones."""
+    try:
+        run = open_run(path)
+    except TraceError:
+        run = None
+    if differing := mismatches(path, run):
+        return [f"mismatch {one.text}" for one in differing]
+    return [f"hang {wait.text}" for wait in hang(path, run)]
 
 
 def _kernels(path: Path) -> str | None:

@@ -15,6 +15,7 @@ from tracer import internals
 from tracer.clock import CommonClock, now_ns
 from tracer.completion import Completions
 from tracer.importing import Expectation
+from tracer.issued import Issued
 from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
@@ -106,6 +107,7 @@ class Session:
             flush_s=flush_s,
             has_step=self.window.has_step,
         )
+        self.issued = Issued(path, rank, clock.shift_ns)
         self.lane = Lane(self.position, self.sink.put)
         self.steps = Steps(self)
         self._hooks: list[Hook] = []
@@ -226,6 +228,7 @@ class Session:
             self._removed(hook)
         self.sink.close()
         self._tell_pending(last=True)
+        self.issued.close(is_told=not self._has_failed)
         if self._has_failed:  # and has said so; the disk may have room for what is known of the run
             with suppress(Exception):
                 write_info(self.path, self.info(finished=False), self.rank)

@@ -37,24 +37,35 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
     from traces.findings import findings
     from traces.hang import hang
     from traces.metrics import breakdown, summarize
+    from traces.mismatch import mismatches
     from traces.opening import open_whole
-    from traces.render import show_analysis, show_critical_path, show_findings, show_hang
+    from traces.render import (
+        show_analysis,
+        show_critical_path,
+        show_findings,
+        show_hang,
+        show_mismatches,
+    )
 
     limit = None if bus_limit is None else parse_limit(bus_limit)
     try:
         opened = open_whole(run, partial=partial)
         summary = summarize(opened)
     except RunError:  # it may hang before anything has come to its end
-        if not (stuck := hang(run, None)):
+        stuck, differing = hang(run, None), mismatches(run, None)
+        if not stuck and not differing:
             raise
         if as_json:
-            click.echo(json.dumps({"run": run, "hang": [wait.to_dict() for wait in stuck]}))
+            told = {"hang": [wait.to_dict() for wait in stuck]}
+            click.echo(json.dumps({"run": run, **told, "mismatches": [one.to_dict() for one in differing]}))
         else:
+            show_mismatches(differing)
             show_hang(stuck)
         return
-    stuck = hang(run, opened)
+    stuck, differing = hang(run, opened), mismatches(run, opened)
     if not as_json:
         show_analysis(opened, summary)
+        show_mismatches(differing)
         show_hang(stuck)
         show_findings(findings(opened, gpu_hour, limit_bytes_per_s=limit))
         show_critical_path(opened)
@@ -73,6 +84,7 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
     ]
     document = {"run": run, **summary, "ranks": ranks, "warnings": list(opened.warnings)}
     document["hang"] = [wait.to_dict() for wait in stuck]
+    document["mismatches"] = [one.to_dict() for one in differing]
     click.echo(json.dumps(document | analysis(opened, gpu_hour, limit_bytes_per_s=limit)))
 
 

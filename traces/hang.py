@@ -5,53 +5,19 @@ Out of ``ranks/rank-*.pending.json``, section 7 of docs/timeline-format.md: a ha
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from traces.columns import int64, is_one_of
-from traces.errors import TraceError
 from traces.info import rank_list
+from traces.pending import UNEVEN, Pending, communication, read_pending
 from traces.report.format import format_si, format_time
 from traces.run import Run
-
-P2P: Final = ("send", "recv")
-_LIBRARY: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "/torch/")
-"""Parts of a path that no user's own code has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """What one rank has said about itself.
-
-    Attributes:
-        rank: whose file it is.
-        t_ns: when it was written, on the clock of the run.
-        step: optimizer step that it is in.
-        collectives: by group, how many it has issued.
-        transfers: by group, sender and receiver, how many it has issued its side of.
-        under_way: communications that have begun and not ended, in columns of a timeline.
-        stack: where its main thread is, innermost first.
-    """
-
-    rank: int
-    t_ns: int
-    step: int
-    collectives: Mapping[int, int]
-    transfers: Mapping[tuple[int, int, int], int]
-    under_way: tuple[Mapping[str, Any], ...]
-    stack: tuple[str, ...]
-
-    @property
-    def place(self) -> str:
-        """Where it is in the user's own code, or in whatever code it is in; "" if nobody knows."""
-        own = (frame for frame in self.stack if not any(part in frame for part in _LIBRARY))
-        return next(own, self.stack[0] if self.stack else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +58,7 @@ class Wait:
         if self.step >= 0:
             said += f", step {self.step}"
         if self.mismatch:
-            return f"{said}: the ranks do not agree, {self.mismatch}"
+            return f"{said}: the ranks do not agree, the likely cause: {self.mismatch}"
         if self.missing:
             said += f"; rank {rank_list(self.missing)} {'has' if len(self.missing) == 1 else 'have'} not come"
             at = sorted({place for place in self.places.values() if place})
@@ -108,18 +74,6 @@ class Wait:
         return asdict(self) | {"text": self.text}
 
 
-def read_pending(path: str | Path) -> tuple[list[Pending], list[str]]:
-    """Return what the ranks of the run directory *path* have under way, and which files cannot be read."""
-    found, damaged = [], []
-    folder = Path(path) / "ranks"
-    for file in sorted(folder.glob("rank-*.pending.json")) if folder.is_dir() else ():
-        try:
-            found.append(_pending(json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            damaged.append(f"{file} cannot be read: left out")
-    return found, damaged
-
-
 def waits(pending: Sequence[Pending], run: Run | None) -> list[Wait]:
     """Return the communications that are waited for, what holds up others first.
 
@@ -130,7 +84,7 @@ def waits(pending: Sequence[Pending], run: Run | None) -> list[Wait]:
     issued: dict[tuple[int, int, int, int], dict[int, tuple[Pending, Mapping[str, Any]]]] = defaultdict(dict)
     for one in pending:
         for row in one.under_way:
-            issued[_key(one.rank, row)][one.rank] = (one, row)
+            issued[communication(one.rank, row)][one.rank] = (one, row)
     found = [_wait(key, who, pending, run) for key, who in issued.items()]
     stuck = {rank for wait in found for rank in wait.waiting}
     held_up = {id(wait): bool(set(wait.missing) & stuck) for wait in found}
@@ -143,15 +97,6 @@ def hang(path: str | Path, run: Run | None) -> list[Wait]:
     if run is not None and run.info.finished and not run.missing_ranks:
         return []
     return waits(read_pending(path)[0], run)
-
-
-def _key(rank: int, row: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Return group, sequence, sender and receiver; -1 for both of a collective."""
-    peer = int(row.get("peer", -1))
-    if row["kind"] not in P2P:
-        return int(row["group"]), int(row["sequence"]), -1, -1
-    pair = (rank, peer) if row["kind"] == "send" else (peer, rank)
-    return int(row["group"]), int(row["sequence"]), *pair
 
 
 def _wait(
@@ -220,34 +165,16 @@ def _has_come(rank: int, key: tuple[int, int, int, int], one: Pending | None, ru
 
 
 def _mismatch(who: Mapping[int, tuple[Pending, Mapping[str, Any]]]) -> str:
-    """Say in what the ranks of one collective differ."""
-    said = []
+    """Say in what the ranks of one collective differ: in what they call, or else in its size and type."""
+    said: list[str] = []
     for name in ("kind", "size_bytes", "dtype"):
         values: dict[Any, list[int]] = defaultdict(list)
         for rank, (_, row) in who.items():
             values[row[name]].append(rank)
-        if len(values) > 1:
+        is_uneven = name == "size_bytes" and set(UNEVEN) & {row["kind"] for _, row in who.values()}
+        if len(values) > 1 and not is_uneven:
             parts = (f"{value} on rank {rank_list(ranks)}" for value, ranks in values.items())
             said.append(f"{name}: {', '.join(parts)}")
+        if name == "kind" and said:
+            break
     return "; ".join(said)
-
-
-def _pending(document: Mapping[str, Any]) -> Pending:
-    """Return what a file says; raises what a wrong type raises."""
-    transfers = {(int(g), int(a), int(b)): int(n) for g, a, b, n in document.get("transfers", [])}
-    under_way = tuple(dict(row) for row in document["pending"])
-    for row in under_way:
-        for name in ("group", "sequence", "size_bytes", "step", "start_ns"):
-            int(row[name])
-        for name in ("kind", "axis", "dtype"):
-            if not isinstance(row[name], str):
-                raise TraceError(f"{name} is no text")
-    return Pending(
-        rank=int(document["rank"]),
-        t_ns=int(document["t_ns"]),
-        step=int(document.get("step", -1)),
-        collectives={int(group): int(n) for group, n in document.get("collectives", {}).items()},
-        transfers=transfers,
-        under_way=under_way,
-        stack=tuple(map(str, document.get("stack", []))),
-    )

@@ -14,6 +14,7 @@ from traces.critical_path import GAP, critical_path
 from traces.findings import Finding
 from traces.hang import Wait
 from traces.metrics import Breakdown, breakdown
+from traces.mismatch import Mismatch
 from traces.report.format import format_si, format_time
 from traces.run import Run
 
@@ -89,6 +90,13 @@ def show_hang(waits: Sequence[Wait]) -> None:
     console = Console(highlight=False)
     for wait in waits[:SHOWN_FINDINGS]:
         console.print(f"[red]hang[/] {escape(wait.text)}", soft_wrap=True)
+
+
+def show_mismatches(found: Sequence[Mismatch]) -> None:
+    """Print the communications on which ranks do not agree."""
+    console = Console(highlight=False)
+    for one in found[:SHOWN_FINDINGS]:
+        console.print(f"[red]mismatch[/] {escape(one.text)}", soft_wrap=True)
 
 
 def _counts(summary: Mapping[str, Any]) -> Table:

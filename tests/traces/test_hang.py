@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import main
-from traces.hang import hang, read_pending, waits
+from traces.hang import hang, waits
 from traces.info import RunInfo
 from traces.layout import Group
+from traces.pending import read_pending
 from traces.store import open_run, write_info, write_run
 from traces.timeline import timeline
 

@@ -1,0 +1,81 @@
+"""The last calls of a rank, on disk before each is made."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracer import issued
+from tracer.groups import GroupInfo
+from tracer.issued import SLOT_BYTES, SLOTS, Issued, file_system
+from tracer.records import Block, Communication
+from traces.pending import read_issued, read_pending
+
+
+def call(sequence: int, name: str = "layers.3.mlp", axis: str = "world") -> Communication:
+    """Return an all-reduce."""
+    group = GroupInfo(5, axis, (0, 1))
+    return Communication(
+        "all_reduce", group, sequence, -1, 4000, "fp32", Block(name, 3), (2, -1, -1, 1), sequence
+    )
+
+
+@given(n=st.integers(1, 3 * SLOTS))
+@settings(max_examples=20, deadline=None)
+def test_the_newest_calls_are_kept_in_order(tmp_path_factory: pytest.TempPathFactory, n: int) -> None:
+    path = tmp_path_factory.mktemp("run")
+    ring = Issued(path, 3, 1000)
+    for sequence in range(n):
+        ring.note(call(sequence))
+    (rows,) = read_issued(path).values()  # while it is written, as after a kill
+    assert [row["sequence"] for row in rows] == list(range(max(n - SLOTS, 0), n))
+    assert all(row["issued_ns"] == row["sequence"] + 1000 for row in rows)
+    (one,) = read_pending(path)[0]
+    assert (one.rank, dict(one.collectives)) == (3, {5: n})
+    ring.close(is_told=True)
+    ring.note(call(n))
+    assert read_issued(path) == {}
+
+
+@given(name=st.text(max_size=200), axis=st.text(max_size=200), size=st.integers(0, 2**62))
+@settings(max_examples=50, deadline=None)
+def test_a_line_holds_any_name(
+    tmp_path_factory: pytest.TempPathFactory, name: str, axis: str, size: int
+) -> None:
+    path = tmp_path_factory.mktemp("run")
+    ring = Issued(path, 0, 0)
+    one = call(2**62, name, axis)
+    one.size_bytes = size
+    ring.note(one)
+    assert ring.path.stat().st_size == SLOTS * SLOT_BYTES
+    (row,) = read_issued(path)[0]
+    assert (row["size_bytes"], row["sequence"]) == (size, 2**62)
+    assert str(row["name"]) in name
+    ring.close(is_told=False)
+
+
+def test_half_a_line_is_none(tmp_path: Path) -> None:
+    ring = Issued(tmp_path, 0, 0)
+    for sequence in range(3):
+        ring.note(call(sequence))
+    ring.close(is_told=False)
+    data = bytearray(ring.path.read_bytes())
+    data[SLOT_BYTES + 40 : 2 * SLOT_BYTES - 1] = bytes(SLOT_BYTES - 41)
+    ring.path.write_bytes(data)
+    assert [row["sequence"] for row in read_issued(tmp_path)[0]] == [0, 2]
+
+
+def test_where_another_machine_could_take_the_file_away_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    text = "1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {} rw,relatime shared:1 - nfs4 server:/x rw\n"
+    mounts.write_text(text.format(tmp_path))
+    monkeypatch.setattr(issued, "_MOUNTS", mounts)
+    assert (file_system(tmp_path / "a"), file_system(Path("/etc"))) == ("nfs4", "ext4")
+    ring = Issued(tmp_path, 0, 0)
+    ring.note(call(0))
+    assert not ring.path.exists()
+    assert json.dumps(read_issued(tmp_path)) == "{}"
