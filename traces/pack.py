@@ -20,14 +20,15 @@ _MOST_TICKS: Final = 2**29
 """Ticks of a step: fine enough for a billionth of it, with room in 32 bits."""
 
 _UNSIGNED: Final = (np.uint8, np.uint16, np.uint32)
-_SIGNED: Final = (np.int16, np.int32)
+_SIGNED: Final = (np.int8, np.int16, np.int32)
 
 
 class Pack:
     """Collects named arrays and encodes them together.
 
     Attributes:
-        columns: one ``[name, dtype, byte offset, length]`` per array, what a reader needs to find it again.
+        columns: one ``[name, dtype, byte offset, length]`` per array, what a reader needs to find it again; a
+            fifth item is the value of an array that has one value throughout and takes no bytes.
     """
 
     def __init__(self) -> None:
@@ -38,8 +39,12 @@ class Pack:
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Append *values*, of a type that a browser has: at most 32 bits if whole, 64 if not."""
         data = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+        where = [name, data.dtype.name, self._n_bytes, len(data)]
+        if len(data) > 1 and data[0] == data[-1] and (data == data[0]).all():
+            self.columns.append([*where, data[0].item()])
+            return
         planes = data.view(np.uint8).reshape(len(data), data.itemsize).T
-        self.columns.append([name, data.dtype.name, self._n_bytes, len(data)])
+        self.columns.append(where)
         self._chunks.append(planes.tobytes())
         self._n_bytes += data.nbytes
 
@@ -61,10 +66,18 @@ def decode(columns: Sequence[Sequence[Any]], text: str) -> dict[str, NDArray[Any
     >>> decode(pack.columns, pack.encode())["layer"].tolist()
     [0, 1, 2]
     """
-    data = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8)
+    return taken_apart(columns, gzip.decompress(base64.b64decode(text)))
+
+
+def taken_apart(columns: Sequence[Sequence[Any]], raw: bytes) -> dict[str, NDArray[Any]]:
+    """Return the arrays that ``Pack.raw`` put together, by name."""
+    data = np.frombuffer(raw, np.uint8)
     found = {}
-    for name, dtype, offset, length in columns:
+    for name, dtype, offset, length, *only in columns:
         kind = np.dtype(dtype).newbyteorder("<")
+        if only:
+            found[name] = np.full(length, only[0], kind)
+            continue
         planes = data[offset : offset + length * kind.itemsize].reshape(kind.itemsize, length)
         found[name] = np.ascontiguousarray(planes.T).reshape(-1).view(kind)
     return found
@@ -109,7 +122,7 @@ def smallest(values: NDArray[Any]) -> NDArray[Any]:
     """Return whole *values* in the smallest type that a browser has and that holds them all.
 
     >>> smallest(np.array([0, 70_000])).dtype, smallest(np.array([-1, 7])).dtype
-    (dtype('uint32'), dtype('int16'))
+    (dtype('uint32'), dtype('int8'))
     """
     if not len(values):
         return values.astype(np.uint8)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from traces.pack import Pack, decode, smallest, tick_ns, to_ticks
 
-DTYPES = ("uint8", "int16", "uint16", "int32", "uint32", "float64")
+DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "float64")
 
 
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 100), max_size=9)), max_size=7))
@@ -28,6 +28,14 @@ def test_high_bytes_that_are_equal_cost_little() -> None:
     pack = Pack()
     pack.add("time", np.random.default_rng(0).integers(0, 256, 10_000).astype(np.uint32))
     assert len(pack.encode()) < 1.4 * 10_000  # one noisy byte of four, in base64
+
+
+def test_an_array_of_one_value_costs_no_bytes() -> None:
+    pack = Pack()
+    pack.add("peer", np.full(1000, -1, np.int8))
+    pack.add("layer", np.arange(3, dtype=np.uint8))
+    assert len(pack.raw()) == 3
+    assert decode(pack.columns, pack.encode())["peer"].tolist() == [-1] * 1000
 
 
 def test_equal_arrays_give_equal_text() -> None:

@@ -15,7 +15,7 @@ from traces import serving_runs
 from traces.errors import RunError, ServeError
 from traces.info import RunInfo
 from traces.metrics import breakdown
-from traces.pack import Pack
+from traces.pack import Pack, taken_apart
 from traces.report.document import document
 from traces.run import Run
 from traces.serving import Server, page
@@ -46,13 +46,8 @@ class Client:
         status, body = self.get(path)
         assert status == 200
         length = int.from_bytes(body[:4], "little")
-        found, data = json.loads(body[4 : 4 + length]), np.frombuffer(body[4 + length :], np.uint8)
-        columns = {}
-        for name, dtype, offset, n in found.get("columns", ()):
-            size = np.dtype(dtype).itemsize
-            planes = data[offset : offset + n * size].reshape(size, n)
-            columns[name] = np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
-        return found, columns
+        found = json.loads(body[4 : 4 + length])
+        return found, taken_apart(found.get("columns", ()), body[4 + length :])
 
 
 @pytest.fixture(scope="module")

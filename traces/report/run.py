@@ -35,6 +35,9 @@ def run_entry(view: View, kinds: Kinds, pack: Pack, key: str, label: str) -> dic
         "label": label,
         "origin": run.info.origin,
         "n_chunks": 1 + max(int(int64(run.spans([r]), "virtual_stage").max(initial=0)) for r in view.rows),
+        "most_microbatch": max(
+            (int(done.microbatch.max(initial=0)) for done in view.done.values()), default=0
+        ),
         "tick_ns": pack_spans(view, pack, key),
         "rows": list(rows.entries),
         "row_of": list(rows.row_of),

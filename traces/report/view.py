@@ -22,8 +22,11 @@ from traces.windows import windows
 MOST_CELLS: Final = 3_000_000
 """Cells that a page holds, gaps included: 20 MB if no two durations are equal, far less where they repeat."""
 
-NO_SEQUENCE: Final = 2**32 - 1
+NO_SEQUENCE: Final = -1
 """Sequence number on the page of a span that has none."""
+
+_LARGEST_SEQUENCE: Final = 2**31 - 1
+"""Numbers that a page has for sequences; they begin again after it."""
 
 _COLUMNS: Final = {"microbatch": "microbatch", "layer": "layer", "chunk": "virtual_stage", "peer": "peer"}
 """Columns of the page that are columns of the timeline."""
@@ -152,7 +155,8 @@ def pack_spans(view: View, pack: Pack, prefix: str) -> int:
         values = np.concatenate([getattr(part, name) for _, _, part in cells])
         columns[name.removesuffix("_ns")] = smallest((values + tick // 2) // tick)
     columns |= {name: smallest(_timeline_column(view, column)) for name, column in _COLUMNS.items()}
-    columns["sequence"] = (_timeline_column(view, "sequence") & NO_SEQUENCE).astype(np.uint32)
+    sequence = _timeline_column(view, "sequence")
+    columns["sequence"] = smallest(np.where(sequence < 0, NO_SEQUENCE, sequence & _LARGEST_SEQUENCE))
     if any(done.pair.any() for done in view.done.values()):
         columns["pair"] = smallest(_pairs(view))
     for name, values in columns.items():

@@ -4,7 +4,8 @@ let critical = null;   // {row, start, end}: pieces of the path, one after the o
 
 /** Take the pieces of the critical path from the columns of a document. */
 function useCritical(columns) {
-  critical = columns['critical.row'] ? { row: columns['critical.row'], start: columns['critical.start'], end: columns['critical.end'] } : null;
+  const [row, start, end] = ['row', 'start', 'end'].map(name => columns.whole(`critical.${name}`));
+  critical = row ? { row, start, end } : null;
 }
 
 /** Fill the list of what the step loses, with a bar for the share of each. */

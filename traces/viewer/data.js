@@ -1,6 +1,9 @@
 // The spans: gzip'd little-endian columns, sorted by (step, row, lane, start).
 
-const TYPED = { uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array, float64: Float64Array };
+const TYPED = {
+  uint8: Uint8Array, int8: Int8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array, float64: Float64Array,
+};
+const PER_CELL = ['description', 'microbatch', 'layer', 'chunk', 'peer', 'sequence', 'waited', 'hidden', 'pair'];
 let [META, KINDS, NAMES, LABELS] = [{ runs: [] }, [], [], []];
 const isState = kind => KINDS[kind].group === 'state';
 let RUNS = [];
@@ -19,16 +22,11 @@ async function embeddedBytes() {
 function useDocument(meta, bytes) {
   META = meta;
   [KINDS, NAMES, LABELS, THEMES] = [meta.kinds, meta.names, meta.labels, meta.palette];
-  const columns = columnsOf(meta, bytes);
-  ratios = { a: columns['ratio.a'], b: columns['ratio.b'], kind: columns['ratio.kind'] };
+  const columns = new ColumnStore(meta, bytes);
+  ratios = { a: columns.whole('ratio.a'), b: columns.whole('ratio.b'), kind: columns.whole('ratio.kind') };
   useCritical(columns);
-  [linksUsed, linkPixels.image] = [columns['links.used'], null];
+  [linksUsed, linkPixels.image] = [columns.whole('links.used'), null];
   RUNS = meta.runs.map(info => unpackRun(info, columns));
-}
-
-/** Return the columns of a document by name. */
-function columnsOf(meta, bytes) {
-  return Object.fromEntries(meta.columns.map(([name, type, offset, length]) => [name, joined(bytes, TYPED[type], offset, length)]));
 }
 
 /** Decode base64. */
@@ -40,66 +38,89 @@ function fromBase64(text) {
   return bytes;
 }
 
-/** Put a column together that is stored byte by byte: all lowest bytes, then the next ones. */
-function joined(bytes, Type, offset, length) {
-  const size = Type.BYTES_PER_ELEMENT;
-  const plane = byte => bytes.subarray(offset + byte * length, offset + (byte + 1) * length);
-  if (size === 1) return plane(0).slice();
-  const found = new Type(length);
-  if (size === 2) {
-    const [low, high] = [plane(0), plane(1)];
-    for (let i = 0; i < length; i++) found[i] = low[i] | high[i] << 8;
-  } else if (size === 4) {
-    const [a, b, c, d] = [plane(0), plane(1), plane(2), plane(3)];
-    for (let i = 0; i < length; i++) found[i] = a[i] | b[i] << 8 | c[i] << 16 | d[i] << 24;
-  } else {
-    const raw = new Uint8Array(found.buffer);
-    for (let byte = 0; byte < size; byte++) {
-      const from = plane(byte);
-      for (let i = 0, to = byte; i < length; i++, to += size) raw[to] = from[i];
-    }
+/** The columns of a document, by name. */
+class ColumnStore {
+  constructor(meta, bytes) {
+    this.known = new Map(meta.columns.map(([name, type, offset, length, only]) => [name, { bytes, Type: TYPED[type], offset, length, only }]));
   }
-  return found;
+
+  /** Return a column as a typed array; undefined where the document has none of that name. */
+  whole(name) {
+    const column = this.known.get(name);
+    if (!column) return undefined;
+    const found = new column.Type(column.length);
+    putTogether(column, 0, column.length, found, 0);
+    return found;
+  }
 }
 
-/** Return a run with its spans unpacked: absolute times in nanoseconds from the start of their step. */
+/**
+ * Put the values [from, to) of a column together, as the values of `into` from `at` on. A column is stored as all lowest
+ * bytes, then the next ones; one of which all values are alike as that value.
+ */
+function putTogether({ bytes, offset, length, only }, from, to, into, at) {
+  const n = to - from;
+  if (only !== undefined) { into.fill(only, at, at + n); return; }
+  const size = into.BYTES_PER_ELEMENT;
+  if (size === 1) { into.set(bytes.subarray(offset + from, offset + to), at); return; }
+  if (size === 2) {
+    for (let i = 0, low = offset + from, high = low + length; i < n; i++) into[at + i] = bytes[low + i] | bytes[high + i] << 8;
+    return;
+  }
+  const raw = new Uint8Array(into.buffer, into.byteOffset);
+  for (let byte = 0; byte < size; byte++) {
+    const plane = offset + byte * length + from;
+    for (let i = 0, where = at * size + byte; i < n; i++, where += size) raw[where] = bytes[plane + i];
+  }
+}
+
+/** Return a run; its spans are unpacked lane by lane when they are asked for, most of a large run never. */
 function unpackRun(info, columns) {
-  const own = name => columns[info.key + '.' + name];
-  const run = {
-    ...info, ptr: own('ptr'), description: own('label'), microbatch: own('microbatch'), layer: own('layer'),
-    chunk: own('chunk'), peer: own('peer'), sequence: own('sequence'), waited: own('waited'), hidden: own('hidden'), pair: own('pair'),
-    overviewBins: own('overview'), step: info.default_step,
-  };
-  const gap = own('gap');
-  const ticks = own('duration');
-  run.start = new Float64Array(gap.length);
-  run.end = new Float64Array(gap.length);
-  for (let lane = 0; lane + 1 < run.ptr.length; lane++) {
-    let tick = 0;
-    for (let i = run.ptr[lane]; i < run.ptr[lane + 1]; i++) {
-      tick += gap[i];
-      run.start[i] = tick * info.tick_ns;
-      tick += ticks[i];
-      run.end[i] = tick * info.tick_ns;
-    }
+  const own = name => columns.known.get(`${info.key}.${name}`);
+  const whole = name => columns.whole(`${info.key}.${name}`);
+  const run = { ...info, ptr: whole('ptr'), overviewBins: whole('overview'), step: info.default_step, columns: {} };
+  const cells = own('gap').length;
+  for (const name of PER_CELL) {
+    const column = own(name === 'description' ? 'label' : name);
+    if (!column) continue;
+    run[name] = new column.Type(cells);
+    run.columns[name] = column;
   }
-  run.memory = info.memory.map(series => ({
-    ...series, t: own('memory.t').subarray(series.from, series.to), bytes: own('memory.bytes').subarray(series.from, series.to),
-  }));
-  run.kind = new Uint8Array(gap.length);
-  const kinds = Uint8Array.from(LABELS, label => label[0]);
-  let most = 0;
-  for (let i = 0; i < gap.length; i++) {
-    run.kind[i] = kinds[run.description[i]];
-    if (run.microbatch[i] > most) most = run.microbatch[i];
-  }
-  run.n_digits = String(most).length;
+  Object.assign(run.columns, { gap: own('gap'), duration: own('duration') });
+  run.start = new Float64Array(cells);
+  run.end = new Float64Array(cells);
+  run.kind = new Uint8Array(cells);
+  run.kindOfLabel = Uint8Array.from(LABELS, label => label[0]);
+  run.unpacked = new Uint8Array(run.ptr.length - 1);
+  const [t, bytes] = [whole('memory.t'), whole('memory.bytes')];
+  run.memory = info.memory.map(series => ({ ...series, t: t.subarray(series.from, series.to), bytes: bytes.subarray(series.from, series.to) }));
+  run.n_digits = String(info.most_microbatch).length;
   return run;
+}
+
+/** Unpack one lane of one row in one step: absolute times in nanoseconds from the start of the step, and words. */
+function unpackLane(run, lane) {
+  run.unpacked[lane] = 1;
+  const [from, to] = [run.ptr[lane], run.ptr[lane + 1]];
+  for (const name of PER_CELL) if (run.columns[name]) putTogether(run.columns[name], from, to, run[name], from);
+  const [gap, duration] = ['gap', 'duration'].map(name => {
+    const found = new run.columns[name].Type(to - from);
+    putTogether(run.columns[name], from, to, found, 0);
+    return found;
+  });
+  for (let i = from, tick = 0; i < to; i++) {
+    tick += gap[i - from];
+    run.start[i] = tick * run.tick_ns;
+    tick += duration[i - from];
+    run.end[i] = tick * run.tick_ns;
+    run.kind[i] = run.kindOfLabel[run.description[i]];
+  }
 }
 
 /** Return the range of spans of one lane of one row in the chosen step. */
 function laneRange(run, row, lane) {
   const cell = (run.step * run.rows.length + row) * run.lanes.length + lane;
+  if (!run.unpacked[cell]) unpackLane(run, cell);
   return [run.ptr[cell], run.ptr[cell + 1]];
 }
 
@@ -110,16 +131,6 @@ function firstEndingAfter(run, low, high, t) {
     if (run.end[middle] <= t) low = middle + 1; else high = middle;
   }
   return low;
-}
-
-/** Return the nanoseconds of [from, to) in which a row computes. */
-function computeWithin(run, row, from, to) {
-  const [low, high] = laneRange(run, row, 0);
-  let total = 0;
-  for (let i = firstEndingAfter(run, low, high, from); i < high && run.start[i] < to; i++) {
-    if (!isState(run.kind[i])) total += Math.min(to, run.end[i]) - Math.max(from, run.start[i]);
-  }
-  return total;
 }
 
 /** Return whether two spans of the compute lane belong to one cell: same phase, micro-batch and model chunk. */

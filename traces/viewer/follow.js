@@ -19,7 +19,7 @@ function toggleFollow(hit) {
   }
 }
 
-const NO_SEQUENCE = 0xffffffff;
+const NO_SEQUENCE = -1;
 
 /** Draw the path of what is followed. */
 function drawFollowed(g) {

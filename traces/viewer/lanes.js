@@ -230,7 +230,7 @@ function drawWorkLabel(g, run, i, level, x0, x1, y, height) {
   g.textBaseline = 'middle';
   for (const [text, scale, widest] of workLabels(run, i, level)) {
     g.font = `600 ${size * scale}px ${FONT}`;
-    if (g.measureText(widest || text).width > room) continue;
+    if (g.measureText(widest || text).width > room + (scale < 0.7 ? 1.5 : 0)) continue;
     g.fillText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
     return;
   }

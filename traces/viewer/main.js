@@ -2,6 +2,8 @@
 
 /** Draw every canvas from the present view. */
 function drawAll() {
+  cancelAnimationFrame(frame);
+  frame = 0;
   layoutView();
   drawTimeline();
   drawOverlay();

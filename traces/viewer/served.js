@@ -67,7 +67,7 @@ async function loadOverview() {
     META.findings = meta.findings;
     fillFindings();
     if (!meta.overview || stepOf(RUNS[0]).step !== step) return;
-    keepOverview(meta.overview, columnsOf(meta, bytes)['a.overview'], step);
+    keepOverview(meta.overview, new ColumnStore(meta, bytes).whole('a.overview'), step);
     $('#overview-section').hidden = false;
     requestDraw();
   } finally {

@@ -94,7 +94,7 @@ function fitSteps() {
 let frame = 0;
 /** Draw before the next frame, once, however often it is asked for. */
 function requestDraw() {
-  if (!frame) frame = requestAnimationFrame(() => { frame = 0; drawAll(); });
+  if (!frame) frame = requestAnimationFrame(drawAll);
 }
 
 /** Set a canvas to a size in CSS pixels and return its context, scaled for the screen. */
