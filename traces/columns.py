@@ -47,3 +47,19 @@ def factorized(*keys: NDArray[np.integer]) -> Int64Array:
             low, width = 0, len(values)
         number = np.unique(number * width + (key - low), return_inverse=True)[1].astype(np.int64)
     return number
+
+
+def occurrence(key: Int64Array) -> Int64Array:
+    """Return for each row how many rows before it have the same key.
+
+    >>> occurrence(np.array([7, 7, 3, 7])).tolist()
+    [0, 1, 0, 2]
+    """
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    is_first = np.ones(len(key), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    first = np.maximum.accumulate(np.where(is_first, np.arange(len(key)), 0))
+    nth = np.empty(len(key), np.int64)
+    nth[order] = np.arange(len(key)) - first
+    return nth

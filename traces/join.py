@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from traces.arrivals import arrivals
-from traces.columns import Int64Array, factorized, int64, is_one_of, labels
+from traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
 from traces.run import Run
 from traces.windows import windows
 
@@ -148,7 +148,7 @@ def _pieces(ours: pa.Table, theirs: pa.Table) -> Int64Array:
     a_count, b_count = (np.bincount(part, minlength=len(key)) for part in (key[:n_ours], key[n_ours:]))
     is_cut_alike = (a_count == b_count) | (a_count == 0) | (b_count == 0)
     one_by_one = is_cut_alike[key] | ~is_one_of(both, "category", ("compute",))
-    nth = np.concatenate([_occurrence(key[:n_ours]), _occurrence(key[n_ours:])])
+    nth = np.concatenate([occurrence(key[:n_ours]), occurrence(key[n_ours:])])
     return factorized(key, np.where(one_by_one, nth, 0))
 
 
@@ -173,22 +173,6 @@ def _known_to_both(value: Int64Array, sort_of_span: Int64Array, n_ours: int) -> 
     ours = np.bincount(sort_of_span[:n_ours], is_known[:n_ours], n_sorts)
     theirs = np.bincount(sort_of_span[n_ours:], is_known[n_ours:], n_sorts)
     return np.where(((ours > 0) & (theirs > 0))[sort_of_span], value, -1)
-
-
-def _occurrence(key: Int64Array) -> Int64Array:
-    """Return for each row how many rows before it have the same key.
-
-    >>> _occurrence(np.array([7, 7, 3, 7])).tolist()
-    [0, 1, 0, 2]
-    """
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    is_first = np.ones(len(key), np.bool_)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    first = np.maximum.accumulate(np.where(is_first, np.arange(len(key)), 0))
-    nth = np.empty(len(key), np.int64)
-    nth[order] = np.arange(len(key)) - first
-    return nth
 
 
 def _paired(ours: pa.Table, theirs: pa.Table) -> pa.Table:

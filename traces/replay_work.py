@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from traces.activity import PASSES
-from traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels
+from traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels, occurrence
 from traces.errors import RunError
 from traces.run import Run
 
@@ -19,17 +21,23 @@ class Work:
 
     Attributes:
         rank, step, stage: where each span belongs.
+        microbatch, chunk, layer: of a pass or transfer; -1 unknown.
         what: index into ``names``: kind of pass, or operation and axis of a communication.
         names: what the spans are.
         start_ns, end_ns: as recorded.
         instance: number of the communication that a span takes part in, -1 if none.
         work_ns: duration; of a communication, from the last arrival to the end, which may be negative.
         is_communication: whether it moves data.
+        is_transfer: whether it moves data from one stage to another.
+        like: number that spans share which do the same work: operation, part of the model, size.
     """
 
     rank: Int64Array
     step: Int64Array
     stage: Int64Array
+    microbatch: Int64Array
+    chunk: Int64Array
+    layer: Int64Array
     what: Int64Array
     names: tuple[str, ...]
     start_ns: Int64Array
@@ -37,6 +45,8 @@ class Work:
     instance: Int64Array
     work_ns: Int64Array
     is_communication: BoolArray
+    is_transfer: BoolArray
+    like: Int64Array
 
 
 def collected(run: Run) -> tuple[Work, BoolArray]:
@@ -63,18 +73,22 @@ def collected(run: Run) -> tuple[Work, BoolArray]:
     np.maximum.at(latest, instance[joined], start[joined])
     last[joined] = latest[instance[joined]]
     what, names = _what(table)
-    stage = int64(table, "stage")
     work = Work(
-        int64(table, "rank"),
-        int64(table, "step"),
-        stage,
-        what,
-        names,
-        start,
-        end,
-        instance,
-        end - last,
-        communication,
+        rank=int64(table, "rank"),
+        step=int64(table, "step"),
+        stage=int64(table, "stage"),
+        microbatch=int64(table, "microbatch"),
+        chunk=int64(table, "virtual_stage"),
+        layer=int64(table, "layer"),
+        what=what,
+        names=names,
+        start_ns=start,
+        end_ns=end,
+        instance=instance,
+        work_ns=end - last,
+        is_communication=communication,
+        is_transfer=is_one_of(table, "category", ("p2p",)),
+        like=_like(table, what, line),
     )
     return work, line
 
@@ -101,22 +115,46 @@ def _what(table: pa.Table) -> tuple[Int64Array, tuple[str, ...]]:
     """Return what each span is: its kind, with the axis of a collective, the direction of a transfer."""
     kinds, kind_names = labels(table, "kind")
     axes, axis_names = labels(table, "axis")
-    categories, category_names = labels(table, "category")
-    names, spelled = labels(table, "name")
+    codes, spelled = labels(table, "name")
+    p2p = is_one_of(table, "category", ("p2p",))
     rank, peer = int64(table, "rank"), int64(table, "peer")
     upward = (peer > rank) == is_one_of(table, "kind", ("send",))
-    found: dict[str, int] = {}
-    what = np.empty(len(rank), np.int64)
-    for row in range(len(rank)):
-        said = kind_names[kinds[row]]
-        if category_names[categories[row]] == "p2p":
-            told = spelled[names[row]].partition("-")[0]
-            direction = told if told in {"forward", "backward"} else "forward" if upward[row] else "backward"
-            said = f"{said} {direction}"
-        elif axis_names[axes[row]]:
-            said = f"{said} {axis_names[axes[row]]}"
-        what[row] = found.setdefault(said, len(found))
-    return what, tuple(found)
+    said = np.array([_DIRECTIONS.get(name.partition("-")[0], 0) for name in spelled], np.int64)[codes]
+    direction = np.where(p2p, np.where(said > 0, said, np.where(upward, 1, 2)), 0)
+    key = factorized(direction, kinds, np.where(p2p, 0, axes))
+    _, first = np.unique(key, return_index=True)
+    names = []
+    for row in first.tolist():
+        more = ("", "forward", "backward")[direction[row]] or axis_names[axes[row]]
+        names.append(f"{kind_names[kinds[row]]} {more}".strip())
+    return _numbered(key, names)
+
+
+_DIRECTIONS: Final = {"forward": 1, "activations": 1, "backward": 2, "gradients": 2}
+"""First words in the names of transfers that say their direction: 1 to the next stage, 2 back."""
+
+
+def _numbered(key: Int64Array, names: list[str]) -> tuple[Int64Array, tuple[str, ...]]:
+    """Return *key* with numbers of equal *names* made one, and the names."""
+    distinct = tuple(dict.fromkeys(names))
+    return np.array([distinct.index(name) for name in names], np.int64)[key], distinct
+
+
+def _like(table: pa.Table, what: Int64Array, line: BoolArray) -> Int64Array:
+    """Return a number that spans share which do the same: in each layer, the n-th of a name in a pass.
+
+    Names count without their digits, so that layers are alike. Communication is alike if it is as large.
+    """
+    codes, names = labels(table, "name")
+    plain = [re.sub(r"\d+", "#", name) for name in names]
+    distinct = list(dict.fromkeys(plain))
+    part = np.array([distinct.index(name) for name in plain], np.int64)[codes]
+    layer = int64(table, "layer")
+    part = np.where(line & (layer[line] >= 0).any(), part, -1)  # passes that are one span each are alike
+    place = ("rank", "step", "microbatch", "virtual_stage")
+    nth = occurrence(factorized(*(int64(table, name) for name in place), what, part, layer))
+    size = np.where(is_one_of(table, "category", ("collective", "p2p")), int64(table, "size_bytes"), 0)
+    return factorized(what, part, np.where(part >= 0, nth, 0), size)
 
 
 def by_place(work: Work) -> list[Int64Array]:

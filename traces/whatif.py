@@ -116,8 +116,8 @@ def _ideal(played: Replay, actual: FloatArray) -> FloatArray:
     """Return the duration of each span if it were like all others that do the same."""
     ideal = actual.copy()
     work = played.work
-    for code in np.unique(work.what):
-        rows = work.what == code
+    order = np.argsort(work.like, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(work.like[order])) + 1):
         ideal[rows] = np.median(actual[rows]) if work.is_communication[rows].any() else actual[rows].mean()
     return ideal
 

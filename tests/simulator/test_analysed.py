@@ -16,6 +16,7 @@ from traces.critical_path import critical_path
 from traces.held_up import held_up
 from traces.roots import roots
 from traces.stragglers import stragglers
+from traces.whatif import scaled, what_if
 
 LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}
 
@@ -103,3 +104,36 @@ def test_the_straggler_is_the_root_of_the_waiting(layout: dict[str, object], ran
     assert found[0].rank == rank
     assert found[0].by_cause["compute"] > 0.9 * found[0].caused_ns
     assert held_up(run)[0].text.startswith(f"rank {rank} computes 1.")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pp": 4, "global_batch": 16},
+        {"pp": 2, "tp": 2, "dp": 2},
+        {"pp": 4, "schedule": "interleaved-1f1b", "virtual_stages": 2},
+        {"pp": 4, "schedule": "zb-h1"},
+    ],
+    ids=lambda layout: str(layout.get("schedule", len(layout))),
+)
+def test_a_pipeline_played_again_follows_the_rules_that_made_it(layout: dict[str, object]) -> None:
+    """Without the recorded delays only dependencies are left: those of the simulator, to 1 %."""
+    job = job_of(**layout)
+    found = what_if(simulate(job, folded=False).run)
+    assert found.delay_slowdown == pytest.approx(1.0, abs=0.01)
+    slow = replace(job, variation=Variation(stragglers="1:1.4"))
+    run = simulate(slow, folded=False).run
+    uneven = what_if(run)
+    assert uneven.delay_slowdown == pytest.approx(1.0, abs=0.01)
+    assert next(iter(uneven.by_worker)) == 1
+    assert scaled(run, {"forward": 1.0})[0] == pytest.approx(uneven.step_time_s, rel=1e-9)
+
+
+def test_a_replay_with_faster_forward_passes_is_what_the_simulator_says() -> None:
+    """Stragglers of factor 0.5 everywhere: all compute in half the time, played again or simulated."""
+    job = job_of(pp=4, global_batch=16)
+    run = simulate(job, folded=False).run
+    half = replace(job, variation=Variation(stragglers=",".join(f"{rank}:0.5" for rank in range(4))))
+    factors = dict.fromkeys(("forward", "backward", "optimizer"), 0.5)
+    expected = simulate(half, folded=False).summary["step_time_s"]
+    assert scaled(run, factors)[0] == pytest.approx(expected, rel=0.02)
