@@ -70,6 +70,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "simulator.what_if.cli",
             "Browse runs and play with layouts, in a browser on this machine.",
         ),
+        "config": ("simulator.configs.cli", "Read the configuration of another tool, or write one for it."),
         "search": ("simulator.search.cli", "The best layouts of a model on a machine, each simulated."),
         "goodput": ("simulator.goodput.cli", "Days and dollars of a training when machines fail."),
         "memory": ("simulator.memory.cli", "Does a job fit, which rank is fullest, what would make it fit."),

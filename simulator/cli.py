@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,17 @@ SHOWN_STAGES: Final = 8
 
 
 @click.command()
-@click.argument("file", metavar="[RUN.TOML]", required=False, type=click.Path(dir_okay=False))
+@click.argument("file", metavar="[CONFIG]", required=False, type=click.Path())
 @job_settings_options
 @click.option(
     "--config", type=click.Path(dir_okay=False), help="The same as RUN.TOML; flags override what it says."
+)
+@click.option(
+    "--from",
+    "files",
+    multiple=True,
+    type=click.Path(),
+    help="Another file of settings beside CONFIG, of any tool; several complete each other.",
 )
 @click.option(
     "--like",
@@ -76,6 +83,7 @@ def simulate(
     report: str | None,
     *,
     file: str | None,
+    files: tuple[str, ...],
     like_run: str | None,
     calibration: str | None,
     picture: bool | None,
@@ -84,12 +92,15 @@ def simulate(
 ) -> None:
     """Predict one training step of a layout: time, memory, timeline.
 
-    Settings are flags, or keys of a RUN.TOML that flags override:
+    Settings are flags, or those of a CONFIG that flags override: a run.toml, or what another tool has
+    (DeepSpeed, Accelerate, Megatron-LM, torchtitan, nanotron; foretrace config shows how it is read).
 
         foretrace simulate --model llama3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4
         --global-batch 1024 --seq-len 8192 -o runs/llama
 
         foretrace simulate run.toml --tp 4
+
+        foretrace simulate ds_config.json --model llama2-7b --cluster dgx-a100 --gpus 8
 
         foretrace simulate --like runs/recorded --cluster dgx-h100 --gpus 512
     """
@@ -97,13 +108,17 @@ def simulate(
 
     if file is not None and config is not None:
         raise click.UsageError(f"{file} and --config {config}: give one file of settings")
-    config = file if file is not None else config
+    configs = [one for one in (file if file is not None else config, *files) if one is not None]
     if report is not None:
         _check_folder(report)
     given = {name: value for name, value in flags.items() if value is not None}
-    if like_run is not None and config is not None:
-        raise click.UsageError(f"--like {like_run} and {config}: give one of them")
-    job = _job_like(like_run, given) if like_run is not None else _job(config, given)
+    if like_run is not None and configs:
+        raise click.UsageError(f"--like {like_run} and {configs[0]}: give one of them")
+    read: list[dict[str, Any]] = []
+    if like_run is not None:
+        job = _job_like(like_run, given)
+    else:
+        job, read = _job(configs, given)
     if calibration is not None:
         job = _calibrated(job, calibration)
     console = Console(stderr=True, quiet=as_json)
@@ -117,18 +132,31 @@ def simulate(
 
         write_report(report, simulation.run)
     if as_json:
-        click.echo(json.dumps(_document(simulation, output, report)))
+        click.echo(json.dumps(_document(simulation, output, report) | {"configs": read}))
     else:
+        _show_read(read)
         _show(simulation, output, report, picture=picture)
 
 
-def _job(config: str | None, given: dict[str, Any]) -> Job:
-    """Return the job that flags and a file of settings describe."""
-    from simulator.config import job_from, read_config
+def _job(configs: Sequence[str], given: dict[str, Any]) -> tuple[Job, list[dict[str, Any]]]:
+    """Return the job that flags and files of settings describe, and how files of other tools were read."""
+    from simulator.config import job_from
 
-    if {"dp", "gpus"} & set(given) and config is not None:
-        given = {"dp": None, "gpus": None, **given}  # the one given replaces both in the file
-    return job_from({**(read_config(config) if config else {}), **given})
+    if not configs:
+        return job_from(given), []
+    from simulator.configs.read import read_files
+
+    found = read_files(configs, given)
+    return job_from(found.settings), found.describe()
+
+
+def _show_read(read: Sequence[Mapping[str, Any]]) -> None:
+    """Print how many settings of another tool's files count."""
+    for one in read:
+        click.echo(
+            f"{one['file']} ({one['tool']}): {len(one['used'])} settings used, {len(one['ignored'])} not, "
+            f"{len(one['assumed'])} taken as the tool does (foretrace config {one['file']} lists them)"
+        )
 
 
 def _job_like(path: str, given: Mapping[str, Any]) -> Job:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from simulator.errors import ConfigError, JobError
 from simulator.framework import OVERRIDABLE, load_framework
 from simulator.job import Job
 from simulator.models.model import Model
-from simulator.models.sources import load_model
+from simulator.models.sources import SHAPE_FIELDS, is_preset, load_model, model_fields, model_from_fields
 from simulator.variation import Variation
 from topologies.catalog import load_cluster
 from traces.layout import Layout
@@ -57,6 +57,9 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 CONVENTIONS: Final = "conventions"
 """Setting that holds conventions by name."""
 
+SHAPE: Final = "shape"
+"""Setting that holds the fields of a model that is no preset; in a file, ``[model]`` has them by name."""
+
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
         **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
@@ -72,7 +75,7 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         **dict.fromkeys(("framework", "kernels", "recipe", "offload", "offload_to"), str),
         **dict.fromkeys(("shard_ranks", "lora_rank", "recompute_layers", "recompute_every"), int),
         "checkpoint_every": int,
-        CONVENTIONS: dict,
+        **dict.fromkeys((CONVENTIONS, SHAPE), dict),
         "counted_ends": str,
         "layers_per_stage": tuple,
         "overlap_pairs": bool,
@@ -94,16 +97,8 @@ _TOML_NAMES: Final = {
 }
 _OF_JOB: Final = (
     *("global_batch", "micro_batch", "seq_len", "schedule", "virtual_stages", "overlap_p2p"),
-    *(
-        "layers_per_stage",
-        "counted_ends",
-        "overlap_pairs",
-        "deallocate_outputs",
-        "placement",
-        "nccl_algo",
-        "nccl_proto",
-        "framework",
-    ),
+    *("layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
+    *("placement", "nccl_algo", "nccl_proto", "framework"),
     *TABLES["training"],
 )
 
@@ -124,7 +119,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    settings: dict[str, Any] = _conventions(document)
+    settings = {
+        **_taken(document, "framework", CONVENTIONS, OVERRIDABLE),
+        **_taken(document, "model", SHAPE, SHAPE_FIELDS),
+    }
     for place, name, value in _flattened(document, path):
         if name in settings:
             raise ConfigError(f"{path}: {name} is given twice, the second time as {place}")
@@ -140,8 +138,8 @@ def write_config(settings: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for table, keys in TABLES.items():
         given = [(key, settings[name]) for key, name in keys.items() if settings.get(name) is not None]
-        if table == "framework":
-            given += list(settings.get(CONVENTIONS, {}).items())
+        inside = {"framework": CONVENTIONS, "model": SHAPE}.get(table)
+        given += list((settings.get(inside) or {}).items()) if inside else []
         if given:
             lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in given), ""]
     return "\n".join(lines)
@@ -163,14 +161,14 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         ("cluster", "a machine such as dgx-h100, or a .toml file"),
         ("global_batch", "sequences per optimizer step"),
     ):
-        if name not in given and not (name == "model" and model is not None):
+        if name not in given and not (name == "model" and (model is not None or SHAPE in given)):
             raise ConfigError(f"{name} is missing: {advice}")
     degrees: dict[str, int] = {name: given[name] for name in TABLES["layout"] if name in given}
     if "gpus" in given and "dp" not in given:
         degrees["dp"] = _inferred_dp(given["gpus"], degrees)
     layout = Layout(**degrees)
     return Job(
-        model=load_model(given["model"]) if model is None else model,
+        model=_model(given) if model is None else model,
         cluster=load_cluster(given["cluster"], given.get("gpus", layout.world_size)),
         layout=layout,
         n_steps=given.get("steps", 1),
@@ -178,6 +176,13 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         conventions=tuple(given.get(CONVENTIONS, {}).items()),
         **{**_of_framework(given), **{name: given[name] for name in _OF_JOB if name in given}},
     )
+
+
+def _model(given: Mapping[str, Any]) -> Model:
+    """Return the model by its name, or with the fields that a file gives it."""
+    if SHAPE in given:
+        return model_from_fields({"name": given.get("model", "model"), **given[SHAPE]}, where="[model]")
+    return load_model(given["model"])
 
 
 def _of_framework(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,10 +196,16 @@ def _of_framework(given: Mapping[str, Any]) -> dict[str, Any]:
 def job_settings(job: Job) -> dict[str, Any]:
     """Return every setting of *job* by name, defaults included; ``job_from`` makes the same job of them.
 
-    What is left to the schedule is left out. A model or machine that came from a file is given by its name,
-    not by its path.
+    What is left to the schedule is left out. A model that is no preset is given by its fields. A machine that
+    came from a file is given by its name, not by its path.
     """
-    settings = {"model": job.model.name, "cluster": job.cluster.name, "gpus": job.cluster.n_gpus}
+    settings: dict[str, Any] = {
+        "model": job.model.name,
+        "cluster": job.cluster.name,
+        "gpus": job.cluster.n_gpus,
+    }
+    if not is_preset(job.model):
+        settings[SHAPE] = model_fields(job.model)
     return {
         **settings,
         **job.layout.degrees,
@@ -218,14 +229,14 @@ def _inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
     return gpus // replica
 
 
-def _conventions(document: dict[str, Any]) -> dict[str, Any]:
-    """Take the conventions out of the ``[framework]`` table of *document*, and return them as a setting."""
-    table = document.get("framework")
-    if not isinstance(table, dict):
+def _taken(document: dict[str, Any], table: str, setting: str, names: Collection[str]) -> dict[str, Any]:
+    """Take what a table of *document* gives by *names* out of it, and return it as one setting."""
+    inside = document.get(table)
+    if not isinstance(inside, dict):
         return {}
-    found = {key: table.pop(key) for key in list(table) if key in OVERRIDABLE}
+    found = {key: inside.pop(key) for key in list(inside) if key in names}
     named = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
-    return {CONVENTIONS: named} if named else {}
+    return {setting: named} if named else {}
 
 
 def _flattened(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, object]]:

@@ -36,6 +36,27 @@ MOST_SLOWDOWN: Final = 4.0
 """Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
 
 
+def near_divisors(number: int, degree: int) -> str:
+    """Return the divisors of *number* next to *degree*, in words.
+
+    >>> near_divisors(64, 6), near_divisors(64, 100)
+    ('4 or 8', '64')
+    """
+    found = [n for n in range(1, number + 1) if number % n == 0]
+    below, above = [n for n in found if n < degree], [n for n in found if n > degree]
+    return " or ".join(map(str, [*below[-1:], *above[:1]]))
+
+
+def near_multiples(number: int, of: int) -> str:
+    """Return the multiples of *of* next to *number*, in words.
+
+    >>> near_multiples(100, 8), near_multiples(5, 8)
+    ('96 or 104', '8')
+    """
+    below = number // of * of
+    return f"{below} or {below + of}" if below else str(of)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A model, a machine, and how the one is spread over the other.
@@ -234,7 +255,7 @@ class Job:
         if self.shard_ranks and replicas % self.shard_ranks:
             raise JobError(
                 f"shard_ranks={self.shard_ranks} does not divide dp*cp = {self.layout.dp}*{self.layout.cp} = "
-                f"{replicas} ranks"
+                f"{replicas} ranks; {near_divisors(replicas, self.shard_ranks)} would work"
             )
 
     def _check_layout(self) -> None:
@@ -249,7 +270,8 @@ class Job:
             )
         if model.n_heads % layout.tp:
             raise JobError(
-                f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}"
+                f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}; "
+                f"{near_divisors(model.n_heads, layout.tp)} would work"
             )
         if layout.cp > 1 and self.profile.context == "ulysses" and model.n_heads // layout.tp % layout.cp:
             raise JobError(
@@ -261,8 +283,16 @@ class Job:
                 f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each"
             )
         if layout.ep > 1 and (not model.n_experts or model.n_experts % layout.ep):
-            raise JobError(f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}")
+            near = (
+                f"{near_divisors(model.n_experts, layout.ep)} would work"
+                if model.n_experts
+                else "it is dense"
+            )
+            raise JobError(
+                f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}; {near}"
+            )
         if self.seq_len % (layout.cp * (layout.tp if self.sequence_parallel else 1)):
             raise JobError(
-                f"seq_len={self.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks"
+                f"seq_len={self.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks; "
+                f"{near_multiples(self.seq_len, layout.cp * layout.tp)} would work"
             )

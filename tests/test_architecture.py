@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces.figures": TRACES | {"plotly"},
     "simulator": SIMULATOR,
     "simulator.engine": SIMULATOR | {"simpy", "numba"},
+    "simulator.configs": SIMULATOR | {"yaml"},
     "tracer": TRACER,
 }
 """Longest prefix wins; the standard library and a module's own package are always allowed."""

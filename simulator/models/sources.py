@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 from simulator.errors import ModelError
 from simulator.models.hf import model_from_config
@@ -51,6 +53,33 @@ def load_model(name_or_path: str | Path) -> Model:
             else f"unknown model {text!r}: not a file, and not one of {', '.join(near)}"
         )
     return _from_toml(path) if path.suffix == ".toml" else _from_json(path)
+
+
+SHAPE_FIELDS: Final = tuple(field.name for field in fields(Model) if field.name != "name")
+"""Fields of a model beside its name, as files give them."""
+
+
+def is_preset(model: Model) -> bool:
+    """Return whether *model* is the preset of its name, so that the name says everything."""
+    return model.name in names() and _preset(model.name) == model
+
+
+def model_fields(model: Model) -> dict[str, object]:
+    """Return the fields of *model* that are not as ``Model`` has them by default, without its name."""
+    return {
+        field.name: value
+        for field in fields(Model)
+        if field.name != "name" and (value := getattr(model, field.name)) != field.default
+    }
+
+
+def model_from_fields(values: Mapping[str, object], *, where: str) -> Model:
+    """Return the model with *values*, each key a field of ``Model``.
+
+    Raises:
+        ModelError: a key is unknown, a value of the wrong type, or one that is needed is missing.
+    """
+    return _model(dict(values), where=where)
 
 
 @cache

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import main
-from simulator.config import CONVENTIONS, KINDS, TABLES, job_from, job_settings, read_config, write_config
+from simulator.config import (
+    CONVENTIONS,
+    KINDS,
+    SHAPE,
+    TABLES,
+    job_from,
+    job_settings,
+    read_config,
+    write_config,
+)
 from simulator.errors import ConfigError, JobError
 from simulator.job import SHARDINGS
 from simulator.models.sources import load_model
@@ -65,7 +74,7 @@ def test_a_flat_file_is_the_same(tmp_path: Path) -> None:
 
 def test_every_setting_has_a_place_in_a_table() -> None:
     placed = [name for keys in TABLES.values() for name in keys.values()]
-    assert sorted([*placed, CONVENTIONS]) == sorted(KINDS)
+    assert sorted([*placed, CONVENTIONS, SHAPE]) == sorted(KINDS)
 
 
 @settings(deadline=None)

@@ -1,0 +1,1 @@
+"""Reads and writes the configurations of training tools: what people already have."""

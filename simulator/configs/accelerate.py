@@ -1,0 +1,168 @@
+"""Accelerate's YAML: FSDP 1 and 2, DDP and DeepSpeed, as ``accelerate config`` writes them.
+
+Keys as in huggingface/accelerate: examples/config_yaml_templates, commands/launch.py, utils/dataclasses.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from simulator.configs.deepspeed import STAGES
+from simulator.configs.rules import Leave, Reading, Rule, Use, flag, one_of, whole, words
+
+_LAUNCH: Final = Leave("where processes start; not how long a step takes")
+_LOADING: Final = Leave("how weights are loaded or saved; not how long a step takes")
+_OTHER: Final = Leave("of other hardware")
+
+HYBRID: Final = ("hybrid", "hybrid_zero2")
+"""Forms of FSDP that shard within a node and replicate over nodes."""
+
+_FORMS: Final = {
+    "full_shard": "full",
+    "shard_grad_op": "zero2",
+    "no_shard": "none",
+    "hybrid_shard": "hybrid",
+    "hybrid_shard_zero2": "hybrid_zero2",
+    "1": "full",
+    "2": "zero2",
+    "3": "none",
+    "4": "hybrid",
+    "5": "hybrid_zero2",
+}
+
+
+def _prefetch(value: Any) -> Any:
+    how = words(backward_pre=True, backward_post=True, no_prefetch=False)(value)
+    if str(value).upper() == "BACKWARD_POST":
+        return Leave("the next unit is gathered after a backward here only with NO_PREFETCH; taken as PRE")
+    return how
+
+
+def _reshard(value: Any) -> Any:
+    """Return what FSDP 2's flag says; before, the key held a sharding strategy."""
+    if str(value).lower() in ("true", "false"):
+        return flag(value)
+    raise ValueError("true or false; fsdp_sharding_strategy holds words")
+
+
+def _offload(value: Any) -> str | None:
+    return "cpu" if flag(value) else None
+
+
+def _device(value: Any) -> str | None:
+    word: str | None = words(none=None, cpu="cpu", nvme="nvme")(value)
+    return word
+
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "distributed_type": Use(
+            "distributed",
+            words(FSDP="full", MULTI_GPU="none", NO="none", DEEPSPEED="deepspeed", MEGATRON_LM="megatron"),
+        ),
+        "mixed_precision": Use("precision", words(no="fp32", bf16="bf16", fp16="fp16", fp8="fp8")),
+        "num_processes": Use("gpus", whole),
+        "num_machines": Use("nodes", whole),
+        "gradient_accumulation_steps": Use("accumulation", whole),
+        "fsdp_config.fsdp_sharding_strategy": Use("form", words(**_FORMS)),
+        "fsdp_config.fsdp_reshard_after_forward": Use("convention.reshard_after_forward", _reshard),
+        "fsdp_config.fsdp_offload_params": Use("offload_states", _offload),
+        "fsdp_config.fsdp_backward_prefetch": Use("convention.prefetch_backward", _prefetch),
+        "fsdp_config.fsdp_forward_prefetch": Leave(
+            "FSDP's stream gathers the next unit while this one computes with and without it"
+        ),
+        "fsdp_config.fsdp_auto_wrap_policy": Use(
+            "convention.wrap",
+            words(TRANSFORMER_BASED_WRAP="block", SIZE_BASED_WRAP="block", NO_WRAP="model"),
+        ),
+        "fsdp_config.fsdp_activation_checkpointing": Use(
+            "recompute", lambda value: "full" if flag(value) else "none"
+        ),
+        "fsdp_config.fsdp_version": Use(
+            "convention.copies_gathered", lambda value: one_of({1: False, 2: True})(whole(value))
+        ),
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap": Leave("a unit is a layer of the model"),
+        "fsdp_config.fsdp_min_num_params": Leave("a unit is a layer of the model"),
+        "fsdp_config.fsdp_use_orig_params": Leave("the same parameters under other names"),
+        **{
+            f"fsdp_config.{name}": _LOADING
+            for name in (
+                *("fsdp_state_dict_type", "fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading"),
+                "fsdp_ignored_modules",
+            )
+        },
+        "deepspeed_config.zero_stage": Use("sharding", one_of(STAGES)),
+        "deepspeed_config.gradient_accumulation_steps": Use("accumulation", whole),
+        "deepspeed_config.offload_optimizer_device": Use("offload_optimizer", _device),
+        "deepspeed_config.offload_param_device": Use("offload_states", _device),
+        "deepspeed_config.deepspeed_config_file": Leave("a file of its own: give it beside this one"),
+        "deepspeed_config": _LOADING,
+        "megatron_lm_config.megatron_lm_tp_degree": Use("tp", whole),
+        "megatron_lm_config.megatron_lm_pp_degree": Use("pp", whole),
+        "megatron_lm_config.megatron_lm_sequence_parallelism": Use("sequence_parallel", flag),
+        "megatron_lm_config.megatron_lm_recompute_activations": Use(
+            "recompute", lambda value: "selective" if flag(value) else "none"
+        ),
+        "megatron_lm_config.megatron_lm_use_distributed_optimizer": Use(
+            "sharding", lambda value: "zero1" if flag(value) else "ddp"
+        ),
+        "parallelism_config.parallelism_config_dp_replicate_size": Use("replicate_degree", whole),
+        "parallelism_config.parallelism_config_dp_shard_size": Use("shard_degree", whole),
+        "parallelism_config.parallelism_config_tp_size": Use("tp", whole),
+        "parallelism_config.parallelism_config_cp_size": Use("cp", whole),
+        "dynamo_config": Leave("compiled programs: --kernels fused, --set host_work=0.05"),
+        "fp8_config": Leave("how tensors are quantised: --recipe"),
+        **dict.fromkeys(
+            (
+                *("compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port"),
+                *("main_training_function", "rdzv_backend", "same_network", "use_cpu", "gpu_ids"),
+                *("enable_cpu_affinity", "deepspeed_hostfile"),
+            ),
+            _LAUNCH,
+        ),
+        **dict.fromkeys(
+            ("downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "mpirun_config", "ipex_config"),
+            _OTHER,
+        ),
+    }
+)
+"""What each key means."""
+
+
+def finish(reading: Reading, given: Mapping[str, Any]) -> None:
+    """Add what Accelerate does where its file says nothing, and turn FSDP's forms into shardings."""
+    facts = reading.facts
+    kind = facts.pop("distributed", "none")
+    form = facts.pop("form", kind) if kind == "full" else kind
+    if facts.get("precision") == "fp8":
+        facts |= {"precision": "bf16", "fp8": True}
+    if form in ("deepspeed", "megatron"):
+        framework = {"deepspeed": "megatron-deepspeed", "megatron": "megatron"}[form]
+        reading.assume("framework", framework, "the profile that knows it")
+        has_its_own = any(one.key.endswith("deepspeed_config_file") for one in reading.ignored)
+        if form == "deepspeed" and not has_its_own:
+            reading.assume("sharding", "zero2", "zero_stage is 2 unless given")
+    else:
+        reading.assume("framework", "torchtitan", "the profile of PyTorch's own FSDP")
+        reading.assume("sharding", "ddp" if form == "none" else "fsdp", "distributed_type and its strategy")
+    if form in ("zero2", "hybrid_zero2"):
+        facts["convention.reshard_after_forward"] = False
+    if form in HYBRID:
+        nodes, gpus = facts.get("nodes", 1), given.get("gpus", facts.get("gpus"))
+        if gpus and nodes > 1:
+            reading.assume("shard_ranks", gpus // nodes, "HYBRID_SHARD shards within a node")
+    if facts.get("sharding") == "fsdp" and facts.get("precision", "fp32") != "fp32":
+        reading.assume(
+            "convention.reduces_in_16_bit",
+            value=True,
+            reason="Accelerate reduces gradients in the precision of the job",
+        )
+    if facts.get("sharding") == "ddp":
+        for name in ("offload_states", "convention.reshard_after_forward"):
+            facts.pop(name, None)
+    if form != "deepspeed":
+        reading.assume("precision", "fp32", "mixed_precision is no unless given")
+    if form in ("deepspeed", "megatron") or facts.get("gpus"):
+        facts.pop("nodes", None)

@@ -1,0 +1,121 @@
+"""The verb ``foretrace config``: configurations of other tools, read and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from simulator.flags import job_settings_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simulator.configs.write import Written
+    from simulator.job import Job
+
+WIDEST_VALUE: Final = 40
+"""Most letters that a value may take in a table."""
+
+
+class TargetName(click.ParamType[str]):
+    """A tool that jobs are written for; the list is only loaded when one is named."""
+
+    name = "tool"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """Return the name, if a tool has it."""
+        from simulator.configs.write import TARGETS
+
+        if value not in TARGETS:
+            self.fail(f"{value!r}: one of {', '.join(TARGETS)}", param, ctx)
+        return str(value)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
+@job_settings_options
+@click.option("--to", "target", type=TargetName(), help="Write for this tool instead: megatron, fsdp2, ...")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def config(
+    files: tuple[str, ...], *, target: str | None, output: str | None, as_json: bool, **flags: Any
+) -> None:
+    """Read the configuration of another tool: what each setting means here, and which do not count.
+
+    FILES: DeepSpeed JSON, Accelerate YAML, Megatron-LM script or arguments, torchtitan TOML, nanotron YAML, a
+    model's config.json, a run.toml; several complete each other, flags go before all of them.
+
+        foretrace config ds_config.json --model llama2-7b --cluster dgx-a100 --gpus 8 -o run.toml
+
+        foretrace config run.toml --to megatron
+    """
+    from simulator.config import job_from, job_settings, write_config
+    from simulator.configs.read import read_files
+    from simulator.configs.write import written
+    from traces.writer import write_atomically
+
+    found = read_files(files, flags)
+    job = job_from(found.settings)
+    made = written(job, target) if target else None
+    text = made.text if made else write_config(job_settings(job))
+    if output:
+        write_atomically(Path(output), text)
+    if as_json:
+        said = {"job": job_settings(job), "files": found.describe(), "file": output}
+        click.echo(json.dumps(said | ({"written": made.describe()} if made else {})))
+        return
+    _show(job, found.describe())
+    if output:
+        click.echo(f"written: {output}")
+    else:
+        click.echo(f"\n{text.rstrip()}")
+    if made:
+        show_differences(made)
+
+
+def show_differences(made: Written) -> None:
+    """Print what a tool cannot be told."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if made.asks:
+        asks = ", ".join(f"{name} = {value}" for name, value in made.asks.items())
+        console.print(f"its file does not say: {asks}", markup=False)
+    for one in made.differences:
+        console.print(f"! {one.setting}: asked for {one.asked}, it gives {one.gives}", markup=False)
+
+
+def _show(job: Job, files: Sequence[Mapping[str, Any]]) -> None:
+    """Print what became of the settings of each file."""
+    from rich.console import Console
+
+    from simulator.summary import job_name
+
+    console = Console(highlight=False)
+    console.print(job_name(job), style="bold", markup=False)
+    for one in files:
+        console.print(f"\n{one['file']}: {one['tool']}", markup=False)
+        _table(console, "used", [(u["key"], u["value"], f"{u['fact']} = {u['gave']}") for u in one["used"]])
+        _table(console, "taken as", [(a["fact"], a["value"], a["reason"]) for a in one["assumed"]])
+        _table(console, "not used", [(i["key"], i["value"], i["reason"]) for i in one["ignored"]])
+
+
+def _table(console: Console, title: str, rows: Sequence[tuple[str, Any, str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(box=None, show_header=True, header_style="dim", pad_edge=True)
+    for name in (title, "", ""):
+        table.add_column(name, overflow="fold")
+    for key, value, what in rows:
+        shown = str(value)
+        table.add_row(
+            key, Text(shown if len(shown) <= WIDEST_VALUE else shown[: WIDEST_VALUE - 1] + "…"), Text(what)
+        )
+    console.print(table)

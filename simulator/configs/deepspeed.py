@@ -1,0 +1,141 @@
+"""DeepSpeed's JSON: keys as on deepspeed.ai/docs/config-json and in deepspeed/runtime/zero/config.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from simulator.configs.rules import Leave, Reading, Rule, Use, flag, one_of, whole, words
+
+STAGES: Final[Mapping[int, str]] = MappingProxyType({0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"})
+"""What each ZeRO stage is called here."""
+
+_LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
+_LEARNS: Final = Leave("learning rates and their like: every step takes as long")
+_NUMERIC: Final = Leave("scaling of a loss or gradients: no time to speak of")
+_HOST: Final = Leave("how buffers on the host or on drives are handled: rates are those of the machine")
+_BUFFERS: Final = Leave("a buffer's size: parameters are gathered a block at a time here")
+
+
+def _device(value: Any) -> str | None:
+    return None if words(none=None, cpu="host", nvme="nvme")(value) is None else str(value).lower()
+
+
+def _bucket_mib(value: Any) -> float:
+    """Return the size of a bucket of so many elements; DeepSpeed counts elements, of 16 bit here."""
+    return whole(value) * 2 / 2**20
+
+
+def _checkpoints(value: Any) -> bool | None:
+    return True if flag(value) else None
+
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "train_batch_size": Use("global_batch", whole),
+        "train_micro_batch_size_per_gpu": Use("micro_batch", whole),
+        "gradient_accumulation_steps": Use("accumulation", whole),
+        "bf16.enabled": Use("precision", lambda value: "bf16" if flag(value) else None),
+        "bfloat16.enabled": Use("precision", lambda value: "bf16" if flag(value) else None),
+        "fp16.enabled": Use("precision", lambda value: "fp16" if flag(value) else None),
+        "fp16": _NUMERIC,
+        "bf16": _NUMERIC,
+        "data_types.grad_accum_dtype": Use("fp32_gradients", words(fp32=True, bf16=False, fp16=False)),
+        "communication_data_type": Use(
+            "convention.reduces_in_16_bit", words(fp32=False, bf16=True, bfp16=True, fp16=True)
+        ),
+        "zero_optimization.stage": Use("sharding", one_of(STAGES)),
+        "zero_optimization.overlap_comm": Use("convention.overlap_grad_reduce", flag),
+        "zero_optimization.reduce_bucket_size": Use("convention.bucket_mib", _bucket_mib),
+        "zero_optimization.zero_hpz_partition_size": Use(
+            "shard_ranks", lambda value: whole(value) if whole(value) > 1 else None
+        ),
+        "zero_optimization.offload_optimizer.device": Use("offload_optimizer", _device),
+        "zero_optimization.offload_param.device": Use("offload_states", _device),
+        "zero_optimization.offload_optimizer": _HOST,
+        "zero_optimization.offload_param": _HOST,
+        "zero_optimization.cpu_offload": Use(
+            "offload_optimizer", lambda value: "cpu" if flag(value) else None
+        ),
+        "zero_optimization.cpu_offload_params": Use(
+            "offload_states", lambda value: "cpu" if flag(value) else None
+        ),
+        "zero_optimization.cpu_offload_param": Use(
+            "offload_states", lambda value: "cpu" if flag(value) else None
+        ),
+        **{
+            f"zero_optimization.{name}": _BUFFERS
+            for name in (
+                *("allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_max_live_parameters"),
+                *("stage3_max_reuse_distance", "stage3_param_persistence_threshold", "sub_group_size"),
+                *("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance"),
+                *("param_persistence_threshold", "model_persistence_threshold"),
+                "stage3_model_persistence_threshold",
+            )
+        },
+        "zero_optimization.allgather_partitions": Leave("gathers or broadcasts: the same bytes arrive"),
+        "zero_optimization.reduce_scatter": Leave("taken as true, which is the default"),
+        "zero_optimization.contiguous_gradients": Leave("avoids fragments: the allocator's slack covers it"),
+        "zero_optimization.round_robin_gradients": Leave("an order of copies to the host"),
+        "zero_optimization.ignore_unused_parameters": Leave("all parameters are used here"),
+        "zero_optimization.zero_quantized_weights": Leave("ZeRO++: gathers of 8 bits are not simulated"),
+        "zero_optimization.zero_quantized_gradients": Leave("ZeRO++: reductions of 4 bits are not simulated"),
+        **{
+            f"zero_optimization.{name}": Leave("how checkpoints are written, not how long a step takes")
+            for name in (
+                *("stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save"),
+                *("stage3_gather_fp16_weights_on_model_save", "elastic_checkpoint", "load_from_fp32_weights"),
+            )
+        },
+        "activation_checkpointing.cpu_checkpointing": Use("offload_activations", _checkpoints),
+        "activation_checkpointing.partition_activations": Leave(
+            "kept activations over tensor-parallel ranks: --sequence-parallel does that here"
+        ),
+        "activation_checkpointing": Leave(
+            "how recomputation works, not whether: the training script says that; give --recompute full"
+        ),
+        "tensor_parallel.autotp_size": Use("tp", whole),
+        "sequence_parallel_size": Use("cp", whole),
+        "gradient_clipping": Use("convention.grad_norm", lambda value: float(value) > 0),
+        "optimizer": _LEARNS,
+        "scheduler": _LEARNS,
+        **dict.fromkeys(("prescale_gradients", "gradient_predivide_factor", "sparse_gradients"), _NUMERIC),
+        **dict.fromkeys(
+            (
+                "zero_allow_untested_optimizer",
+                "zero_force_ds_cpu_optimizer",
+                "amp",
+                "seed",
+                "disable_allgather",
+            ),
+            _LEARNS,
+        ),
+        **dict.fromkeys(
+            (
+                *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "wandb"),
+                *("flops_profiler", "tensorboard", "csv_monitor", "comms_logger", "comet", "monitor_config"),
+            ),
+            _LOGS,
+        ),
+        "aio": _HOST,
+        "checkpoint": Leave("how checkpoints are written, not how long a step takes"),
+        "elasticity": Leave("sizes of other runs: this one has the GPUs that are given"),
+    }
+)
+"""What each key means."""
+
+
+def finish(reading: Reading, given: Mapping[str, Any]) -> None:
+    """Add what DeepSpeed does where its file says nothing."""
+    del given
+    facts = reading.facts
+    reading.assume("framework", "megatron-deepspeed", "the profile that knows DeepSpeed's optimizers")
+    reading.assume("sharding", "ddp", "zero_optimization.stage is 0 unless given")
+    reading.assume("precision", "fp32", "neither bf16 nor fp16 is enabled")
+    if facts["sharding"] == "zero3":
+        reading.assume(
+            "convention.overlap_grad_reduce", value=True, reason="overlap_comm is true by default in stage 3"
+        )
+    if facts["sharding"] == "ddp":
+        facts.pop("shard_ranks", None)

@@ -1,0 +1,126 @@
+"""What Megatron-LM does where its arguments say nothing, and the model that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simulator.configs.rules import MODEL, Reading
+from simulator.errors import ConfigError
+
+_NEEDED: Final = {"n_layers": "num-layers", "hidden": "hidden-size", "n_heads": "num-attention-heads"}
+
+_OF_SHAPE: Final = (
+    *("positions", "learned_positions", "biases", "grouped_query", "vocabulary", "padded_vocab"),
+    *("shared_expert_hidden", "latent_attention", "qk_head_dim"),
+)
+"""Facts that only the model needs."""
+
+
+def finish(reading: Reading, given: Mapping[str, Any]) -> None:
+    """Add Megatron-LM's defaults, and the fields of the model unless *given* names one."""
+    facts = reading.facts
+    reading.assume("framework", "megatron", "whose arguments these are")
+    reading.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
+    reading.assume("sequence_parallel", value=False, reason="off without --sequence-parallel")
+    reading.assume(
+        "sharding", "zero1" if facts.pop("distributed", False) else "ddp", "--use-distributed-optimizer"
+    )
+    reading.assume("convention.overlap_grad_reduce", value=False, reason="off without --overlap-grad-reduce")
+    if facts["sharding"] == "ddp":
+        facts.pop("convention.overlap_param_gather", None)
+    _recompute(reading)
+    _stages(facts)
+    if facts.get("virtual_stages", 1) > 1 or "layers_per_virtual_stage" in facts:
+        reading.assume("schedule", "interleaved-1f1b", "several stages per rank")
+    if given.get("model"):
+        for name in [name for name in facts if name.startswith(MODEL)]:
+            del facts[name]
+    else:
+        _model(reading)
+    for name in (*_OF_SHAPE, "pad_vocab_to"):
+        facts.pop(name, None)
+
+
+def _recompute(reading: Reading) -> None:
+    """Turn granularity, method and number of layers into ours: a block recomputes its first layers."""
+    facts = reading.facts
+    n_layers, method = facts.pop("recompute_num_layers", None), facts.pop("form", None)
+    if facts.get("recompute") == "full" and method == "block" and n_layers:
+        facts["recompute_layers"] = n_layers
+
+
+def _stages(facts: dict[str, Any]) -> None:
+    """Turn switches for the ends of the model into the one setting for both."""
+    ends = facts.pop("counted_embedding", False), facts.pop("counted_head", False)
+    if any(ends):
+        facts["counted_ends"] = {(True, True): "both", (True, False): "embedding"}.get(ends, "head")
+
+
+def _model(reading: Reading) -> None:
+    """Complete the fields of the model.
+
+    Raises:
+        ConfigError: an argument that describes the model is missing.
+    """
+    facts, where = reading.facts, reading.where
+    for name, argument in _NEEDED.items():
+        if MODEL + name not in facts:
+            raise ConfigError(
+                f"{where}: --{argument} is missing, and no --model is given: which model is it?"
+            )
+    hidden, heads = facts["model.hidden"], facts["model.n_heads"]
+    gated = facts.get("model.gated", False)
+    if not facts.get("grouped_query"):
+        facts["model.n_kv_heads"] = heads
+    reading.assume("model.gated", value=False, reason="no --swiglu")
+    ffn_hidden = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    reading.assume("model.ffn_hidden", ffn_hidden, "no --ffn-hidden-size")
+    reading.assume("model.n_kv_heads", heads, "no --num-query-groups")
+    reading.assume("model.norm", "layernorm", "--normalization is LayerNorm unless given")
+    reading.assume("model.tied_embeddings", value=True, reason="no --untie-embeddings-and-output-weights")
+    reading.assume("model.dropout", value=True, reason="--hidden-dropout is 0.1 unless given")
+    if facts.get("learned_positions", True):
+        reading.assume("model.max_positions", facts.get("positions", 0), "positions are learned unless given")
+    for name in ("qkv_bias", "proj_bias", "mlp_bias"):
+        reading.assume(f"model.{name}", facts.get("biases", True), "--disable-bias-linear")
+    _experts(facts)
+    _latent(facts)
+    reading.assume("model.head_dim", hidden // max(heads, 1), "no --kv-channels")
+    _vocabulary(reading)
+
+
+def _experts(facts: dict[str, Any]) -> None:
+    """Complete a mixture of experts: without a width of their own experts are as wide as a dense MLP."""
+    if not facts.get("model.n_experts"):
+        return
+    facts.setdefault("model.moe_ffn_hidden", facts["model.ffn_hidden"])
+    facts.setdefault("model.top_k", 2)  # arguments.py, --moe-router-topk
+    shared = facts.get("shared_expert_hidden", 0)
+    if shared:
+        facts["model.n_shared_experts"] = max(shared // facts["model.moe_ffn_hidden"], 1)
+
+
+def _latent(facts: dict[str, Any]) -> None:
+    """Complete latent attention; defaults as in megatron/training/arguments.py, its group mla."""
+    if not facts.get("latent_attention"):
+        return
+    facts.setdefault("model.kv_lora_rank", 32)
+    facts.setdefault("model.rope_head_dim", 64)
+    facts.setdefault("model.v_head_dim", 128)
+    facts["model.head_dim"] = facts.get("qk_head_dim", 128) + facts["model.rope_head_dim"]
+
+
+def _vocabulary(reading: Reading) -> None:
+    """Pad the vocabulary as Megatron-LM does: to a multiple of 128 on every tensor-parallel rank."""
+    facts = reading.facts
+    size = facts.get("model.vocab", facts.get("vocabulary"))
+    if (padded := facts.get("padded_vocab")) is None:
+        if size is None:
+            raise ConfigError(
+                f"{reading.where}: --vocab-size is missing, and its tokenizer is not read: add "
+                "e.g. --vocab-size 128256"
+            )
+        multiple = facts.get("pad_vocab_to", 128) * facts.get("tp", 1)
+        padded = -(-size // multiple) * multiple
+    facts["model.vocab"] = padded

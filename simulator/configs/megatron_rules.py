@@ -1,0 +1,261 @@
+"""Megatron-LM's arguments, and those of torchrun beside them: what each means here.
+
+Names as in NVIDIA/Megatron-LM megatron/training/arguments.py and its examples, dashes or underscores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from simulator.configs.rules import Leave, Rule, Use, one_of, whole, words
+
+VOCABULARIES: Final[Mapping[str, int]] = MappingProxyType(
+    {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522}
+)
+"""Tokens of tokenizers whose size is the same everywhere."""
+
+_LEARNS = Leave("learning rates and their like: every step takes as long")
+_LOGS = Leave("says what is logged or measured; not how long a step takes")
+_DATA = Leave("data is loaded beside the steps; --set step_host_s gives what waits for it")
+_FILES = Leave("where checkpoints are and how they are written")
+_LENGTH = Leave("how many steps, not how long one takes: goodput --tokens")
+_LAUNCH = Leave("where processes start; not how long a step takes")
+_NUMERIC = Leave("numbers of the model, not its shape")
+_ROUTING = Leave("how tokens are routed: --expert-imbalance gives what comes of it")
+_FUSED = Leave("fused kernels are what the profile assumes")
+
+
+def on(fact: str, *, gives: Any = True) -> Use:
+    """Return the rule of a switch: present, it gives something."""
+    return Use(fact, lambda value: gives if str(value).lower() in ("true", "1") else None)
+
+
+def _bucket_mib(value: Any) -> float:
+    """Return the size of a bucket of so many elements of fp32 gradients."""
+    return whole(value) * 4 / 2**20
+
+
+def _dense_layers(value: Any) -> Any:
+    """Return the dense layers before those with experts, as ``([0]*3+[1]*58)`` says it."""
+    if str(value) == "1":
+        return 0
+    found = re.fullmatch(r"\(?\[0\]\s*\*\s*(\d+)\s*\+\s*\[1\]\s*\*\s*\d+\)?", str(value))
+    return int(found.group(1)) if found else Leave("dense layers can only be the first ones here")
+
+
+def _is_on(value: Any) -> bool:
+    return float(value) > 0
+
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "nproc-per-node": Use("gpus_per_node", whole),
+        "nnodes": Use("nodes", whole),
+        "num-gpus": Use("gpus_per_node", whole),
+        "num-nodes": Use("nodes", whole),
+        "tensor-model-parallel-size": Use("tp", whole),
+        "pipeline-model-parallel-size": Use("pp", whole),
+        "context-parallel-size": Use("cp", whole),
+        "expert-model-parallel-size": Use("ep", whole),
+        "num-layers-per-virtual-pipeline-stage": Use("layers_per_virtual_stage", whole),
+        "num-virtual-stages-per-pipeline-rank": Use("virtual_stages", whole),
+        "decoder-first-pipeline-num-layers": Use("first_stage_layers", whole),
+        "decoder-last-pipeline-num-layers": Use("last_stage_layers", whole),
+        "account-for-embedding-in-pipeline-split": on("counted_embedding"),
+        "account-for-loss-in-pipeline-split": on("counted_head"),
+        "overlap-p2p-communication": on("overlap_p2p"),
+        "no-overlap-p2p-communication": on("overlap_p2p", gives=False),
+        "sequence-parallel": on("sequence_parallel"),
+        "tp-comm-overlap": on("convention.async_tp"),
+        "cp-comm-type": Use(
+            "convention.context",
+            words(p2p="ring", a2a="ulysses", all_gather="all_gather", allgather="all_gather"),
+        ),
+        "micro-batch-size": Use("micro_batch", whole),
+        "global-batch-size": Use("global_batch", whole),
+        "seq-length": Use("seq_len", whole),
+        "bf16": on("precision", gives="bf16"),
+        "fp16": on("precision", gives="fp16"),
+        "fp8-format": Use("fp8", words(hybrid=True, e4m3=True)),
+        "fp8-recipe": Use(
+            "recipe", words(delayed="delayed", tensorwise="current", mxfp8="mxfp8", blockwise="blockwise")
+        ),
+        "accumulate-allreduce-grads-in-fp32": on("fp32_gradients"),
+        "grad-reduce-in-bf16": on("convention.reduces_in_16_bit"),
+        "use-distributed-optimizer": on("distributed"),
+        "data-parallel-sharding-strategy": Use(
+            "sharding", words(no_shard="ddp", optim="zero1", optim_grads="zero2", optim_grads_params="fsdp")
+        ),
+        "use-torch-fsdp2": on("sharding", gives="fsdp"),
+        "zero-stage": Use(
+            "sharding", lambda value: one_of({0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"})(int(value))
+        ),
+        "overlap-grad-reduce": on("convention.overlap_grad_reduce"),
+        "overlap-param-gather": on("convention.overlap_param_gather"),
+        "ddp-bucket-size": Use("convention.bucket_mib", _bucket_mib),
+        "no-gradient-accumulation-fusion": on("convention.fused_wgrad", gives=False),
+        "optimizer-cpu-offload": on("offload_optimizer", gives="cpu"),
+        "recompute-activations": on("recompute", gives="selective"),
+        "recompute-granularity": Use("recompute", words(selective="selective", full="full")),
+        "recompute-method": Use("form", words(uniform="uniform", block="block")),
+        "recompute-num-layers": Use("recompute_num_layers", whole),
+        "checkpoint-activations": on("recompute", gives="full"),
+        "use-flash-attn": on("flash_attention"),
+        "attention-backend": Use(
+            "flash_attention", words(flash=True, fused=True, auto=True, unfused=False, local=False)
+        ),
+        "moe-expert-capacity-factor": Use("capacity_factor", float),
+        "clip-grad": Use("convention.grad_norm", _is_on),
+        # The model.
+        "num-layers": Use("model.n_layers", whole),
+        "hidden-size": Use("model.hidden", whole),
+        "ffn-hidden-size": Use("model.ffn_hidden", whole),
+        "num-attention-heads": Use("model.n_heads", whole),
+        "kv-channels": Use("model.head_dim", whole),
+        "group-query-attention": on("grouped_query"),
+        "num-query-groups": Use("model.n_kv_heads", whole),
+        "max-position-embeddings": Use("positions", whole),
+        "position-embedding-type": Use(
+            "learned_positions",
+            words(learned_absolute=True, rope=False, yarn=False, mrope=False, relative=False, none=False),
+        ),
+        "use-rotary-position-embeddings": on("learned_positions", gives=False),
+        "no-position-embedding": Leave("with --position-embedding-type: that says it"),
+        "swiglu": on("model.gated"),
+        "normalization": Use("model.norm", words(LayerNorm="layernorm", RMSNorm="rmsnorm")),
+        "untie-embeddings-and-output-weights": on("model.tied_embeddings", gives=False),
+        "disable-bias-linear": on("biases", gives=False),
+        "add-qkv-bias": on("model.qkv_bias"),
+        "qk-layernorm": on("model.qk_norm"),
+        "vocab-size": Use("model.vocab", whole),
+        "padded-vocab-size": Use("padded_vocab", whole),
+        "make-vocab-size-divisible-by": Use("pad_vocab_to", whole),
+        "tokenizer-type": Use(
+            "vocabulary",
+            lambda value: VOCABULARIES.get(value, Leave("its size is not known: --vocab-size says it")),
+        ),
+        "hidden-dropout": Use("model.dropout", _is_on),
+        "num-experts": Use("model.n_experts", whole),
+        "moe-router-topk": Use("model.top_k", whole),
+        "moe-layer-freq": Use("model.n_dense_layers", _dense_layers),
+        "moe-ffn-hidden-size": Use("model.moe_ffn_hidden", whole),
+        "moe-shared-expert-intermediate-size": Use("shared_expert_hidden", whole),
+        "multi-latent-attention": on("latent_attention"),
+        "q-lora-rank": Use("model.q_lora_rank", whole),
+        "kv-lora-rank": Use("model.kv_lora_rank", whole),
+        "qk-head-dim": Use("qk_head_dim", whole),
+        "qk-pos-emb-head-dim": Use("model.rope_head_dim", whole),
+        "v-head-dim": Use("model.v_head_dim", whole),
+        # What does not count.
+        "save-interval": Leave("--checkpoint-every and --checkpoint-bytes-per-s count what it costs"),
+        "rampup-batch-size": Leave("the batch at the start: steps are simulated at the full one"),
+        "expert-tensor-parallel-size": Leave("experts are split over as many ranks as --tp here"),
+        "mtp-num-layers": Leave("multi-token prediction is not simulated"),
+        "tp-comm-bootstrap-backend": _LAUNCH,
+        "use-tp-pp-dp-mapping": Leave("--placement says which rank runs where"),
+        "num-distributed-optimizer-instances": Leave("--shard-ranks spreads a copy over fewer ranks"),
+        "align-grad-reduce": _FUSED,
+        **dict.fromkeys(
+            (
+                *("lr", "min-lr", "lr-decay-style", "lr-decay-iters", "lr-decay-samples", "lr-warmup-iters"),
+                *("lr-warmup-samples", "lr-warmup-fraction", "lr-wsd-decay-style", "lr-wsd-decay-iters"),
+                *("weight-decay", "adam-beta1", "adam-beta2", "adam-eps", "optimizer", "init-method-std"),
+                *("decoupled-lr", "decoupled-min-lr", "seed", "loss-scale", "initial-loss-scale"),
+                *("min-loss-scale", "hysteresis", "calculate-per-token-loss", "override-opt_param-scheduler"),
+                *("attention-dropout", "main-grads-dtype", "use-precision-aware-optimizer"),
+            ),
+            _LEARNS,
+        ),
+        **dict.fromkeys(
+            (
+                *(
+                    "log-interval",
+                    "log-throughput",
+                    "log-memory-to-tensorboard",
+                    "tensorboard-dir",
+                    "profile",
+                ),
+                *("profile-step-start", "profile-step-end", "profile-ranks", "use-pytorch-profiler"),
+                *("wandb-project", "wandb-exp-name", "wandb-save-dir", "eval-interval", "eval-iters"),
+                *(
+                    "timing-log-level",
+                    "log-timers-to-tensorboard",
+                    "log-params-norm",
+                    "log-num-zeros-in-grad",
+                ),
+                "tensorboard-queue-size",
+            ),
+            _LOGS,
+        ),
+        **dict.fromkeys(
+            (
+                *("data-path", "data-cache-path", "mock-data", "split", "vocab-file", "merge-file"),
+                *("tokenizer-model", "tiktoken-pattern", "num-workers", "num-dataset-builder-threads"),
+                *("no-create-attention-mask-in-dataloader", "no-mmap-bin-files", "dataloader-type"),
+                *("train-data-path", "valid-data-path", "test-data-path", "reset-position-ids"),
+                *("reset-attention-mask", "eod-mask-loss"),
+            ),
+            _DATA,
+        ),
+        **dict.fromkeys(
+            (
+                *("save", "load", "ckpt-format", "no-load-optim", "no-load-rng", "no-save-optim", "finetune"),
+                *("async-save", "dist-ckpt-format", "auto-detect-ckpt-format", "use-dist-ckpt"),
+                *("no-initialization", "use-checkpoint-args", "exit-on-missing-checkpoint"),
+                "ckpt-fully-parallel-load",
+            ),
+            _FILES,
+        ),
+        **dict.fromkeys(("train-iters", "train-samples", "exit-interval", "exit-duration-in-mins"), _LENGTH),
+        **dict.fromkeys(
+            (
+                *("node-rank", "master-addr", "master-port", "rdzv-id", "rdzv-backend", "rdzv-endpoint"),
+                *("max-restarts", "distributed-timeout-minutes", "distributed-backend", "local-rank"),
+                *("redirects", "tee", "log-dir", "hostfile", "deepspeed", "deepspeed-config"),
+                *("use-mcore-models", "transformer-impl", "manual-gc", "manual-gc-interval"),
+                *("empty-unused-memory-level", "te-rng-tracker", "no-async-tensor-model-parallel-allreduce"),
+                *("use-legacy-models", "spec", "export-te-mcore-model"),
+            ),
+            _LAUNCH,
+        ),
+        **dict.fromkeys(
+            (
+                *("rotary-base", "rotary-percent", "rotary-scaling-factor", "use-rope-scaling"),
+                *(
+                    "rotary-seq-len-interpolation-factor",
+                    "norm-epsilon",
+                    "apply-layernorm-1p",
+                    "squared-relu",
+                ),
+                *("openai-gelu", "attention-softmax-in-fp32", "apply-query-key-layer-scaling"),
+                *("layernorm-epsilon", "fp8-margin", "fp8-amax-history-len", "fp8-amax-compute-algo"),
+                *("fp8-param-gather", "fp8-interval", "qk-clip", "rope-scaling-factor"),
+            ),
+            _NUMERIC,
+        ),
+        **dict.fromkeys(
+            (
+                *("moe-router-load-balancing-type", "moe-aux-loss-coeff", "moe-token-dispatcher-type"),
+                *("moe-grouped-gemm", "moe-router-score-function", "moe-router-pre-softmax"),
+                *("moe-router-enable-expert-bias", "moe-router-bias-update-rate", "moe-z-loss-coeff"),
+                *("moe-permute-fusion", "moe-router-dtype", "moe-router-group-topk", "moe-router-num-groups"),
+                *("moe-router-topk-scaling-factor", "moe-pad-expert-input-to-capacity", "moe-router-fusion"),
+                *("moe-token-drop-policy", "moe-shared-expert-overlap", "moe-enable-deepep"),
+            ),
+            _ROUTING,
+        ),
+        **dict.fromkeys(
+            (
+                *("no-masked-softmax-fusion", "no-bias-gelu-fusion", "no-bias-swiglu-fusion"),
+                *("no-bias-dropout-fusion", "no-rope-fusion", "cross-entropy-loss-fusion"),
+                *("cross-entropy-fusion-impl", "bias-swiglu-fusion", "use-fused-weighted-squared-relu"),
+                *("no-persist-layer-norm", "fp8-wgrad"),
+            ),
+            _FUSED,
+        ),
+    }
+)
+"""What each argument means."""

@@ -1,0 +1,84 @@
+"""nanotron's YAML: keys as in huggingface/nanotron src/nanotron/config/config.py and its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any, Final
+
+from simulator.configs.rules import MODEL, Leave, Reading, Rule, Use, flag, negated, one_of, whole, words
+from simulator.models.hf import model_from_config
+
+_LEARNS: Final = Leave("learning rates and their like: every step takes as long")
+_LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
+_FILES: Final = Leave("where checkpoints are and how they are written")
+_DATA: Final = Leave("data is loaded beside the steps; --set step_host_s gives what waits for it")
+
+KINDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"is_llama_config": "llama", "is_qwen2_config": "qwen2", "is_starcoder2_config": "starcoder2"}
+)
+"""Switches of ``model.model_config`` that say which family its keys are of."""
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "parallelism.dp": Use("dp", whole),
+        "parallelism.tp": Use("tp", whole),
+        "parallelism.pp": Use("pp", whole),
+        "parallelism.context_parallel_size": Use("cp", whole),
+        "parallelism.expert_parallel_size": Use("ep", whole),
+        "parallelism.pp_engine": Use("schedule", words(**{"1f1b": "1f1b", "afab": "gpipe"})),
+        "parallelism.tp_mode": Use("sequence_parallel", words(REDUCE_SCATTER=True, ALL_REDUCE=False)),
+        "parallelism.tp_linear_async_communication": Use("convention.overlap_tp_backward", flag),
+        "parallelism.tp_recompute_allgather": Use("convention.keeps_gathered_inputs", negated),
+        "parallelism.recompute_layer": Use("recompute", lambda value: "full" if flag(value) else "none"),
+        "parallelism": Leave("how parallelism is set up; not how long a step takes"),
+        "tokens.micro_batch_size": Use("micro_batch", whole),
+        "tokens.batch_accumulation_per_replica": Use("accumulation", whole),
+        "tokens.sequence_length": Use("seq_len", whole),
+        "tokens.train_steps": Leave("how many steps, not how long one takes: goodput --tokens"),
+        "tokens": _LOGS,
+        "model.dtype": Use("precision", words(bfloat16="bf16", float16="fp16", float32="fp32")),
+        "model.ddp_bucket_cap_mb": Use("convention.bucket_mib", float),
+        "model.make_vocab_size_divisible_by": Use("pad_vocab_to", whole),
+        "model.model_config": Use("shape"),
+        "model": Leave("how weights are made; not how long a step takes"),
+        "optimizer.zero_stage": Use("sharding", one_of({0: "ddp", 1: "zero1"})),
+        "optimizer.accumulate_grad_in_fp32": Use("fp32_gradients", flag),
+        "optimizer.clip_grad": Use("convention.grad_norm", lambda value: value is not None and value > 0),
+        "optimizer": _LEARNS,
+        "checkpoints": _FILES,
+        "s3_upload": _FILES,
+        "data_stages": _DATA,
+        "tokenizer": _DATA,
+        **dict.fromkeys(("general", "logging", "profiler", "lighteval", "metrics_logging"), _LOGS),
+    }
+)
+"""What each key means."""
+
+
+def flat(document: Mapping[str, Any], flattened: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *flattened* with the shape of the model as one setting, which a reader of its own takes."""
+    inside = "model.model_config."
+    found = {key: value for key, value in flattened.items() if not key.startswith(inside)}
+    shape = (document.get("model") or {}).get("model_config")
+    return found | ({inside.rstrip("."): shape} if shape else {})
+
+
+def finish(reading: Reading, given: Mapping[str, Any]) -> None:
+    """Add nanotron's defaults, and read the model as Hugging Face would."""
+    facts = reading.facts
+    reading.assume("framework", "nanotron", "whose file this is")
+    reading.assume("sharding", "zero1", "optimizer.zero_stage")
+    reading.assume("precision", "bf16", "model.dtype")
+    reading.assume("accumulation", 1, "batch_accumulation_per_replica")
+    if "model.dropout" in facts or given.get("model"):
+        facts.pop("shape", None)
+    shape = facts.pop("shape", None)
+    multiple = facts.pop("pad_vocab_to", 1) * facts.get("tp", 1)
+    if shape is not None:
+        kind = next((kind for switch, kind in KINDS.items() if shape.get(switch)), "llama")
+        config = {"model_type": kind, "_name_or_path": reading.where, **shape}
+        model = asdict(model_from_config(config, where=f"{reading.where}: model.model_config"))
+        model["vocab"] = -(-model["vocab"] // multiple) * multiple
+        facts |= {MODEL + name: value for name, value in model.items() if name not in ("name", "source")}

@@ -1,0 +1,138 @@
+"""Reads configurations of other tools: which settings follow, what was used, what was left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from simulator.config import read_config
+from simulator.configs import accelerate, deepspeed, megatron, megatron_rules, nanotron, torchtitan
+from simulator.configs.documents import MODEL_CONFIG, NATIVE, Document, open_document
+from simulator.configs.rules import Reading, Rule, apply, flattened
+from simulator.configs.settle import settled
+from simulator.errors import ConfigError
+
+Flat = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+class Tool(NamedTuple):
+    """How the files of a tool are read.
+
+    Attributes:
+        title: what it is called.
+        rules: what each setting means.
+        finish: adds what the tool does where its file says nothing.
+        flat: last changes to the settings by path.
+    """
+
+    title: str
+    rules: Mapping[str, Rule]
+    finish: Callable[[Reading, Mapping[str, Any]], None]
+    flat: Flat = lambda document, flat: flat
+
+
+TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
+    {
+        "accelerate": Tool("Accelerate", accelerate.RULES, accelerate.finish),
+        "deepspeed": Tool("DeepSpeed", deepspeed.RULES, deepspeed.finish),
+        "megatron": Tool("Megatron-LM", megatron_rules.RULES, megatron.finish),
+        "nanotron": Tool("nanotron", nanotron.RULES, nanotron.finish, nanotron.flat),
+        "torchtitan": Tool("torchtitan", torchtitan.RULES, torchtitan.finish),
+    }
+)
+"""Tools whose files are read, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What files say.
+
+    Attributes:
+        settings: for ``simulator.config.job_from``.
+        readings: what became of each setting, file by file; none of a ``run.toml`` or a ``config.json``.
+    """
+
+    settings: dict[str, Any]
+    readings: tuple[Reading, ...]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the readings as plain JSON types."""
+        return [
+            {
+                "file": reading.where,
+                "tool": TOOLS[reading.tool].title,
+                **{
+                    name: [one._asdict() for one in getattr(reading, name)]
+                    for name in ("used", "ignored", "assumed")
+                },
+            }
+            for reading in self.readings
+        ]
+
+
+def read_files(paths: Sequence[str | Path], given: Mapping[str, Any]) -> Imported:
+    """Return the settings in files of any tool, with flags that were *given* in their place.
+
+    Args:
+        paths: a ``run.toml``, a model's ``config.json``, or what ``TOOLS`` have; several complete each other.
+        given: settings by name that go before those of the files; None is not given.
+
+    Raises:
+        ConfigError: a file cannot be read, is nobody's, or contradicts itself, another, or a flag.
+    """
+    return read_documents([open_document(path) for path in paths], given)
+
+
+def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> Imported:
+    """Return the settings in *documents*, as ``read_files`` does.
+
+    Raises:
+        ConfigError: a document contradicts itself, another, or a flag.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    known = {**given}
+    for document in documents:
+        if document.tool == MODEL_CONFIG:
+            known.setdefault("model", str(document.path))
+    facts: dict[str, Any] = {}
+    readings: list[Reading] = []
+    for document in documents:
+        if document.tool == MODEL_CONFIG:
+            found: Mapping[str, Any] = {"model": known["model"]}
+        elif document.tool == NATIVE:
+            found = read_config(document.path)
+        else:
+            readings.append(_reading(document, known))
+            found = readings[-1].facts
+        _join(facts, found, document.path)
+    if not readings:  # nothing foreign: as it always was
+        return Imported({**_replaced(facts, given), **given}, ())
+    where = ", ".join(reading.where for reading in readings)
+    return Imported(settled({**facts, **known}, given, where), tuple(readings))
+
+
+def _replaced(facts: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *facts* without GPUs and replicas if a flag gives one of them: it replaces both."""
+    both = ("dp", "gpus")
+    return {name: value for name, value in facts.items() if not (name in both and set(both) & set(given))}
+
+
+def _reading(document: Document, known: Mapping[str, Any]) -> Reading:
+    """Return what a file of a tool says, completed by what the tool does of itself."""
+    tool = TOOLS[document.tool]
+    content = document.content
+    flat = tool.flat(content, flattened(content))
+    reading = apply(tool.rules, flat, document.tool, document.path.name)
+    tool.finish(reading, known)
+    return reading
+
+
+def _join(facts: dict[str, Any], more: Mapping[str, Any], path: Path) -> None:
+    """Add *more* facts. Raises ConfigError if another file has said something else."""
+    for name, value in more.items():
+        if name in facts and facts[name] != value:
+            raise ConfigError(f"{path} says {name} is {value!r}, another file {facts[name]!r}: leave one out")
+        facts[name] = value

@@ -1,0 +1,231 @@
+"""What a setting of another tool means here: rules, one per setting, and how a document is read with them.
+
+A reader is a table from the name of a setting to a rule. ``Use`` gives a *fact*: a setting of a job by its
+name, a field of the model (``model.hidden``), a convention of the framework (``convention.async_tp``), or one
+of ``SETTLED``, from which ``simulator.configs.settle`` works out settings. ``Leave`` says why a setting does
+not count. Nothing is dropped in silence: what no rule knows is listed as such.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from simulator.errors import ConfigError
+
+MODEL: Final = "model."
+CONVENTION: Final = "convention."
+
+SETTLED: Final = (
+    *("nodes", "gpus_per_node", "accumulation", "local_batch", "shard_degree", "replicate_degree"),
+    *("offload_optimizer", "offload_states", "offload_activations", "layers_per_virtual_stage"),
+    *("pad_vocab_to", "first_stage_layers", "last_stage_layers", "distributed", "form"),
+)
+"""Facts that are no settings, but settle some."""
+
+UNKNOWN: Final = "not a setting that this reader knows"
+
+
+class Use(NamedTuple):
+    """The setting counts.
+
+    Attributes:
+        fact: what it gives.
+        read: turns its value into that of the fact; None says that nothing follows, a ``Leave`` that it does
+            not count after all. Raises ValueError with the values that would work.
+    """
+
+    fact: str
+    read: Callable[[Any], Any] = lambda value: value
+
+
+class Leave(NamedTuple):
+    """The setting does not count.
+
+    Attributes:
+        reason: why.
+    """
+
+    reason: str
+
+
+Rule = Use | Leave
+
+
+class Used(NamedTuple):
+    """A setting that counted: what it was called and said, and what it gave here."""
+
+    key: str
+    value: Any
+    fact: str
+    gave: Any
+
+
+class Ignored(NamedTuple):
+    """A setting that did not count, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+class Assumed(NamedTuple):
+    """What the file does not say, and what was taken instead, and why."""
+
+    fact: str
+    value: Any
+    reason: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a file said.
+
+    Attributes:
+        tool: whose file it is, a key of ``simulator.configs.read.TOOLS``.
+        where: the file.
+        facts: what it gives, by name.
+        used, ignored, assumed: what became of its settings.
+    """
+
+    tool: str
+    where: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    used: list[Used] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
+    assumed: list[Assumed] = field(default_factory=list)
+
+    def assume(self, fact: str, value: Any, reason: str) -> None:
+        """Take *value* for a fact that the file does not give."""
+        if fact not in self.facts:
+            self.facts[fact] = value
+            self.assumed.append(Assumed(fact, value, reason))
+
+
+def words(**allowed: Any) -> Callable[[Any], Any]:
+    """Return a reader of a word that is one of *allowed*, case and dashes aside.
+
+    >>> words(full="fsdp")("FULL")
+    'fsdp'
+    """
+    spelled = {_plain(word): value for word, value in allowed.items()}
+
+    def read(value: Any) -> Any:
+        if _plain(value) not in spelled:
+            raise ValueError(f"one of {', '.join(allowed)}")
+        return spelled[_plain(value)]
+
+    return read
+
+
+def one_of(allowed: Mapping[Any, Any]) -> Callable[[Any], Any]:
+    """Return a reader of a value that is one of the keys of *allowed*."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, bool) or value not in allowed:
+            raise ValueError(f"one of {', '.join(map(str, allowed))}")
+        return allowed[value]
+
+    return read
+
+
+def whole(value: Any) -> int:
+    """Return a whole number from 1 on; text and round floats (``5e8``) are read as such."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if isinstance(value, bool) or number < 1 or number != int(number):
+        raise ValueError("a whole number from 1 on")
+    return int(number)
+
+
+def flag(value: Any) -> bool:
+    """Return true or false, also as text."""
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise ValueError("true or false")
+
+
+def negated(value: Any) -> bool:
+    """Return the opposite of a flag."""
+    return not flag(value)
+
+
+def apply(rules: Mapping[str, Rule], flat: Mapping[str, Any], tool: str, where: str) -> Reading:
+    """Return what *flat*, settings by name, says by *rules*.
+
+    A rule of the name of a table (``optimizer``) holds for all settings in it that have none of their own.
+
+    Raises:
+        ConfigError: a setting has a value that it cannot have, or two settings contradict each other.
+    """
+    reading, giver = Reading(tool, where), dict[str, str]()
+    for key, value in flat.items():
+        rule = _rule(rules, key)
+        if value is None:
+            rule = Leave("empty")
+        elif value == "auto":
+            rule = Leave("auto: the training script decides it; give it as a flag")
+        if isinstance(rule, Use):
+            gave = _read(rule, key, value, where)
+            if isinstance(gave, Leave):
+                rule = gave
+            else:
+                _give(reading, giver, key, rule.fact, gave)
+                reading.used.append(Used(key, value, rule.fact, gave))
+        if isinstance(rule, Leave):
+            reading.ignored.append(Ignored(key, value, rule.reason))
+    return reading
+
+
+def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings of nested tables by their path, ``zero_optimization.stage``."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _rule(rules: Mapping[str, Rule], key: str) -> Rule:
+    """Return the rule of *key*, or of the innermost table around it that has one."""
+    if key in rules:
+        return rules[key]
+    around = key
+    while "." in around:
+        around = around.rpartition(".")[0]
+        if isinstance(rule := rules.get(around), Leave):
+            return rule
+    near = difflib.get_close_matches(key, rules, n=1, cutoff=0.85)
+    return Leave(f"{UNKNOWN}; did you mean {near[0]}?" if near else UNKNOWN)
+
+
+def _read(rule: Use, key: str, value: Any, where: str) -> Any:
+    try:
+        return rule.read(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {key} = {value!r}: {error}") from None
+
+
+def _give(reading: Reading, giver: dict[str, str], key: str, fact: str, gave: Any) -> None:
+    """Note a fact; two settings may give the same one if they agree."""
+    if gave is None:
+        return
+    if fact in reading.facts and reading.facts[fact] != gave:
+        raise ConfigError(
+            f"{reading.where}: {giver[fact]} and {key} contradict each other: they say {fact} is "
+            f"{reading.facts[fact]!r} and {gave!r}; leave one out"
+        )
+    reading.facts[fact] = gave
+    giver[fact] = key
+
+
+def _plain(word: Any) -> str:
+    return str(word).lower().replace("-", "_")

@@ -1,0 +1,192 @@
+"""Turns the facts of foreign configurations into settings of a job, or says which contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.config import CONVENTIONS, KINDS, SHAPE
+from simulator.configs.rules import CONVENTION, MODEL
+from simulator.errors import ConfigError
+from simulator.job import near_multiples
+from simulator.models.sources import load_model
+
+_PLACES: Final = {"cpu": "host", "nvme": "nvme"}
+
+
+def settled(facts: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings that *facts* and flags that were *given* come to; flags go before.
+
+    Args:
+        facts: as ``simulator.configs.rules.Reading`` has them.
+        given: settings by name.
+        where: what to call the files in messages.
+
+    Raises:
+        ConfigError: sizes contradict each other; the message has the nearest that do not.
+    """
+    facts = dict(facts)
+    if {"gpus", "dp"} & set(given):
+        for name in ("gpus", "dp", "nodes", "gpus_per_node"):
+            facts.pop(name, None)
+    if "virtual_stages" in given:
+        facts.pop("layers_per_virtual_stage", None)
+    if "global_batch" in given:
+        facts.pop("accumulation", None)
+    facts |= given
+    _gpus(facts)
+    _replicas(facts, where)
+    _batch(facts, where)
+    _stages(facts, where)
+    _offload(facts)
+    found = {name: value for name, value in facts.items() if name in KINDS}
+    conventions = _named(facts, CONVENTION) | dict(given.get(CONVENTIONS) or {})
+    return {
+        **found,
+        **_shape(facts, given, where),
+        **({CONVENTIONS: conventions} if conventions else {}),
+    }
+
+
+def _shape(facts: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the model that a file describes, named after the file, unless a flag names another."""
+    fields = _named(facts, MODEL)
+    if not fields or "model" in given or SHAPE in given:
+        return {}
+    return {"model": facts.get("model", Path(where).stem), SHAPE: fields}
+
+
+def _named(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in facts.items() if name.startswith(prefix)}
+
+
+def _gpus(facts: dict[str, Any]) -> None:
+    per_node, nodes = facts.pop("gpus_per_node", None), facts.pop("nodes", 1)
+    if per_node and "gpus" not in facts and "dp" not in facts:
+        facts["gpus"] = per_node * nodes
+
+
+def _replicas(facts: dict[str, Any], where: str) -> None:
+    """Find the data-parallel degree: what fills the GPUs, or shards times copies."""
+    shards, copies = facts.pop("shard_degree", None), facts.pop("replicate_degree", 1)
+    ranks = {axis: facts.get(axis, 1) for axis in ("tp", "cp", "pp")}
+    replica = ranks["tp"] * ranks["cp"] * ranks["pp"]
+    gpus = facts.get("gpus")
+    if gpus is not None and "dp" not in facts:
+        if gpus % replica or gpus < replica:
+            raise ConfigError(
+                f"{where}: {gpus} GPUs do not factor into tp*cp*pp = "
+                f"{ranks['tp']}*{ranks['cp']}*{ranks['pp']} = {replica} times replicas; "
+                f"{near_multiples(gpus, replica)} GPUs would work"
+            )
+        if shards is not None and gpus // replica != shards * copies:
+            raise ConfigError(
+                f"{where}: {shards} shards times {copies} copies times tp*cp*pp = {replica} are "
+                f"{shards * copies * replica} ranks, not {gpus} GPUs; "
+                f"{gpus // replica // copies or 1} shards, or {shards * copies * replica} GPUs, would work"
+            )
+        facts["dp"] = gpus // replica
+    elif shards is not None and "dp" not in facts:
+        facts["dp"] = shards * copies
+    if copies > 1 and facts.get("sharding") == "fsdp" and (dp := facts.get("dp")):
+        if dp % copies:
+            raise ConfigError(
+                f"{where}: {copies} copies do not divide dp={dp}; {near_multiples(dp, copies)} would work"
+            )
+        facts.setdefault("shard_ranks", dp // copies * ranks["cp"])
+
+
+def _batch(facts: dict[str, Any], where: str) -> None:
+    """Find the global batch: micro-batches times accumulation times replicas."""
+    local, steps, dp = facts.pop("local_batch", None), facts.pop("accumulation", None), facts.get("dp")
+    if local is not None and "micro_batch" not in facts:
+        facts["micro_batch"] = local
+    micro, batch = facts.get("micro_batch"), facts.get("global_batch")
+    if local is not None and batch is None and dp:
+        facts["global_batch"] = batch = local * dp
+    if dp is None:
+        return
+    if batch is None and micro is not None:
+        facts["global_batch"] = micro * (steps or 1) * dp
+    elif batch is not None and steps is not None and micro is not None and batch != micro * steps * dp:
+        raise ConfigError(
+            f"{where}: a global batch of {batch} is not micro-batch times accumulation times dp = "
+            f"{micro}*{steps}*{dp} = {micro * steps * dp}"
+            + (f"; accumulation {batch // (micro * dp)}" if batch % (micro * dp) == 0 else "; another batch")
+            + f" or a batch of {micro * steps * dp} would work"
+        )
+    elif batch is not None and micro is None and steps is not None and batch % (steps * dp) == 0:
+        facts["micro_batch"] = batch // (steps * dp)
+    elif batch is not None and batch % ((micro or 1) * dp):
+        chunk = (micro or 1) * dp
+        raise ConfigError(
+            f"{where}: a global batch of {batch} does not divide into micro-batch times dp = "
+            f"{micro or 1}*{dp} = {chunk}; {near_multiples(batch, chunk)} would work"
+        )
+
+
+def _stages(facts: dict[str, Any], where: str) -> None:
+    """Find virtual stages and uneven ends from numbers of layers."""
+    per_stage, pp = facts.pop("layers_per_virtual_stage", None), facts.get("pp", 1)
+    first, last = facts.pop("first_stage_layers", None), facts.pop("last_stage_layers", None)
+    layers = facts.get(MODEL + "n_layers", facts.get(SHAPE, {}).get("n_layers"))
+    if layers is None and facts.get("model") is not None and (per_stage or first or last):
+        layers = load_model(facts["model"]).n_layers
+    if layers is None or pp == 1:
+        return
+    if per_stage:
+        if layers % (pp * per_stage):
+            raise ConfigError(
+                f"{where}: {layers} layers do not divide into {pp} ranks of stages of {per_stage} "
+                f"layers; {near_multiples(layers, pp * per_stage)} layers, "
+                f"or {_divisors(layers, pp)} per stage, would work"
+            )
+        facts["virtual_stages"] = layers // (pp * per_stage)
+    if first or last:
+        facts["layers_per_stage"] = _uneven(layers, pp, first, last, where)
+    virtual = facts.get("virtual_stages") or 1
+    if virtual == 1 and facts.get("schedule") == "interleaved-1f1b":
+        facts |= {"schedule": "1f1b"}
+        facts.pop("virtual_stages", None)
+    elif virtual > 1 and facts.get("framework") == "megatron" and layers % (pp * virtual):
+        raise ConfigError(
+            f"{where}: {layers} layers do not divide into pp*virtual stages = {pp}*{virtual} = "
+            f"{pp * virtual}; {near_multiples(layers, pp * virtual)} layers, "
+            f"or {_divisors(layers, pp)} virtual stages, would work"
+        )
+
+
+def _uneven(layers: int, pp: int, first: int | None, last: int | None, where: str) -> tuple[int, ...]:
+    """Return layers per stage when the ends have a number of their own, the rest evenly."""
+    ends = [n for n in (first, last) if n]
+    inner = pp - len(ends)
+    rest = layers - sum(ends)
+    if inner < 1 or rest < inner or rest % inner:
+        raise ConfigError(
+            f"{where}: {layers} layers with {' and '.join(map(str, ends))} at the ends leave {rest} "
+            f"for {inner} stages; {near_multiples(rest, inner) if inner > 0 else 'more stages'} would work"
+        )
+    return (*([first] if first else []), *([rest // inner] * inner), *([last] if last else []))
+
+
+def _divisors(layers: int, pp: int) -> str:
+    """Return the numbers that the layers of a rank divide into, in words."""
+    share = layers // pp if layers % pp == 0 else layers
+    found = [n for n in range(1, share + 1) if share % n == 0]
+    return ", ".join(map(str, found[:6]))
+
+
+def _offload(facts: dict[str, Any]) -> None:
+    """Turn what is offloaded, one by one, into one of ``simulator.job.OFFLOADS``."""
+    optimizer, states = facts.pop("offload_optimizer", None), facts.pop("offload_states", None)
+    activations = facts.pop("offload_activations", None)
+    place = _PLACES.get(states or optimizer or "")
+    if states and activations:
+        facts["offload"] = "all"
+    elif states or optimizer:
+        facts["offload"] = "states" if states else "optimizer"
+    elif activations:
+        facts["offload"] = "activations"
+    if place:
+        facts["offload_to"] = place

@@ -1,0 +1,195 @@
+"""Reads the arguments out of a launch script, without running it.
+
+Enough of a shell for scripts as people write them around torchrun: variables with defaults, sums, arrays
+that are added to, ``if`` on strings, comments and continued lines. What depends on more (``$1``, files,
+loops) stays as it is written, and a setting whose value is not known is an error that names it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+_ASSIGNMENT: Final = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?=)(.*)$", re.DOTALL)
+_SUM: Final = re.compile(r"\$\(\((.*?)\)\)|\$\[(.*?)\]")
+_VARIABLE: Final = re.compile(
+    r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-((?:[^{}]|\{[^{}]*\})*))?\}|\$([A-Za-z_]\w*)"
+)
+_WHOLE_ARRAY: Final = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
+_PARAMETER: Final = re.compile(r"\$\{\d+:?-([^{}]*)\}")
+_TEST: Final = re.compile(r"^(?:if|elif)\s+\[{1,2}\s+(.*?)\s+\]{1,2}\s*;?\s*(?:then)?$")
+_PROGRAM: Final = re.compile(r"\b(pretrain|train|finetune|torchrun|torch\.distributed|deepspeed)")
+_OF_NUMBERS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
+_COMPARES: Final = {"=": operator.eq, "==": operator.eq, "!=": operator.ne, **_OF_NUMBERS}
+_ARITHMETIC: Final = re.compile(r"[\d\s+*/()%-]+")
+
+
+def arguments(text: str) -> dict[str, str | bool]:
+    """Return the arguments of a launch script or a file of them, by name with dashes; without values, true.
+
+    >>> arguments("torchrun pretrain_gpt.py --tensor_model_parallel_size 4 --bf16")
+    {'tensor-model-parallel-size': '4', 'bf16': True}
+    """
+    variables: dict[str, str] = {}
+    commands: list[str] = []
+    for line in _taken(_logical_lines(text), variables):
+        if (assigned := _ASSIGNMENT.match(line)) is not None:
+            _assign(variables, *assigned.groups())
+        else:
+            commands.append(_expanded(line, variables))
+    found = [line for line in commands if "--" in line and (_PROGRAM.search(line) or line.startswith("--"))]
+    if not found:  # a file that only sets variables: its arrays of arguments
+        found = [value for value in variables.values() if value.lstrip().startswith("--")]
+    return _named(token for line in found for token in _tokens(line))
+
+
+def _named(tokens: Iterator[str]) -> dict[str, str | bool]:
+    """Return arguments by name; several values are joined by blanks."""
+    found: dict[str, str | bool] = {}
+    name = None
+    for token in tokens:
+        if token.startswith("--") and len(token) > 2:
+            name, equals, value = token[2:].partition("=")
+            name = name.replace("_", "-")
+            found[name] = value if equals else True
+        elif (token.startswith("-") and not re.match(r"-[\d.]", token)) or token.endswith(".py"):
+            name = None
+        elif name is not None:
+            before = found[name]
+            found[name] = token if before is True else f"{before} {token}"
+    return found
+
+
+def _tokens(line: str) -> list[str]:
+    try:
+        tokens = shlex.split(line, comments=True)
+    except ValueError:  # a quote that ends elsewhere
+        tokens = line.replace('"', " ").replace("'", " ").split()
+    return [part for token in tokens for part in (token.split() if token.startswith("--") else [token])]
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yield lines with continuations and arrays joined, comments left out."""
+    open_until, held = "", ""
+    for raw in text.splitlines():
+        line = re.sub(r"(^|\s)#.*$", "", raw).rstrip()
+        held = f"{held} {line.removesuffix(chr(92)).strip()}".strip()
+        if not open_until:
+            start = _ASSIGNMENT.match(held)
+            value = start.group(3) if start else ""
+            if value.startswith("(") and not value.rstrip().endswith(")"):
+                open_until = ")"
+            elif value.count('"') == 1 and value.startswith('"'):
+                open_until = '"'
+        elif line.rstrip().endswith(open_until):
+            open_until = ""
+        if not open_until and not line.endswith(chr(92)):
+            if held:
+                yield held
+            held = ""
+    if held:
+        yield held
+
+
+def _taken(lines: Iterator[str], variables: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of branches that are taken; a test that cannot be told is taken as false."""
+    branches: list[list[bool]] = []  # of each open ``if``: whether this branch runs, whether one has run
+    for line in lines:
+        word = line.split(None, 1)[0]
+        if word in ("if", "elif"):
+            holds = _holds(line, variables)
+            if word == "if":
+                branches.append([holds, holds])
+            elif branches:
+                branches[-1] = [holds and not branches[-1][1], holds or branches[-1][1]]
+        elif word == "else" and branches:
+            branches[-1] = [not branches[-1][1], True]
+        elif word == "fi" and branches:
+            branches.pop()
+        elif word != "then" and all(branch[0] for branch in branches):
+            yield line
+
+
+def _holds(line: str, variables: dict[str, str]) -> bool:
+    """Return whether a test of strings holds."""
+    found = _TEST.match(line)
+    if found is None:
+        return False
+    parts = _tokens(_expanded(found.group(1), variables))
+    if len(parts) == 3 and parts[1] in _COMPARES:
+        left, how, right = parts
+        numbers = how in _OF_NUMBERS
+        if numbers and not (left.isdecimal() and right.isdecimal()):
+            return False
+        return bool(_COMPARES[how](*(map(int, (left, right)) if numbers else (left, right))))
+    value = parts[1] if len(parts) > 1 else ""
+    if parts[:1] == ["-n"]:
+        return bool(value) and not value.startswith("$")
+    return parts[:1] == ["-z"] and not value
+
+
+def _assign(variables: dict[str, str], name: str, how: str, value: str) -> None:
+    value = value.strip()
+    if (value.startswith("(") and value.endswith(")")) or (
+        len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    ):
+        value = value[1:-1]
+    value = _expanded(value, variables).strip()
+    variables[name] = f"{variables.get(name, '')} {value}".strip() if how == "+=" else value
+
+
+def _expanded(text: str, variables: dict[str, str]) -> str:
+    """Return *text* with variables and sums in place of their names; unknown names stay."""
+    text = _WHOLE_ARRAY.sub(r"\1", text)
+    for _ in range(4):  # defaults may hold variables
+        before = text
+        text = _PARAMETER.sub(lambda found: found.group(1).strip("\"'"), text)
+        text = _VARIABLE.sub(lambda found: _value(found, variables), text)
+        text = _SUM.sub(lambda found: _sum(found.group(1) or found.group(2), variables), text)
+        if text == before:
+            break
+    return text
+
+
+def _value(found: re.Match[str], variables: dict[str, str]) -> str:
+    name, default = found.group(1) or found.group(3), found.group(2)
+    if name in variables:
+        return variables[name]
+    return default.strip("\"'") if default is not None else found.group(0)
+
+
+def _sum(expression: str, variables: dict[str, str]) -> str:
+    """Return the value of whole-number arithmetic, which is all that scripts use; else the text as it is."""
+    text = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found.group(0), found.group(0)), expression)
+    if not _ARITHMETIC.fullmatch(text) or "**" in text:
+        return f"$(({expression}))"
+    return str(_evaluated(text))
+
+
+def _evaluated(text: str) -> int | str:
+    """Return the value of sums, products and quotients of whole numbers."""
+    kinds = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod}
+    kinds[ast.Div] = operator.floordiv
+
+    def value(node: ast.AST) -> int:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in kinds:
+            return int(kinds[type(node.op)](value(node.left), value(node.right)))
+        raise ValueError(text)
+
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return text

@@ -1,0 +1,168 @@
+"""Writes a job for other tools, and says what they cannot express: by reading it back."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from simulator.config import CONVENTIONS, SHAPE, job_from, job_settings
+from simulator.configs import write_megatron, write_tables
+from simulator.configs.documents import Document, parse_yaml
+from simulator.configs.read import read_documents
+from simulator.configs.shell import arguments
+from simulator.configs.torchtitan import FLAVORS
+from simulator.errors import SimulationError
+from simulator.job import Job
+from simulator.models.sources import model_fields
+
+
+class Target(NamedTuple):
+    """A tool that jobs are written for.
+
+    Attributes:
+        file: what its file is usually called.
+        write: returns the text of a job.
+        parse: reads the text; None where nothing does.
+        asks: settings that belong to the training script, and have to be given beside the file.
+        framework: whose conventions hold when it runs.
+    """
+
+    file: str
+    write: Callable[[Job], str]
+    parse: Callable[[str], Mapping[str, Any]] | None = None
+    asks: tuple[str, ...] = ()
+
+
+_SCRIPT: Final = ("model", "seq_len", "micro_batch", "global_batch")
+
+TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
+    {
+        "megatron": Target("train.sh", write_megatron.text, arguments),
+        "torchtitan": Target("torchtitan.toml", write_tables.torchtitan, tomllib.loads, ("gpus",)),
+        "deepspeed": Target(
+            "ds_config.json", write_tables.deepspeed, json.loads, ("model", "seq_len", "recompute", "gpus")
+        ),
+        "accelerate": Target("accelerate.yaml", write_tables.accelerate, parse_yaml, _SCRIPT),
+        "fsdp2": Target("fsdp2.py", write_tables.fsdp2),
+    }
+)
+"""Tools that jobs are written for, by name."""
+
+_OURS: Final = (
+    *("cluster", "gpus", "stragglers", "link_changes", "samples", "seed", "compute_jitter", "steps"),
+    *("network_jitter", "rank_jitter", "overlap_slowdown", "placement", "nccl_algo", "nccl_proto"),
+    *("expert_imbalance", "checkpoint_every", "checkpoint_bytes_per_s", "dp", CONVENTIONS, SHAPE),
+)
+"""Settings that say where or how to simulate, not what to run; and ``dp``, which follows from the others."""
+
+
+class Difference(NamedTuple):
+    """What a tool would do otherwise: a setting, what was asked for, and what its file gives."""
+
+    setting: str
+    asked: Any
+    gives: Any
+
+
+class Written(NamedTuple):
+    """A job as a tool takes it.
+
+    Attributes:
+        target: a key of ``TARGETS``.
+        text: of its file.
+        differences: what the tool cannot be told, or would do otherwise.
+        asks: settings that the training script has to be given, by name.
+    """
+
+    target: str
+    text: str
+    differences: tuple[Difference, ...]
+    asks: dict[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        """Return all of it as plain JSON types."""
+        return {**self._asdict(), "differences": [one._asdict() for one in self.differences]}
+
+
+def written(job: Job, target: str) -> Written:
+    """Return *job* as the tool *target* takes it."""
+    found = TARGETS[target]
+    text = found.write(job)
+    wanted = job_settings(job)
+    asks = {name: wanted[name] for name in found.asks if name in wanted}
+    if target == "torchtitan" and job.model.name not in FLAVORS.values():
+        asks["model"] = job.model.name
+    differences = () if found.parse is None else tuple(_differences(job, target, text, asks))
+    return Written(target, text, differences, asks)
+
+
+def read_back(job: Job, target: str, text: str, asks: Mapping[str, Any]) -> Job:
+    """Return the job that the tool's *text* describes on the machine of *job*.
+
+    Raises:
+        SimulationError: the text describes none that can run there.
+    """
+    parse = TARGETS[target].parse
+    content = parse(text) if parse is not None else {}
+    document = Document(target, Path(TARGETS[target].file), content)
+    given = {"cluster": "dgx-h100", "gpus": job.cluster.n_gpus, **asks}
+    if "model" in asks:
+        given |= {"model": job.model.name, SHAPE: model_fields(job.model)}
+    found = job_from(read_documents([document], given).settings)
+    return replace(found, cluster=job.cluster)
+
+
+def _differences(job: Job, target: str, text: str, asks: Mapping[str, Any]) -> list[Difference]:
+    try:
+        back = read_back(job, target, text, asks)
+    except SimulationError as error:
+        return [Difference("layout", " ".join(f"{a}{n}" for a, n in job.layout.degrees.items()), str(error))]
+    found = []
+    wanted, gives = job_settings(job), job_settings(back)
+    for name in dict.fromkeys([*wanted, *gives]):
+        if name in (*_OURS, "model", "framework") or _same(name, job, back):
+            continue
+        found.append(Difference(name, wanted.get(name), gives.get(name)))
+    return found + _of_model(job, back) + _of_profile(job, back)
+
+
+def _same(name: str, job: Job, back: Job) -> bool:
+    """Return whether a setting comes to the same: the schedule of no pipeline does."""
+    if name in ("schedule", "virtual_stages", "overlap_p2p", "overlap_pairs", "deallocate_outputs") and (
+        job.layout.pp == 1
+    ):
+        return True
+    if name == "sequence_parallel" and job.layout.tp == 1:
+        return True
+    if name == "sharding" and job.layout.dp * job.layout.cp == 1:
+        return True
+    if name in ("pp", "cp", "tp", "ep"):
+        return bool(getattr(job.layout, name) == getattr(back.layout, name))
+    wanted, gives = (getattr(one, name, None) for one in (job, back))
+    if name == "sharding":
+        return {wanted, gives} == {"zero3", "fsdp"} or wanted == gives
+    return bool((wanted or None) == (gives or None))
+
+
+def _of_model(job: Job, back: Job) -> list[Difference]:
+    wanted, gives = asdict(job.model), asdict(back.model)
+    return [
+        Difference(f"model.{name}", wanted[name], gives[name])
+        for name in wanted
+        if name not in ("name", "source") and wanted[name] != gives[name]
+    ]
+
+
+def _of_profile(job: Job, back: Job) -> list[Difference]:
+    """Return conventions that the file would set otherwise than the job has them."""
+    named = dict(back.conventions)
+    return [
+        Difference(name, getattr(job.profile, name), value)
+        for name, value in named.items()
+        if getattr(job.profile, name) != value
+    ]

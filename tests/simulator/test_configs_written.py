@@ -1,0 +1,127 @@
+"""What is written for a tool and read back is the same job, or what differs is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.config import job_from
+from simulator.configs.write import TARGETS, read_back, written
+from simulator.errors import SimulationError
+from simulator.job import Job
+
+READ_BACK = tuple(name for name, target in TARGETS.items() if target.parse is not None)
+BASE: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 64, "global_batch": 256, "seq_len": 4096}
+
+
+def job(**given: Any) -> Job:
+    """Return a job on 64 GPUs."""
+    return job_from({**BASE, "model": "llama3-8b", **given})
+
+
+def skip_without_yaml(target: str) -> None:
+    """Skip a test of YAML where nothing reads it."""
+    if target == "accelerate":
+        pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+
+EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
+    ("megatron", {"tp": 8, "pp": 4, "schedule": "interleaved-1f1b", "virtual_stages": 4}),
+    ("megatron", {"tp": 2, "cp": 2, "recompute": "full", "recompute_layers": 4, "pp": 4}),
+    ("megatron", {"sharding": "fsdp", "recompute": "selective", "micro_batch": 2}),
+    ("megatron", {"model": "mixtral-8x7b", "ep": 8, "sharding": "zero1"}),
+    ("megatron", {"model": "gpt3-175b", "tp": 8, "pp": 8, "precision": "fp16"}),
+    ("megatron", {"model": "deepseek-v2-lite", "ep": 8, "conventions": {"overlap_param_gather": True}}),
+    ("megatron", {"tp": 4, "sequence_parallel": False, "fp8": True, "recipe": "current"}),
+    ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 9, 7), "offload": "optimizer"}),
+    ("torchtitan", {"sharding": "fsdp", "framework": "torchtitan", "tp": 4, "recompute": "full"}),
+    ("torchtitan", {"sharding": "fsdp", "framework": "torchtitan", "shard_ranks": 8, "micro_batch": 2}),
+    ("torchtitan", {"sharding": "ddp", "framework": "torchtitan", "recompute": "selective"}),
+    (
+        "torchtitan",
+        {
+            "sharding": "fsdp",
+            "framework": "torchtitan",
+            "pp": 4,
+            "schedule": "interleaved-1f1b",
+            "virtual_stages": 2,
+            "recompute": "full",
+            "recompute_every": 2,
+            "offload": "states",
+        },
+    ),
+    ("deepspeed", {"sharding": "zero1", "framework": "megatron-deepspeed", "micro_batch": 2}),
+    ("deepspeed", {"sharding": "zero3", "framework": "megatron-deepspeed", "offload": "states"}),
+    ("deepspeed", {"sharding": "zero2", "framework": "megatron-deepspeed", "offload": "optimizer", "tp": 2}),
+    (
+        "accelerate",
+        {
+            "sharding": "fsdp",
+            "framework": "torchtitan",
+            "recompute": "full",
+            "conventions": {"reduces_in_16_bit": True},
+        },
+    ),
+    ("accelerate", {"sharding": "ddp", "framework": "torchtitan"}),
+]
+
+
+@pytest.mark.parametrize(("target", "given"), EXPRESSIBLE)
+def test_what_a_tool_can_express_comes_back_as_it_was(target: str, given: dict[str, Any]) -> None:
+    skip_without_yaml(target)
+    asked = job(**given)
+    made = written(asked, target)
+    assert made.differences == ()
+    back = read_back(asked, target, made.text, made.asks)
+    assert back.layout == asked.layout
+    assert back.profile == asked.profile
+    assert back.model.n_params == asked.model.n_params
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]),
+    micro_batch=st.sampled_from([1, 2]),
+    sharding=st.sampled_from(["ddp", "zero1", "zero2", "zero3", "fsdp"]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    schedule=st.sampled_from(["1f1b", "interleaved-1f1b", "zb-v", "gpipe"]),
+    target=st.sampled_from(READ_BACK),
+)
+def test_nothing_is_lost_in_silence(target: str, **given: Any) -> None:
+    """Whatever a tool is not told is among the differences: layout, batch, sharding, recomputation."""
+    skip_without_yaml(target)
+    try:
+        asked = job(**given)
+    except SimulationError:
+        return
+    made = written(asked, target)
+    named = {one.setting for one in made.differences}
+    if "layout" in named:
+        return
+    back = read_back(asked, target, made.text, made.asks)
+    for name in ("tp", "pp", "cp"):
+        assert (getattr(back.layout, name) == getattr(asked.layout, name)) != (name in named)
+    for name in ("global_batch", "micro_batch", "seq_len", "recompute", "precision"):
+        assert (getattr(back, name) == getattr(asked, name)) != (name in named)
+
+
+def test_a_schedule_that_a_tool_lacks_is_said() -> None:
+    made = written(job(pp=4, schedule="zb-v"), "megatron")
+    assert [(one.setting, one.asked, one.gives) for one in made.differences] == [("schedule", "zb-v", "1f1b")]
+
+
+def test_a_layout_that_a_file_cannot_hold_is_said() -> None:
+    (difference,) = written(job(pp=4, framework="megatron-deepspeed"), "deepspeed").differences
+    assert difference.setting == "layout"
+
+
+def test_fsdp2_is_code_that_compiles_and_names_every_axis() -> None:
+    text = written(job(sharding="fsdp", framework="torchtitan", tp=8, shard_ranks=4), "fsdp2").text
+    compile(text, "fsdp2.py", "exec")
+    assert "(2, 4, 8), mesh_dim_names=('dp_replicate', 'dp_shard', 'tp')" in text
+    assert "torchrun --nnodes 8 --nproc-per-node 8" in text
