@@ -17,6 +17,7 @@ SELECTIVE: Final = ("core", "operations")
 SPLITS: Final = ("even", "cost")
 WRAPS: Final = ("block", "model")
 CONTEXTS: Final = ("all_gather", "ring", "ulysses")
+DISPATCHES: Final = ("copies", "once")
 
 EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -76,6 +77,8 @@ class Framework:
             the next stage, which gathers it.
         context: how context-parallel ranks see all keys: keys and values are gathered (``"all_gather"``),
             passed around beside the products (``"ring"``), or heads are dealt out (``"ulysses"``).
+        expert_dispatch: what the exchange before and after experts sends: every one of the ``"copies"`` of a
+            token, or a token ``"once"`` to each GPU, and to each node, that has any of its experts (DeepEP).
         wrap: what is gathered at once under full sharding, a ``"block"`` or the whole ``"model"``.
         prefetch_forward, prefetch_backward: the next unit is gathered while this one computes.
         reshard_after_forward: gathered parameters are freed after forward, and gathered again for backward.
@@ -116,6 +119,7 @@ class Framework:
     overlap_tp_backward: bool = True
     p2p_scattered: bool = False
     context: str = "all_gather"
+    expert_dispatch: str = "copies"
     wrap: str = "block"
     prefetch_forward: bool = True
     prefetch_backward: bool = True
@@ -128,7 +132,13 @@ class Framework:
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        choices = {"selective": SELECTIVE, "split": SPLITS, "wrap": WRAPS, "context": CONTEXTS}
+        choices = {
+            "selective": SELECTIVE,
+            "split": SPLITS,
+            "wrap": WRAPS,
+            "context": CONTEXTS,
+            "expert_dispatch": DISPATCHES,
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise JobError(

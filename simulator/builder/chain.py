@@ -18,6 +18,13 @@ from simulator.workload.ops import Block, Comm, Op, Phase
 KINDS: Final = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """Phase of a block that each kind of action goes through."""
 
+EP: Final = STREAMS.index("ep")
+ROUTES: Final = ("forward", "recompute")
+"""Phases in which the host has to know how many tokens go where, and waits for the router to say so.
+
+Megatron-LM ``moe/token_dispatcher.py``, ``cuda_sync_point``; ``experts.py``, ``tokens_per_expert.tolist()``.
+"""
+
 
 @dataclass(slots=True)
 class _Piece:
@@ -109,6 +116,8 @@ class Chains:
                 launch = Task(HOST, Label("host", "launch", block.name), launch_ns, layer=block.layer)
                 after.append(template.add(launch, template.synchronized))
                 template.synchronized = ()
+            if template.launches and task.stream == EP and phase in ROUTES:
+                template.synchronized = tuple(after)
             numbers.append(template.add(task, after))
         template.tails = tuple(placed(line.tails))
 
@@ -147,7 +156,7 @@ class Chains:
         comm = piece.comm
         if comm is not None:
             label = Label("collective", comm.kind, name, comm.axis, comm.dtype)
-            message = Message(comm.kind, comm.axis, comm.size_bytes, comm.dtype)
+            message = Message(comm.kind, comm.axis, comm.size_bytes, comm.dtype, top_k=comm.top_k)
             return Task(STREAMS.index(comm.axis), label, message=message)
         return Task(
             COMPUTE,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.builder.groups import Groups
 from simulator.program import Int32Array, Int64Array, Transfer
+from simulator.workload.dispatch import Routing
 from traces.layout import Group
 
 
@@ -23,6 +24,7 @@ class Message(NamedTuple):
         dtype: of the elements.
         peer_pp: p2p: pipeline rank at the other end.
         boundary: p2p: the stage before which it crosses over, in either direction.
+        top_k: copies of each token, if a GPU and a node get a token once, see ``workload.ops.Comm``.
     """
 
     kind: str
@@ -31,6 +33,7 @@ class Message(NamedTuple):
     dtype: str
     peer_pp: int = -1
     boundary: int = -1
+    top_k: int = 0
 
 
 class Network(Protocol):
@@ -41,6 +44,9 @@ class Network(Protocol):
 
     def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
         """Return the cost of one message."""
+
+    def experts(self, routing: Routing, ranks: Sequence[int]) -> Transfer:
+        """Return the cost of a dispatch or combine that sends a token once to a GPU and to a node."""
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
@@ -138,7 +144,10 @@ class Costs:
         return self._alike[key]
 
     def _cost(self, ranks: tuple[int, ...], message: Message) -> Transfer:
-        if message.peer_pp < 0:
+        if message.top_k:
+            routing = Routing(tokens=1, token_bytes=message.size_bytes // message.top_k, top_k=message.top_k)
+            alone = self._network.experts(routing, ranks)
+        elif message.peer_pp < 0:
             alone = self._network.collective(message.kind, message.size_bytes, ranks, message.dtype)
         else:
             alone = self._network.p2p(message.size_bytes, *ranks)

@@ -26,7 +26,7 @@ def job_pairs(job: Job) -> frozenset[Action]:
     """Return the forwards of *job* that run together with the backward after them."""
     if job.overlap_pairs is False:
         return frozenset()
-    return pairs(job.schedule, job.layout.pp, job.n_microbatches)
+    return pairs(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
 
 
 def scatters_p2p(job: Job) -> bool:

@@ -22,7 +22,15 @@ from simulator.schedules.actions import (
     holders,
     in_flight,
 )
-from simulator.schedules.alternating import interleaved_1f1b, one_f_one_b, rounds, zb_h1, zb_h2
+from simulator.schedules.alternating import (
+    combined_1f1b,
+    combined_pairs,
+    interleaved_1f1b,
+    one_f_one_b,
+    rounds,
+    zb_h1,
+    zb_h2,
+)
 from simulator.schedules.folded import dualpipe, dualpipe_pairs, dualpipe_v, dualpipe_v_pairs, zb_v
 from simulator.schedules.one_pass import gpipe, looped_bfs, naive
 from simulator.schedules.table import check, read_csv, read_pairs, write_csv
@@ -60,8 +68,8 @@ class Schedule(NamedTuple):
         fits: whether it allows these ranks and micro-batches.
         needs: the same in words, completed by examples that work.
         two_copies: every stage is held by two ranks, *r* and *p - 1 - r*.
-        pairs: returns the forwards of ``(n_ranks, n_microbatches)`` that run together with the backward
-            after them.
+        pairs: returns the forwards of ``(n_ranks, n_microbatches, virtual_stages)`` that run together with
+            the backward after them.
     """
 
     build: Build
@@ -70,7 +78,7 @@ class Schedule(NamedTuple):
     fits: Fits = lambda *_: True
     needs: str = ""
     two_copies: bool = False
-    pairs: Callable[[int, int], frozenset[Action]] = lambda *_: frozenset()
+    pairs: Callable[[int, int, int], frozenset[Action]] = lambda *_: frozenset()
 
 
 def _rounds_are_alike(n_ranks: int, n_microbatches: int) -> bool:
@@ -87,6 +95,13 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
         "interleaved-1f1b": Schedule(  # Narayanan et al. 2021, arXiv:2104.04473, figure 4
             interleaved_1f1b, 2, is_flexible=True, fits=_rounds_are_alike, needs=_IN_ROUNDS
         ),
+        "combined-1f1b": Schedule(  # Megatron-LM combined_1f1b.py, plain or interleaved
+            combined_1f1b,
+            is_flexible=True,
+            fits=_rounds_are_alike,
+            needs=_IN_ROUNDS,
+            pairs=combined_pairs,
+        ),
         "looped-bfs": Schedule(looped_bfs, 2, is_flexible=True),  # Lamy-Poirier 2022, arXiv:2211.05953
         "zb-h1": Schedule(zb_h1),  # Qi et al. 2023, arXiv:2401.10241, figure 3
         "zb-h2": Schedule(zb_h2),  # the same, figure 3
@@ -100,14 +115,14 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
             fits=lambda p, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
             needs="an even number of ranks, and an even number of micro-batches, at least two per rank",
             two_copies=True,
-            pairs=dualpipe_pairs,
+            pairs=lambda p, m, _: dualpipe_pairs(p, m),
         ),
         "dualpipe-v": Schedule(  # github.com/deepseek-ai/DualPipe
             dualpipe_v,
             2,
             fits=lambda p, m: m >= 2 * p,
             needs="at least two micro-batches per rank",
-            pairs=dualpipe_v_pairs,
+            pairs=lambda p, m, _: dualpipe_v_pairs(p, m),
         ),
     }
 )
@@ -139,7 +154,9 @@ def plan(name: str, n_ranks: int, n_microbatches: int, virtual_stages: int | Non
 
 
 @lru_cache(maxsize=64)
-def pairs(name: str, n_ranks: int, n_microbatches: int) -> frozenset[Action]:
+def pairs(
+    name: str, n_ranks: int, n_microbatches: int, virtual_stages: int | None = None
+) -> frozenset[Action]:
     """Return the forwards of a plan that run together with the backward after them, as in DualPipe.
 
     Raises:
@@ -147,7 +164,8 @@ def pairs(name: str, n_ranks: int, n_microbatches: int) -> frozenset[Action]:
     """
     if name.endswith(".csv"):
         return read_pairs(name)
-    return _known(name).pairs(n_ranks, n_microbatches)
+    schedule = _known(name)
+    return schedule.pairs(n_ranks, n_microbatches, virtual_stages or schedule.virtual_stages)
 
 
 def has_two_copies(name: str) -> bool:

@@ -28,6 +28,34 @@ def interleaved_1f1b(n_ranks: int, n_microbatches: int, virtual_stages: int) -> 
     return _plan(n_ranks, n_microbatches, virtual_stages, warmup_per_hop=2)
 
 
+def combined_1f1b(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
+    """Return the plan of 1F1B whose pairs run as one, each half computing while the other communicates.
+
+    One more warm-up forward than 1F1B or its interleaved form, so that no backward waits for the forward
+    that it is paired with. Reference: Megatron-LM ``combined_1f1b.py``,
+    ``--overlap-moe-expert-parallel-comm``.
+
+    >>> [str(action) for action in combined_1f1b(1, 3, 1)[0]]
+    ['0F0', '0F1', '0B0', '0F2', '0B1', '0B2']
+    """
+    hops = _hops(virtual_stages)
+    return _plan(n_ranks, n_microbatches, virtual_stages, warmup_per_hop=hops, ahead=1)
+
+
+def combined_pairs(n_ranks: int, n_microbatches: int, virtual_stages: int) -> frozenset[Action]:
+    """Return the forwards of ``combined_1f1b`` that run together with the backward after them."""
+    found: list[Action] = []
+    for rank, own in enumerate(combined_1f1b(n_ranks, n_microbatches, virtual_stages)):
+        forwards = [action for action in own if action.kind == "F"]
+        found += forwards[_warmup(rank, n_ranks, n_microbatches, virtual_stages, _hops(virtual_stages)) + 1 :]
+    return frozenset(found)
+
+
+def _hops(virtual_stages: int) -> int:
+    """Return the warm-up forwards per hop of 1F1B: one more for the way back to the next stage of a rank."""
+    return 2 if virtual_stages > 1 else 1
+
+
 def zb_h1(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
     """Return the plan of ZB-H1, or with virtual stages ZB1P interleaved: memory at most that of 1F1B.
 
@@ -46,7 +74,13 @@ def zb_h2(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
 
 
 def _plan(
-    n_ranks: int, n_microbatches: int, virtual_stages: int, *, warmup_per_hop: int, lag_per_rank: int = 0
+    n_ranks: int,
+    n_microbatches: int,
+    virtual_stages: int,
+    *,
+    warmup_per_hop: int,
+    lag_per_rank: int = 0,
+    ahead: int = 0,
 ) -> Plan:
     """Return the plan of every rank.
 
@@ -56,18 +90,29 @@ def _plan(
         virtual_stages: stages per rank.
         warmup_per_hop: forwards before the first backward, per hop from the last rank.
         lag_per_rank: micro-batches by which weight gradients stay behind, times the rank; 0: not split.
+        ahead: further forwards before the first backward.
     """
-    per_round = n_microbatches // (rounds(n_ranks, n_microbatches) if virtual_stages > 1 else 1)
+    per_round = _per_round(n_ranks, n_microbatches, virtual_stages)
     return tuple(
         _rank(
             [chunk * n_ranks + rank for chunk in range(virtual_stages)],
             n_microbatches,
             per_round,
-            warmup=(virtual_stages - 1) * per_round + warmup_per_hop * (n_ranks - 1 - rank),
+            warmup=_warmup(rank, n_ranks, n_microbatches, virtual_stages, warmup_per_hop) + ahead,
             lag=lag_per_rank * rank if lag_per_rank else None,
         )
         for rank in range(n_ranks)
     )
+
+
+def _warmup(rank: int, n_ranks: int, n_microbatches: int, virtual_stages: int, per_hop: int) -> int:
+    """Return the forwards of *rank* before its first pair, *per_hop* for each hop from the last rank."""
+    per_round = _per_round(n_ranks, n_microbatches, virtual_stages)
+    return (virtual_stages - 1) * per_round + per_hop * (n_ranks - 1 - rank)
+
+
+def _per_round(n_ranks: int, n_microbatches: int, virtual_stages: int) -> int:
+    return n_microbatches // (rounds(n_ranks, n_microbatches) if virtual_stages > 1 else 1)
 
 
 def rounds(n_ranks: int, n_microbatches: int) -> int:

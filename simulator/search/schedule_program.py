@@ -121,7 +121,7 @@ def schedule_program(
     orders = plan(name, n_ranks, n_microbatches, virtual_stages)
     pipeline = Pipeline(orders, 0, "", overlap_p2p=overlap_p2p)
     builder = ProgramBuilder(_Links(n_ranks))
-    together = pairs(name, n_ranks, n_microbatches) if overlap_pairs else frozenset()
+    together = pairs(name, n_ranks, n_microbatches, virtual_stages) if overlap_pairs else frozenset()
     templates: dict[object, Template] = {}
     for pp, actions in enumerate(orders):
         todo = iter(zip(actions, pipeline.visits[pp], strict=True))

@@ -106,7 +106,7 @@ def job_of(row: Row) -> Job:
         flash_attention=row.flag("flash_attention", default=True),
         kernels="fused" if "compile" in row.text("framework").lower() else "",
         framework=framework,
-        conventions=conventions_of(row.text("comm_overlap"), row.text("sharding")),
+        conventions=conventions_of(row.text("comm_overlap"), row.text("sharding"), row.text("notes")),
         overlap_p2p=p2p_of(row.text("comm_overlap")),
     )
 

@@ -1,4 +1,4 @@
-"""What a table says about overlap and sharding, as conventions of a job's framework."""
+"""What a table says about overlap, sharding and recipes, as conventions of a job's framework."""
 
 from __future__ import annotations
 
@@ -21,22 +21,36 @@ SAID: Final = (
 )
 """What people write, in lower case, and the conventions it means; every pattern that is found counts."""
 
+NOTED: Final = (
+    (r'"moe_flex_dispatcher_backend": "(?:hybridep|deepep)"|deepep', (("expert_dispatch", "once"),)),
+    (r'"cuda_graph_impl": "full_iteration"', (("host_work", 0.05),)),
+    (r"mixedprecision mode default", (("reduces_in_16_bit", OFF),)),
+)
+"""The same for notes, which quote the recipe or the mode that a run was started with.
+
+A step that is one CUDA graph is launched at once; 0.05 is what ``frameworks/jax.toml`` has for one program.
+Composer's ``DEFAULT`` reduces gradients in fp32, ``PURE`` in 16 bit (composer/trainer/mosaic_fsdp_utils.py).
+"""
+
+PAIRED: Final = re.compile(r'"moe_a2a_overlap": true|overlap-moe-expert-parallel-comm')
+"""Exchanges of experts run beside the computing of another micro-batch."""
+
 P2P_ON: Final = re.compile(r"p2p overlap on")
 KEEPS_PARAMETERS: Final = re.compile(r"zero2-fsdp|shard_grad_op")
 """FSDP that frees gathered parameters after backward only."""
 
 
-def conventions_of(overlap: str, sharding: str) -> tuple[tuple[str, object], ...]:
-    """Return what *overlap* and *sharding*, as a table has them, say about conventions.
+def conventions_of(overlap: str, sharding: str, notes: str = "") -> tuple[tuple[str, object], ...]:
+    """Return what *overlap*, *sharding* and *notes*, as a table has them, say about conventions.
 
     >>> conventions_of("DP grad/param overlap on, bf16 grad sync", "zero1")
     (('overlap_grad_reduce', True), ('overlap_param_gather', True), ('reduces_in_16_bit', True))
     """
-    text = overlap.lower()
     found: dict[str, object] = {}
-    for pattern, settings in SAID:
-        if re.search(pattern, text):
-            found.update(settings)
+    for text, patterns in ((overlap.lower(), SAID), (notes.lower(), NOTED)):
+        for pattern, settings in patterns:
+            if re.search(pattern, text):
+                found.update(settings)
     if KEEPS_PARAMETERS.search(sharding.lower()):
         found["reshard_after_forward"] = OFF
     return tuple(found.items())
@@ -45,3 +59,14 @@ def conventions_of(overlap: str, sharding: str) -> tuple[tuple[str, object], ...
 def p2p_of(overlap: str) -> bool | None:
     """Return whether *overlap* says that transfers between stages run beside products; None if nothing."""
     return True if P2P_ON.search(overlap.lower()) else None
+
+
+def schedule_of(notes: str, virtual_stages: int) -> str:
+    """Return the schedule of a run with *virtual_stages* per rank, combined if its *notes* say so.
+
+    >>> schedule_of("", 2), schedule_of('{"moe_a2a_overlap": true}', 1)
+    ('interleaved-1f1b', 'combined-1f1b')
+    """
+    if PAIRED.search(notes):
+        return "combined-1f1b"
+    return "interleaved-1f1b" if virtual_stages > 1 else "1f1b"

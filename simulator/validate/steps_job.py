@@ -11,6 +11,7 @@ from simulator.job import Job
 from simulator.network.cost import Network
 from simulator.validate.hardware import device_of
 from simulator.validate.job import job_of
+from simulator.validate.overlap import schedule_of
 from simulator.validate.table import Row
 from topologies.words import machine
 
@@ -56,13 +57,12 @@ def step_job(row: Row) -> StepJob:
     job = job_of(row)
     world_size = job.layout.world_size
     network = _network(row.text("hardware"), row.text("interconnect"), world_size, _n_nodes(row, world_size))
-    virtual_stages = row.integer("virtual_pp")
-    interleaved = job.layout.pp > 1 and virtual_stages > 1
+    virtual_stages = row.integer("virtual_pp") if job.layout.pp > 1 else 1
     job = replace(
         job,
         cluster=replace(network.cluster.sized(world_size), device=device_of(row.text("hardware"))),
-        schedule="interleaved-1f1b" if interleaved else "1f1b",
-        virtual_stages=virtual_stages if interleaved else None,
+        schedule=schedule_of(row.text("notes"), virtual_stages),
+        virtual_stages=virtual_stages if virtual_stages > 1 else None,
     )
     share = row.number_in("global_batch", job.global_batch) / job.global_batch
     words = [f"{name} not stated: {ASSUMED[name]}" for name in missing]

@@ -65,12 +65,16 @@ def _permute(job: Job, name: str) -> Piece:
 
 
 def _exchange(job: Job) -> list[Piece]:
-    """All-to-all of every token copy among the ranks of an expert group; backward is the same."""
+    """All-to-all of every token copy among the ranks of an expert group; backward is the same.
+
+    With ``expert_dispatch = "once"`` a token goes once to each GPU that holds any of its experts.
+    """
     if job.layout.ep == 1:
         return []
     copies = routed_tokens(job, tokens_per_shard(job))
     size_bytes = copies * job.model.hidden * DTYPE_BYTES[job.precision]
-    swap = (Comm("all_to_all", "ep", size_bytes, 0, job.precision),)
+    top_k = job.model.top_k if job.profile.expert_dispatch == "once" else 0
+    swap = (Comm("all_to_all", "ep", size_bytes, 0, job.precision, top_k),)
     return [Piece(swap, swap, swap)]
 
 
@@ -109,6 +113,7 @@ def _grouped_mlp(job: Job) -> list[Piece]:
         activation(job, "moe", n_tokens * down.n_in),
         _grouped(job, "moe.down", down, n_tokens),
         *_pad(job, "combine", n_tokens),
+        *_weighted_bias(job, down, n_tokens),
         *_sort(job, "combine"),
     ]
     if layout.tp == 1:
@@ -119,6 +124,23 @@ def _grouped_mlp(job: Job) -> list[Piece]:
         return [Piece((), reduce, reduce), *pieces, Piece(reduce)]
     gather, scatter = (tp_comm(job, kind, width) for kind in ("all_gather", "reduce_scatter"))
     return [Piece((gather,), (scatter,), (scatter,)), *pieces, Piece((scatter,), (gather,), (gather,))]
+
+
+def _weighted_bias(job: Job, linear: Linear, n_tokens: int) -> list[Piece]:
+    """Add to what each expert put out its bias, times the weight of the token, if experts have biases.
+
+    Expert by expert and in fp32: the product, the sum, their concatenation and the cast back write 3 wide
+    results and read 3, beside one narrow read and write. Backward casts up, cuts up and casts down again, and
+    has one product and one sum for the weights and one for the bias. Reference: Megatron-LM
+    ``moe/experts.py``, ``TEGroupedMLP._apply_bias``.
+    """
+    if not linear.bias or job.profile.grouped != "streams":
+        return []
+    n_local, size = share(job.model.n_experts, job.layout.ep), n_tokens * linear.n_out
+    narrow, wide = DTYPE_BYTES[job.precision], DTYPE_BYTES["fp32"]
+    there = memory("moe.bias", size * (2 * narrow + 6 * wide), job.precision, count=2 * n_local + 2)
+    back = memory("moe.bias.backward", size * (4 * narrow + 8 * wide), job.precision, count=5 * n_local + 2)
+    return [elementwise((there,), (back,))]
 
 
 def _bias_gradient(job: Job, name: str, linear: Linear, n_tokens: int) -> tuple[Op, ...]:
@@ -142,7 +164,8 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     )
     exact = 2 * n_tokens * linear.n_in * linear.n_out
     kernel = job.profile.grouped
-    exactly = [replace(op, flops=exact, kernel=kernel) for op in (forward, dgrad, wgrad)]
+    launches = n_local if kernel == "streams" else 1  # the host has to see to every member on its own
+    exactly = [replace(op, flops=exact, kernel=kernel, launches=launches) for op in (forward, dgrad, wgrad)]
     ops = [*paced(job, recipe, exactly[:1]), *paced(job, recipe, exactly[1:], gradients=True)]
     whole = dequantised(job, name, n_local * linear.n_in * linear.n_out)
     inputs = (*whole, *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe))

@@ -80,6 +80,8 @@ class Comm:
         overlap_ops: how many of the operations that follow do not need its result, so that it may run beside
             them; 0 means that all of them wait.
         dtype: of the elements.
+        top_k: copies of each token in an exchange that sends a token once to a GPU, and once to a node,
+            however many of its experts are there; 0: the array is sent as it is.
     """
 
     kind: str
@@ -87,6 +89,7 @@ class Comm:
     size_bytes: int
     overlap_ops: int = 0
     dtype: str = "bf16"
+    top_k: int = 0
 
 
 Phase = tuple[Op | Comm, ...]

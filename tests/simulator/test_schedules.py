@@ -131,7 +131,7 @@ def test_checking_finds_what_is_missing_done_twice_or_upside_down(p: int, m: int
         ("zb-x", 2, 2, None, r"unknown schedule 'zb-x': one of naive, gpipe, 1f1b.* or a .csv file"),
         ("1f1b", 2, 0, None, "0 micro-batches; at least 1"),
         ("1f1b", 0, 2, None, "0 ranks; at least 1"),
-        ("1f1b", 2, 4, 2, "1f1b has 1 stages per rank, not 2; interleaved-1f1b, looped-bfs, interleaved-zb"),
+        ("1f1b", 2, 4, 2, "1f1b has 1 stages per rank, not 2; interleaved-1f1b, combined-1f1b, looped-bfs"),
         ("zb-v", 2, 4, 3, "zb-v has 2 stages per rank, not 3"),
         ("interleaved-1f1b", 4, 9, None, "9 micro-batches on 4 ranks: .*; 8 or 10 micro-batches would work"),
         ("dualpipe-v", 4, 3, None, "at least two micro-batches per rank; 8 micro-batches would work"),
