@@ -38,16 +38,23 @@ MACHINES: Final = (
     (r"h100.*pcie", "h100-pcie-8"),
     (r"h100|h20\b", "dgx-h100"),
     (r"h800", "hgx-h800"),
-    (r"mi300", "mi300x"),
-    (r"v100", "dgx1-v100"),
+    (r"mi(250|3[0-9]+)", "mi300x"),
+    (r"[pv]100", "dgx1-v100"),
     (r"^(?!.*(dgx|azure)).*a100.*\b(cx-?6|connectx-?6)", "hgx-a100-4nic"),
     (r"a100.*40 ?gb", "dgx-a100-40gb"),
     (r"[ab]?a(100|800)", "dgx-a100"),
-    (r"l40", "l40s-8"),
-    (r"a40\b|a6000", "a40-8"),
-    (r"[34]090", "rtx4090-8"),
+    (r"\bt4\b|g4dn", "aws-g4dn"),
+    (r"a10g|\bg5\b", "aws-g5"),
+    (r"\bl4\b|\bg6\b", "aws-g6"),
+    (r"l40|6000.?ada", "l40s-8"),
+    (r"a40\b|a6000|\ba[13]0\b", "a40-8"),
+    (r"[345]090", "rtx4090-8"),
 )
 """What people write, in lower case, and the machine of the catalogue they mean; the first found counts."""
+
+SMALLER: Final = (("dgx1-v100", 4, "jean-zay-v100"),)
+"""A machine that words mean, GPUs per node, and the machine that is meant where no node has more: servers of
+V100 on NVLink have eight in a cube mesh or four in a full one."""
 
 NETWORKS: Final = (
     (r"\befa", None),  # of that instance, see MACHINES
@@ -79,7 +86,7 @@ RACK: Final = 32
 _WIDTH: Final = r"(\d[\d,]*) ?(?:Gb/s|Gbps|Gbit/s)"
 
 
-def machine(words: str, n_gpus: int, n_nodes: int) -> Cluster:
+def machine(words: str, n_gpus: int, n_nodes: int, most_per_node: int = 0) -> Cluster:
     """Return the machine that *words* name, with *n_nodes* nodes.
 
     The name of a machine of the catalogue stands for itself. A network or its width beside the GPU, as in
@@ -90,6 +97,7 @@ def machine(words: str, n_gpus: int, n_nodes: int) -> Cluster:
         words: as in a table.
         n_gpus: that took part.
         n_nodes: that they were in.
+        most_per_node: GPUs of a node that ever took part where *words* stand; unknown if 0.
 
     Raises:
         CatalogError: the words name no machine of the catalogue, or it cannot have so many nodes.
@@ -105,6 +113,8 @@ def machine(words: str, n_gpus: int, n_nodes: int) -> Cluster:
         raise CatalogError(
             f"hardware {words!r} names no machine of the catalogue; one of {', '.join(names())}"
         )
+    if text not in names():
+        name = next((less for full, n, less in SMALLER if full == name and 0 < most_per_node <= n), name)
     cluster = load_cluster(name)
     if n_nodes < 2:
         if n_gpus > cluster.gpus_per_node:
