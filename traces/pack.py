@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 _MOST_TICKS: Final = 2**29
 """Ticks of a step: fine enough for a billionth of it, with room in 32 bits."""
+
+LARGE: Final = 200_000
+"""Values of an array above which a page gets those of its first picture before the others."""
 
 _UNSIGNED: Final = (np.uint8, np.uint16, np.uint32)
 _SIGNED: Final = (np.int8, np.int16, np.int32)
@@ -29,10 +32,13 @@ class Pack:
     Attributes:
         columns: one ``[name, dtype, byte offset, length]`` per array, what a reader needs to find it again; a
             fifth item is the value of an array that has one value throughout and takes no bytes.
+        later: what a page needs only after its first picture; None if everything comes at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, split: bool = False) -> None:
+        """Begin empty; with *split*, what ``add_parts`` gets is parted if it is large."""
         self.columns: list[list[Any]] = []
+        self.later: Pack | None = Pack() if split else None
         self._chunks: list[bytes] = []
         self._n_bytes = 0
 
@@ -47,6 +53,20 @@ class Pack:
         self.columns.append(where)
         self._chunks.append(planes.tobytes())
         self._n_bytes += data.nbytes
+
+    def add_parts(self, arrays: Mapping[str, NDArray[Any]], first: tuple[int, int]) -> tuple[int, int]:
+        """Append arrays of one length, of which the values in *first* are needed first.
+
+        Returns:
+            The range that is here; values outside it are in ``later``, one after the other.
+        """
+        n = max((len(values) for values in arrays.values()), default=0)
+        low, high = first if self.later is not None and n > LARGE else (0, n)
+        for name, values in arrays.items():
+            self.add(name, values[low:high])
+            if self.later is not None and high - low < n:
+                self.later.add(name, np.concatenate([values[:low], values[high:]]))
+        return low, high
 
     def raw(self) -> bytes:
         """Return all arrays as they lie at their offsets, for a reader on the same machine."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.pack import Pack, decode, smallest, tick_ns, to_ticks
+from traces.pack import LARGE, Pack, decode, smallest, taken_apart, tick_ns, to_ticks
 
 DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "float64")
 
@@ -36,6 +36,20 @@ def test_an_array_of_one_value_costs_no_bytes() -> None:
     pack.add("layer", np.arange(3, dtype=np.uint8))
     assert len(pack.raw()) == 3
     assert decode(pack.columns, pack.encode())["peer"].tolist() == [-1] * 1000
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.booleans())
+def test_parts_together_are_the_whole(low: int, high: int, split: bool) -> None:
+    n = 40 if low + high < 60 else LARGE + 40  # a small array is never parted
+    values = np.arange(n, dtype=np.uint32)
+    pack = Pack(split=split)
+    first, until = pack.add_parts({"x": values}, (min(low, high), max(low, high)))
+    here = taken_apart(pack.columns, pack.raw())["x"]
+    later = pack.later or Pack()
+    elsewhere = taken_apart(later.columns, later.raw()).get("x", np.zeros(0, np.uint32))
+    assert until - first == len(here)
+    assert len(elsewhere) == (0 if n <= LARGE or not split else n - len(here))
+    assert [*elsewhere[:first], *here, *elsewhere[first:]] == values.tolist()
 
 
 def test_equal_arrays_give_equal_text() -> None:

@@ -166,6 +166,36 @@ def test_a_pair_is_one_cell_in_two_halves_until_its_turns_can_be_seen(browser: A
     page.close()
 
 
+SPANS = """foretrace.view.slots.map(({run, row}) => {
+  const [a, b] = foretrace.laneRange(run, row, 0);
+  return [...run.start.slice(a, b), ...run.end.slice(a, b), ...run.kind.slice(a, b)];
+})"""
+"""Everything on the compute lanes of the rows on the screen."""
+
+
+def test_what_a_large_page_does_not_begin_with_comes_after_its_first_picture(
+    browser: Any, tmp_path: Path, fsdp_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Opened(browser, tmp_path / "w.html", (fsdp_run,))
+    monkeypatch.setattr("traces.pack.LARGE", 10)
+    parted = Opened(browser, tmp_path / "p.html", (fsdp_run,))
+    assert 'id="later"' not in (tmp_path / "w.html").read_text()
+    assert 'id="later"' in (tmp_path / "p.html").read_text()
+    parted.page.wait_for_selector("body[data-whole]")
+    seen = []
+    for opened in (whole, parted):
+        steps = []
+        for step in "012":
+            opened.page.select_option("#steps select", step)
+            opened.settle()
+            steps.append(opened.page.evaluate(SPANS))
+        seen.append(steps)
+        assert opened.problems == []
+        opened.page.close()
+    assert seen[0] == seen[1]
+    assert all(len(row) > 30 for steps in seen for rows in steps for row in rows)
+
+
 @pytest.mark.parametrize("width", [1400, 390])
 def test_two_runs_are_drawn_row_by_row(
     browser: Any, tmp_path: Path, pipeline_run: Run, recorded_pipeline_run: Run, width: int

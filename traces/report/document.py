@@ -80,8 +80,11 @@ def document(
         views = [view_of(each, labels, _by_importance(each, groups)) for each in runs]
     else:
         views = [_view_of_window(run, labels, groups, window)]
+    begins_with = groups[outlier(run).get("pick", 0) if other is None and not quick else 0]
+    seen = (begins_with, begins_with if partner is None else list(partner.values()))
     shown = [
-        run_entry(view, kinds, pack, key, name) for view, key, name in zip(views, KEYS, names, strict=False)
+        run_entry(view, kinds, pack, key, label=name, first=first)
+        for view, key, name, first in zip(views, KEYS, names, seen, strict=False)
     ]
     if partner is not None:
         rows_of_b = shown[1]["row_of"]

@@ -58,7 +58,7 @@ def report_html(run: Run, other: Run | None = None) -> str:
     Raises:
         RunError: a run has no step with a length, or a file of it is damaged.
     """
-    pack = Pack()
+    pack = Pack(split=True)
     return _page(document(run, other, pack), pack)
 
 
@@ -74,7 +74,7 @@ def write_report(path: str | os.PathLike[str], run: Run, other: Run | None = Non
         RunError: a run has no step with a length, or a file of it is damaged.
     """
     target = Path(path)
-    pack = Pack()
+    pack = Pack(split=True)
     contents = document(run, other, pack)
     text = _page(contents, pack).encode("utf-8")
     try:
@@ -95,11 +95,13 @@ def write_report(path: str | os.PathLike[str], run: Run, other: Run | None = Non
 
 def _page(contents: Mapping[str, Any], pack: Pack) -> str:
     """Return the page with its document in it."""
+    later = pack.later if pack.later is not None and pack.later.columns else None
     return _filled(
         title=html.escape(contents["title"]),
         mode="file",
-        meta=_json({**contents, "columns": pack.columns}),
+        meta=_json({**contents, "columns": pack.columns, "later": later.columns if later else []}),
         columns=pack.encode(),
+        later=f'<script type="text/plain" id="later">{later.encode()}</script>\n' if later else "",
     )
 
 
@@ -129,6 +131,7 @@ def _filled(scripts: Sequence[str] = _SCRIPTS, **given: str) -> str:
         "connect": "",
         "icon": "",
         "controls": "",
+        "later": "",
         "style": _part("style.css"),
         "script": "\n".join(_part(name) for name in scripts),
         **given,

@@ -17,7 +17,9 @@ from traces.report.view import View, pack_spans
 from traces.report.words import share_words
 
 
-def run_entry(view: View, kinds: Kinds, pack: Pack, key: str, label: str) -> dict[str, Any]:
+def run_entry(
+    view: View, kinds: Kinds, pack: Pack, key: str, *, label: str, first: Sequence[int] = ()
+) -> dict[str, Any]:
     """Return the part of the document that is about one run; its spans and memory are added to *pack*.
 
     Args:
@@ -26,9 +28,11 @@ def run_entry(view: View, kinds: Kinds, pack: Pack, key: str, label: str) -> dic
         pack: what the page gets besides the document.
         key: what the document calls the run; its columns are named after it.
         label: what the page calls it.
+        first: ranks that the page shows first.
     """
     run = view.run
     rows = rows_of(run, view.rows)
+    first_rows = sorted({rows.row_of[rank] for rank in first if rows.row_of[rank] >= 0})
     memory = curves(run, view.rows)
     return {
         "key": key,
@@ -38,7 +42,7 @@ def run_entry(view: View, kinds: Kinds, pack: Pack, key: str, label: str) -> dic
         "most_microbatch": max(
             (int(done.microbatch.max(initial=0)) for done in view.done.values()), default=0
         ),
-        "tick_ns": pack_spans(view, pack, key),
+        **pack_spans(view, pack, key, first_rows),
         "rows": list(rows.entries),
         "row_of": list(rows.row_of),
         "lanes": [kinds.lane(axis, direction) for axis, direction, _ in view.lanes],

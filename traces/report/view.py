@@ -138,8 +138,18 @@ def view_of(
     )
 
 
-def pack_spans(view: View, pack: Pack, prefix: str) -> int:
-    """Add the spans of *view* to *pack*, columns named after *prefix*; return the nanoseconds of a tick."""
+def pack_spans(view: View, pack: Pack, prefix: str, first_rows: Sequence[int]) -> dict[str, Any]:
+    """Add the spans of *view* to *pack*, columns named after *prefix*.
+
+    Args:
+        view: what the page shows.
+        pack: gets the columns.
+        prefix: of their names.
+        first_rows: rows of *view* that the page shows first.
+
+    Returns:
+        ``tick_ns``, nanoseconds of a tick; ``first``, the range of the cells that the page gets first.
+    """
     tick = tick_ns(max(view.length_ns(step) for step in view.steps))
     ptr = view.starts()
     cells = view.cells()
@@ -149,7 +159,7 @@ def pack_spans(view: View, pack: Pack, prefix: str) -> int:
         for name in ("start_ns", "end_ns")
     )
     gap, duration = to_ticks(begin, until, ptr, tick)
-    columns: dict[str, NDArray[Any]] = {"ptr": ptr, "gap": smallest(gap), "duration": smallest(duration)}
+    columns: dict[str, NDArray[Any]] = {"gap": smallest(gap), "duration": smallest(duration)}
     columns["label"] = smallest(np.concatenate([part.label for _, _, part in cells]))
     for name in ("waited_ns", "hidden_ns"):
         values = np.concatenate([getattr(part, name) for _, _, part in cells])
@@ -159,9 +169,16 @@ def pack_spans(view: View, pack: Pack, prefix: str) -> int:
     columns["sequence"] = smallest(np.where(sequence < 0, NO_SEQUENCE, sequence & _LARGEST_SEQUENCE))
     if any(done.pair.any() for done in view.done.values()):
         columns["pair"] = smallest(_pairs(view))
-    for name, values in columns.items():
-        pack.add(f"{prefix}.{name}", values)
-    return tick
+    pack.add(f"{prefix}.ptr", ptr)
+    named = {f"{prefix}.{name}": values for name, values in columns.items()}
+    return {"tick_ns": tick, "first": pack.add_parts(named, _first_cells(view, ptr, first_rows))}
+
+
+def _first_cells(view: View, ptr: NDArray[np.uint32], rows: Sequence[int]) -> tuple[int, int]:
+    """Return the range of cells that *rows* take in the step that is shown first."""
+    begin = view.default_step * len(view.rows)
+    ends = [(begin + row) * len(view.lanes) for row in (min(rows, default=0), max(rows, default=0) + 1)]
+    return int(ptr[ends[0]]), int(ptr[ends[1]])
 
 
 def _timeline_column(view: View, column: str) -> NDArray[np.int64]:

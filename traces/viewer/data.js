@@ -8,12 +8,12 @@ let [META, KINDS, NAMES, LABELS] = [{ runs: [] }, [], [], []];
 const isState = kind => KINDS[kind].group === 'state';
 let RUNS = [];
 
-/** Return the bytes of the columns that are embedded in the page. */
-async function embeddedBytes() {
+/** Return the bytes of columns that are embedded in the page. */
+async function embeddedBytes(selector) {
   if (typeof DecompressionStream === 'undefined') {
     throw new Error('this browser cannot unpack the timeline; one from 2023 or later can');
   }
-  const packed = fromBase64($('#columns').textContent.trim());
+  const packed = fromBase64($(selector).textContent.trim());
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
@@ -76,17 +76,10 @@ function putTogether({ bytes, offset, length, only }, from, to, into, at) {
 
 /** Return a run; its spans are unpacked lane by lane when they are asked for, most of a large run never. */
 function unpackRun(info, columns) {
-  const own = name => columns.known.get(`${info.key}.${name}`);
+  const cells = columns.whole(`${info.key}.ptr`).at(-1);
   const whole = name => columns.whole(`${info.key}.${name}`);
-  const run = { ...info, ptr: whole('ptr'), overviewBins: whole('overview'), step: info.default_step, columns: {} };
-  const cells = own('gap').length;
-  for (const name of PER_CELL) {
-    const column = own(name === 'description' ? 'label' : name);
-    if (!column) continue;
-    run[name] = new column.Type(cells);
-    run.columns[name] = column;
-  }
-  Object.assign(run.columns, { gap: own('gap'), duration: own('duration') });
+  const run = { ...info, ptr: whole('ptr'), overviewBins: whole('overview'), step: info.default_step, columns: columnsOfCells(columns, info.key) };
+  for (const name of PER_CELL) if (run.columns[name]) run[name] = new run.columns[name].Type(cells);
   run.start = new Float64Array(cells);
   run.end = new Float64Array(cells);
   run.kind = new Uint8Array(cells);
@@ -98,14 +91,22 @@ function unpackRun(info, columns) {
   return run;
 }
 
-/** Unpack one lane of one row in one step: absolute times in nanoseconds from the start of the step, and words. */
+/**
+ * Unpack one lane of one row in one step: absolute times in nanoseconds from the start of the step, and words.
+ * Returns false where its columns have not come yet.
+ */
 function unpackLane(run, lane) {
-  run.unpacked[lane] = 1;
   const [from, to] = [run.ptr[lane], run.ptr[lane + 1]];
-  for (const name of PER_CELL) if (run.columns[name]) putTogether(run.columns[name], from, to, run[name], from);
+  const [first, until] = run.first;
+  const isHere = from >= first && to <= until;
+  if (!isHere && !run.later) return false;
+  run.unpacked[lane] = 1;
+  const columns = isHere ? run.columns : run.later;
+  const at = isHere ? from - first : from < first ? from : from - (until - first);
+  for (const name of PER_CELL) if (columns[name]) putTogether(columns[name], at, at + to - from, run[name], from);
   const [gap, duration] = ['gap', 'duration'].map(name => {
-    const found = new run.columns[name].Type(to - from);
-    putTogether(run.columns[name], from, to, found, 0);
+    const found = new columns[name].Type(to - from);
+    putTogether(columns[name], at, at + to - from, found, 0);
     return found;
   });
   for (let i = from, tick = 0; i < to; i++) {
@@ -115,12 +116,32 @@ function unpackLane(run, lane) {
     run.end[i] = tick * run.tick_ns;
     run.kind[i] = run.kindOfLabel[run.description[i]];
   }
+  return true;
 }
 
-/** Return the range of spans of one lane of one row in the chosen step. */
+/** Take the columns that are not needed for the first picture, when that has been seen. */
+async function loadLater() {
+  if (META.later?.length) {
+    if (document.readyState === 'loading') await new Promise(done => { document.addEventListener('DOMContentLoaded', done, { once: true }); });
+    await new Promise(done => { setTimeout(done, 50); });
+    const store = new ColumnStore({ columns: META.later }, await embeddedBytes('#later'));
+    for (const run of RUNS) run.later = columnsOfCells(store, run.key);
+    requestDraw();
+  }
+  document.body.dataset.whole = '1';
+}
+
+/** Return the columns of a run that have a value for each cell. */
+function columnsOfCells(store, key) {
+  const columns = {};
+  for (const name of [...PER_CELL, 'gap', 'duration']) columns[name] = store.known.get(`${key}.${name === 'description' ? 'label' : name}`);
+  return columns;
+}
+
+/** Return the range of spans of one lane of one row in the chosen step; an empty one where they have not come yet. */
 function laneRange(run, row, lane) {
   const cell = (run.step * run.rows.length + row) * run.lanes.length + lane;
-  if (!run.unpacked[cell]) unpackLane(run, cell);
+  if (!run.unpacked[cell] && !unpackLane(run, cell)) return [0, 0];
   return [run.ptr[cell], run.ptr[cell + 1]];
 }
 

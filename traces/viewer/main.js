@@ -70,11 +70,12 @@ async function start() {
   const asked = new URLSearchParams(window.location.search).get('theme');
   if (['light', 'dark'].includes(asked)) theme = asked;
   document.documentElement.dataset.theme = theme;
-  if (MODE === 'file') showDocument(JSON.parse($('#meta').textContent), await embeddedBytes());
+  if (MODE === 'file') showDocument(JSON.parse($('#meta').textContent), await embeddedBytes('#columns'));
   else if (MODE === 'run') await showServed();
   else await startPlan();
   wirePage();
-  document.body.dataset.ready = '1';
+  document.body.dataset.ready = performance.now().toFixed(0);   // milliseconds since the page was asked for
+  await loadLater();
 }
 
 /** Say on the page that something failed; nothing takes it back. */
