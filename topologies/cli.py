@@ -31,7 +31,7 @@ def list_(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"clusters": [_row(cluster) for cluster in clusters]}))
         return
-    table = _table("name", "a node", "memory", "bf16", "per GPU", "per node")
+    table = _table("name", "a node", "memory", "16 bit", "per GPU", "per node")
     for cluster in clusters:
         row = _row(cluster)
         _add(
@@ -39,13 +39,14 @@ def list_(*, as_json: bool) -> None:
             row["name"],
             f"{row['gpus_per_node']} {row['device']}",
             _bytes(row["memory_bytes"]),
-            _flops(row["peak_flops_per_s"].get("bf16")),
+            _flops(max(row["peak_flops_per_s"].get(name, 0.0) for name in ("bf16", "fp16")) or None),
             _bandwidth(row["intra_bytes_per_s"]),
             _bandwidth(row["node_bytes_per_s"]),
         )
     _print(table)
     click.echo(
-        "bf16: dense peak. per GPU: into its node, per node: through all its NICs, both per direction."
+        "16 bit: dense peak in bf16 or fp16. per GPU: into its node, per node: through all its NICs, per "
+        "direction."
     )
 
 
@@ -246,7 +247,7 @@ def _table(*columns: str) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(escape(column), no_wrap=True)
     return table
