@@ -49,6 +49,9 @@ class Cluster:
         intra: the link of one device into its node.
         nic: one NIC, or None for a machine of one node.
         nics_per_node: NICs of one node.
+        nics_used: those of them that software uses, however many there are; all if 0.
+        rings_out: rings between nodes that NCCL finds for one group, each of which leaves by one NIC; 0 where
+            there are as many as NICs.
         fabric_spec: how NICs are wired.
         others: the last nodes, where they are of other kinds; each has as many GPUs as the rest.
         node: how the GPUs of a node are wired to each other.
@@ -68,6 +71,8 @@ class Cluster:
     intra: LinkSpec
     nic: LinkSpec | None = None
     nics_per_node: int = 0
+    nics_used: int = 0
+    rings_out: int = 0
     fabric_spec: FabricSpec = field(default_factory=FabricSpec)
     node: NodeSpec = field(default_factory=NodeSpec)
     others: tuple[Others, ...] = ()
@@ -82,8 +87,12 @@ class Cluster:
         for name in ("n_gpus", "gpus_per_node"):
             if (value := getattr(self, name)) < 1:
                 raise CatalogError(f"cluster {self.name}: {name} = {value}, at least 1")
-        if min(self.nics_per_node, self.cores) < 0:
-            raise CatalogError(f"cluster {self.name}: nics_per_node and cores are at least 0")
+        if min(self.nics_per_node, self.cores, self.rings_out) < 0:
+            raise CatalogError(f"cluster {self.name}: nics_per_node, rings_out and cores are at least 0")
+        if not 0 <= self.nics_used <= self.nics_per_node:
+            raise CatalogError(
+                f"cluster {self.name}: nics_used = {self.nics_used} of nics_per_node = {self.nics_per_node}"
+            )
         for other in self.others:
             self._check_other(other)
         if self.others and sum(other.nodes for other in self.others) >= self.n_nodes:
@@ -176,6 +185,8 @@ class Cluster:
             "n_nodes": self.n_nodes,
             "gpus_per_node": self.gpus_per_node,
             "nics_per_node": self.nics_per_node,
+            "nics_used": self.nics_used,
+            "rings_out": self.rings_out,
             "cores": self.cores,
             "time_slice_s": self.time_slice_s,
             "device": self.device.describe(),

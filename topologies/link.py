@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from math import inf, isfinite
 from typing import Any, Final
 
 from topologies.errors import CatalogError
@@ -88,6 +89,9 @@ class LinkSpec:
         protocols: those of NCCL that may be used over it; all of them if empty.
         algorithms: those that its software chooses from; all of NCCL's if empty.
         chunk_bytes: what must have arrived in whole before any of it goes on; 0 where bytes stay in order.
+        flow_bytes_per_s: what one connection carries, of which each channel of NCCL has one; ``inf`` if no
+            less than the link.
+        gpu_direct: a NIC reads and writes the memory of GPUs itself; else every byte passes the host's.
         curves: fitted use by operation, a key of ``COLLECTIVES``.
         tables: measured use by operation; goes before a curve.
         sources: where each figure comes from.
@@ -102,6 +106,8 @@ class LinkSpec:
     protocols: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
     chunk_bytes: int = 0
+    flow_bytes_per_s: float = inf
+    gpu_direct: bool = True
     curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
     tables: Mapping[str, Table] = field(default_factory=dict, hash=False, repr=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
@@ -136,6 +142,8 @@ class LinkSpec:
             "protocols": list(self.protocols),
             "algorithms": list(self.algorithms),
             "chunk_bytes": self.chunk_bytes,
+            "flow_bytes_per_s": self.flow_bytes_per_s if isfinite(self.flow_bytes_per_s) else None,
+            "gpu_direct": self.gpu_direct,
             "curves": {op: asdict(curve) for op, curve in self.curves.items()},
             "tables": {
                 op: {"ranks": sorted(table.times_s), "up_to_bytes": table.sizes_bytes[-1]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Final
 
 from topologies.cluster import Cluster, Others
@@ -86,6 +87,8 @@ def link_from(section: Section, name: str) -> LinkSpec:
         protocols=section.get("protocols", _names, ()),
         algorithms=section.get("algorithms", _names, ()),
         chunk_bytes=section.get("chunk", parse_bytes, 0),
+        flow_bytes_per_s=section.get("flow", parse_bandwidth, inf),
+        gpu_direct=section.get("gpu_direct", truth, True),
         curves=curves,
         tables=tables,
         sources=sources | section.sources,
@@ -177,6 +180,8 @@ def cluster_from(
         intra=_link(section, "intra", load_link),
         nic=_link(section, "nic", load_link) if "nic" in section else None,
         nics_per_node=section.get("nics_per_node", whole, 0),
+        nics_used=section.get("nics_used", whole, 0),
+        rings_out=section.get("rings_out", whole, 0),
         fabric_spec=fabric_spec,
         node=NodeSpec(kind=node.get("kind", text, "switch"), host=host),
         others=others,

@@ -6,7 +6,8 @@ GPUs over direct links, and several cycles that share no link run side by side, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 from math import inf
 from typing import Final
 
@@ -14,6 +15,9 @@ import networkx as nx
 
 MAX_MESH: Final = 16
 """Most GPUs among which cycles over direct links are searched; larger groups go through their switch."""
+
+MAX_SHARED: Final = 8
+"""Most GPUs among which cycles may share a link, half of it each; 8 have 2,520 cycles, 9 eight times more."""
 
 
 def ring_bytes_per_s(inside: nx.DiGraph[str], gpus: Sequence[int]) -> float:
@@ -30,7 +34,7 @@ def ring_bytes_per_s(inside: nx.DiGraph[str], gpus: Sequence[int]) -> float:
     width = {(a, b): data["bandwidth_bytes_per_s"] for a, b, data in inside.subgraph(names).edges(data=True)}
     direct = 0.0
     if width and len(names) <= MAX_MESH:
-        direct = min(width.values()) if len(names) == 2 else _cycles(width, names)
+        direct = min(width.values()) if len(names) == 2 else _side_by_side(width, names)
     return max(direct, through_hub) or _detour_bytes_per_s(inside, names)
 
 
@@ -57,6 +61,41 @@ def _detour_bytes_per_s(inside: nx.DiGraph[str], names: Sequence[str]) -> float:
         if set(names) <= nx.node_connected_component(wide, names[0]):
             return float(least)
     return 0.0
+
+
+def _side_by_side(width: dict[tuple[str, str], float], names: Sequence[str]) -> float:
+    """Return the width of all cycles through *names* together: disjoint ones, or more where links are shared.
+
+    Four GPUs in a full mesh have one cycle that leaves the diagonals idle; three that share every link with
+    another fill them all, as NCCL's six rings do on Jean Zay's V100 nodes (``Channel 00/12`` to ``05/12`` in
+    bigscience-workshop/bigscience, experiments/bandwidth, n1_32gb_all_reduce_bench.txt).
+    """
+    disjoint = _cycles(width, names)
+    least = min(sum(w for (a, _), w in width.items() if a == name) for name in names)
+    if disjoint >= least or len(names) > MAX_SHARED:
+        return disjoint
+    return max(disjoint, _shared_cycles(width, names))
+
+
+def _shared_cycles(width: dict[tuple[str, str], float], names: Sequence[str]) -> float:
+    """Return the width of cycles of half the narrowest link, each time that with most left on its links."""
+    both = {(a, b): min(w, width.get((b, a), 0.0)) for (a, b), w in width.items()}
+    step = min(w for w in both.values() if w > 0) / 2
+    cycles = [hops for hops in _all_cycles(names) if all(both.get(hop, 0.0) >= step for hop in hops)]
+    found = 0.0
+    while open_ := [hops for hops in cycles if all(both[hop] >= step * (1 - 1e-9) for hop in hops)]:
+        for a, b in max(open_, key=lambda hops: sum(both[hop] for hop in hops)):
+            both[a, b] -= step
+            both[b, a] -= step
+        found += 2 * step
+    return found
+
+
+def _all_cycles(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
+    """Yield every cycle through all *names* once, as its hops one way round."""
+    for rest in permutations(names[1:]):
+        if rest[0] < rest[-1]:
+            yield list(zip((names[0], *rest), (*rest, names[0]), strict=True))
 
 
 def _cycles(width: dict[tuple[str, str], float], names: Sequence[str]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import log, log2
 from typing import Final
 
-from simulator.network.nccl import NVLS_INTRA_S
+from simulator.network.nccl import NVLS_INTRA_S, NVLS_RANKS
 from topologies.link import Curve, Table
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
@@ -112,9 +112,14 @@ def measured_s(
     lines in ``log2 n``; beyond the largest number the latency goes on along that line, and the wire time
     grows as the bus factor of *kind* does. Where switches reduce (*reduces*), the wire time of an all-reduce
     stays, for a GPU then offers its array once and gets it back once, among however many; and its latency is
-    at most that of the switches, which take one step.
+    at most that of the switches, which take one step. Among fewer ranks than were measured on such switches,
+    but no fewer than they reduce for, it follows what a GPU moves, ``(n+1)/n``.
     """
     known = sorted(table.times_s)
+    on_switches = [k for k in known if k >= NVLS_RANKS] if reduces and kind == "all_reduce" else []
+    if on_switches and NVLS_RANKS <= n < on_switches[0]:
+        latency_s, wire_s = _at_size(table, size_bytes, on_switches[0])
+        return latency_s, wire_s * nvls_factor(n) / nvls_factor(on_switches[0])
     above = next((k for k in known if k >= n), known[-1])
     below = max((k for k in known if k < n), default=above)
     low, high = _at_size(table, size_bytes, below), _at_size(table, size_bytes, above)

@@ -65,6 +65,19 @@ class Network:
         """Return the cost of sending *size_bytes* from rank *src* to rank *dst*."""
         return self._transfer("p2p", size_bytes, (src, dst))
 
+    def shift(self, size_bytes: int, ranks: Sequence[int]) -> Transfer:
+        """Return the cost of every rank sending *size_bytes* to the next of *ranks* and getting as much.
+
+        One step of a ring: no faster than the slowest send alone, nor, inside a node, than the ring goes.
+        """
+        pairs = zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)
+        slowest = max((self.p2p(size_bytes, *pair) for pair in pairs), key=lambda sent: sum(sent[:2]))
+        shape = self.shape(ranks)
+        if shape.n_domains > 1 or shape.n_ranks < 3:
+            return slowest
+        ring = self.collective("all_gather", round(size_bytes * shape.n_ranks / (shape.n_ranks - 1)), ranks)
+        return slowest._replace(wire_ns=max(slowest.wire_ns, ring.wire_ns))
+
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
         return list({self.shape(ranks): ranks for ranks in groups}.values())

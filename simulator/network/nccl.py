@@ -79,6 +79,18 @@ PAT_NET: Final = 1 / 3.5
 PAT_SHARE: Final = 0.75
 """PAT: base, what each rank adds, part of a hop that each doubling costs, share of the bandwidth."""
 
+STAGED_BYTES_PER_S: Final = 5.5e9
+"""What a NIC that cannot reach the memory of GPUs carries each way while it sends and receives: two channels
+copy through the host. 5.1 GB/s per Omni-Path port that NCCL's rings use, with A100 and 5.3 with V100, 4 nodes
+(bigscience-workshop/bigscience, experiments/bandwidth, with the channels in the logs); 5.9 on nodes of A100
+with 200 Gb/s NICs (microsoft/vidur 7d47513, a100_dgx); 6 from a 100 Gb/s card (NVIDIA/nccl issue 465)."""
+
+STAGED_ONE_WAY_BYTES_PER_S: Final = 7.7e9
+"""The same while it only sends: 7.6 and 7.8 GB/s of one send from 1 MiB (microsoft/vidur 7d47513)."""
+
+P2P_CHANNELS: Final = 2
+"""Channels of one send between nodes: NCCL's log of H20 nodes (NVIDIA/nccl issue 1189)."""
+
 POST_S: Final = 1.0e-6
 """Time to post one message to a NIC: network post overhead."""
 

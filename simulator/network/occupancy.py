@@ -13,6 +13,7 @@ from typing import Final
 
 from simulator.builder.instances import Message
 from simulator.engine.slowdown import MILLION
+from simulator.network import nccl
 from simulator.network.collectives import bus_factor
 from simulator.program import Transfer
 from topologies.device import Device
@@ -24,7 +25,7 @@ Inside: 24 on HGX A100 (github.com/NVIDIA/nccl-tests/issues/100) and 24 thread b
 (forums.developer.nvidia.com, thread 337991). Across: ``16 coll channels`` in the logs of 8 GPUs with 8 NICs.
 """
 
-P2P_CHANNELS: Final = {"near": 16, "far": 2}
+P2P_CHANNELS: Final = {"near": 16, "far": nccl.P2P_CHANNELS}
 """Channels of a send or receive: ``p2p channels per peer`` in NCCL's log of H800 nodes
 (github.com/NVIDIA/nccl/issues/892), and of H20 nodes over the network (issue 1189)."""
 

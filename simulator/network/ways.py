@@ -15,9 +15,12 @@ from simulator.network.nccl import (
     LL_TREE,
     NVLS_INTRA_S,
     NVLS_NET_S,
+    P2P_CHANNELS,
     P2P_CHUNK_BYTES,
     POST_S,
     PROTOCOLS,
+    STAGED_BYTES_PER_S,
+    STAGED_ONE_WAY_BYTES_PER_S,
     Choice,
     Protocol,
 )
@@ -195,7 +198,7 @@ class Between:
         hop_s = shape.inter_latency_s + protocol.ring_net_s
         latency_s = protocol.ring_base_s + net_steps * hop_s
         latency_s += (ring_steps(kind, n) - net_steps) * protocol.ring_intra_s
-        net_s = bus_factor(kind, n) * size_bytes / self._rate(shape, protocol)
+        net_s = bus_factor(kind, n) * size_bytes / self._rate(shape, protocol, kind)
         if kind == "p2p":
             net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
@@ -247,7 +250,8 @@ class Between:
         """Return the cost where the busiest rank sends so much out of its node and so much inside it."""
         n_local = shape.n_local
         latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far_peers * POST_S
-        net_s = n_local * far_bytes / self._rate(shape, protocol) + far_bytes / P2P_CHUNK_BYTES * POST_S
+        net_s = n_local * far_bytes / self._rate(shape, protocol, "all_to_all")
+        net_s += far_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
             return latency_s, net_s, 0.0
         array_bytes = near_bytes * n_local / (n_local - 1)
@@ -266,11 +270,25 @@ class Between:
             way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
             yield _way(*way, f"pairwise/{name}")
 
-    def _rate(self, shape: GroupShape, protocol: Protocol) -> float:
-        """Return what the members in one node send out of it together in *protocol*, in bytes/s."""
+    def _rate(self, shape: GroupShape, protocol: Protocol, kind: str = "all_reduce") -> float:
+        """Return what the members in one node send out of it together in *protocol*, in bytes/s.
+
+        A ring leaves a node by one NIC, so that a group has no more NICs than rings; sends take the nearest.
+        """
         nic = self.cluster.nic
-        rate = shape.inter_bytes_per_s * (nic.efficiency if nic else 1.0) * protocol.share
-        return min(rate, self._most(protocol))
+        if nic is None:
+            return min(shape.inter_bytes_per_s * protocol.share, self._most(protocol))
+        width = shape.inter_bytes_per_s
+        if self.cluster.nics_used:
+            width *= self.cluster.nics_used / self.cluster.nics_per_node
+        if self.cluster.rings_out and kind not in ("p2p", "all_to_all"):
+            width = min(width, self.cluster.rings_out * nic.bandwidth_bytes_per_s)
+        used = nic.efficiency
+        if not nic.gpu_direct:
+            staged = STAGED_ONE_WAY_BYTES_PER_S if kind == "p2p" else STAGED_BYTES_PER_S
+            used = min(used, staged / nic.bandwidth_bytes_per_s)
+        rate = min(width * used * protocol.share, self._most(protocol))
+        return min(rate, P2P_CHANNELS * nic.flow_bytes_per_s) if kind == "p2p" else rate
 
     def _most(self, protocol: Protocol) -> float:
         """Return what *protocol* carries at most out of a node, however wide its NICs are, in bytes/s."""

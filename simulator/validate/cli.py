@@ -62,14 +62,28 @@ def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, a
 
 @validate.command()
 @common
-def collectives(table: str, worst: int, *, as_json: bool) -> None:
+@click.option(
+    "--machine",
+    "machines",
+    multiple=True,
+    metavar="WORDS=MACHINE",
+    help="What hardware that begins with WORDS is: a machine of the catalogue, or a TOML file. Repeatable.",
+)
+def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: bool) -> None:
     """Times of collectives and transfers between GPUs.
 
-    For example: foretrace validate collectives collectives.csv
+    For example: foretrace validate collectives collectives.csv --machine "A100 DGX=dgx-a100-staged"
     """
+    from simulator.errors import TableError
     from simulator.validate.collectives import validate_collectives
 
-    report(validate_collectives(table), worst, as_json=as_json)
+    stated = []
+    for machine in machines:
+        words, equals, name = machine.rpartition("=")
+        if not (words.strip() and equals and name.strip()):
+            raise TableError(f"--machine {machine!r}: WORDS=MACHINE, as in 'A100 DGX=dgx-a100-staged'")
+        stated.append((words.strip(), name.strip()))
+    report(validate_collectives(table, stated), worst, as_json=as_json)
 
 
 @validate.command()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from simulator.validate.scores import Failed, Scored, Validation
 from simulator.validate.table import Row, read_table
 from simulator.workload.dispatch import Routing, traffic
 from topologies.catalog import load_cluster
+from topologies.cluster import Cluster
 from topologies.errors import TopologyError
 from topologies.words import RACK, SHARP, assumed, machine
 
@@ -40,16 +42,22 @@ SHARED: Final = "aws-p5-shared"
 """Machine of the catalogue whose ``crowding`` stands for that of a cluster which many jobs share."""
 
 
-def validate_collectives(table: str | Path) -> Validation:
+def validate_collectives(table: str | Path, machines: Sequence[tuple[str, str]] = ()) -> Validation:
     """Return what every row of *table* takes, predicted and measured, in microseconds.
 
     Two forms are read: columns ``source_group, hardware, nodes, gpus, op, bytes`` and one of ``time_us``,
     ``algbw_GBps``, ``busbw_GBps``; or ``gpu, op, n, bytes, us``, on one node. Sizes are those of nccl-tests.
 
+    Args:
+        table: path of the table.
+        machines: words, and the machine that hardware beginning with them is; the first that fits counts.
+
     Raises:
-        TableError: the table cannot be read, or has neither form.
+        TableError: the table cannot be read, has neither form, or no hardware in it begins with such words.
+        TopologyError: there is no such machine.
     """
     rows = read_table(table, ("op", "bytes"))
+    meant = _Meant.of(rows, machines)
     scored, failed = [], []
     notes: Counter[str] = Counter()
     for row in rows:
@@ -57,11 +65,11 @@ def validate_collectives(table: str | Path) -> Validation:
         source, kind = row.text("source_group", Path(table).stem), row.text("op")
         family = f"{source} · {hardware} · {kind} · {n_gpus} GPUs"
         try:
-            predicted_us, measured_us = _predicted_us(row), _measured_us(row)
+            (predicted_us, cluster), measured_us = _predicted_us(row, meant), _measured_us(row)
         except (SimulationError, TopologyError) as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
             continue
-        notes.update(_said(row))
+        notes.update(_said(row, meant, cluster))
         scored.append(
             Scored(
                 id=row.id,
@@ -78,11 +86,49 @@ def validate_collectives(table: str | Path) -> Validation:
     )
 
 
-def _said(row: Row) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    """Which machine the hardware of a row is, beyond what its own words say.
+
+    Attributes:
+        stated: words that hardware begins with, and a machine of the catalogue or a file.
+        most_per_node: GPUs of one node that took part, at most, by hardware.
+    """
+
+    stated: tuple[tuple[str, str], ...]
+    most_per_node: Mapping[str, int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], stated: Sequence[tuple[str, str]]) -> _Meant:
+        """Return what *rows* and a user say. Raises TableError or TopologyError, see validate_collectives."""
+        most: dict[str, int] = {}
+        for row in rows:
+            n_gpus, n_nodes = (row.text(key) for key in ("gpus" if row.text("gpus") else "n", "nodes"))
+            if n_gpus.isdecimal() and (n_nodes or "1").isdecimal():
+                per_node = -(-int(n_gpus) // max(int(n_nodes or 1), 1))
+                most[_hardware(row)] = max(most.get(_hardware(row), 0), per_node)
+        for words, machine_ in stated:
+            load_cluster(machine_)
+            if not any(name.startswith(words) for name in most):
+                raise TableError(f"machine {words!r}: no hardware of the table begins so; {', '.join(most)}")
+        return cls(tuple(stated), most)
+
+    def stated_for(self, hardware: str) -> str:
+        """Return the machine that a user states *hardware* to be; empty if none."""
+        return next((machine_ for words, machine_ in self.stated if hardware.startswith(words)), "")
+
+
+def _hardware(row: Row) -> str:
+    return row.text("hardware") or row.text("gpu")
+
+
+def _said(row: Row, meant: _Meant, cluster: Cluster) -> list[str]:
     """Return what a prediction rests on beside the row's own figures."""
-    words = row.text("hardware") or row.text("gpu")
-    found = said(row, _kind(row))
-    if name := assumed(words):
+    words = _hardware(row)
+    found = said(row, _kind(row), cluster)
+    if name := meant.stated_for(words):
+        found.append(f"hardware stated to be {name}")
+    elif name := assumed(words):
         found.append(f"hardware not stated; taken as {name}")
     return found
 
@@ -109,31 +155,33 @@ def _measured_us(row: Row) -> float:
     return factor * array_bytes(row) / row.number_in("busbw_GBps") * 1e-3
 
 
-def _predicted_us(row: Row) -> float:
-    """Return what the network answers for a row."""
+def _predicted_us(row: Row, meant: _Meant) -> tuple[float, Cluster]:
+    """Return what the network answers for a row, and the machine that it is taken to be of."""
     kind, n_gpus = _kind(row), _n_gpus(row)
     if kind.startswith("ep_"):
         return _experts_us(row, kind, n_gpus)
-    words, n_nodes = row.text("hardware") or row.text("gpu"), row.integer("nodes", 1)
+    words, n_nodes = _hardware(row), row.integer("nodes", 1)
+    stated, most = meant.stated_for(words), meant.most_per_node.get(words, 0)
     if n_nodes > 1 and SHARP.search(row.text("notes").lower()):
         words += ", SHARP"
     shared = among_others(row) and n_nodes > 1
-    network, ranks = _network(words, n_gpus, n_nodes, algorithm(row), shared=shared)
+    network, ranks = _network(words, n_gpus, n_nodes, algorithm(row), shared=shared, most=most, stated=stated)
     size_bytes = array_bytes(row)
     if kind == "send_recv":
-        transfer = network.p2p(size_bytes, ranks[0], ranks[1])
+        around = n_gpus > 2  # every rank sends to the next, as sendrecv_perf of nccl-tests does
+        transfer = network.shift(size_bytes, ranks) if around else network.p2p(size_bytes, *ranks[:2])
     elif kind in KINDS:
         transfer = network.collective(kind, size_bytes, ranks)
     else:
         raise TableError(f"operation {kind!r}: one of {', '.join((*KINDS, 'send_recv'))}")
-    return timed_us(row, kind, (transfer.latency_ns + transfer.wire_ns) / 1e3)
+    return timed_us(row, kind, transfer, network.cluster), network.cluster
 
 
-def _experts_us(row: Row, kind: str, n_gpus: int) -> float:
+def _experts_us(row: Row, kind: str, n_gpus: int) -> tuple[float, Cluster]:
     """Return what a dispatch or combine of experts takes; the routing is in the notes of the row."""
     network, ranks = _network(row.text("hardware"), n_gpus, row.integer("nodes", 1))
     transfer = network.experts(_routing(row), ranks, low_latency=kind.endswith("_ll"))
-    return (transfer.latency_ns + transfer.wire_ns) / 1e3
+    return (transfer.latency_ns + transfer.wire_ns) / 1e3, network.cluster
 
 
 def _routing(row: Row) -> Routing:
@@ -158,10 +206,17 @@ def _counted_bytes(row: Row) -> float:
 
 @cache
 def _network(
-    hardware: str, n_gpus: int, n_nodes: int, algorithms: str = "", *, shared: bool = False
+    hardware: str,
+    n_gpus: int,
+    n_nodes: int,
+    algorithms: str = "",
+    *,
+    shared: bool = False,
+    most: int = 0,
+    stated: str = "",
 ) -> tuple[Network, tuple[int, ...]]:
     """Return the machine of a row and its ranks, which are spread evenly over the nodes."""
-    cluster = machine(hardware, n_gpus, n_nodes)
+    cluster = _stated(stated, n_gpus, n_nodes) if stated else machine(hardware, n_gpus, n_nodes, most)
     if shared:
         crowding = load_cluster(SHARED).fabric_spec.crowding
         cluster = replace(cluster, fabric_spec=replace(cluster.fabric_spec, crowding=crowding))
@@ -172,6 +227,14 @@ def _network(
     if len(gpus) < n_gpus:
         raise TableError(f"{n_gpus} GPUs in {n_nodes} nodes of {cluster.gpus_per_node} do not fit")
     return Network(cluster, gpus, choice(algorithms)), tuple(range(n_gpus))
+
+
+def _stated(name: str, n_gpus: int, n_nodes: int) -> Cluster:
+    """Return the machine *name* with *n_nodes* nodes, or the one of it that has room for *n_gpus*."""
+    cluster = load_cluster(name)
+    if cluster.gpus_per_node >= RACK:
+        n_nodes = -(-n_gpus // cluster.gpus_per_node)
+    return cluster.sized(n_nodes * cluster.gpus_per_node)
 
 
 def _per_node(hardware: str, n_gpus: int, n_nodes: int, most: int) -> int:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from simulator.network.nccl import P2P_CHANNELS, PROTOCOLS, STAGED_ONE_WAY_BYTES_PER_S
+from simulator.program import Transfer
 from simulator.validate.table import Row
+from topologies.cluster import Cluster
 
 PROFILED: Final = re.compile(r"kernel time")
 """The time is that of the kernel in a profile. One kernel follows another, so that it lasts at least until
@@ -42,6 +45,19 @@ WITHOUT_SWITCHES: Final = re.compile(r"NVLS_ENABLE=0|NVLS off|algo Ring|(?:^|; ?
 MANY_RUNS: Final = re.compile(r"percentile")
 """The middle of many runs that came and went on a cluster beside others."""
 
+FROM_LISTS: Final = frozenset({"all_gather", "reduce_scatter"})
+"""Operations which frameworks offer for a list of arrays, one per rank. What is gathered lies in one array and
+is then copied out of it, what is scattered is copied into one before. Medians over many runs come from such
+a program: inside a node both operations take 0.20 ms longer for 256 MB than NCCL alone, and 0.19 ms is what
+reading and writing the array takes. Found on one node, used for all; docs/network.md has what that does."""
+
+IN_A_ROW: Final = 11
+"""Launches one after another of which a profile shows the middle one (microsoft/vidur 7d47513,
+vidur/profiling/collectives/collectives_wrapper.py)."""
+
+BUFFERS_BYTES: Final = P2P_CHANNELS * 4 * 2**20
+"""What a send may be ahead of a socket: NCCL's buffer (``NCCL_BUFFSIZE``, 4 MiB) in each of its channels."""
+
 _ONE_SIDED: Final = frozenset({"send_recv"})
 
 
@@ -60,20 +76,27 @@ def among_others(row: Row) -> bool:
     return bool(MANY_RUNS.search(row.text("notes")))
 
 
-def timed_us(row: Row, kind: str, alone_us: float) -> float:
-    """Return what the clock of the row shows for a collective that takes *alone_us*.
+def timed_us(row: Row, kind: str, took: Transfer, cluster: Cluster) -> float:
+    """Return what the clock of the row shows for a transfer that takes as long as *took* on *cluster*.
 
     A send is over for its rank when its bytes are in a buffer, so that it does not wait for the receiver's
-    launch.
+    launch. Over a socket it does not wait for the wire either, until the buffers are full.
     """
     notes = row.text("notes")
+    alone_us = (took.latency_ns + took.wire_ns) / 1e3
     if PROFILED.search(notes) and kind not in _ONE_SIDED:
         return max(alone_us, _launch_us(row))
+    if PROFILED.search(notes) and _over_socket(row, cluster):
+        return _into_buffers_us(array_bytes(row), took.wire_ns / 1e3)
+    if _copied(row, kind):
+        device = cluster.device
+        rate = device.memory_bound_fraction * device.memory_bytes_per_s
+        return alone_us + 1e6 * (2 * array_bytes(row) / rate + device.memory_bound_latency_s)
     return alone_us + (CALL_US if ONE_BY_ONE.search(notes) else 0.0)
 
 
-def said(row: Row, kind: str) -> list[str]:
-    """Return in words what the rules of this module did to *row*."""
+def said(row: Row, kind: str, cluster: Cluster) -> list[str]:
+    """Return in words what the rules of this module did to *row*, measured on *cluster*."""
     notes, found = row.text("notes"), []
     if BOTH_WAYS.search(notes):
         found.append("size halved: the throughput it comes from counts both directions")
@@ -81,9 +104,41 @@ def said(row: Row, kind: str) -> list[str]:
         found.append(f"a kernel in a profile: at least {_launch_us(row):g} us, until every rank has launched")
     if ONE_BY_ONE.search(notes):
         found.append(f"timed around one call from Python: {CALL_US:g} us more")
+    if PROFILED.search(notes) and _over_socket(row, cluster):
+        found.append("a send in a profile over a socket: over when its bytes are in buffers")
+    if _copied(row, kind):
+        found.append("middle of many runs of a framework: the array is copied out of, or into, a list")
     if among_others(row) and row.integer("nodes", 1) > 1:
         found.append("middle of many runs on a shared cluster: links shared with other jobs")
     return found
+
+
+def _over_socket(row: Row, cluster: Cluster) -> bool:
+    far = row.integer("nodes", 1) > 1 and cluster.nic is not None and cluster.nic.kind == "ethernet"
+    return far and row.text("op").lower().replace("_", "") == "sendrecv"
+
+
+def _into_buffers_us(size_bytes: int, wire_us: float) -> float:
+    """Return what the middle one of sends in a row takes, each of *size_bytes* into buffers.
+
+    The wire, which takes *wire_us* for one, empties them. Bytes go in at the rate of copies to the host until
+    the buffers are full, and then as the wire takes them.
+    """
+    protocol = PROTOCOLS["simple"]
+    copy_us = max(size_bytes / STAGED_ONE_WAY_BYTES_PER_S * 1e6, 1e-9)
+    left = max(1 - copy_us / wire_us, 1e-9) if wire_us else 1e-9
+
+    def written_us(n_sends: int) -> float:
+        free = BUFFERS_BYTES / left / max(size_bytes, 1)  # sends that find room at the rate of copies
+        return min(n_sends, free) * copy_us + max(n_sends - free, 0.0) * wire_us
+
+    middle = IN_A_ROW // 2 + 1
+    base_us = 1e6 * (protocol.ring_base_s + protocol.ring_intra_s)
+    return base_us + written_us(middle) - written_us(middle - 1)
+
+
+def _copied(row: Row, kind: str) -> bool:
+    return kind in FROM_LISTS and bool(MANY_RUNS.search(row.text("notes")))
 
 
 def _launch_us(row: Row) -> float:

@@ -171,6 +171,27 @@ def test_a_narrow_spine_is_felt_by_those_who_cross_it() -> None:
     assert wire_ns(4.0, across) == pytest.approx(4 * wire_ns(1.0, across), rel=1e-6)
 
 
+def test_without_gpudirect_what_leaves_a_node_passes_the_host() -> None:
+    """5.5 GB/s per NIC both ways, 7.7 one way, whatever it could carry; inside a node nothing changes."""
+    direct, staged = network("dgx-a100", 16), network("dgx-a100-staged", 16)
+    size = 2**30
+    assert staged.collective("all_gather", size, range(16)).wire_ns == pytest.approx(
+        15 / 16 * size / (8 * 5.5), rel=1e-6
+    )
+    assert staged.p2p(size, 0, 8).wire_ns > size / 7.7 > 2 * direct.p2p(size, 0, 8).wire_ns
+    assert staged.collective("all_reduce", size, range(8)) == direct.collective("all_reduce", size, range(8))
+
+
+def test_a_ring_leaves_by_as_many_nics_as_nccl_finds_rings() -> None:
+    """Jean Zay: of four ports NCCL uses two; on A100 nodes a group has one ring, on V100 nodes two."""
+    one, two = network("jean-zay-a100", 16), network("jean-zay-v100", 16)
+    size = 2**32
+    rates = [15 / 16 * size / net.collective("all_gather", size, range(16)).wire_ns for net in (one, two)]
+    assert rates == pytest.approx([5.5, 11.0], rel=1e-3)
+    together = one.collective("all_gather", size, range(0, 16, 8))
+    assert together.wire_ns == pytest.approx(size / 2 / (2 * 5.5 / 8), rel=1e-3)  # eight such groups at once
+
+
 def test_a_rack_of_72_needs_no_nic() -> None:
     net = network("gb200-nvl72", 144)
     inside, across = (net.collective("all_gather", GIB, range(n)) for n in (72, 144))

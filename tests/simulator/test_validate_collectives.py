@@ -134,6 +134,18 @@ def test_a_kernel_in_a_profile_lasts_until_every_rank_has_launched(tmp_path: Pat
     assert times[4] < 10
 
 
+def test_a_send_over_a_socket_ends_when_its_bytes_are_in_buffers(tmp_path: Path) -> None:
+    """microsoft/vidur 7d47513, two Azure NC nodes: the wire is felt once NCCL's 8 MiB are full."""
+    head, said = "x,NC A100 v4,2,2,send_recv", "profiler kernel time"
+    sizes = (1 << 20, 1 << 26)
+    rows = [f"{size},{head},{size},{us},,,{said}" for size, us in zip(sizes, (137, 27066), strict=True)]
+    small, large = validated(tmp_path, *rows, f"c,{head},1048576,137,,,").rows[:2]
+    alone = validated(tmp_path, f"c,{head},1048576,137,,,").rows[0]
+    assert small.predicted < 0.5 * alone.predicted
+    assert large.predicted == pytest.approx(2**26 / 2.5e3, rel=0.03)
+    assert all(abs(row.log_ratio) < 0.1 for row in (small, large))
+
+
 def test_a_call_from_python_takes_its_time(tmp_path: Path) -> None:
     table = validated(
         tmp_path,
@@ -160,12 +172,56 @@ def test_the_middle_of_many_runs_is_slower_the_more_nodes_there_are(tmp_path: Pa
     """Of links shared with others ``N ** -0.5`` is left; alone, and inside a node, nothing changes."""
 
     def ratio(nodes: int) -> float:
-        head = f"x,H100 AWS EFA,{nodes},{8 * nodes},all_gather,4294967296,1000,,,"
+        head = f"x,H100 AWS EFA,{nodes},{8 * nodes},all_reduce,4294967296,1000,,,"
         table = validated(tmp_path, f"a,{head}5-95 percentile 1-2", f"b,{head}")
         return table.rows[0].predicted / table.rows[1].predicted
 
     assert ratio(1) == 1.0
     assert 1.0 < ratio(2) < ratio(4) < ratio(16) <= 4.0
+
+
+def test_gathers_of_a_framework_copy_the_array_once(tmp_path: Path) -> None:
+    """256 MB, read and written at 82 % of 3.35 TB/s, on any number of nodes; an all-reduce copies nothing."""
+    for op, extra_us in (("all_gather", 190.4), ("reduce_scatter", 190.4), ("all_reduce", 0.0)):
+        head = f"x,H100 AWS EFA,1,8,{op},256000000,1000,,,"
+        table = validated(tmp_path, f"a,{head}5-95 percentile 1-2", f"b,{head}")
+        assert table.rows[0].predicted - table.rows[1].predicted == pytest.approx(extra_us, abs=0.1)
+
+
+def test_sends_around_a_ring_go_no_faster_than_a_ring(tmp_path: Path) -> None:
+    """li-plus/playground b85070f, sendrecv_perf among 8 A100; one send alone has the link to itself."""
+    table = validated(
+        tmp_path,
+        "a,x,A100-SXM,1,8,send_recv,1073741824,5503.4,,,sendrecv_perf",
+        "b,x,A100-SXM,1,2,send_recv,1073741824,4800,,,",
+    )
+    around, alone = (row.predicted for row in table.rows)
+    assert around > alone
+    assert abs(table.rows[0].log_ratio) < 0.1
+
+
+def test_a_node_is_as_large_as_the_largest_part_of_it_that_was_used(tmp_path: Path) -> None:
+    """Four of four V100 have all six links each, four of eight only four."""
+    row = "x,V100-SXM,1,4,all_reduce,4000000000,48500,,,"
+    four = validated(tmp_path, f"a,{row}").rows[0]
+    eight = validated(tmp_path, f"a,{row}", "b,x,V100-SXM,1,8,all_reduce,4000000000,60000,,,").rows[0]
+    assert four.predicted < 0.7 * eight.predicted
+    assert abs(four.log_ratio) < 0.1
+
+
+def test_a_user_says_which_machine_is_meant(table: Path) -> None:
+    plain = {row.id: row for row in validate_collectives(table).rows}
+    found = validate_collectives(table, [("A100,", "hgx-a100-4nic"), ("abacus", "dgx-a100")])
+    rows = {row.id: row for row in found.rows}
+    assert rows["c"].predicted > 1.5 * plain["c"].predicted
+    assert rows["a"].predicted == plain["a"].predicted
+    assert "f" in rows
+    assert "1 rows: hardware stated to be hgx-a100-4nic" in found.notes
+
+
+def test_a_machine_for_hardware_that_no_row_has_is_refused(table: Path) -> None:
+    with pytest.raises(TableError, match="machine 'B300': no hardware of the table begins so; A100-SXM"):
+        validate_collectives(table, [("B300", "dgx-b300")])
 
 
 def test_unstated_hardware_is_taken_as_a_machine_and_counted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations as permutations_of
 from math import inf
 
 import networkx as nx
@@ -50,6 +51,14 @@ def test_rings_never_carry_more_than_a_gpu_has_links(gpus: list[int]) -> None:
     assert GB <= ring_bytes_per_s(cube(), gpus) <= 6 * GB
 
 
+@given(n_gpus=integers(3, 8))
+def test_rings_fill_every_link_of_a_full_mesh(n_gpus: int) -> None:
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for a, b in permutations_of(range(n_gpus), 2):
+        graph.add_edge(f"gpu:{a}", f"gpu:{b}", bandwidth_bytes_per_s=GB)
+    assert ring_bytes_per_s(graph, range(n_gpus)) == pytest.approx((n_gpus - 1) * GB)
+
+
 def test_one_gpu_needs_no_ring() -> None:
     assert ring_bytes_per_s(cube(), [3]) == inf
 
@@ -62,7 +71,8 @@ def test_one_gpu_needs_no_ring() -> None:
         ("dgx1-v100", 8, 150),
         ("jean-zay-v100", 2, 50),  # two of the six links join each pair
         ("mi300x", 2, 64),
-        ("mi300x", 8, 384),  # six of seven links: the last of an odd number has no way back
+        ("jean-zay-v100", 4, 150),  # NCCL's six rings: every link is shared by two
+        ("mi300x", 8, 448),  # all seven links, each shared by two rings
         ("azure-nc-a100-v4", 2, 300),
         ("azure-nc-a100-v4", 4, 32),  # between the pairs there is only PCIe
         ("l40s-8", 8, 32),

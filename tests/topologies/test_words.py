@@ -35,6 +35,12 @@ def test_words_name_a_machine_and_its_network(read: tuple[str, int, int, str, in
     assert cluster.n_gpus >= n_gpus
 
 
+def test_a_server_of_v100_has_eight_unless_no_more_than_four_were_ever_used() -> None:
+    found = [machine("V100-SXM", 4, 1, most).name for most in (0, 2, 4, 5, 8)]
+    assert found == ["dgx1-v100", "jean-zay-v100", "jean-zay-v100", "dgx1-v100", "dgx1-v100"]
+    assert machine("dgx1-v100", 4, 1, 4).name == "dgx1-v100"
+
+
 @pytest.mark.parametrize("name", names())
 def test_a_name_of_the_catalogue_stands_for_itself(name: str) -> None:
     assert machine(name, 2, 1).name == name
