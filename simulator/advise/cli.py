@@ -1,0 +1,121 @@
+"""The verb ``foretrace advise``: how to train a model on some GPUs, in words, every sentence computed."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from simulator.advise.ladder import Question
+
+
+@click.command()
+@click.option("--model", required=True, help="A preset such as llama2-13b, or a config.json.")
+@click.option("--cluster", default="dgx-h100", show_default=True, help="A machine or its TOML file.")
+@click.option("--gpus", required=True, type=click.IntRange(1), help="How many.")
+@click.option(
+    "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
+)
+@click.option("--global-batch", type=click.IntRange(1), help="Sequences per step. [default: 8 per GPU]")
+@click.option("--micro-batch", type=click.IntRange(1), help="Sequences at a time. [default: the fastest]")
+@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True)
+@click.option("--kernels", type=click.Choice(["fused", "eager"]), default="fused", show_default=True)
+@click.option("--framework", default="torchtitan", show_default=True, help="Whose conventions, for sharding.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def advise(*, as_json: bool, **flags: Any) -> None:
+    """Say in words how a model trains on some GPUs: what fits, what is missing where not, what is best.
+
+    foretrace advise --model llama2-13b --cluster dgx-a100 --gpus 4 --seq-len 4096
+    """
+    from rich.console import Console
+
+    from simulator.advise.ladder import climb
+    from simulator.advise.words import sentence, verdict
+    from simulator.config import job_settings
+
+    question = _question(flags)
+    console = Console(stderr=True, quiet=as_json)
+    with console.status("trying") if console.is_terminal else nullcontext() as status:
+        rungs = climb(question, None if status is None else status.update)
+    found = {
+        "question": _asked(question),
+        "ladder": [
+            {
+                "way": rung.way.key,
+                "title": rung.way.title,
+                "fits": rung.fits,
+                "trains_all": rung.way.trains_all,
+                "sentence": sentence(rung).text,
+                "numbers": sentence(rung).numbers,
+                "job": job_settings(rung.job) if rung.job else None,
+            }
+            for rung in rungs
+        ],
+        "advice": [one._asdict() for one in verdict(question, rungs)],
+    }
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _show(found)
+
+
+def _question(flags: dict[str, Any]) -> Question:
+    from simulator.advise.ladder import Question
+    from simulator.models.sources import load_model
+    from topologies.catalog import load_cluster
+
+    return Question(
+        model=load_model(flags["model"]),
+        cluster=load_cluster(flags["cluster"], flags["gpus"]),
+        global_batch=flags["global_batch"] or 8 * flags["gpus"],
+        seq_len=flags["seq_len"],
+        framework=flags["framework"],
+        micro_batch=flags["micro_batch"] or 0,
+        precision=flags["precision"],
+        kernels=flags["kernels"],
+    )
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    return {
+        "model": question.model.name,
+        "n_params": question.model.n_params,
+        "cluster": question.cluster.name,
+        "gpus": question.cluster.n_gpus,
+        "memory_bytes": question.cluster.device.memory_bytes,
+        "global_batch": question.global_batch,
+        "seq_len": question.seq_len,
+        "conventions": f"{question.framework}, {question.kernels} kernels; tensor and pipeline parallelism: "
+        "megatron",
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print the ladder, then what to do."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from topologies.units import format_bytes
+
+    console, asked = Console(highlight=False), found["question"]
+    gpus = "one GPU" if asked["gpus"] == 1 else f"{asked['gpus']} GPUs"
+    console.print(
+        Text(
+            f"{asked['model']} ({asked['n_params'] / 1e9:.3g} billion parameters) on {gpus} of "
+            f"{asked['cluster']}, {format_bytes(asked['memory_bytes'])} each; "
+            f"{asked['global_batch']} sequences of {asked['seq_len']:,} tokens a step",
+            style="bold",
+        )
+    )
+    console.print(Text(f"conventions: {asked['conventions']}", style="dim"))
+    for rung in found["ladder"]:
+        mark = ("+", "green") if rung["fits"] else ("-", "red")
+        console.print(Text.assemble("  ", mark, " ", rung["sentence"]), soft_wrap=False)
+    console.print()
+    for one in found["advice"]:
+        said = one["text"]
+        console.print(Padding(Text(said[0].upper() + said[1:] + "."), (0, 0, 0, 0)))

@@ -1,0 +1,306 @@
+"""The ways to train a model on some GPUs, from the simplest to the last resort, each computed.
+
+The order is that of the tables which practitioners go by: replicate, then shard more and more, then compute
+again what was kept, then move to the host, then train less of the model, then cut the model itself. Every
+rung is a handful of jobs; the fastest that fits speaks for it, or the one that is closest to fitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from simulator.errors import EngineError, SimulationError
+from simulator.job import Job
+from simulator.memory.ranks import RankMemory, rank_memories
+from simulator.models.model import Model
+from simulator.search.best import cheapest
+from simulator.search.space import Space
+from simulator.simulate import simulate
+from topologies.cluster import Cluster
+from topologies.errors import TopologyError
+from traces.errors import TraceError
+from traces.layout import Layout
+
+LORA_RANK: Final = 16
+"""Rank of adapters; Hu et al. 2021 (arXiv:2106.09685) use 1 to 64, and see little beyond 8."""
+
+MOST_SEQUENCES: Final = 64
+"""Largest micro-batch that is tried."""
+
+_NOT_POSSIBLE: Final = (SimulationError, TopologyError, TraceError)
+
+Settings = dict[str, Any]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A rung of the ladder.
+
+    Attributes:
+        key: short name, for ``--json``.
+        title: what people call it.
+        variants: settings to try, the first that fits is taken.
+        trains_all: whether every parameter is trained.
+    """
+
+    key: str
+    title: str
+    variants: tuple[Settings, ...]
+    trains_all: bool = True
+
+
+def _lora(**settings: Any) -> tuple[Settings, ...]:
+    base = {"lora_rank": LORA_RANK, **settings}
+    return (
+        {**base, "sharding": "ddp"},
+        {**base, "sharding": "ddp", "recompute": "full"},
+        {**base, "sharding": "fsdp", "recompute": "full"},
+    )
+
+
+_RECOMPUTED: Final[Settings] = {"sharding": "fsdp", "recompute": "full"}
+
+WAYS: Final[tuple[Way, ...]] = (
+    Way("ddp", "DDP", ({"sharding": "ddp"},)),
+    Way("zero1", "ZeRO-1 (optimizer states sharded)", ({"sharding": "zero1"},)),
+    Way("zero2", "ZeRO-2 (gradients too)", ({"sharding": "zero2"},)),
+    Way("fsdp", "FSDP (parameters too: ZeRO-3)", ({"sharding": "fsdp"},)),
+    Way(
+        "fsdp-selective", "FSDP + selective recomputation", ({"sharding": "fsdp", "recompute": "selective"},)
+    ),
+    Way("fsdp-full", "FSDP + full recomputation", ({"sharding": "fsdp", "recompute": "full"},)),
+    Way(
+        "offload",
+        "FSDP + full recomputation + offload to the host",
+        tuple(
+            {"sharding": "fsdp", "recompute": "full", "offload": what}
+            for what in ("optimizer", "states", "all")
+        ),
+    ),
+    Way("lora", f"LoRA (rank {LORA_RANK}, frozen weights)", _lora(), trains_all=False),
+    Way(
+        "qlora",
+        f"QLoRA (rank {LORA_RANK}, frozen weights in 4 bits)",
+        _lora(quantized_base=True),
+        trains_all=False,
+    ),
+)
+"""The ladder up to model parallelism, which is searched."""
+
+MODEL_PARALLEL: Final = Way("model-parallel", "tensor and pipeline parallelism", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """What came of a way.
+
+    Attributes:
+        way: which.
+        job: what speaks for it; None where nothing is possible.
+        ranks: its memory.
+        summary: what ``simulate`` says; None where it does not fit.
+        note: why there is no job.
+    """
+
+    way: Way
+    job: Job | None = None
+    ranks: tuple[RankMemory, ...] = ()
+    summary: dict[str, Any] | None = field(default=None, compare=False)
+    note: str = ""
+
+    @property
+    def fullest(self) -> RankMemory:
+        """Memory of the fullest rank."""
+        return max(self.ranks, key=lambda rank: rank.peak_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a job of this way fits."""
+        return self.summary is not None
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that a device lacks; negative where some are left."""
+        return self.fullest.peak_bytes - self.job.cluster.device.memory_bytes if self.job else 0
+
+    @property
+    def slack_bytes(self) -> int:
+        """Bytes that the caching allocator keeps beside tensors if it can; it frees them before it fails."""
+        if self.job is None:
+            return 0
+        held = self.fullest.peak_bytes - self.fullest.items["reserved"]
+        return round(held * self.job.profile.allocator_slack)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that the memory of a node has to hold because they are not on its devices."""
+        if self.job is None or self.job.offload == "none":
+            return 0
+        kept = max(rank_memories(replace(self.job, offload="none")), key=lambda rank: rank.peak_bytes)
+        moved = sum(kept.items[name] - self.fullest.items[name] for name in kept.items if name != "buffers")
+        return max(moved, 0) * min(self.job.cluster.gpus_per_node, self.job.cluster.n_gpus)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits only with less than the allocator likes to keep."""
+        return self.fits and -self.missing_bytes < self.slack_bytes
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, 0 where it does not fit."""
+        return float(self.summary["tokens_per_s"]) if self.summary else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What advice is asked for.
+
+    Attributes:
+        model, cluster: what to train on what.
+        global_batch: sequences per optimizer step.
+        seq_len: tokens per sequence.
+        framework: whose conventions hold for data parallelism and sharding.
+        micro_batch: sequences per micro-batch; 0: the fastest that fits.
+        precision: dtype of compute.
+        kernels: element-wise work of sharded ways, ``"fused"`` as torch.compile does it, or ``"eager"``.
+    """
+
+    model: Model
+    cluster: Cluster
+    global_batch: int
+    seq_len: int
+    framework: str = "torchtitan"
+    micro_batch: int = 0
+    precision: str = "bf16"
+    kernels: str = "fused"
+
+    def job(self, **settings: Any) -> Job:
+        """Return a job of this question."""
+        given: dict[str, Any] = {"layout": Layout(dp=self.cluster.n_gpus), "framework": self.framework}
+        return Job(
+            model=self.model,
+            cluster=self.cluster,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            precision=self.precision,
+            kernels=self.kernels,
+            **{**given, **settings},
+        )
+
+    def micro_batches(self) -> list[int]:
+        """Return sizes to try, smallest first."""
+        if self.micro_batch:
+            return [self.micro_batch]
+        share = self.global_batch // self.cluster.n_gpus
+        sizes = (1 << power for power in range(share.bit_length()))
+        return [size for size in sizes if share % size == 0 and size <= MOST_SEQUENCES]
+
+
+def climb(question: Question, progress: Progress | None = None) -> list[Rung]:
+    """Return what comes of every way, in the order of the ladder.
+
+    Raises:
+        SimulationError: no job of the question is possible at all.
+    """
+    question.job(micro_batch=question.micro_batches()[0] if question.micro_batches() else 1)
+    found = []
+    for way in WAYS:
+        if question.cluster.n_gpus == 1 and way.key in ("zero1", "zero2"):
+            continue  # nobody to share with
+        if progress is not None:
+            progress(f"trying {way.title}")
+        found.append(_rung(question, way))
+    if question.cluster.n_gpus > 1:
+        if progress is not None:
+            progress("searching tensor and pipeline parallelism")
+        found.append(_searched(question))
+    return found
+
+
+def longest(rung: Rung) -> int:
+    """Return the longest sequences with which *rung* fits, by doubling or halving those asked for."""
+    job = rung.job
+    if job is None:
+        return 0
+    one = replace(job, micro_batch=1)
+    length = job.seq_len
+    while length > 1 and not _fits(replace(one, seq_len=length)):
+        length //= 2
+    while length and length < job.seq_len * 64 and _fits(replace(one, seq_len=2 * length)):
+        length *= 2
+    return length if length > 1 else 0
+
+
+def _fits(job: Job) -> bool:
+    return _peak(rank_memories(job)) <= job.cluster.device.memory_bytes
+
+
+def _peak(ranks: Sequence[RankMemory]) -> int:
+    return max(rank.peak_bytes for rank in ranks)
+
+
+def _rung(question: Question, way: Way) -> Rung:
+    """Return the fastest that fits of the first variant of which any fits, or the closest to it."""
+    closest: Rung | None = None
+    for settings in way.variants:
+        tried = list(_tried(question, way, settings))
+        fitting = [rung for rung in tried if rung.missing_bytes <= 0]
+        if fitting:
+            return max(map(_simulated, fitting), key=lambda rung: rung.tokens_per_s)
+        for rung in tried:
+            if closest is None or rung.missing_bytes < closest.missing_bytes:
+                closest = rung
+    return closest or Rung(way=way, note="the batch does not divide over these GPUs")
+
+
+def _tried(question: Question, way: Way, settings: Settings) -> Iterator[Rung]:
+    """Yield one rung per micro-batch, smallest first, up to the first that does not fit."""
+    for micro_batch in question.micro_batches():
+        try:
+            job = question.job(micro_batch=micro_batch, **settings)
+            rung = Rung(way=way, job=job, ranks=tuple(rank_memories(job)))
+        except _NOT_POSSIBLE:
+            continue
+        yield rung
+        if rung.missing_bytes > 0:
+            return
+
+
+def _simulated(rung: Rung) -> Rung:
+    job = rung.job
+    return rung if job is None else replace(rung, summary=dict(simulate(job).summary))
+
+
+def _searched(question: Question) -> Rung:
+    """Return the fastest layout that cuts the model, as Megatron-LM would run it."""
+    space = Space(
+        model=question.model,
+        cluster=question.cluster,
+        global_batch=question.global_batch,
+        seq_len=question.seq_len,
+        micro_batch=(question.micro_batch,) if question.micro_batch else (1, 2, 4),
+        schedule=("1f1b", "interleaved-1f1b"),
+        virtual_stages=(2,),
+        sharding=("zero1",),
+        others={"precision": question.precision},
+    )
+    jobs = [job for job in space.jobs() if job.layout.tp * job.layout.pp > 1]
+    try:
+        found = cheapest(jobs, 1)
+    except EngineError as error:
+        return Rung(way=MODEL_PARALLEL, note=str(error))
+    if not found.best:
+        if found.smallest is None:
+            return Rung(way=MODEL_PARALLEL, note="heads, layers or batch divide over none of these degrees")
+        job = found.smallest[0]
+        return Rung(way=MODEL_PARALLEL, job=job, ranks=tuple(rank_memories(job)))
+    best = found.best[0]
+    return Rung(
+        way=MODEL_PARALLEL,
+        job=best.job,
+        ranks=tuple(rank_memories(best.job)),
+        summary=best.summary,
+    )

@@ -1,0 +1,209 @@
+"""What the ladder comes to, in sentences that carry their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from simulator.advise.ladder import MODEL_PARALLEL, Question, Rung, longest
+from simulator.intervals import interval
+from simulator.job import Job
+from simulator.models.model import Model
+from topologies.units import format_bytes, format_time
+
+TIED: Final = 0.02
+"""Relative difference of rates that says nothing: repeated measurements of one layout differ by more."""
+
+
+class Advice(NamedTuple):
+    """A sentence and the numbers behind it."""
+
+    text: str
+    numbers: dict[str, Any]
+
+
+def sentence(rung: Rung) -> Advice:
+    """Return what is said of one rung."""
+    if rung.job is None:
+        return Advice(f"{rung.way.title}: not possible, {rung.note}", {})
+    limit, peak = rung.job.cluster.device.memory_bytes, rung.fullest.peak_bytes
+    numbers: dict[str, Any] = {"peak_memory_bytes": peak, "memory_limit_bytes": limit}
+    if rung.summary is None:
+        largest = rung.fullest.largest(2)
+        numbers |= {"missing_bytes": peak - limit, "largest": dict(largest)}
+        of = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+        return Advice(
+            f"{_title(rung)} does not fit: {format_bytes(peak)} a GPU, {format_bytes(peak - limit)} more "
+            f"than there is; most of it {of}",
+            numbers,
+        )
+    rate, found = rung.tokens_per_s, interval(rung.job, "step_time")
+    tight = ", tightly," if rung.is_tight else ""
+    between = f" ({rate / found.high:,.0f} to {rate / found.low:,.0f})" if found else ""
+    numbers |= {"host_bytes": rung.host_bytes, "is_tight": rung.is_tight}
+    numbers |= {name: rung.summary[name] for name in ("tokens_per_s", "step_time_s", "mfu", "shares")}
+    return Advice(
+        f"{_title(rung)} fits{tight} with {format_bytes(peak)}: {rate:,.0f} tokens/s{between}, "
+        f"{format_time(rung.summary['step_time_s'])} a step{_mfu(rung)}, micro-batch "
+        f"{rung.job.micro_batch}{_exposed(rung.summary)}{_host(rung)}",
+        numbers,
+    )
+
+
+def verdict(question: Question, rungs: Sequence[Rung]) -> Iterator[Advice]:
+    """Yield what to do: the fastest that trains everything, what it leaves, what the others cost."""
+    fitting = [rung for rung in rungs if rung.fits]
+    full = sorted((rung for rung in fitting if rung.way.trains_all), key=lambda rung: -rung.tokens_per_s)
+    if full:
+        yield from _best(full)
+    else:
+        yield _short(question, rungs)
+    adapters = [rung for rung in fitting if not rung.way.trains_all]
+    if adapters:
+        yield _adapters(max(adapters, key=lambda rung: rung.tokens_per_s), full[0] if full else None)
+    elif not fitting:
+        yield _more(question)
+
+
+def _best(full: Sequence[Rung]) -> Iterator[Advice]:
+    best, job = full[0], full[0].job
+    if job is None:
+        return
+    simpler = [rung for rung in full[1:] if rung.tokens_per_s >= (1 - TIED) * best.tokens_per_s]
+    tied = f"; {_title(simpler[0])} is as fast, as far as measurements tell" if simpler else ""
+    yield Advice(
+        f"take {_title(best)}: the fastest that trains all parameters{tied}",
+        {"way": best.way.key, "tokens_per_s": best.tokens_per_s, "tied": [one.way.key for one in simpler]},
+    )
+    spare, slack = -best.missing_bytes, best.slack_bytes
+    length = longest(best)
+    tight = f", less than the {format_bytes(slack)} that the allocator likes beside" if best.is_tight else ""
+    yield Advice(
+        f"it leaves {format_bytes(spare)} a GPU{tight}; sequences of up to {length:,} tokens fit, "
+        "one at a time",
+        {"spare_bytes": spare, "slack_bytes": slack, "longest_sequence": length},
+    )
+    roomy = next((rung for rung in full if not rung.is_tight), None)
+    if best.is_tight and roomy is not None:
+        yield Advice(
+            f"with room to spare: {_title(roomy)}, {_percent(best.tokens_per_s / roomy.tokens_per_s - 1)} "
+            f"longer a step, leaves {format_bytes(-roomy.missing_bytes)}",
+            {"way": roomy.way.key, "spare_bytes": -roomy.missing_bytes},
+        )
+    if len(full) > 1 and not simpler:
+        second = full[1]
+        loses = best.tokens_per_s / second.tokens_per_s - 1
+        yield Advice(
+            f"the next, {_title(second)}, takes {_percent(loses)} longer: {_why(best, second)}",
+            {"way": second.way.key, "longer": loses, "seconds_by_cause": _by_cause(best, second)},
+        )
+
+
+def _short(question: Question, rungs: Sequence[Rung]) -> Advice:
+    """Say how close training everything comes."""
+    tried = [rung for rung in rungs if rung.way.trains_all and rung.job is not None]
+    closest = min(tried, key=lambda rung: rung.missing_bytes)
+    return Advice(
+        f"nothing that trains all parameters fits on {question.cluster.n_gpus} GPUs: "
+        f"{_title(closest)} comes closest and lacks {format_bytes(closest.missing_bytes)} a GPU",
+        {"way": closest.way.key, "missing_bytes": closest.missing_bytes},
+    )
+
+
+def _adapters(rung: Rung, full: Rung | None) -> Advice:
+    """Say what training adapters alone would bring."""
+    job = rung.job
+    share = _trained_share(job) if job is not None else 0.0
+    gain = rung.tokens_per_s / full.tokens_per_s if full else None
+    than = f", {gain:.2g} times as fast" if gain else ""
+    return Advice(
+        f"{_title(rung)} would train {_percent(share, 2)} of the parameters with "
+        f"{format_bytes(rung.fullest.peak_bytes)} a GPU{than}",
+        {"way": rung.way.key, "trained_share": share, "times_as_fast": gain},
+    )
+
+
+def _more(question: Question) -> Advice:
+    """Say how much it would take: the states of a full training over the memory of a device."""
+    states = question.model.n_params * 18  # bf16 weights, fp32 gradients, weights and two moments
+    device = question.cluster.device.memory_bytes
+    return Advice(
+        f"states of {question.model.n_params / 1e9:.3g} billion parameters are {format_bytes(states)}: "
+        f"at least {-(-states // device)} GPUs of {format_bytes(device)}, before any activation",
+        {"state_bytes": states, "least_gpus": -(-states // device)},
+    )
+
+
+def _title(rung: Rung) -> str:
+    """Return the name of a rung with what its job adds to it."""
+    job = rung.job
+    if job is None:
+        return rung.way.title
+    said = rung.way.title
+    if rung.way is MODEL_PARALLEL:
+        degrees = job.layout.degrees
+        said = " × ".join(
+            f"{axis.upper()} {degrees[axis]}" for axis in ("tp", "pp", "dp") if degrees[axis] > 1
+        )
+        said += "" if job.recompute == "none" else f" + {job.recompute} recomputation"
+        said += f" with {job.schedule}" if job.layout.pp > 1 else ""
+    elif rung.way.key == "offload":
+        said = said.replace("offload", f"offload of {'everything' if job.offload == 'all' else job.offload}")
+    elif not rung.way.trains_all:
+        said += {"ddp": " under DDP", "fsdp": " under FSDP"}[job.sharding]
+        said += " + full recomputation" if job.recompute == "full" else ""
+    return said
+
+
+def _host(rung: Rung) -> str:
+    size_bytes = rung.host_bytes
+    return f"; a node's memory has to hold {format_bytes(size_bytes)}" if size_bytes else ""
+
+
+def _mfu(rung: Rung) -> str:
+    """Return the MFU; it counts weight gradients, so that of frozen weights would say nothing."""
+    return f", MFU {_percent(rung.summary['mfu'])}" if rung.summary and rung.way.trains_all else ""
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _exposed(summary: dict[str, Any]) -> str:
+    """Return the share of a step in which data moves and nobody computes, if it counts."""
+    share = float(summary["exposed_comm_fraction"]) + float(summary["bubble_fraction"])
+    return f", {_percent(share)} of it waits for communication" if share >= 0.03 else ""
+
+
+def _by_cause(best: Rung, other: Rung) -> dict[str, float]:
+    """Return where *other* loses its time to *best*, in seconds per step; adds up to the difference."""
+    mine, theirs = best.summary or {}, other.summary or {}
+    causes = dict.fromkeys([*mine["shares"], *theirs["shares"]])
+    return {
+        cause: theirs["shares"].get(cause, 0.0) * theirs["step_time_s"]
+        - mine["shares"].get(cause, 0.0) * mine["step_time_s"]
+        for cause in causes
+    }
+
+
+def _why(best: Rung, other: Rung) -> str:
+    parts = sorted(_by_cause(best, other).items(), key=lambda part: -part[1])
+    return ", ".join(f"{seconds:+.3g} s {cause}" for cause, seconds in parts[:2] if seconds > 0)
+
+
+def _trained_share(job: Job) -> float:
+    """Return the parameters of adapters over those of the model."""
+    return job.lora_rank * _adapted_widths(job.model) / job.model.n_params
+
+
+def _adapted_widths(model: Model) -> int:
+    """Return inputs and outputs of all matrices that have adapters."""
+    total = 0
+    for layer in range(model.n_layers):
+        linears = list(model.attention_linears())
+        if model.is_moe(layer):
+            linears += [*model.mlp_linears(model.moe_ffn_hidden)] * model.n_experts
+        else:
+            linears += model.mlp_linears(model.ffn_hidden)
+        total += sum(linear.n_in + linear.n_out for linear in linears)
+    return total

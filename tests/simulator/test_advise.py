@@ -1,0 +1,140 @@
+"""Advice says what simulating and asking for memory say, rung by rung."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from foretrace import main
+from simulator.advise.ladder import WAYS, Question, Rung, climb, longest
+from simulator.advise.words import sentence, verdict
+from simulator.config import job_from
+from simulator.errors import JobError
+from simulator.memory.ranks import rank_memories
+from simulator.models.sources import load_model
+from simulator.simulate import simulate
+from topologies.catalog import load_cluster
+
+pytest.importorskip("numba")
+
+
+def question(model: str = "llama3.2-1b", gpus: int = 4, **given: Any) -> Question:
+    given = {"global_batch": 2 * gpus, "seq_len": 2048, **given}
+    return Question(model=load_model(model), cluster=load_cluster("dgx-a100", gpus), **given)
+
+
+@pytest.fixture(scope="module")
+def rungs() -> list[Rung]:
+    return climb(question())
+
+
+def peak(rung: Rung) -> int:
+    assert rung.job is not None
+    return max(rank.peak_bytes for rank in rank_memories(rung.job))
+
+
+def test_every_rung_is_what_simulating_says(rungs: list[Rung]) -> None:
+    for rung in rungs:
+        assert rung.job is not None
+        assert rung.fullest.peak_bytes == peak(rung)
+        assert rung.fits == (peak(rung) <= rung.job.cluster.device.memory_bytes)
+        if rung.summary:
+            found = simulate(rung.job, engine="compiled").summary
+            assert rung.tokens_per_s == pytest.approx(found["tokens_per_s"], rel=1e-9)
+
+
+def test_the_ladder_has_every_way_once_and_in_order(rungs: list[Rung]) -> None:
+    assert [rung.way.key for rung in rungs] == [*(way.key for way in WAYS), "model-parallel"]
+
+
+def test_sharding_more_needs_less(rungs: list[Rung]) -> None:
+    at_one = climb(question(micro_batch=1))
+    peaks = {rung.way.key: rung.fullest.peak_bytes for rung in at_one}
+    assert peaks["ddp"] > peaks["zero1"] > peaks["zero2"] > peaks["fsdp"] > peaks["fsdp-full"]
+    assert peaks["qlora"] < peaks["lora"] < peaks["ddp"]
+
+
+def test_the_fastest_that_trains_everything_is_taken(rungs: list[Rung]) -> None:
+    best = max((rung for rung in rungs if rung.way.trains_all), key=lambda rung: rung.tokens_per_s)
+    first = next(verdict(question(), rungs))
+    assert first.numbers["way"] == best.way.key
+
+
+def test_seconds_by_cause_add_up_to_the_difference(rungs: list[Rung]) -> None:
+    full = sorted((r for r in rungs if r.way.trains_all and r.fits), key=lambda rung: -rung.tokens_per_s)
+    said = [one.numbers for one in verdict(question(), rungs) if "seconds_by_cause" in one.numbers]
+    for numbers in said:
+        a, b = full[0].summary, full[1].summary
+        assert a is not None
+        assert b is not None
+        longer_s = b["step_time_s"] - a["step_time_s"]
+        assert sum(numbers["seconds_by_cause"].values()) == pytest.approx(longer_s, rel=1e-6)
+
+
+def test_what_is_missing_is_said_where_nothing_fits() -> None:
+    asked = question("llama3-70b", 2, micro_batch=1)
+    found = climb(asked)
+    ddp = found[0]
+    assert not ddp.fits
+    told = sentence(ddp)
+    assert told.numbers["missing_bytes"] == peak(ddp) - asked.cluster.device.memory_bytes
+    assert "does not fit" in told.text
+    said = " ".join(one.text for one in verdict(asked, found))
+    assert "nothing that trains all parameters fits" in said or "offload" in said
+
+
+def test_what_leaves_the_device_is_held_by_the_node() -> None:
+    found = {rung.way.key: rung for rung in climb(question("llama3-8b", 2, micro_batch=1))}
+    rung = found["offload"]
+    assert rung.job is not None
+    moments = 8 * load_model("llama3-8b").n_params  # FSDP keeps fp32 weights on the device
+    assert rung.job.offload == "optimizer"
+    assert rung.host_bytes == pytest.approx(moments, rel=0.01)
+    assert found["ddp"].host_bytes == 0
+
+
+def test_longest_sequences_fit_and_twice_as_long_do_not(rungs: list[Rung]) -> None:
+    rung = rungs[3]
+    assert rung.job is not None
+    length = longest(rung)
+    limit = rung.job.cluster.device.memory_bytes
+
+    def peak_at(seq_len: int) -> int:
+        assert rung.job is not None
+        return max(r.peak_bytes for r in rank_memories(replace(rung.job, micro_batch=1, seq_len=seq_len)))
+
+    assert peak_at(length) <= limit < peak_at(2 * length)
+
+
+def test_adapters_train_the_share_that_lora_trains() -> None:
+    found = climb(question("llama2-7b", 2, micro_batch=1))
+    share = next(
+        one.numbers["trained_share"]
+        for one in verdict(question("llama2-7b", 2, micro_batch=1), found)
+        if "trained_share" in one.numbers
+    )
+    # Rank 16 on q, k, v as one matrix, o, gate and up as one, and down, of 32 layers of 4096 and 11008.
+    widths = (4096 + 12288) + (4096 + 4096) + (4096 + 22016) + (11008 + 4096)
+    assert share == pytest.approx(16 * 32 * widths / load_model("llama2-7b").n_params)
+
+
+def test_a_batch_that_no_rank_gets_a_part_of_is_refused() -> None:
+    with pytest.raises(JobError, match="global_batch=2 is not a multiple"):
+        climb(question(global_batch=2))
+
+
+def test_the_verb_says_in_json_what_it_says_in_words() -> None:
+    flags = ["--model", "llama3.2-1b", "--cluster", "dgx-a100", "--gpus", "2", "--seq-len", "1024"]
+    shown = CliRunner().invoke(main, ["advise", *flags, "--global-batch", "2"])
+    found = CliRunner().invoke(main, ["advise", *flags, "--global-batch", "2", "--json"])
+    assert (shown.exit_code, found.exit_code) == (0, 0), shown.output + found.output
+    document = json.loads(found.stdout)
+    text = " ".join(shown.stdout.split())
+    for rung in document["ladder"]:
+        assert rung["sentence"] in text
+        assert rung["job"] is None or job_from(rung["job"]).layout.world_size == 2
+    assert document["advice"][0]["text"][1:] in text
