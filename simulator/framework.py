@@ -42,10 +42,16 @@ class Framework:
         name: of the profile.
         matches: what a table or a person calls it; lower case, a part of the text is enough.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
-        bucket_bytes: per parameter, what communication buckets hold beside the gradients.
+        bucket_bytes: per parameter, what communication buckets hold beside gradients in fp32.
+        flat_bucket_bytes: size of a communication bucket that is allocated whatever the model.
+        step_copy_bytes: per parameter that a rank updates, what the step makes of 16-bit gradients first.
+        wgrad_placeholders: a product that has added to the sums hands autograd a 16-bit tensor of the shape
+            of its weight; there is one per shape.
         bucket_ranks: least number of data-parallel ranks that have buckets.
         logits_kept_bytes: per logit, for every micro-batch in flight on the last stage.
         logits_working_bytes: per logit, for one micro-batch at a time.
+        compiles_loss: where kernels are fused the loss is compiled as well: logits and their gradient in the
+            precision of the job, nothing in fp32.
         keeps_gathered_inputs: inputs of column-parallel matrices are kept as gathered over tensor-parallel
             ranks, rather than gathered again.
         keeps_gate_output: the activated gate is kept beside gate, up and their product: no fused kernel.
@@ -95,9 +101,13 @@ class Framework:
     matches: tuple[str, ...]
     fp32_gradients: tuple[str, ...] = ("bf16", "fp16")
     bucket_bytes: int = 0
+    flat_bucket_bytes: int = 0
+    step_copy_bytes: int = 0
+    wgrad_placeholders: bool = False
     bucket_ranks: int = 2
     logits_kept_bytes: int = 4
-    logits_working_bytes: int = 6
+    logits_working_bytes: int = 2
+    compiles_loss: bool = False
     keeps_gathered_inputs: bool = False
     keeps_gate_output: bool = False
     keeps_norm_in_fp32: bool = False

@@ -62,19 +62,29 @@ def _saved_bytes(job: Job, layer: int) -> int:
 
 def head_bytes(job: Job) -> int:
     """Return what one micro-batch keeps of the head beside logits: inputs of norm and matrix."""
-    return 2 * hidden_bytes(job, tokens_per_shard(job))
+    found = 2 * hidden_bytes(job, tokens_per_shard(job))
+    if job.profile.keeps_gathered_inputs:
+        found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, tokens_per_shard(job))
+    return found
 
 
-def logits_bytes(job: Job, in_flight: int) -> int:
+def n_logits(job: Job) -> int:
+    """Return the number of logits of one micro-batch on a rank of the last stage."""
+    return tokens_per_rank(job) * share(job.model.vocab, job.layout.tp)
+
+
+def logits_bytes(job: Job, in_flight: int, *, working: bool = True) -> int:
     """Return the logits of the last stage: fp32 log-probabilities of *in_flight* micro-batches are kept.
 
-    One micro-batch at a time also has its logits in ``job.precision`` and their gradient in fp32, or what
-    the framework has instead.
+    With *working*, one micro-batch also has its logits in ``job.precision`` and what the loss computes from
+    them, as the framework does it. A compiled loss keeps logits and makes their gradient, in that precision.
     """
-    framework = job.profile
-    n_logits = tokens_per_rank(job) * share(job.model.vocab, job.layout.tp)
+    framework, width = job.profile, DTYPE_BYTES[job.precision]
+    if framework.compiles_loss and not is_separate(job, "loss"):
+        return n_logits(job) * width * (in_flight + working)
     uncast = 4 - 6 if job.precision == "fp32" else 0
-    return n_logits * (framework.logits_kept_bytes * in_flight + framework.logits_working_bytes + uncast)
+    beside = max(framework.logits_working_bytes + uncast, 0) if working else 0
+    return n_logits(job) * (framework.logits_kept_bytes * in_flight + beside)
 
 
 def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
@@ -147,7 +157,8 @@ def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
 def working_bytes(job: Job, layer: int) -> int:
     """Return what the backward of *layer* holds at its worst moment beside what forward kept.
 
-    In the MLP: the gradients of the activation's inputs and output, and one gathered hidden state. In
+    In the MLP: the gradients of the activation's inputs and output, and of the block's output; or, where
+    inner widths are small, those of the activation's inputs and of the block's input over all tokens. In
     attention: gradients of queries (summed in fp32 by the fused kernel), keys, values and output, of unfused
     scores, one gathered hidden state, and keys and values gathered over context-parallel ranks with their
     gradients.

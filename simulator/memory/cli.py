@@ -66,7 +66,7 @@ def describe(job: Job) -> dict[str, Any]:
         "spare_bytes": limit - fullest.peak_bytes,
         "slack_bytes": _slack_bytes(job, fullest),
         "fullest_pipeline_rank": fullest.pp,
-        "when": _moment(job, fullest),
+        "when": _moment(fullest),
         "largest": [{"item": name, "bytes": size} for name, size in fullest.largest(4)],
         "stages": [_rank(job, rank) for rank in ranks],
         "would_fit": [
@@ -105,12 +105,10 @@ def _rank(job: Job, rank: RankMemory) -> dict[str, Any]:
     }
 
 
-def _moment(job: Job, rank: RankMemory) -> str:
+def _moment(rank: RankMemory) -> str:
     """When a rank holds its most."""
-    last = rank.pp == job.layout.pp - 1
     plural = " is" if rank.in_flight == 1 else "es are"
-    at = "in the backward of the head" if last and rank.items["logits"] else "in a backward"
-    return f"{at}, while {rank.in_flight} micro-batch{plural} in flight"
+    return f"{rank.when}, while {rank.in_flight} micro-batch{plural} in flight"
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ class RankMemory:
         kept_bytes: by stage, what one micro-batch keeps between its forward and its backward.
         brought_back_bytes: what recomputation brings back during a backward.
         items: bytes by category at the worst moment, as in ``StageMemory``.
+        when: that worst moment of its fullest stage, in words.
     """
 
     pp: int
@@ -37,6 +38,7 @@ class RankMemory:
     kept_bytes: Mapping[int, int]
     brought_back_bytes: int
     items: Mapping[str, int]
+    when: str
 
     @property
     def peak_bytes(self) -> int:
@@ -85,6 +87,7 @@ def _rank_memory(job: Job, pp: int, actions: Sequence[Action], layers: Sequence[
         kept_bytes=kept,
         brought_back_bytes=brought_back,
         items=items,
+        when=max(parts.values(), key=lambda part: part.peak_bytes).when,
     )
 
 

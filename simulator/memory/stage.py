@@ -11,18 +11,11 @@ from simulator.memory.activations import (
     head_bytes,
     kept_bytes,
     layer_input_bytes,
-    logits_bytes,
     recomputed_bytes,
     working_bytes,
 )
-from simulator.memory.states import (
-    StateBytes,
-    bucket_bytes,
-    gathered_bytes,
-    sharding_units,
-    stage_states,
-    state_bytes,
-)
+from simulator.memory.moments import AT_LAYER, Held, fullest_moment
+from simulator.memory.states import StateBytes, sharding_units, stage_states, state_bytes
 from simulator.workload.ops import DTYPE_BYTES
 from simulator.workload.recompute import as_kept, recomputes
 
@@ -44,6 +37,7 @@ class StageMemory:
             ``activations`` (of all micro-batches in flight, and what recomputation brings back), ``gathered``
             (parameters and gradients of sharded layers while they are whole), ``logits``, ``buffers``
             (gradients of activations, messages between stages), ``reserved`` (context and libraries).
+        when: that worst moment, in words.
         host_bytes: what ``job.offload`` keeps in the memory of the host instead.
     """
 
@@ -51,6 +45,7 @@ class StageMemory:
     in_flight: int
     activation_bytes_per_microbatch: int
     items: Mapping[str, int]
+    when: str = AT_LAYER
     host_bytes: int = 0
 
     @property
@@ -89,16 +84,19 @@ def stage_memory(
     kept = sum(n * kept_bytes(one, layer) for layer, one, n in alike) + (head_bytes(job) if last else 0)
     if first and job.model.dropout:
         kept += layer_input_bytes(job) // DTYPE_BYTES[job.precision]
-    brought_back = max((recomputed_bytes(one, layer) for layer, one, _ in alike), default=0)
+    held = Held(
+        kept=kept * in_flight,
+        brought_back=max((recomputed_bytes(one, layer) for layer, one, _ in alike), default=0)
+        if in_flight
+        else 0,
+        working=max((working_bytes(job, layer) for layer, _, _ in alike), default=0),
+        in_flight=in_flight,
+    )
     units = sharding_units(job, layers, first=first, last=last)
+    moment = fullest_moment(job, layers, units, held, last=last)
     items = {
         **stage_states(job, units)._asdict(),
-        "activations": kept * in_flight + (brought_back if in_flight else 0),
-        "gathered": gathered_bytes(job, units),
-        "logits": logits_bytes(job, in_flight) if last else 0,
-        "buffers": max((working_bytes(job, layer) for layer, _, _ in alike), default=0)
-        + (2 * layer_input_bytes(job) if job.layout.pp > 1 else 0)
-        + bucket_bytes(job, units),
+        **moment.items,
         "reserved": job.cluster.device.reserved_bytes,
     }
     on_device = _kept_on_device(job, items, kept)
@@ -107,6 +105,7 @@ def stage_memory(
         in_flight=in_flight,
         activation_bytes_per_microbatch=kept if on_device["activations"] == items["activations"] else 0,
         items=on_device,
+        when=moment.when,
         host_bytes=sum(items.values()) - sum(on_device.values()),
     )
 

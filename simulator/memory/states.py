@@ -124,29 +124,66 @@ def _frozen_bytes(job: Job, unit: Unit) -> int:
     return (unit.params - unit.matrices) * width + round(unit.matrices * NF4_BITS / 8)
 
 
-def gathered_bytes(job: Job, units: Sequence[Unit]) -> int:
-    """Return parameters and gradients that are whole for a while although ranks share them out.
+def gathered_parameters_bytes(job: Job, units: Sequence[Unit]) -> int:
+    """Return parameters that are whole for a while although ranks share them out.
 
-    Two neighbouring units are whole at once, the one in use and the one gathered ahead; and one unit has its
-    gradient whole, as computed and as reduced. Weights in 4 bits are gathered as they are, and one unit at a
-    time has a copy to compute with.
+    Two neighbouring units are whole at once, the one in use and the one gathered ahead. Weights in 4 bits are
+    gathered as they are, and one unit at a time has a copy to compute with.
     """
-    width, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
+    width = DTYPE_BYTES[job.precision]
     copy = width * max(unit.matrices for unit in units) if job.quantized_base else 0
-    if job.sharding not in ("zero2", "zero3", "fsdp"):
+    if job.sharding not in ("zero3", "fsdp"):
         return copy
-    trained = [unit.adapters if job.lora_rank else unit.params for unit in units]
-    if job.sharding == "zero2":
-        return gradient * max(trained) + copy
     sizes = [_frozen_bytes(job, unit) if job.lora_rank else width * unit.params for unit in units]
-    pair = max(a + b for a, b in zip(sizes, [*sizes[1:], 0], strict=True))
-    return pair + (width + gradient) * max(trained) + copy
+    return copy + max(a + b for a, b in zip(sizes, [*sizes[1:], 0], strict=True))
+
+
+def whole_gradient_bytes(job: Job, units: Sequence[Unit]) -> int:
+    """Return the gradient of one unit that is whole although ranks share it out: computed, and reduced."""
+    if job.sharding not in ("zero2", "zero3", "fsdp"):
+        return 0
+    width, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
+    trained = max(unit.adapters if job.lora_rank else unit.params for unit in units)
+    return (gradient if job.sharding == "zero2" else width + gradient) * trained
 
 
 def bucket_bytes(job: Job, units: Sequence[Unit]) -> int:
-    """Return what communication buckets of the framework hold beside gradients that are not sharded."""
+    """Return what communication buckets of the framework hold beside gradients that are not sharded.
+
+    Where gradients are summed in fp32, those of a backward are there in 16 bit beside the sums.
+    """
     framework = job.profile
     sharded = job.sharding in ("zero2", "zero3", "fsdp")
     if sharded or job.layout.dp * job.layout.cp < framework.bucket_ranks:
         return 0
-    return framework.bucket_bytes * sum(unit.adapters if job.lora_rank else unit.params for unit in units)
+    beside = framework.bucket_bytes * _trained(job, units) if job.gradient_dtype == "fp32" else 0
+    return beside + framework.flat_bucket_bytes
+
+
+def step_copy_bytes(job: Job, units: Sequence[Unit]) -> int:
+    """Return what the optimizer's step makes of the 16-bit gradients that this rank updates with."""
+    if job.gradient_dtype == "fp32" or not job.profile.step_copy_bytes:
+        return 0
+    replicas = 1 if job.sharding == "ddp" else job.shard_ranks or job.layout.dp * job.layout.cp
+    return job.profile.step_copy_bytes * share(_trained(job, units), replicas)
+
+
+def _trained(job: Job, units: Sequence[Unit]) -> int:
+    return sum(unit.adapters if job.lora_rank else unit.params for unit in units)
+
+
+def placeholder_bytes(job: Job, layers: Sequence[int], *, head: bool = False) -> int:
+    """Return the 16-bit tensors that stand for weight gradients which products have added to the sums.
+
+    Autograd asks for a gradient although the product has already added it: Transformer Engine keeps one
+    tensor per shape of matrix (``get_dummy_wgrad``), Megatron-LM makes one for the *head* each time.
+    """
+    framework, model, tp = job.profile, job.model, job.layout.tp
+    in_place = framework.fused_wgrad and framework.wgrad_placeholders and job.gradient_dtype == "fp32"
+    if not in_place or job.lora_rank or job.sharding in ("zero3", "fsdp"):
+        return 0
+    shapes = {(linear.n_in, linear.n_out) for layer in layers for linear in _linears(job, layer)}
+    if any(model.is_moe(layer) for layer in layers):
+        shapes |= {(linear.n_in, linear.n_out) for linear in model.mlp_linears(model.moe_ffn_hidden, tp)}
+    sizes = sum(n_in * n_out for n_in, n_out in shapes) + (model.head_params(tp) if head else 0)
+    return sizes * DTYPE_BYTES[job.precision]

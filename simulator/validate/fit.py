@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,9 @@ LIKE: Final = (
 )
 """What a failed run takes from a run of the same shape that completed, where its own table does not say."""
 
+FAR_BELOW: Final = 0.5
+"""Share of a device's memory below which a failure is hardly one of memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -34,6 +36,7 @@ class Verdict:
         ran: it completed.
         needed_bytes: predicted peak of the fullest rank, context included, without allocator slack.
         limit_bytes: memory of the device.
+        slack_bytes: what the caching allocator usually keeps beside tensors.
     """
 
     id: str
@@ -41,11 +44,22 @@ class Verdict:
     ran: bool
     needed_bytes: int
     limit_bytes: int
+    slack_bytes: int = 0
 
     @property
     def fits(self) -> bool:
         """Whether the prediction is that it fits."""
         return self.needed_bytes <= self.limit_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits, but without what the allocator usually keeps beside tensors."""
+        return self.fits and self.needed_bytes + self.slack_bytes > self.limit_bytes
+
+    @property
+    def is_far_below(self) -> bool:
+        """Whether it needs less than half of what there is: had it failed, then hardly for memory."""
+        return self.needed_bytes < FAR_BELOW * self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +72,20 @@ class FitValidation:
 
     @property
     def confusion(self) -> dict[str, dict[str, int]]:
-        """Counts by how runs ended and by what was predicted."""
-        found = Counter((one.ran, one.fits) for one in self.verdicts)
+        """Counts by how runs ended and by what was predicted.
+
+        ``tight`` and ``under_half`` are part of ``fits``: without room for the allocator's slack, and with
+        less than half of the memory needed.
+        """
         return {
-            name: {"fits": found[ran, True], "does_not_fit": found[ran, False]}
+            name: {
+                "fits": sum(one.fits for one in of),
+                "tight": sum(one.is_tight for one in of),
+                "under_half": sum(one.is_far_below for one in of),
+                "does_not_fit": sum(not one.fits for one in of),
+            }
             for name, ran in (("completed", True), ("failed", False))
+            for of in ([one for one in self.verdicts if one.ran is ran],)
         }
 
     @property
@@ -74,7 +97,7 @@ class FitValidation:
         shares = []
         for name, wrong in (("completed", "does_not_fit"), ("failed", "fits")):
             counts = self.confusion[name]
-            if not (total := sum(counts.values())):
+            if not (total := counts["fits"] + counts["does_not_fit"]):
                 return None
             shares.append(counts[wrong] / total)
         return sum(shares) / len(shares)
@@ -141,8 +164,13 @@ def validate_fit(
 def _by_shape(rows: Iterable[Row]) -> Mapping[tuple[str, ...], Row]:
     found: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        found.setdefault(tuple(row.text(name) for name in SHAPE), row)
+        found.setdefault(_shape(row), row)
     return found
+
+
+def _shape(row: Row) -> tuple[str, ...]:
+    """Return the shape of the model of *row*, and whether tensors are split: else nothing says of ``sp``."""
+    return *(row.text(name) for name in SHAPE), str(row.integer("tp", 1) > 1)
 
 
 def _failed(rows: Iterable[Row], like: Mapping[tuple[str, ...], Row]) -> Iterator[tuple[Row, bool]]:
@@ -151,7 +179,7 @@ def _failed(rows: Iterable[Row], like: Mapping[tuple[str, ...], Row]) -> Iterato
         batch = row.integer("grad_acc", 1) * row.integer("micro_batch", 1) * row.integer("dp", 1)
         sharding = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}.get(row.text("zero"), "none")
         full = row.over(Row({"global_batch": batch, "sharding": sharding}, row.number))
-        twin = like.get(tuple(row.text(name) for name in SHAPE))
+        twin = like.get(_shape(row))
         yield full.over(twin.only(LIKE)) if twin else full, bool(row.text("tokens_per_s_per_gpu"))
 
 
@@ -160,12 +188,13 @@ def _verdict(row: Row, *, ran: bool) -> Verdict:
         raise TableError("layout or hardware is not given")
     stages = stage_memories(job_of(row), row.integer("virtual_pp", 1))
     job = stages[0][0]
-    needed = max(figure_bytes(job, memory, "allocated") + memory.items["reserved"] for _, memory in stages)
+    allocated = max(figure_bytes(job, memory, "allocated") for _, memory in stages)
     layout = " ".join(f"{axis}{degree}" for axis, degree in job.layout.degrees.items() if degree > 1)
     return Verdict(
         id=row.id,
         what=f"{job.model.name} {layout} {job.sharding} mbs {job.micro_batch}",
         ran=ran,
-        needed_bytes=needed,
+        needed_bytes=allocated + job.cluster.device.reserved_bytes,
         limit_bytes=job.cluster.device.memory_bytes,
+        slack_bytes=round(allocated * job.profile.allocator_slack),
     )

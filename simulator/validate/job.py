@@ -16,6 +16,7 @@ from simulator.models.sources import load_model, names
 from simulator.validate.hardware import device_of
 from simulator.validate.overlap import conventions_of, p2p_of
 from simulator.validate.table import Row
+from simulator.validate.versions import conventions_then
 from simulator.workload.recipes import recipe_of
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
@@ -106,7 +107,8 @@ def job_of(row: Row) -> Job:
         flash_attention=row.flag("flash_attention", default=True),
         kernels="fused" if "compile" in row.text("framework").lower() else "",
         framework=framework,
-        conventions=conventions_of(row.text("comm_overlap"), row.text("sharding"), row.text("notes")),
+        conventions=conventions_then(framework, row.text("date"))
+        + conventions_of(row.text("comm_overlap"), row.text("sharding"), row.text("notes")),
         overlap_p2p=p2p_of(row.text("comm_overlap")),
     )
 

@@ -69,10 +69,10 @@ def figure_bytes(job: Job, memory: StageMemory, kind: str) -> int:
     """Return the peak as *kind* counts it.
 
     ``allocated`` is what tensors take; ``reserved`` adds the slack of the caching allocator; ``nvidia_smi``
-    adds context and libraries to that. A figure that is not stated is taken as allocated.
+    adds context and libraries to that. A figure that is not stated is taken as reserved, the middle one.
     """
     allocated = memory.peak_bytes - memory.items["reserved"]
-    if kind in ("allocated", "unspecified"):
+    if kind == "allocated":
         return allocated
     reserved = allocated * (1 + job.profile.allocator_slack)
     limit = job.cluster.device.memory_bytes - memory.items["reserved"]

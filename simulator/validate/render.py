@@ -15,6 +15,9 @@ from simulator.validate.scores import Failed, Spread, Validation, reasons
 SHOWN_FAMILIES: Final = 40
 """Most families that are listed; all of them are in ``--json``."""
 
+COUNTS: Final = ("fits", "tight", "under_half", "does_not_fit")
+"""Columns of a table of verdicts, in the order shown."""
+
 
 def show(validation: Validation, console: Console, n_worst: int) -> None:
     """Print *validation* on *console*."""
@@ -88,10 +91,10 @@ def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
         highlight=False,
     )
     table = Table(box=None, header_style="dim")
-    for name in ("run", "predicted to fit", "not to fit"):
+    for name in ("run", "predicted to fit", "of these tight", "under half full", "not to fit"):
         table.add_column(name, justify="left" if name == "run" else "right")
     for name, counts in found.confusion.items():
-        table.add_row(escape(name), f"{counts['fits']:,}", f"{counts['does_not_fit']:,}")
+        table.add_row(escape(name), *(f"{counts[key]:,}" for key in COUNTS))
     console.print(table)
     for one in found.wrong(n_worst):
         console.print(

@@ -16,6 +16,7 @@ from simulator.framework import OVERRIDABLE, Framework, framework_names, framewo
 from simulator.job import Job
 from simulator.memory.activations import kept_bytes, logits_bytes
 from simulator.memory.stage import stage_memory
+from simulator.memory.states import bucket_bytes, sharding_units
 from simulator.models.sources import load_model
 from simulator.validate.memory import stage_memories
 from topologies.catalog import load_cluster
@@ -65,10 +66,11 @@ def test_an_unknown_profile_names_a_near_one() -> None:
         load_framework("nanotorn")
 
 
-def test_nanotron_keeps_the_activated_gate_and_gathered_inputs() -> None:
+def test_nanotron_keeps_the_activated_gate_and_if_told_gathered_inputs() -> None:
     """Per token: one more of the 14,336 of a gate; and 7/8 of two hidden states that tp=8 would share out."""
     assert kept("nanotron") - kept("megatron") == 4096 * 2 * 14336
-    more = kept("nanotron", 8) - kept("megatron", 8)
+    told = kept("nanotron", 8, conventions=(("keeps_gathered_inputs", True),))
+    more = told - kept("megatron", 8)
     assert more == 4096 * 2 * (14336 // 8) + 2 * (4096 * 2 * 4096 * 7 // 8)
 
 
@@ -82,17 +84,16 @@ def test_torchtitan_keeps_every_other_product_of_a_selected_layer() -> None:
 def test_nanotron_holds_buckets_only_with_data_parallel_ranks() -> None:
     def gradients_of(dp: int) -> int:
         some = job(Layout(dp=dp), framework="nanotron")
-        memory = stage_memory(some, range(32), 0, 1, first=True, last=True)
-        plain = stage_memory(replace(some, framework="megatron"), range(32), 0, 1, first=True, last=True)
-        return memory.items["buffers"] - plain.items["buffers"]
+        return bucket_bytes(some, sharding_units(some, range(32), first=True, last=True))
 
-    assert gradients_of(2) - gradients_of(1) == 2 * load_model("llama3-8b").n_params
+    assert gradients_of(1) == 0
+    assert gradients_of(2) == 2 * load_model("llama3-8b").n_params
 
 
 def test_logits_follow_the_framework() -> None:
     n_logits = 4096 * 128256
     assert logits_bytes(job(framework="nanotron"), 3) == n_logits * (4 * 3 + 8)
-    assert logits_bytes(job(framework="megatron"), 3) == n_logits * (4 * 3 + 6)
+    assert logits_bytes(job(framework="megatron"), 3) == n_logits * (4 * 3 + 2)
 
 
 def test_stages_by_cost_leave_the_head_its_share() -> None:

@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis.strategies import booleans, builds, integers, sampled_from
 
 from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory.activations import kept_bytes, working_bytes
+from simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
+from simulator.memory.moments import AT_HEAD, AT_LAYER, IN_LOSS
 from simulator.memory.stage import StageMemory, stage_memory, state_bytes
 from simulator.models.model import Model
 from simulator.models.sources import load_model
@@ -123,17 +124,77 @@ def test_an_expert_layer_keeps_every_copy_of_a_token() -> None:
 
 @pytest.mark.parametrize(("precision", "cast"), [("bf16", 2), ("fp32", 0)])
 def test_logits_are_kept_in_fp32_for_every_micro_batch_in_flight(precision: str, cast: int) -> None:
-    """One copy per micro-batch in flight; one gradient, and the logits as computed, at a time."""
+    """One copy per micro-batch in flight, and the logits as computed of one at a time."""
     some = job(cut("llama3-8b", 2), Layout(tp=2), precision=precision)
     n_logits = 2048 * 128256 // 2
     for in_flight in (1, 3):
-        assert memory_of(some, in_flight).items["logits"] == n_logits * (4 * in_flight + 4 + cast)
+        assert logits_bytes(some, in_flight) == n_logits * (4 * in_flight + cast)
+        assert logits_bytes(some, in_flight, working=False) == n_logits * 4 * in_flight
+
+
+def test_a_compiled_loss_has_nothing_in_fp32() -> None:
+    """Logits and their gradient in bf16: what torch.compile leaves of F.cross_entropy."""
+    some = job(cut("llama3-8b", 2), framework="torchtitan", kernels="fused")
+    assert logits_bytes(some, 1) == 2048 * 128256 * (2 + 2)
+    before = replace(some, conventions=(("compiles_loss", False),))
+    assert logits_bytes(before, 1) == 2048 * 128256 * (4 + 8)
+    assert logits_bytes(replace(some, kernels=""), 1) == logits_bytes(before, 1)
 
 
 def test_backward_works_on_the_gradients_of_one_block() -> None:
     """MLP of Llama 3 8B: gradients of gate, up and product, a hidden state, and the residual's gradient."""
     some = job(cut("llama3-8b", 2))
-    assert memory_of(some).items["buffers"] == 2048 * 2 * (3 * 14336 + 2 * 4096)
+    assert working_bytes(some, 0) == 2048 * 2 * (3 * 14336 + 2 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "seq_len", "recompute", "when"),
+    [
+        (1000, 8192, "none", AT_LAYER),
+        (2_000_000, 8192, "none", IN_LOSS),
+        (128256, 512, "none", AT_HEAD),
+        (32000, 8192, "full", AT_LAYER),
+    ],
+)
+def test_a_stage_peaks_where_it_holds_its_most(vocab: int, seq_len: int, recompute: str, when: str) -> None:
+    """Many logits; a large head, few tokens, and what stands for its gradient; or a layer."""
+    some = job(replace(cut("llama3-8b", 2), vocab=vocab), seq_len=seq_len, recompute=recompute)
+    memory = memory_of(some)
+    assert memory.when == when
+    assert (memory.items["logits"] == 0) == (when == AT_LAYER)
+
+
+@given(some=jobs, in_flight=integers(1, 4))
+def test_what_stages_hold_at_once_is_less_than_all_they_ever_hold(some: Job, in_flight: int) -> None:
+    """Gradients of a layer's activations and logits are never there together: a stage needs the larger."""
+    memory = memory_of(some, in_flight)
+    loss, layer = logits_bytes(some, in_flight), working_bytes(some, 3)
+    kept = in_flight * memory.activation_bytes_per_microbatch
+    held = memory.peak_bytes - memory.fixed_bytes
+    assert held >= kept + max(loss, layer + logits_bytes(some, in_flight - 1, working=False))
+
+
+def test_products_that_add_in_place_leave_a_tensor_per_shape_and_one_of_the_head() -> None:
+    """Query-key-value, projection, up and down of Llama 3 8B, once each however many layers; and the head."""
+    some = job(replace(cut("llama3-8b", 4), vocab=1_000_000), seq_len=512)
+    apart = replace(some, conventions=(("wgrad_placeholders", False),))
+    layer = 2 * (4096 * 6144 + 4096 * 4096 + 4096 * 28672 + 14336 * 4096)
+    more = memory_of(some).items["buffers"] - memory_of(apart).items["buffers"]
+    assert memory_of(some).when == AT_HEAD
+    assert more == layer + 2 * 1_000_000 * 4096 + 512 * 2 * 4096  # apart, its peak is in the loss
+    for other in ({"sharding": "fsdp"}, {"fp32_gradients": False}, {"lora_rank": 8}):
+        one, two = (memory_of(replace(job_, **other)) for job_ in (some, apart))
+        assert one.items == two.items
+
+
+def test_a_step_in_16_bit_first_makes_a_copy_of_its_gradients_in_32() -> None:
+    """DeepSpeed flattens the rank's share (2) and casts it (4): 6 bytes for each parameter it updates."""
+    model = cut("gpt3-175b", 2)
+    some = job(model, Layout(dp=4), framework="megatron-deepspeed", precision="fp16", fp32_gradients=False)
+    without = replace(some, conventions=(("step_copy_bytes", 0),))
+    assert memory_of(some).peak_bytes - memory_of(without).peak_bytes == 6 * -(-model.n_params // 4)
+    flat = replace(some, conventions=(("flat_bucket_bytes", 0),))
+    assert memory_of(some).peak_bytes - memory_of(flat).peak_bytes == 10**9
 
 
 def test_adam_in_mixed_precision_keeps_14_14_84_gigabytes_of_7_billion() -> None:
@@ -181,9 +242,9 @@ def test_replicas_together_hold_every_state(n: int, replicas: int, sharding: str
 
 
 @given(some=jobs, in_flight=integers(1, 8))
-def test_recomputation_never_raises_activations(some: Job, in_flight: int) -> None:
+def test_recomputation_never_raises_the_peak(some: Job, in_flight: int) -> None:
     sizes = [
-        memory_of(replace(some, recompute=recompute), in_flight).items["activations"]
+        memory_of(replace(some, recompute=recompute), in_flight).peak_bytes
         for recompute in ("none", "selective", "full")
     ]
     assert sizes == sorted(sizes, reverse=True)
@@ -238,30 +299,37 @@ def test_a_stage_holds_its_own_layers_only() -> None:
 
 def test_sharded_layers_are_whole_two_at_a_time() -> None:
     """ZeRO-3: two neighbours gathered in bf16, one gradient in bf16 and in fp32 to reduce it."""
-    model = cut("llama3-8b", 4)
+    model = replace(cut("llama3-8b", 4), vocab=8192)
     sizes = [model.embedding_params(), *[model.layer_params(0)] * 4, model.head_params() + model.norm_params]
     memory = memory_of(job(model, Layout(dp=8), sharding="zero3"))
-    pair = sizes[-1] + sizes[-2]
-    assert memory.items["gathered"] == 2 * pair + 6 * sizes[-1]
+    pair, largest = 2 * sizes[1], sizes[1]
+    assert max(sizes) == largest
+    assert memory.items["gathered"] == 2 * pair + 6 * largest
 
 
 @pytest.mark.parametrize(
-    ("layout", "stage", "allocated_gb"),
+    ("layout", "stage", "seq_len", "allocated_gb"),
     [
-        (Layout(tp=2, dp=4), 0, 65.15),
-        (Layout(tp=4, dp=2), 0, 41.95),
-        (Layout(tp=8), 0, 30.37),
-        (Layout(pp=2, dp=4), 0, 71.46),
-        (Layout(pp=2, dp=4), 1, 67.61),
+        (Layout(tp=2, dp=4), 0, 4096, 65.15),
+        (Layout(tp=4, dp=2), 0, 4096, 41.95),
+        (Layout(tp=8), 0, 4096, 30.37),
+        (Layout(pp=2, dp=4), 0, 4096, 71.46),
+        (Layout(pp=2, dp=4), 1, 4096, 67.61),
+        (Layout(tp=2, cp=4), 0, 32768, 73.47),
+        (Layout(cp=8), 0, 32768, 112.21),
+        (Layout(tp=2, cp=4), 0, 131072, 120.98),
+        (Layout(cp=8), 0, 131072, 158.94),
     ],
 )
-def test_measured_peaks_of_megatron_on_eight_gpus(layout: Layout, stage: int, allocated_gb: float) -> None:
-    """Llama 3 70B cut to 12 layers, 4096 tokens, bf16, distributed optimizer: within 2.5 % of measured.
+def test_measured_peaks_of_megatron_on_eight_gpus(
+    layout: Layout, stage: int, seq_len: int, allocated_gb: float
+) -> None:
+    """Llama 3 70B cut to 12 layers, bf16, distributed optimizer: within 3 % of measured.
 
     ``torch.cuda.max_memory_allocated`` on 8 B200, published by MooreThreads/SimuMax 1.2 in
     ``docs/b200/b200_release_v1.2_summary.json``. Allocated memory does not count the context.
     """
-    some = job(cut("llama3-70b", 12), layout, seq_len=4096)
+    some = job(cut("llama3-70b", 12), layout, seq_len=seq_len)
     n = 12 // layout.pp
     memory = stage_memory(
         some,
@@ -272,7 +340,7 @@ def test_measured_peaks_of_megatron_on_eight_gpus(layout: Layout, stage: int, al
         last=stage == layout.pp - 1,
     )
     allocated = memory.peak_bytes - memory.items["reserved"]
-    assert allocated / 1e9 == pytest.approx(allocated_gb, rel=0.025)
+    assert allocated / 1e9 == pytest.approx(allocated_gb, rel=0.03)
 
 
 def test_layers_that_are_computed_again_keep_less_and_only_they() -> None:

@@ -148,8 +148,8 @@ def test_failed_and_completed_runs_are_counted(tables: Path, tmp_path: Path) -> 
     ]
     found = validate_fit(write(tmp_path / "failed_runs.csv", runs))
     assert found.confusion == {
-        "completed": {"fits": 2, "does_not_fit": 0},
-        "failed": {"fits": 1, "does_not_fit": 1},
+        "completed": {"fits": 2, "tight": 0, "under_half": 2, "does_not_fit": 0},
+        "failed": {"fits": 1, "tight": 0, "under_half": 1, "does_not_fit": 1},
     }
     assert found.score == pytest.approx(0.25)
     assert len(found.failures) == 2

@@ -1,0 +1,25 @@
+"""Conventions that a framework has had since some month, for runs that were measured before."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SINCE: Final = (
+    # pytorch/torchtitan pull request 1033, merged 1 April 2025: torch.compile takes in the loss
+    ("torchtitan", "2025-04", (("compiles_loss", False),)),
+)
+"""Framework, the month (ISO) in which a convention came, and what was there before it."""
+
+
+def conventions_then(framework: str, date: str) -> tuple[tuple[str, object], ...]:
+    """Return what *framework* did otherwise at *date*, an ISO month or day; nothing if it is not given.
+
+    >>> conventions_then("torchtitan", "2024-12"), conventions_then("torchtitan", "2025-06")
+    ((('compiles_loss', False),), ())
+    """
+    return tuple(
+        setting
+        for name, month, before in SINCE
+        if name == framework and date and date[: len(month)] < month
+        for setting in before
+    )
