@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 ROUNDS: Final = 100
 """Ping-pongs per machine. 100 rounds of some 150 µs are 15 ms; the shortest of them has no queueing in it."""
@@ -29,25 +29,49 @@ now_ns: Callable[[], int] = time.monotonic_ns
 """Own time of this process."""
 
 
+class Measurement(NamedTuple):
+    """One comparison of a clock with that of rank 0.
+
+    Attributes:
+        own_ns: own time at which it was made.
+        offset_ns: what to add to own time to get the time of rank 0.
+        uncertainty_ns: bound of the error of ``offset_ns``.
+    """
+
+    own_ns: int
+    offset_ns: int
+    uncertainty_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class CommonClock:
-    """Maps own time to the clock of the run, which starts at 0.
+    """Maps own time to the clock of the run, which starts at 0, as it was when the ranks met.
 
     Attributes:
         epoch_ns: time of rank 0 at the start of the run.
         offset_ns: what to add to own time to get the time of rank 0.
         uncertainty_ns: bound of the error of ``offset_ns``.
+        reference_ns: own time at which that was measured.
+        machine: what tells the clock of this rank from others.
+        is_shared: whether it is the clock of rank 0 itself.
+        measures: whether this rank measures for its machine.
+        answers: whether this is rank 0 of a run on several machines.
         warning: what a reader should know, empty if nothing.
     """
 
     epoch_ns: int
     offset_ns: int = 0
     uncertainty_ns: int = 0
+    reference_ns: int = 0
+    machine: str = ""
+    is_shared: bool = True
+    measures: bool = False
+    answers: bool = False
     warning: str = ""
 
     @property
     def shift_ns(self) -> int:
-        """What to add to own time to get the time of the run."""
+        """What to add to own time to get the time of the run, when the ranks met."""
         return self.offset_ns - self.epoch_ns
 
 
@@ -93,38 +117,44 @@ def synchronise(
     store.wait(["all_here"], timeout)
     epoch_ns = int(store.get("epoch"))
     if rank == 0:
-        _answer(store, now)
-        return CommonClock(epoch_ns)
+        n_machines = store.add("n_machines", 0)
+        for number in range(1, n_machines + 1):
+            answer(store, store.get(f"machines/{number}").decode(), ROUNDS, now)
+        return CommonClock(epoch_ns, machine=machine, answers=n_machines > 0)
     if store.get("machine").decode() == machine:
-        return CommonClock(epoch_ns)
-    return _measured(store, machine, epoch_ns, now, timeout)
-
-
-def _answer(store: Any, now: Callable[[], int]) -> None:
-    """Answer the pings of the leaders of the other machines, one machine after the other."""
-    for number in range(1, store.add("n_machines", 0) + 1):
-        leader = store.get(f"machines/{number}").decode()
-        for i in range(ROUNDS):
-            store.get(f"ping/{leader}/{i}")
-            store.set(f"pong/{leader}/{i}", str(now()))
-
-
-def _measured(
-    store: Any, machine: str, epoch_ns: int, now: Callable[[], int], timeout: timedelta
-) -> CommonClock:
-    """Return the clock of a machine other than that of rank 0: its leader measures, the others read."""
-    if store.add(f"measuring/{machine}", 1) == 1:
-        best = min(_round(store, machine, i, now) for i in range(ROUNDS))
-        store.set(f"offset/{machine}", f"{best[1]} {best[0] // 2}")
+        return CommonClock(epoch_ns, machine=machine)
+    if measures := store.add(f"measuring/{machine}", 1) == 1:
+        store.set(f"offset/{machine}", " ".join(map(str, measured(store, machine, ROUNDS, now))))
     store.wait([f"offset/{machine}"], timeout)
-    offset_ns, uncertainty_ns = map(int, store.get(f"offset/{machine}").split())
-    return CommonClock(epoch_ns, offset_ns, uncertainty_ns)
+    found = Measurement(*map(int, store.get(f"offset/{machine}").split()))
+    return CommonClock(
+        epoch_ns,
+        found.offset_ns,
+        found.uncertainty_ns,
+        found.own_ns,
+        machine=machine,
+        is_shared=False,
+        measures=measures,
+    )
 
 
-def _round(store: Any, machine: str, i: int, now: Callable[[], int]) -> tuple[int, int]:
-    """Return the way there and back, and the offset that one ping-pong shows, in nanoseconds."""
+def answer(store: Any, name: str, rounds: int, now: Callable[[], int]) -> None:
+    """Answer the pings of whoever measures under *name*."""
+    for i in range(rounds):
+        store.get(f"{name}/ping/{i}")
+        store.set(f"{name}/pong/{i}", str(now()))
+
+
+def measured(store: Any, name: str, rounds: int, now: Callable[[], int]) -> Measurement:
+    """Return what the quickest of several ping-pongs with rank 0 tells, under a *name* of its own."""
+    return min((_round(store, name, i, now) for i in range(rounds)), key=lambda one: one.uncertainty_ns)
+
+
+def _round(store: Any, name: str, i: int, now: Callable[[], int]) -> Measurement:
+    """Return what one ping-pong shows: the answer came somewhere between ping and pong."""
     sent = now()
-    store.set(f"ping/{machine}/{i}", "")
-    answered = int(store.get(f"pong/{machine}/{i}"))
+    store.set(f"{name}/ping/{i}", "")
+    answered = int(store.get(f"{name}/pong/{i}"))
     received = now()
-    return received - sent, answered - (sent + received) // 2
+    middle = (sent + received) // 2
+    return Measurement(middle, answered - middle, (received - sent) // 2)

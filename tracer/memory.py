@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -50,20 +51,20 @@ class MemoryLog:
         self._samples = [sample for sample in self._samples if sample[0] in kept]
         self._every *= 2
 
-    def table(self, rank: int, shift_ns: int) -> pa.Table:
-        """Return the samples in the columns of ``traces.timeline.MEMORY``."""
+    def table(self, rank: int, run_ns: Callable[[int], int]) -> pa.Table:
+        """Return the samples as rows of ``traces.timeline.MEMORY``; *run_ns* maps own time to the run's."""
         times, categories, sizes = zip(*self._samples, strict=True) if self._samples else ((), (), ())
         columns = {
             "rank": [rank] * len(times),
-            "t_ns": [t + shift_ns for t in times],
+            "t_ns": [run_ns(t) for t in times],
             "category": pa.array(categories, pa.string()).dictionary_encode(),
             "bytes": list(sizes),
         }
         return pa.table(columns).cast(MEMORY)
 
-    def write(self, path: Path, rank: int, shift_ns: int) -> None:
+    def write(self, path: Path, rank: int, run_ns: Callable[[int], int]) -> None:
         """Write the samples of one rank beside its sidecar, all of them or none."""
-        table = self.table(rank, shift_ns)
+        table = self.table(rank, run_ns)
         target = path / "ranks" / f"rank-{rank:05d}.memory.arrow"
         temporary = target.with_suffix(".arrow.tmp")
         with ipc.new_file(str(temporary), MEMORY) as writer:

@@ -19,6 +19,7 @@ from tracer.errors import RecordError
 from tracer.window import Window
 
 if TYPE_CHECKING:
+    from tracer.drift import RunClock
     from tracer.session import Session
 
 
@@ -62,10 +63,11 @@ class Recording:
         from tracer.session import Session
         from tracer.sink import FLUSH_S
 
-        rank, world_size, clock = _joined()
+        rank, world_size, clock = _joined(self.path / "ranks")
         self._window.check_world(world_size)
         if not self._window.has_rank(rank):
             self.is_over = True
+            atexit.register(clock.close)  # others may still compare their clocks with this one
             return
         self.session = Session(
             self.path,
@@ -261,12 +263,17 @@ _n_recordings: list[int] = [0]
 """Recordings that this process has begun: keeps the keys of one apart from those of the next."""
 
 
-def _joined() -> tuple[int, int, CommonClock]:
-    """Return rank, world size and the common clock, found with all other ranks."""
+def _joined(folder: Path) -> tuple[int, int, RunClock]:
+    """Return rank, world size and the clock of the run, found with all other ranks.
+
+    Args:
+        folder: where ranks of one machine tell each other how their clock drifts.
+    """
+    from tracer.drift import RunClock
     from tracer.process import is_distributed
 
     if not is_distributed():
-        return 0, 1, CommonClock(now_ns())
+        return 0, 1, RunClock(CommonClock(now_ns()))
     import torch.distributed as dist
 
     from tracer import internals
@@ -276,7 +283,7 @@ def _joined() -> tuple[int, int, CommonClock]:
     _n_recordings[0] += 1
     store = dist.PrefixStore(f"foretrace/{_n_recordings[0]}", internals.default_store())
     try:
-        return rank, world_size, synchronise(store, rank, world_size)
+        return rank, world_size, RunClock(synchronise(store, rank, world_size), store, folder)
     except RuntimeError as error:
         raise RecordError(
             f"not all of the {world_size} ranks began to record within {_seconds(JOIN_TIMEOUT)}: "

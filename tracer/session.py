@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from tracer import internals
-from tracer.clock import CommonClock, now_ns
+from tracer.clock import now_ns
 from tracer.completion import Completions
+from tracer.drift import RunClock
 from tracer.importing import Expectation
 from tracer.issued import Issued
 from tracer.kernels import kernel_trace
@@ -27,7 +28,7 @@ from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
 from tracer.steps import Steps
 from tracer.window import Window
-from traces.info import Clock, RunInfo
+from traces.info import RunInfo
 from traces.model_parts import joined_models
 from traces.store import SpanWriter, write_info
 
@@ -55,7 +56,7 @@ class Session:
         path: the run directory.
         rank: own global rank.
         world_size: number of ranks.
-        clock: the clock of the run.
+        clock: where own time lies on the clock of the run.
         name: what a person calls the run.
         flush_s: seconds between two batches of spans.
         window: ranks and steps to record.
@@ -70,7 +71,7 @@ class Session:
         path: Path,
         rank: int,
         world_size: int,
-        clock: CommonClock,
+        clock: RunClock,
         *,
         name: str = "",
         flush_s: float = FLUSH_S,
@@ -101,7 +102,7 @@ class Session:
         )
         self.sink = Sink(
             SpanWriter(path, rank),
-            clock.shift_ns,
+            clock.span_shift_ns,
             beside=self._beside,
             failed=self._writing_failed,
             flush_s=flush_s,
@@ -195,7 +196,6 @@ class Session:
     def info(self, *, finished: bool) -> RunInfo:
         """Return what this rank knows about the run."""
         groups = self.groups.table()
-        shown = Clock(offset_ns=self.clock.offset_ns, uncertainty_ns=self.clock.uncertainty_ns)
         return RunInfo(
             origin="recorded",
             name=self.name,
@@ -205,7 +205,7 @@ class Session:
             cluster=self._machine,
             job=self._job or None,
             groups=groups,
-            clock={self.rank: shown},
+            clock={self.rank: self.clock.shown()},
             warnings=tuple(self._warnings),
             dropped=self.sink.dropped,
             versions=versions(),
@@ -226,6 +226,7 @@ class Session:
             self.completions.close()
         for hook in self._hooks:
             self._removed(hook)
+        self.clock.close()
         self.sink.close()
         self._tell_pending(last=True)
         self.issued.close(is_told=not self._has_failed)
@@ -233,7 +234,7 @@ class Session:
             with suppress(Exception):
                 write_info(self.path, self.info(finished=False), self.rank)
             return
-        self.memory.write(self.path, self.rank, self.clock.shift_ns)
+        self.memory.write(self.path, self.rank, self.clock.mapping())
         write_info(self.path, self.info(finished=True), self.rank)
 
     def _removed(self, hook: Hook) -> None:
@@ -293,7 +294,8 @@ class Session:
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
-        state = (self.groups.n_changes, len(self._warnings), str(self._job), len(str(self._model)))
+        known = len(self._warnings), str(self._job), len(str(self._model))
+        state = (self.groups.n_changes, *known, self.clock.shown())
         if state != self._written_state:
             self._written_state = state
             try:
