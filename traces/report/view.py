@@ -22,6 +22,9 @@ from traces.windows import windows
 MOST_CELLS: Final = 3_000_000
 """Cells that a page holds, gaps included: 20 MB if no two durations are equal, far less where they repeat."""
 
+_USUAL_CELLS: Final = 8
+"""Cells that no usual span becomes more than."""
+
 NO_SEQUENCE: Final = -1
 """Sequence number on the page of a span that has none."""
 
@@ -116,9 +119,10 @@ def view_of(
         raise RunError(f"no step {step} in {run.path}; it has {', '.join(map(str, times_ns))}")
     wanted = tuple(run.stored_ranks if ranks is None else ranks)
     present = {(row.step, row.rank) for row in rows}
-    cells_per_span = _cells_per_span(run, median, len(times_ns), labels)
+    most = most_cells or MOST_CELLS
+    cells_per_span = _cells_per_span(run, median, len(times_ns), labels, most)
     cells = _cells(run, wanted, cells_per_span / len(times_ns))
-    steps, shown = _that_fit(tuple(times_ns), median, cells, most_cells or MOST_CELLS)
+    steps, shown = _that_fit(tuple(times_ns), median, cells, most)
     if step is not None:
         steps = (step,)
     done: dict[tuple[int, int], RankStep] = {}
@@ -202,8 +206,10 @@ def _pairs(view: View) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _cells_per_span(run: Run, step: int, n_steps: int, labels: Labels) -> float:
-    """Return how many cells a span becomes, gaps between spans included; measured on one rank."""
+def _cells_per_span(run: Run, step: int, n_steps: int, labels: Labels, most_cells: int) -> float:
+    """Return how many cells a span becomes, gaps between spans included; of a long run as one rank shows."""
+    if sum(run.spans([rank], []).num_rows for rank in run.stored_ranks) < most_cells // _USUAL_CELLS:
+        return _USUAL_CELLS
     rank = next(row.rank for row in breakdown(run) if row.step == step)
     done = rank_step(run, rank, step, labels, labels.of_rank(run, rank))
     n_cells = sum(len(cells.row) for cells in done.lanes.values())
