@@ -30,6 +30,14 @@ LARGEST_EXACT = 8_000_000
 
 ROOT = Path(__file__).resolve().parents[1]
 
+PEAK = """
+import re
+def own_peak():  # ru_maxrss would count the process that started this one, too
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmHWM:\\s*(\\d+)", status.read())[1]) * 1024
+"""
+"""How much memory a process has held at most, itself."""
+
 THEIRS = """
 import json, resource, sys, time
 begun = time.perf_counter()
@@ -43,7 +51,7 @@ rows = [{name: float(value) for name, value in row.items()} for row in parts.to_
 shared = {int(row["rank"]): float(row["comp_comm_overlap_pctg"]) for row in overlap.to_dict("records")}
 print("FOUND" + json.dumps({"rows": rows, "overlap": shared, "seconds": time.perf_counter() - begun,
       "cpu_seconds": sum(sum(resource.getrusage(who)[:2]) for who in (0, -1)),
-      "peak_bytes": max(resource.getrusage(who).ru_maxrss for who in (0, -1)) * 1024}))
+      "peak_bytes": max(own_peak(), resource.getrusage(-1).ru_maxrss * 1024)}))
 """
 """What HTA is asked: breakdown and overlap, from file to figures, the last step included."""
 
@@ -60,7 +68,7 @@ breakdown(run)
 rows = [{name: getattr(row, name) for name in row.__slots__} for row in device_times(run)]
 print("FOUND" + json.dumps({"rows": rows, "seconds": time.perf_counter() - begun,
       "cpu_seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
-      "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+      "peak_bytes": own_peak()}))
 """
 """What we are asked: the same figures, and our own breakdown beside."""
 
@@ -162,7 +170,7 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
 def asked(python: Path, script: str, *args: str) -> dict[str, Any]:
     """Run *script* in a process of its own and return what it found."""
     done = subprocess.run(
-        [str(python), "-c", script, *args], capture_output=True, text=True, check=False, cwd=ROOT
+        [str(python), "-c", PEAK + script, *args], capture_output=True, text=True, check=False, cwd=ROOT
     )
     found = re.search(r"FOUND(.*)", done.stdout)
     if found is None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from traces.arrivals import COMMUNICATION, arrivals
-from traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
+from traces.columns import BoolArray, Int64Array, distinct, int64, is_one_of, labels
 from traces.errors import RunError
 from traces.info import rank_list
 from traces.layout import AXES
@@ -185,7 +185,7 @@ def sweep(run: Run, rank: int) -> Sweep:
     end = start + int64(table, "duration_ns")
     last = arrivals(run).last_ns[rank]
     edges = [edge for w in windows(run) if w.rank == rank for edge in (w.start_ns, w.end_ns)]
-    point = np.unique(np.concatenate([start, end, last, np.array(edges, np.int64)]))
+    point = distinct(np.concatenate([start, end, last, np.array(edges, np.int64)]))
 
     def covered(rows: BoolArray, begin: Int64Array, until: Int64Array) -> BoolArray:
         return covered_by(point, begin[rows], until[rows])

@@ -11,7 +11,7 @@ import numpy as np
 
 from traces.activity import covered_by
 from traces.arrivals import COMMUNICATION
-from traces.columns import BoolArray, int64, is_one_of
+from traces.columns import BoolArray, distinct, int64, is_one_of
 from traces.run import Run
 
 
@@ -48,7 +48,7 @@ def device_times(run: Run) -> list[DeviceTime]:
         end = start + int64(table, "duration_ns")
         if not of_device.any():
             continue
-        point = np.unique(np.concatenate([start[of_device], end[of_device]]))
+        point = distinct(np.concatenate([start[of_device], end[of_device]]))
         lengths = np.diff(point)
 
         def runs(rows: BoolArray) -> BoolArray:

@@ -26,11 +26,11 @@ from tracer.ingest.events import (
     launch_events,
     objects,
 )
+from tracer.ingest.layout import Events
 from tracer.ingest.notes import note_of
 from tracer.ingest.sources import UNREADABLE
 from tracer.ingest.trace import Trace
 
-_EVENT: Final = b'{\n    "ph": "X", "cat": "'
 _END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
 _EVENTS_KEY: Final = b'"traceEvents": ['
@@ -61,10 +61,11 @@ def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
     with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses one block while the next is searched
         waiting: list[Future[None]] = []
         is_early = True  # until a category of today is seen: one program writes a whole file
-        for block in _blocks(stream, trace):
-            trace.n_events += block.count(b'\n    "ph": "')
-            is_early = is_early and _TODAY not in block
-            work = _work(block, operators=operators, is_early=is_early)
+        for block, size in _blocks(stream, trace):
+            events = Events(block, size)
+            trace.n_events += events.n_events
+            is_early = is_early and block.find(_TODAY, 0, size) < 0
+            work = _work(events, operators=operators, is_early=is_early)
             for done in waiting:
                 done.result()
             waiting = [pool.submit(_parse, trace, work)]
@@ -118,35 +119,53 @@ def _flush(trace: Trace, held: dict[str, list[dict[str, Any]]]) -> None:
     held["device"], held["launch"] = [], []
 
 
-def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[bytes]:
-    """Yield the file in pieces that end between two events; header and footer go into *trace*."""
-    rest = b""
-    begun = False
+def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
+    """Yield the file in pieces that end between two events, each as a buffer and how much of it counts.
+
+    The next piece overwrites the buffer. Header and footer go into *trace*.
+    """
+    buffer, filled, begun = bytearray(2 * BLOCK_BYTES), 0, False
     while True:
-        try:
-            part = stream.read(BLOCK_BYTES)
-        except UNREADABLE as error:
-            trace.cut = f"damaged: {error}"
-            part = b""
-        rest += part
-        if not begun and _EVENTS_KEY in rest:
-            before, key, rest = rest.partition(_EVENTS_KEY)
-            trace.header = _header(before + key + b"]}")
+        if filled > len(buffer) // 2:  # one event larger than a block
+            buffer = buffer + bytearray(len(buffer))
+        read = _read_into(stream, memoryview(buffer)[filled : filled + BLOCK_BYTES], trace)
+        filled += read
+        if not begun and (at := buffer.find(_EVENTS_KEY, 0, filled)) >= 0:
+            trace.header = _header(bytes(buffer[: at + len(_EVENTS_KEY)]) + b"]}")
+            filled = _dropped(buffer, at + len(_EVENTS_KEY), filled)
             begun = True
-        if not part:
+        if not read:
             break
-        cut = rest.rfind(_BETWEEN)
+        cut = buffer.rfind(_BETWEEN, 0, filled)
         if cut >= 0:
-            yield rest[: cut + len(_END) + 1]
-            rest = rest[cut + len(_END) + 1 :]
-    end = rest.rfind(b"\n  }\n  ]")
+            yield buffer, cut + len(_END)
+            filled = _dropped(buffer, cut + len(_END) + 1, filled)
+    end = buffer.rfind(b"\n  }\n  ]", 0, filled)
     if end < 0:
         trace.cut = trace.cut or "the file ends in the middle"
-        yield rest[: rest.rfind(_END) + len(_END)] if _END in rest else b""
+        yield buffer, max(buffer.rfind(_END, 0, filled), -len(_END)) + len(_END)
         return
-    yield rest[: end + len(_END)]
-    footer = rest[end + len(b"\n  }\n  ]") :].strip().removeprefix(b",")
+    footer = bytes(buffer[end + len(b"\n  }\n  ]") : filled]).strip().removeprefix(b",")
     trace.header = {**_header(b"{" + footer), **trace.header}
+    yield buffer, end + len(_END)
+
+
+def _read_into(stream: IO[bytes], place: memoryview, trace: Trace) -> int:
+    """Read the next bytes of the file into *place*; return how many, 0 at its end or where it is damaged."""
+    done = 0
+    try:
+        while done < len(place) and (n := stream.readinto(place[done:])):  # type: ignore[attr-defined]
+            done += n
+    except UNREADABLE as error:
+        trace.cut = f"damaged: {error}"
+    return done
+
+
+def _dropped(buffer: bytearray, start: int, filled: int) -> int:
+    """Move what lies between *start* and *filled* to the front of *buffer*; return how much it is."""
+    rest = buffer[start:filled]
+    buffer[: len(rest)] = rest
+    return len(rest)
 
 
 def _header(data: bytes) -> dict[str, Any]:
@@ -162,34 +181,18 @@ def _header(data: bytes) -> dict[str, Any]:
     )
 
 
-def _work(block: bytes, *, operators: bool, is_early: bool) -> dict[str, list[bytes]]:
-    """Return the texts of the events of *block* that matter, by what they are."""
+def _work(events: Events, *, operators: bool, is_early: bool) -> dict[str, list[bytes | bytearray]]:
+    """Return the texts of the events that matter, by what they are."""
     if operators:
-        return {"operators": _texts(block, b'cpu_op"')}
-    device = (*_DEVICE, *(_EARLY_DEVICE if is_early else ()))
-    launches = (*_LAUNCH, *(_EARLY_LAUNCH if is_early else ()))
+        return {"operators": events.texts((b'cpu_op"',))}
     return {
-        "device": [found for word in device for found in _texts(block, word)],
-        "launches": [found for word in launches for found in _texts(block, word)],
-        "notes": [found for word in _NOTES for found in _texts(block, word)],
+        "device": events.texts((*_DEVICE, *(_EARLY_DEVICE if is_early else ()))),
+        "launches": events.texts((*_LAUNCH, *(_EARLY_LAUNCH if is_early else ()))),
+        "notes": events.texts(_NOTES),
     }
 
 
-def _texts(block: bytes, category: bytes) -> list[bytes]:
-    """Return the text of every event whose category begins with *category*."""
-    found = []
-    start = _EVENT + category
-    at = block.find(start)
-    while at >= 0:
-        end = block.find(_END, at)
-        if end < 0:
-            break
-        found.append(block[at : end + len(_END)])
-        at = block.find(start, end)
-    return found
-
-
-def _parse(trace: Trace, work: dict[str, list[bytes]]) -> None:
+def _parse(trace: Trace, work: dict[str, list[bytes | bytearray]]) -> None:
     """Parse the texts of one block into *trace*."""
     trace.operators += objects(work.get("operators", ()), trace.lost)
     trace.device.append(device_events(work.get("device", ()), trace.lost))

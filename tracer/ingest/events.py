@@ -75,17 +75,17 @@ _BLOCK_BYTES: Final = 1 << 24
 _INT64: Final = 1 << 63
 
 
-def device_events(texts: Sequence[bytes], lost: Counter[str]) -> pa.Table:
+def device_events(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> pa.Table:
     """Return device events from the JSON *texts* of single events; columns ``DEVICE``, labels encoded."""
     return _parsed(texts, _JSON_DEVICE, DEVICE, lost)
 
 
-def launch_events(texts: Sequence[bytes], lost: Counter[str]) -> pa.Table:
+def launch_events(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> pa.Table:
     """Return runtime calls from the JSON *texts* of single events; columns ``LAUNCH``, labels encoded."""
     return _parsed(texts, _JSON_LAUNCH, LAUNCH, lost)
 
 
-def objects(texts: Iterable[bytes], lost: Counter[str]) -> list[dict[str, Any]]:
+def objects(texts: Iterable[bytes | bytearray], lost: Counter[str]) -> list[dict[str, Any]]:
     """Return the JSON objects in *texts*; those that are none are counted in *lost*."""
     found = []
     for text in texts:
@@ -156,7 +156,9 @@ def arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _parsed(texts: Sequence[bytes], shape: pa.Schema, schema: pa.Schema, lost: Counter[str]) -> pa.Table:
+def _parsed(
+    texts: Sequence[bytes | bytearray], shape: pa.Schema, schema: pa.Schema, lost: Counter[str]
+) -> pa.Table:
     """Parse with Arrow; where a value has an unexpected type, event by event."""
     if not texts:
         return _encoded(schema.empty_table())
