@@ -68,6 +68,8 @@ class Framework:
             for the device's own.
         host_work: time of the host per operation, over that of Megatron-DeepSpeed, on which the ``launch`` of
             devices was measured.
+        host_per_tensor_rank: share of that time that each further tensor-parallel rank adds in a pipeline that
+            leaves the node.
         fused_wgrad: products of weight gradients add to the sums in place; otherwise a kernel of its own adds
             each 16-bit gradient to them.
         overlap_grad_reduce: buckets of gradients are reduced while backward goes on; otherwise after it.
@@ -119,6 +121,7 @@ class Framework:
     allocator_slack: float = 0.03
     attention: tuple[str, ...] = ()
     host_work: float = 1.0
+    host_per_tensor_rank: float = 0.0
     fused_wgrad: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = False
@@ -154,7 +157,7 @@ class Framework:
                 raise JobError(
                     f"framework {self.name}: {name}={getattr(self, name)!r}: one of {', '.join(allowed)}"
                 )
-        for name in ("host_work", "bucket_mib", "step_host_s", "allocator_slack"):
+        for name in ("host_work", "host_per_tensor_rank", "bucket_mib", "step_host_s", "allocator_slack"):
             if (value := getattr(self, name)) < 0:
                 raise JobError(f"framework {self.name}: {name}={value}: not negative")
         if unknown := set(self.eager) - set(EAGER_PARTS):

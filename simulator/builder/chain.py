@@ -12,6 +12,7 @@ from simulator.builder.stages import Unit
 from simulator.clock import to_ns
 from simulator.compute.timing import ComputeModel
 from simulator.engine.slowdown import MILLION
+from simulator.job import Job
 from simulator.program import Label
 from simulator.workload.ops import Block, Comm, Op, Phase
 
@@ -166,6 +167,19 @@ class Chains:
             bytes_moved=sum(op.bytes_moved for op in piece.ops),
             memory_bound=self._memory_bound(piece.ops),
         )
+
+
+def host_work(job: Job) -> float:
+    """Return the time of the host per operation in *job*, over that of the device's ``launch_s``.
+
+    >>> from simulator.config import job_from
+    >>> where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 64, "tp": 8}
+    >>> [round(host_work(job_from({**where, "pp": pp, "framework": "nanotron"})), 2) for pp in (1, 2)]
+    [2.1, 9.45]
+    """
+    profile, layout = job.profile, job.layout
+    leaves = layout.pp > 1 and layout.world_size > job.cluster.gpus_per_node
+    return profile.host_work * (1 + profile.host_per_tensor_rank * (layout.tp - 1) * leaves)
 
 
 def _phases(unit: Unit, action: str, recompute: str) -> list[tuple[Block, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from simulator.builder.chain import Chains
+from simulator.builder.chain import Chains, host_work
 from simulator.builder.gradients import DataParallel
 from simulator.builder.groups import Groups
 from simulator.builder.instances import Message
@@ -50,7 +50,7 @@ class Templates:
         self._job = job
         self._world = groups.size("world")
         self._compute = compute
-        self._chains = Chains(compute, job.profile.host_work)
+        self._chains = Chains(compute, host_work(job))
         self._data_parallel = DataParallel(job, groups)
         self._offload = Offload(job)
         self._line = MainLine(job, self._chains, self._data_parallel, compute)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from simulator.builder.chain import host_work
 from simulator.builder.step import build
 from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
@@ -105,3 +106,14 @@ def test_a_host_that_has_to_wait_for_the_router_is_no_faster() -> None:
     assert step_ns(free) < step_ns(small)
     program = build(small, Network(small.cluster), ComputeModel(small.cluster.device, "bf16"))
     assert np.any([label.category == "host" for label in program.labels])
+
+
+def test_tensor_ranks_add_to_the_host_only_where_a_pipeline_leaves_the_node() -> None:
+    def work(**given: Any) -> float:
+        where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 16, "global_batch": 16, **given}
+        return host_work(job_from({**where, "framework": "nanotron"}))
+
+    inside = work(gpus=8, pp=2, tp=4)
+    assert inside == work(tp=8) == work(pp=2, tp=1)
+    assert work(pp=2, tp=8) - inside == pytest.approx(7 / 3 * (work(pp=2, tp=4) - inside))
+    assert work(pp=2, tp=4) > inside
