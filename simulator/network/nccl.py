@@ -92,8 +92,8 @@ P2P_CHANNELS: Final = 2
 """Channels of one send between nodes: NCCL's log of H20 nodes (NVIDIA/nccl issue 1189)."""
 
 POST_S: Final = 0.8e-6
-"""Time to post one message to a NIC. Fitted on sends of 0.25 to 64 MiB between two DGX H100 alone, which reach
-36 of 50 GB/s (microsoft/vidur 7d47513, MIT); NCCL's own estimate is 1 us (``NCCL_NET_OVERHEAD``)."""
+"""Time to post one message to a NIC. Fitted on sends of 0.25 to 64 MiB between two DGX H100 alone, which
+reach 36 of 50 GB/s (microsoft/vidur 7d47513, MIT); NCCL's own estimate is 1 us (``NCCL_NET_OVERHEAD``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Final, NamedTuple
 
 from simulator.errors import SimulationError
 from simulator.network.collectives import bus_factor, ring_steps, tree_factor, tree_hops
 from simulator.network.exchange import Load
 from simulator.network.nccl import (
-    LL_OF_NVLINK,
     LL_TREE,
     NVLS_INTRA_S,
     NVLS_NET_S,
-    P2P_CHANNELS,
     P2P_CHUNK_BYTES,
     POST_S,
     PROTOCOLS,
-    STAGED_BYTES_PER_S,
-    STAGED_ONE_WAY_BYTES_PER_S,
     Choice,
     Protocol,
 )
+from simulator.network.rates import fill_s, most, rate
 from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from simulator.network.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
 from topologies.cluster import Cluster
@@ -137,7 +133,7 @@ class Between:
                 shape,
                 name,
                 PROTOCOLS[name],
-                Rates(self._rate(shape, PROTOCOLS["simple"]), self._most(PROTOCOLS[name])),
+                Rates(rate(self.cluster, shape, PROTOCOLS["simple"]), most(self.cluster, PROTOCOLS[name])),
             )
             for algorithm, estimate in estimates.items()
             for name in names
@@ -153,17 +149,17 @@ class Between:
         if kind == "p2p" and protocol.share < 1 and size_bytes > P2P_LL_BYTES:
             return
         if "ring" in self._algorithms(kind, shape):
-            yield "ring", self._ring(kind, size_bytes, shape, protocol)
+            yield "send" if kind == "p2p" else "ring", self._ring(kind, size_bytes, shape, protocol)
         if "tree" in self._algorithms(kind, shape):
             yield "tree", self._tree(size_bytes, shape, protocol)
 
     def _in_simple(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[tuple[str, Cost]]:
-        rate = self._rate(shape, PROTOCOLS["simple"])
+        out = rate(self.cluster, shape, PROTOCOLS["simple"])
         for algorithm in self._algorithms(kind, shape):
             if algorithm == "nvls_tree":
                 yield algorithm, self._nvls_tree(size_bytes, shape)
             elif algorithm in SIMPLE_WAYS:
-                yield algorithm, SIMPLE_WAYS[algorithm](kind, size_bytes, shape, rate, self.inside)
+                yield algorithm, SIMPLE_WAYS[algorithm](kind, size_bytes, shape, out, self.inside)
 
     def _algorithms(self, kind: str, shape: GroupShape) -> tuple[str, ...]:
         """Return the algorithms that may be used for *kind*; a ring where the choice has none for it."""
@@ -198,7 +194,7 @@ class Between:
         hop_s = shape.inter_latency_s + protocol.ring_net_s
         latency_s = protocol.ring_base_s + net_steps * hop_s
         latency_s += (ring_steps(kind, n) - net_steps) * protocol.ring_intra_s
-        net_s = bus_factor(kind, n) * size_bytes / self._rate(shape, protocol, kind)
+        net_s = bus_factor(kind, n) * size_bytes / rate(self.cluster, shape, protocol, kind)
         if kind == "p2p":
             net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
@@ -216,8 +212,8 @@ class Between:
         hop_s = shape.inter_latency_s + protocol.tree_net_s
         latency_s = protocol.tree_base_s + 2 * (n_local - 1) * protocol.tree_intra_s + hops * hop_s
         slow = LL_TREE if protocol.share <= PROTOCOLS["ll"].share else 1.0
-        net_s = tree_factor(shape.n_domains) * size_bytes / (slow * self._rate(shape, protocol))
-        latency_s += self._fill_s(size_bytes, shape, hops + 2 * (n_local - 1), protocol)
+        net_s = tree_factor(shape.n_domains) * size_bytes / (slow * rate(self.cluster, shape, protocol))
+        latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (n_local - 1), protocol)
         if n_local < 2:
             return latency_s, net_s, 0.0
         local_s = sum(
@@ -233,8 +229,8 @@ class Between:
         """
         simple, hops = PROTOCOLS["simple"], tree_hops(shape.n_domains)
         latency_s = NVLS_INTRA_S + hops * (shape.inter_latency_s + NVLS_NET_S)
-        latency_s += self._fill_s(size_bytes, shape, hops + 2 * (shape.n_local - 1), simple)
-        net_s = tree_factor(shape.n_domains) * size_bytes / self._rate(shape, simple)
+        latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (shape.n_local - 1), simple)
+        net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, simple)
         local_s = self.inside("all_reduce", size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
         return latency_s, net_s, local_s
 
@@ -250,7 +246,7 @@ class Between:
         """Return the cost where the busiest rank sends so much out of its node and so much inside it."""
         n_local = shape.n_local
         latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far_peers * POST_S
-        net_s = n_local * far_bytes / self._rate(shape, protocol, "all_to_all")
+        net_s = n_local * far_bytes / rate(self.cluster, shape, protocol, "all_to_all")
         net_s += far_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
             return latency_s, net_s, 0.0
@@ -269,45 +265,6 @@ class Between:
         for name in self._protocols():
             way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
             yield _way(*way, f"pairwise/{name}")
-
-    def _rate(self, shape: GroupShape, protocol: Protocol, kind: str = "all_reduce") -> float:
-        """Return what the members in one node send out of it together in *protocol*, in bytes/s.
-
-        A ring leaves a node by one NIC, so that a group has no more NICs than rings; sends take the nearest.
-        """
-        nic = self.cluster.nic
-        if nic is None:
-            return min(shape.inter_bytes_per_s * protocol.share, self._most(protocol))
-        width = shape.inter_bytes_per_s
-        if self.cluster.nics_used:
-            width *= self.cluster.nics_used / self.cluster.nics_per_node
-        if self.cluster.rings_out and kind not in ("p2p", "all_to_all"):
-            width = min(width, self.cluster.rings_out * nic.bandwidth_bytes_per_s)
-        used = nic.efficiency
-        if not nic.gpu_direct:
-            staged = STAGED_ONE_WAY_BYTES_PER_S if kind == "p2p" else STAGED_BYTES_PER_S
-            used = min(used, staged / nic.bandwidth_bytes_per_s)
-        rate = min(width * used * protocol.share, self._most(protocol))
-        return min(rate, P2P_CHANNELS * nic.flow_bytes_per_s) if kind == "p2p" else rate
-
-    def _most(self, protocol: Protocol) -> float:
-        """Return what *protocol* carries at most out of a node, however wide its NICs are, in bytes/s."""
-        intra = self.cluster.intra
-        low_latency = protocol.share <= PROTOCOLS["ll"].share
-        return LL_OF_NVLINK * intra.bandwidth_bytes_per_s if low_latency and intra.kind == "nvlink" else inf
-
-    def _fill_s(self, size_bytes: int, shape: GroupShape, hops: int, protocol: Protocol) -> float:
-        """Return how long the first chunk takes through *hops* that each pass on whole chunks only.
-
-        A link that delivers out of order lets nobody read a chunk before its last byte. Chunks shrink for
-        small arrays, so that there are at least half as many as hops.
-        """
-        nic = self.cluster.nic
-        if not nic or not nic.chunk_bytes or protocol.share < 1:
-            return 0.0
-        rails = max(1.0, min(float(shape.n_local), shape.inter_bytes_per_s / nic.bandwidth_bytes_per_s))
-        chunk_bytes = min(nic.chunk_bytes * rails * hops, 2.0 * size_bytes)
-        return chunk_bytes / shape.inter_bytes_per_s
 
 
 P2P_LL_BYTES: Final = 16384

@@ -65,7 +65,7 @@ def validate_collectives(table: str | Path, machines: Sequence[tuple[str, str]] 
         source, kind = row.text("source_group", Path(table).stem), row.text("op")
         family = f"{source} · {hardware} · {kind} · {n_gpus} GPUs"
         try:
-            (predicted_us, cluster), measured_us = _predicted_us(row, meant), _measured_us(row)
+            (predicted_us, by, cluster), measured_us = _predicted_us(row, meant), _measured_us(row)
         except (SimulationError, TopologyError) as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
             continue
@@ -78,6 +78,7 @@ def validate_collectives(table: str | Path, machines: Sequence[tuple[str, str]] 
                 what=f"{kind} of {row.text('bytes')} bytes on {n_gpus} GPUs, {hardware}",
                 predicted=predicted_us,
                 measured=measured_us,
+                by=by,
             )
         )
     lines = [f"{count} rows: {words}" for words, count in notes.most_common()]
@@ -155,8 +156,8 @@ def _measured_us(row: Row) -> float:
     return factor * array_bytes(row) / row.number_in("busbw_GBps") * 1e-3
 
 
-def _predicted_us(row: Row, meant: _Meant) -> tuple[float, Cluster]:
-    """Return what the network answers for a row, and the machine that it is taken to be of."""
+def _predicted_us(row: Row, meant: _Meant) -> tuple[float, str, Cluster]:
+    """Return what the network answers for a row, by which formula, and the machine that it is taken for."""
     kind, n_gpus = _kind(row), _n_gpus(row)
     if kind.startswith("ep_"):
         return _experts_us(row, kind, n_gpus)
@@ -174,14 +175,14 @@ def _predicted_us(row: Row, meant: _Meant) -> tuple[float, Cluster]:
         transfer = network.collective(kind, size_bytes, ranks)
     else:
         raise TableError(f"operation {kind!r}: one of {', '.join((*KINDS, 'send_recv'))}")
-    return timed_us(row, kind, transfer, network.cluster), network.cluster
+    return timed_us(row, kind, transfer, network.cluster), transfer.algorithm, network.cluster
 
 
-def _experts_us(row: Row, kind: str, n_gpus: int) -> tuple[float, Cluster]:
+def _experts_us(row: Row, kind: str, n_gpus: int) -> tuple[float, str, Cluster]:
     """Return what a dispatch or combine of experts takes; the routing is in the notes of the row."""
     network, ranks = _network(row.text("hardware"), n_gpus, row.integer("nodes", 1))
     transfer = network.experts(_routing(row), ranks, low_latency=kind.endswith("_ll"))
-    return (transfer.latency_ns + transfer.wire_ns) / 1e3, network.cluster
+    return (transfer.latency_ns + transfer.wire_ns) / 1e3, transfer.algorithm, network.cluster
 
 
 def _routing(row: Row) -> Routing:

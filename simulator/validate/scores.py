@@ -24,6 +24,7 @@ class Scored:
         what: the row in a few words.
         predicted: above zero.
         measured: above zero.
+        by: what the prediction was made with, e.g. ``"ring/simple"``; empty where there is but one way.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Scored:
     what: str
     predicted: float
     measured: float
+    by: str = ""
 
     @property
     def log_ratio(self) -> float:
