@@ -11,7 +11,7 @@ from simulator.job import FULLY_SHARDED, Job
 from simulator.models.model import Linear
 from simulator.workload.lora import adapter, dequantised
 from simulator.workload.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
-from simulator.workload.recipes import RECIPES, Recipe, quantised
+from simulator.workload.recipes import RECIPES, Recipe, quantised, rescaled
 
 
 def tokens_per_rank(job: Job) -> int:
@@ -70,6 +70,8 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
         n_sums = len(parts) - 1
         dgrads.append(memory(f"{name}.dgrad.sum", n_sums * summed, job.precision, count=n_sums))
     weights, dgrads = (list(paced(job, recipe, ops, gradients=True)) for ops in (weights, dgrads))
+    weights += rescaled(f"{name}.wgrad.rescale", linear.n_in * linear.n_out, job.precision, recipe)
+    dgrads += rescaled(f"{name}.dgrad.rescale", len(parts) * n_tokens * linear.n_in, job.precision, recipe)
     found = LinearOps(
         (
             *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe),
@@ -105,7 +107,8 @@ def paced(job: Job, recipe: Recipe | None, ops: Iterable[Op], *, gradients: bool
     """
     if recipe is None:
         return tuple(ops)
-    rate = recipe.rate * (job.cluster.device.gemm_split_share if gradients and recipe.splits else 1.0)
+    rate = 1.0 if gradients and recipe.rescales else recipe.rate
+    rate *= job.cluster.device.gemm_split_share if gradients and recipe.splits else 1.0
     return tuple(
         replace(op, rate=rate) if op.dtype == recipe.dtype and op.kind == "gemm" else op for op in ops
     )
