@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from simulator.job import Job
-from simulator.memory.remedies import remedies
 from simulator.simulate import Simulation
 from simulator.summary import job_name
+from simulator.what_if.fitting import ways_to_fit
 from traces.report.format import format_si
 from traces.report.words import figure, headline, subtitle
 from traces.run import Run
@@ -109,32 +109,18 @@ def _against(
 
 
 def _misfit(planned: Planned) -> dict[str, Any] | None:
-    """Return by how much a plan does not fit into memory, and single changes with which it would."""
+    """Return by how much a plan does not fit into memory, and changes with which it would."""
     job, summary = planned.job, planned.simulation.summary
     if summary["fits"]:
         return None
     peak, limit = summary["peak_memory_bytes"], summary["memory_limit_bytes"]
-    found = [
-        {"change": one.change, "peak": format_si(one.peak_bytes, "B"), "settings": _settings_of(job, one.job)}
-        for one in remedies(job)
-        if "offload" not in one.change  # which the page has no control for
-    ]
     return {
         "text": f"does not fit: {format_si(peak, 'B')} needed, {format_si(limit, 'B')} there",
-        "remedies": [one for one in found if one["settings"]][:SHOWN_REMEDIES],
+        "remedies": [
+            {"change": way.change, "peak": format_si(way.peak_bytes, "B"), "settings": way.settings}
+            for way in ways_to_fit(job)[:SHOWN_REMEDIES]
+        ],
     }
-
-
-def _settings_of(job: Job, other: Job) -> dict[str, str]:
-    """Return the settings of the page that differ between two jobs on the same GPUs."""
-    changed: dict[str, str] = {}
-    for axis in ("tp", "pp", "cp", "ep"):
-        if (degree := getattr(other.layout, axis)) != getattr(job.layout, axis):
-            changed[axis] = str(degree)
-    for name in ("sharding", "recompute", "micro_batch"):
-        if (value := getattr(other, name)) != getattr(job, name):
-            changed[name] = str(value)
-    return changed
 
 
 def _is_about_memory(text: str) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from simulator.config import job_from
 from simulator.simulate import simulate
 from simulator.what_if.planner import DEFAULTS, Planner, choices
+from traces.report.format import format_si
 
 SMALL = {"model": "llama3-8b", "gpus": "8", "tp": "2", "pp": "2", "global_batch": "8", "seq_len": "2048"}
 
@@ -63,13 +64,24 @@ def test_a_plan_is_held_against_the_pinned_one(planner: Planner) -> None:
     assert "was" not in alone["headline"][0]
 
 
-def test_what_does_not_fit_says_what_would_and_that_is_true(planner: Planner) -> None:
-    large = {"model": "llama3-70b", "gpus": "16", "tp": "4", "pp": "2", "sharding": "ddp"}
+TOO_LARGE: tuple[dict[str, str], ...] = (
+    {"model": "llama3-8b", "gpus": "8", "tp": "1", "pp": "1", "seq_len": "8192"},
+    {"model": "llama3-70b", "gpus": "16", "tp": "4", "pp": "2", "sharding": "ddp"},  # changes together
+    {"model": "llama3-70b", "gpus": "8", "tp": "8", "pp": "1"},  # more GPUs
+    {"model": "mixtral-8x7b", "gpus": "16", "tp": "2", "pp": "1"},
+)
+
+
+@pytest.mark.parametrize("large", TOO_LARGE)
+def test_what_does_not_fit_says_what_would_and_that_is_true(planner: Planner, large: dict[str, str]) -> None:
     found = figures(planner, **large)
     assert not found["summary"]["fits"]
     assert found["misfit"]["text"].startswith("does not fit: ")
+    assert found["misfit"]["remedies"]
     for remedy in found["misfit"]["remedies"]:
-        assert figures(planner, **{**large, **remedy["settings"]})["summary"]["fits"], remedy
+        settled = figures(planner, **{**large, **remedy["settings"]})
+        assert settled["summary"]["fits"], remedy
+        assert remedy["peak"] == format_si(settled["summary"]["peak_memory_bytes"], "B"), remedy
     assert figures(planner)["misfit"] is None
 
 

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -116,6 +117,53 @@ def test_the_page_says_what_simulate_says_and_follows_the_controls(browser: Any,
     visit.close()
 
 
+MOE: dict[str, Any] = {"model": "mixtral-8x7b", "gpus": 16}
+CHANGES: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({}, "cp", "2"),
+    ({}, "gpus", "16"),
+    ({}, "pp", "1"),
+    ({}, "micro_batch", "2"),
+    ({}, "seq_len", "8192"),
+    ({"schedule": "interleaved-1f1b"}, "virtual_stages", "4"),
+    (MOE, "ep", "4"),
+    ({}, "sharding", "fsdp"),
+    ({}, "precision", "fp16"),
+    ({}, "cluster", "dgx-a100"),
+)
+"""Where the page begins, and what is changed on it."""
+
+
+@pytest.mark.parametrize(("begin", "name", "value"), CHANGES, ids=[name for _, name, _ in CHANGES])
+def test_every_control_is_simulated(
+    browser: Any, address: str, begin: dict[str, Any], name: str, value: str
+) -> None:
+    given = {**SETTINGS, **begin}
+    visit = Visit(browser, address, "plan?" + urlencode({**given, "theme": "light"})).ready()
+    if visit.page.locator(f"select#plan-{name}").count():
+        visit.after(lambda: visit.page.select_option(f"#plan-{name}", value))
+    else:
+        slide(visit, name, value)
+    assert f"{name}={value}" in visit.page.url.split("?")[1].split("&")
+    assert f"--{name.replace('_', '-')} {value}" in visit.page.inner_text("#command")
+    wanted = job_from({**given, name: int(value) if value.isdigit() else value})
+    seconds = simulate(wanted).summary["step_time_s"]
+    shown, unit = visit.figures()["Step time"].split()
+    assert float(shown) == pytest.approx(seconds * {"s": 1, "ms": 1e3}[unit], rel=1e-3)
+    visit.close()
+
+
+def test_a_price_is_what_the_tokens_cost(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, START).ready()
+    visit.after(lambda: visit.page.fill("#plan-price", "3"))
+    tokens_per_s = simulate(job_from(SETTINGS)).summary["tokens_per_s"]
+    assert visit.figures()["Cost"] == f"${8 * 3 / 3600 / tokens_per_s * 1e9:,.0f}"
+    assert "at $3 per GPU-hour" in visit.page.inner_text("#headline")
+    assert "price=3" in visit.page.url
+    visit.after(lambda: visit.page.fill("#plan-price", "-1"))
+    assert "price='-1'" in visit.page.inner_text("#mistake")
+    visit.close()
+
+
 def test_the_address_is_the_state(browser: Any, address: str) -> None:
     visit = Visit(browser, address, START).ready()
     slide(visit, "global_batch", "16")
@@ -145,14 +193,18 @@ def test_a_mistake_is_a_line_and_the_page_lives_on(browser: Any, address: str) -
 
 
 def test_a_layout_that_does_not_fit_offers_what_would(browser: Any, address: str) -> None:
-    visit = Visit(browser, address, START + "&model=llama3-70b&sharding=ddp").ready()
-    visit.after(lambda: visit.page.select_option("#plan-model", "llama3-70b"))
-    visit.after(lambda: visit.page.select_option("#plan-sharding", "ddp"))
+    visit = Visit(browser, address, "plan?model=llama3-8b&gpus=8&tp=1&pp=1&seq_len=8192&theme=light").ready()
     assert "does not fit" in visit.page.inner_text("#misfit")
+    assert visit.page.locator("#headline .figure.bad").count() > 0
     offers = visit.page.locator("#misfit button")
-    if offers.count():
-        visit.after(offers.first.click)
+    assert offers.count() > 1
+    for offer in (0, offers.count() - 1):
+        where = visit.page.url
+        visit.after(offers.nth(offer).click)
         assert visit.page.locator("#misfit").is_hidden()
+        assert visit.page.url != where
+        visit.page.goto(where)
+        visit.ready()
     visit.close()
 
 

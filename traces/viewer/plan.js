@@ -161,5 +161,5 @@ function fillMisfit(misfit) {
     button.addEventListener('click', () => { Object.assign(plan.settings, settings); changed(); });
     return button;
   });
-  $('#misfit').replaceChildren(element('b', {}, misfit.text), ' ', ...(offers.length ? ['· would fit with ', ...offers] : ['· no single change makes it fit']));
+  $('#misfit').replaceChildren(element('b', {}, misfit.text), ' ', ...(offers.length ? ['· would fit with ', ...offers] : ['· nothing this page can change makes it fit']));
 }
