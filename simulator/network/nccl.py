@@ -79,7 +79,7 @@ PAT_NET: Final = 1 / 3.5
 PAT_SHARE: Final = 0.75
 """PAT: base, what each rank adds, part of a hop that each doubling costs, share of the bandwidth."""
 
-STAGED_BYTES_PER_S: Final = 5.5e9
+STAGED_BYTES_PER_S: Final = 5.1e9
 """What a NIC that cannot reach the memory of GPUs carries each way while it sends and receives: two channels
 copy through the host. 5.1 GB/s per Omni-Path port that NCCL's rings use, with A100 and 5.3 with V100, 4 nodes
 (bigscience-workshop/bigscience, experiments/bandwidth, with the channels in the logs); 5.9 on nodes of A100
