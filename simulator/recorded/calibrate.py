@@ -5,6 +5,7 @@ Every other step is fitted on, the steps between are held back: the errors are t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,21 @@ class Error:
     after_s: float
     measured_s: float
 
+    @property
+    def is_better(self) -> bool:
+        """Whether it is nearer after calibration than before, or was as near."""
+        return abs(self.after_s - self.measured_s) <= abs(self.before_s - self.measured_s)
+
+    @property
+    def off_before(self) -> float:
+        """Relative error of the catalogue; infinite for a time that was not there."""
+        return self.before_s / self.measured_s - 1 if self.measured_s else math.inf
+
+    @property
+    def off_after(self) -> float:
+        """Relative error of the calibration."""
+        return self.after_s / self.measured_s - 1 if self.measured_s else math.inf
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
@@ -45,6 +61,8 @@ class Calibrated:
         fitted, held_back: steps.
         errors: of the step, then of its parts, on the held-back steps.
         spread: standard deviation of the time of a held-back step over its mean.
+        left_out: factors that were fitted and are not in the calibration, as sentences: with them held-back
+            steps are predicted worse.
         warnings: of the run.
     """
 
@@ -53,7 +71,14 @@ class Calibrated:
     held_back: tuple[int, ...]
     errors: tuple[Error, ...]
     spread: float
+    left_out: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether held-back steps are predicted better with the calibration than by the catalogue."""
+        step = self.errors[0]
+        return abs(step.after_s - step.measured_s) < abs(step.before_s - step.measured_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON types."""
@@ -62,6 +87,8 @@ class Calibrated:
             **{key: getattr(one, key) for key in ("run", "cluster", "device", "precision")},
             "factors": {name: {"value": f.value, "error": f.error} for name, f in one.named()},
             "not_identified": list(one.not_identified),
+            "left_out": list(self.left_out),
+            "is_better": self.is_better,
             "steps_fitted": list(self.fitted),
             "steps_held_back": list(self.held_back),
             "held_back": [
@@ -120,18 +147,48 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
         network=network.factors,
         not_identified=(*compute.not_identified, *network.not_identified),
     )
-    after = simulate(replace(job, n_steps=1, cluster=calibration.applied(job.cluster)))
     held_s = [times_ns[step] / 1e9 for step in held_back]
+
+    def errors(one: Calibration) -> tuple[Error, ...]:
+        after = simulate(replace(job, n_steps=1, cluster=one.applied(job.cluster)))
+        return _errors(run, held_back, before, after, median(held_s))
+
+    found = errors(calibration)
+    kept, left_out = _kept(calibration, found)
     mean_s = sum(held_s) / len(held_s)
     spread = (sum((s - mean_s) ** 2 for s in held_s) / max(len(held_s) - 1, 1)) ** 0.5 / mean_s
     return Calibrated(
-        calibration=calibration,
+        calibration=kept,
         fitted=fitted,
         held_back=held_back,
-        errors=_errors(run, held_back, before, after, median(held_s)),
+        errors=errors(kept) if left_out else found,
         spread=spread,
+        left_out=left_out,
         warnings=tuple(run.warnings),
     )
+
+
+def _kept(one: Calibration, errors: Sequence[Error]) -> tuple[Calibration, tuple[str, ...]]:
+    """Return *one* without the factors with which their part of held-back steps is predicted worse."""
+    part = {error.name: error for error in errors}
+    said = []
+    compute, network = dict(one.compute), dict(one.network)
+    passes = {name: factor for name, factor in compute.items() if name != "optimizer"}
+    for what, name, factors, holder in (
+        ("compute", "forward and backward", passes, compute),
+        ("optimizer", "optimizer", {"optimizer": None}, compute),
+        ("communication", "exposed communication", dict(network), network),
+    ):
+        error = part.get(name)
+        if error is None or not factors.keys() & holder.keys() or error.is_better:
+            continue
+        for key in factors:
+            holder.pop(key, None)
+        said.append(
+            f"{what}: with its factors {name} of held-back steps is {error.off_after:+.1%} off instead of "
+            f"{error.off_before:+.1%}; not better than the catalogue, which is kept"
+        )
+    return replace(one, compute=compute, network=network), tuple(said)
 
 
 def _errors(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -16,6 +16,10 @@ from simulator.flags import job_settings_options
 
 if TYPE_CHECKING:
     from simulator.recorded.calibrate import Calibrated
+
+
+ALIKE: Final = 0.001
+"""Difference of two errors of a step that is printed as none."""
 
 
 @click.command()
@@ -85,6 +89,12 @@ def _show(found: Calibrated, output: str | None) -> None:
         errors.add_row(row.name, *cells, style="bold" if row.name == "step" else "")
     console.print(errors)
     console.print(f"steps vary by {found.spread:.1%} (standard deviation)", style="dim")
+    for said in found.left_out:
+        console.print(f"[yellow]left out[/] {escape(said)}", soft_wrap=True)
+    if not found.is_better:
+        console.print(
+            f"[yellow]not better than the catalogue[/] on held-back steps{_why_not(found)}", soft_wrap=True
+        )
     for said in one.not_identified:
         console.print(f"not identified: {escape(said)}", style="dim", soft_wrap=True)
     for warning in found.warnings:
@@ -93,3 +103,13 @@ def _show(found: Calibrated, output: str | None) -> None:
         console.print(f"{output}  (foretrace simulate --calibration {output})", markup=False, soft_wrap=True)
     else:
         console.print("nothing saved; -o FILE keeps the factors", style="dim")
+
+
+def _why_not(found: Calibrated) -> str:
+    """Return what to make of a calibration that does not help."""
+    if not found.calibration.compute and not found.calibration.network:
+        return ": no factor is left, and simulate --calibration changes nothing"
+    step = found.errors[0]
+    if abs(step.off_after - step.off_before) < ALIKE:
+        return f": {step.off_after:+.1%} with it and without"
+    return f": {step.off_after:+.1%} instead of {step.off_before:+.1%}; without it errors of parts cancel"

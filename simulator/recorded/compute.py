@@ -27,9 +27,9 @@ from traces.run import Run
 
 PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 EXPECTED: Final[Mapping[str, float]] = MappingProxyType(
-    {"products": 0.5, "attention": 1.0, "memory": 1.0, "fixed": 2.0, "copies": 2.0}
+    {"products": 1.5, "attention": 2.0, "memory": 2.0, "fixed": 3.0, "copies": 3.0}
 )
-"""How far each factor is expected to be from 1 before anything was measured. A convention: products are known
+"""By what factor each may be off, either way, before anything was measured. A convention: products are known
 best; what is in a cache moves many times as fast as memory, what was just allocated several times slower."""
 
 COLUMNS: Final = tuple(EXPECTED)
@@ -197,9 +197,12 @@ def _identified(job: Job, design: Floats, seen: Floats) -> Compute:
     expected = [EXPECTED[COLUMNS[at]] for at in there]
     found: Fit = fit_factors(design[:, there], seen, expected, misfit=MISFIT, power=1.0)
     factors, said = {}, []
-    for at, value, error, told in zip(there, found.values, found.errors, found.told, strict=True):
+    columns = zip(there, found.values, found.errors, found.told, found.held, strict=True)
+    for at, value, error, told, held in columns:
         factors[COLUMNS[at]] = Factor(float(value), float(error))
-        if not told:
+        if held:
+            said.append(f"{COLUMNS[at]}: too small a part of the run to be told; held at the catalogue")
+        elif not told:
             said.append(f"{COLUMNS[at]}: told to +- {error:.2f} only, hardly better than it was expected")
     if COLUMNS.index("copies") not in there:
         said.append("copies: the run does not gather parameters; the catalogue is used")

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-LEAST: Final = 0.01
-"""Smallest factor: nothing takes less than a hundredth of what was expected."""
-
 LEAST_MISFIT: Final = 0.001
 """Smallest relative error that a model is believed to have."""
 
@@ -22,6 +19,11 @@ TURNS: Final = 4
 
 TOLD: Final = 0.5
 """Times tell a factor if they shrink its uncertainty to less than this share. A convention."""
+
+STEPS: Final = 50
+LONGEST_STEP: Final = 1.0
+SETTLED: Final = 1e-9
+"""Most steps of Newton's method, the longest change of a logarithm in one, and when it has settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,13 @@ class Fit:
         values: shape ``(n_columns,)``.
         errors: their standard errors.
         told: whether the times say more of each than was expected before.
+        held: whether the times hardly depend on it, so that it was held at 1.
     """
 
     values: Floats
     errors: Floats
     told: NDArray[np.bool_]
+    held: NDArray[np.bool_]
 
 
 def fit_factors(
@@ -44,14 +48,15 @@ def fit_factors(
 ) -> Fit:
     """Return the most likely factors ``x`` with which ``design @ x`` gives *times*.
 
-    Before anything was measured each factor is expected around 1, give or take *expected*. What the times do
-    not tell apart stays as near to 1 as they allow, with an error as large as what was expected.
+    Before anything was measured each factor is expected to be 1, give or take a factor of *expected*, twice
+    as long as likely as half as long: its logarithm is normal. What the times do not tell apart stays as near
+    to 1 as they allow. A factor that they would not tell even if all others were known is held at 1.
 
     Args:
         design: predicted seconds by cause; shape ``(n_rows, n_columns)``.
         times: measured seconds; shape ``(n_repetitions, n_rows)``. Of repetitions the median counts, for
             others on the machine make some long.
-        expected: spread of each factor; shape ``(n_columns,)``.
+        expected: factor by which each may be off, above 1; shape ``(n_columns,)``.
         misfit: relative error of the model itself on a row of middling length, at most; less where the times
             follow the model more closely.
         power: errors grow with ``time^(power/2)``: 1 where long rows count more, 2 where all are alike.
@@ -59,34 +64,46 @@ def fit_factors(
     middle = np.median(times, axis=0)
     noise = np.array([median_error(column) for column in times.T])
     scale = np.maximum(middle, middle.mean() * 1e-6) ** power * middle.mean() ** (2 - power)
-    spread = np.asarray(expected, np.float64)
+    spread = np.log(np.asarray(expected, np.float64))
     spare = max(len(middle) - len(spread), 1)
     for _ in range(TURNS):
         variance = misfit**2 * scale + noise**2
-        weighted = design.T / variance
-        inverse = np.linalg.inv(weighted @ design + np.diag(1 / spread**2))
-        values = _solved(weighted @ design, weighted @ middle, spread)
+        free = spread**2 * (design.T**2 / variance).sum(axis=1) > 1 / TOLD**2
+        values, inverse = _solved(design, middle, variance, np.where(free, spread, 0.0))
         off = (design @ values - middle) ** 2
         misfit = min(max(float((off / scale).sum() / spare) ** 0.5, LEAST_MISFIT), misfit)
     inflation = max(float((off / variance).sum()) / spare, 1.0)
-    errors = np.sqrt(np.diag(inverse) * inflation)
-    return Fit(values, errors, errors < TOLD * spread)
+    errors = np.where(free, np.minimum(np.sqrt(np.diag(inverse) * inflation), spread), spread)
+    return Fit(values, errors * values, errors < TOLD * spread, ~free)
 
 
-def _solved(normal: Floats, right: Floats, spread: Floats) -> Floats:
-    """Return the most likely factors; those that would be below ``LEAST`` are held there, others refit."""
-    values = np.full(len(right), LEAST)
-    free = np.ones(len(right), np.bool_)
-    while free.any():
-        inner = normal[np.ix_(free, free)] + np.diag(1 / spread[free] ** 2)
-        held = normal[np.ix_(free, ~free)] @ values[~free]
-        values[free] = np.linalg.solve(inner, right[free] - held + 1 / spread[free] ** 2)
-        below = free & (values < LEAST)
-        if not below.any():
+def _solved(design: Floats, times: Floats, variance: Floats, spread: Floats) -> tuple[Floats, Floats]:
+    """Return the most likely factors, and the covariance of their logarithms; *spread* 0 holds one at 1."""
+    n = len(spread)
+    free = spread > 0
+    logs, inner = np.zeros(n), np.zeros((n, n))
+    if not free.any():
+        return np.ones(n), inner
+    prior = np.diag(1 / spread[free] ** 2)
+
+    def cost(at: Floats) -> float:
+        left = design @ np.exp(at) - times
+        return float((left**2 / variance).sum() + (at[free] ** 2 / spread[free] ** 2).sum())
+
+    for _ in range(STEPS):
+        values = np.exp(logs)
+        slope = (design * values)[:, free]
+        normal = slope.T @ (slope / variance[:, None]) + prior
+        right = slope.T @ ((times - design @ values) / variance) - prior @ logs[free]
+        step = np.zeros(n)
+        step[free] = np.clip(np.linalg.solve(normal, right), -LONGEST_STEP, LONGEST_STEP)
+        while cost(logs + step) > cost(logs) and np.abs(step).max() > SETTLED:
+            step /= 2
+        logs = logs + step
+        if np.abs(step).max() <= SETTLED:
             break
-        values[below] = LEAST
-        free &= ~below
-    return values
+    inner[np.ix_(free, free)] = np.linalg.inv(normal)
+    return np.exp(logs), inner
 
 
 def median_error(values: Floats) -> float:

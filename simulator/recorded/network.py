@@ -29,10 +29,13 @@ from traces.run import Run
 APART: Final = 4.0
 """Ratio of the largest to the smallest size from which on latency and bandwidth are told apart."""
 
-EXPECTED: Final = (2.0, 2.0)
+EXPECTED: Final = (3.0, 3.0)
 MISFIT: Final = 0.1
-"""How far the factors of latency and of wire time are expected to be from 1, and how far off single transfers
-are that both explain. Conventions: nearly nothing is expected, and a single transfer varies by 10 %."""
+"""By what factor latency and wire time may be off, and how far off single transfers are that both explain.
+Conventions: nearly nothing is expected, and a single transfer varies by 10 %."""
+
+LEAST: Final = 1 / 3
+"""Factor below which a part is not alone to blame for a short transfer: the other is shorter, too."""
 
 P2P: Final = ("send", "recv")
 
@@ -103,9 +106,14 @@ def _fitted(one: _Seen) -> tuple[dict[str, Factor], str]:
     part, known, other = (
         ("wire", wire_s, latency_s) if wire_s >= latency_s else ("latency", latency_s, wire_s)
     )
-    value = max((float(measured[largest]) - other) / known, 0.01)
     times = one.measured_s[largest]
-    error = median_error(times) / known if len(times) > 1 else value
+    value = (float(measured[largest]) - other) / known
+    spread = median_error(times) / float(measured[largest]) if len(times) > 1 else 1.0
+    if value < LEAST:  # what is kept alone would take nearly as long as all of it took
+        both = float(measured[largest]) / (known + other)
+        factor = Factor(both, both * spread)
+        return {"latency": factor, "wire": factor}, f"{why}, so that latency and bandwidth have one factor"
+    error = spread * float(measured[largest]) / known
     kept = "latency" if part == "wire" else "wire"
     return {
         part: Factor(value, error)
