@@ -3,8 +3,8 @@
     python benchmarks/network_left_out.py collectives.csv
 
 For every constant the value is taken that fits the other parts best (mean over families of the median of
-``|ln(predicted / measured)|``), and the part that was left out is predicted with it. Constants of which
-only one family speaks cannot be left out of anything: latency, efficiency and chunk of EFA.
+``|ln(predicted / measured)|``), and the part that was left out is predicted with it. The figures of EFA are
+each of one instance in the catalogue; here one figure is asked to do for all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from simulator.validate import conventions
 from simulator.validate.scores import Scored
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
+from topologies.words import machine
 
 STATED = (("A100 DGX", "dgx-a100-staged"),)
 """What rows show and do not say: docs/network.md has why."""
@@ -56,6 +57,29 @@ def crowding(value: float) -> AbstractContextManager[object]:
 def staged(value: float) -> AbstractContextManager[object]:
     """Set what a NIC that cannot reach GPUs carries each way, in GB/s."""
     return patch.object(rates, "STAGED_BYTES_PER_S", value * 1e9)
+
+
+def efa(field: str, unit: float) -> Callable[[float], AbstractContextManager[object]]:
+    """Return how one figure of every EFA link is set, in *unit*."""
+
+    def setting(value: float) -> AbstractContextManager[object]:
+        def found(text: str, n_gpus: int, n_nodes: int, most_per_node: int) -> Cluster:
+            cluster = machine(text, n_gpus, n_nodes, most_per_node)
+            nic = cluster.nic
+            if nic is None or nic.kind != "efa":
+                return cluster
+            changed = {field: int(value * unit) if field == "chunk_bytes" else value * unit}
+            return replace(cluster, nic=replace(nic, **changed))
+
+        return patch.object(rows_of, "machine", found)
+
+    return setting
+
+
+def alone_on_efa(row: Scored) -> str:
+    """Return the instance of a sweep over EFA without other jobs."""
+    counts = row.group == "multi-node" and words(row)[0] != "hf-playbook"
+    return next((name for name in ("p4de", "p5.48xlarge", "p6-b200") if counts and name in words(row)[1]), "")
 
 
 def without_gpudirect(row: Scored) -> str:
@@ -94,6 +118,9 @@ CONSTANTS = (
         "crowding, by operation", (0.3, 0.4, 0.45, 0.5, 0.55, 0.6), lambda r: many_nodes(r, 2), crowding
     ),
     Constant("crowding, by nodes", (0.3, 0.4, 0.45, 0.5, 0.55, 0.6), lambda r: many_nodes(r, 3), crowding),
+    Constant("latency of EFA", (14, 17, 20, 23, 27, 32, 38), alone_on_efa, efa("latency_s", 1e-6)),
+    Constant("efficiency of EFA", (0.78, 0.82, 0.86, 0.9, 0.95, 1.0), alone_on_efa, efa("efficiency", 1.0)),
+    Constant("chunk of EFA", (0, 128, 256, 512, 1024, 2048), alone_on_efa, efa("chunk_bytes", 1024)),
     Constant("without GPUDirect", (4.5, 4.8, 5.1, 5.3, 5.5, 5.7, 6.0, 6.5), without_gpudirect, staged),
     Constant("launch beside A100", (40, 50, 54, 58, 62), lambda r: profiled(r, "A100"), launch("older")),
     Constant("launch beside H100", (28, 32, 36, 38, 42), lambda r: profiled(r, "H100"), launch("newer")),
