@@ -23,6 +23,7 @@ from simulator.validate import conventions
 from simulator.validate.scores import Scored
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
+from topologies.link import LinkSpec
 from topologies.words import machine
 
 STATED = (("A100 DGX", "dgx-a100-staged"),)
@@ -59,17 +60,14 @@ def staged(value: float) -> AbstractContextManager[object]:
     return patch.object(rates, "STAGED_BYTES_PER_S", value * 1e9)
 
 
-def efa(field: str, unit: float) -> Callable[[float], AbstractContextManager[object]]:
-    """Return how one figure of every EFA link is set, in *unit*."""
+def efa(change: Callable[[LinkSpec, float], LinkSpec]) -> Callable[[float], AbstractContextManager[object]]:
+    """Return how one figure of every EFA link is set."""
 
     def setting(value: float) -> AbstractContextManager[object]:
         def found(text: str, n_gpus: int, n_nodes: int, most_per_node: int) -> Cluster:
             cluster = machine(text, n_gpus, n_nodes, most_per_node)
             nic = cluster.nic
-            if nic is None or nic.kind != "efa":
-                return cluster
-            changed = {field: int(value * unit) if field == "chunk_bytes" else value * unit}
-            return replace(cluster, nic=replace(nic, **changed))
+            return replace(cluster, nic=change(nic, value)) if nic and nic.kind == "efa" else cluster
 
         return patch.object(rows_of, "machine", found)
 
@@ -118,9 +116,24 @@ CONSTANTS = (
         "crowding, by operation", (0.3, 0.4, 0.45, 0.5, 0.55, 0.6), lambda r: many_nodes(r, 2), crowding
     ),
     Constant("crowding, by nodes", (0.3, 0.4, 0.45, 0.5, 0.55, 0.6), lambda r: many_nodes(r, 3), crowding),
-    Constant("latency of EFA", (14, 17, 20, 23, 27, 32, 38), alone_on_efa, efa("latency_s", 1e-6)),
-    Constant("efficiency of EFA", (0.78, 0.82, 0.86, 0.9, 0.95, 1.0), alone_on_efa, efa("efficiency", 1.0)),
-    Constant("chunk of EFA", (0, 128, 256, 512, 1024, 2048), alone_on_efa, efa("chunk_bytes", 1024)),
+    Constant(
+        "latency of EFA",
+        (14, 17, 20, 23, 27, 32, 38),
+        alone_on_efa,
+        efa(lambda nic, us: replace(nic, latency_s=us * 1e-6)),
+    ),
+    Constant(
+        "efficiency of EFA",
+        (0.78, 0.82, 0.86, 0.9, 0.95, 1.0),
+        alone_on_efa,
+        efa(lambda nic, share: replace(nic, efficiency=share)),
+    ),
+    Constant(
+        "chunk of EFA",
+        (0, 128, 256, 512, 1024, 2048),
+        alone_on_efa,
+        efa(lambda nic, kib: replace(nic, chunk_bytes=int(kib * 1024))),
+    ),
     Constant("without GPUDirect", (4.5, 4.8, 5.1, 5.3, 5.5, 5.7, 6.0, 6.5), without_gpudirect, staged),
     Constant("launch beside A100", (40, 50, 54, 58, 62), lambda r: profiled(r, "A100"), launch("older")),
     Constant("launch beside H100", (28, 32, 36, 38, 42), lambda r: profiled(r, "H100"), launch("newer")),
