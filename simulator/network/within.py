@@ -45,7 +45,10 @@ class Within:
         """Return latency and wire time among *n* neighbours that can each send *bytes_per_s*."""
         link = self.link(bytes_per_s)
         if kind == "all_reduce" and self._halves(link, n):
-            return self._ring_of_tables(link, size_bytes, n, bytes_per_s)
+            halves = [
+                self.parts(half, size_bytes, n, bytes_per_s) for half in ("reduce_scatter", "all_gather")
+            ]
+            return sum(half[0] for half in halves), sum(half[1] for half in halves)
         if kind in link.tables:
             table = link.tables[kind]
             latency_s, wire_s = measured_s(table, kind, size_bytes, n, reduces=link.reduces)
@@ -57,23 +60,6 @@ class Within:
             latency_s, wire_s = self.parts(LIKE[kind], size_bytes, n, bytes_per_s)
             return latency_s, wire_s / bus_factor(LIKE[kind], n)
         return self._ring(link, kind, size_bytes, n, bytes_per_s)
-
-    def _ring_of_tables(self, link: LinkSpec, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
-        """Return the cost of an all-reduce in a ring where tables have it on switches that reduce.
-
-        It starts as a reduce-scatter and an all-gather do. Its bytes take what they take among the most ranks
-        for which NCCL goes round a ring, times the bus factors: 677 to 682 GB/s among 4 to 8 B200 and 363 to
-        366 among as many H200 (stas00/ml-engineering 744d01e).
-        """
-        halves = [self.parts(half, size_bytes, n, bytes_per_s) for half in ("reduce_scatter", "all_gather")]
-        latency_s = sum(half[0] for half in halves)
-        table = link.tables.get("all_reduce")
-        most = max((known for known in table.times_s if known < NVLS_RANKS), default=0) if table else 0
-        if table is None or not (link.reduces and most):
-            return latency_s, sum(half[1] for half in halves)
-        _, wire_s = measured_s(table, "all_reduce", size_bytes, most)
-        growth = bus_factor("all_reduce", n) / bus_factor("all_reduce", most)
-        return latency_s, wire_s * growth * table.bytes_per_s / bytes_per_s
 
     def _ring(self, link: LinkSpec, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
         """Return the cost of a ring over a link of which nothing is measured."""
