@@ -70,9 +70,8 @@ class Simulation:
     @property
     def run(self) -> Run:
         """The run in memory, as ``traces.store.open_run`` returns it for one on disk."""
-        return Run(
-            self.info.name, self.info, [Part(None, lambda: self.spans)], self.memory, (), kept=self.kept
-        )
+        parts = [Part(None, lambda: self.spans)]
+        return Run(self.info.name, self.info, parts, self.memory, (), kept=self.kept, links=self.links)
 
     def _repr_html_(self) -> str:
         """Return the figures as a notebook shows them."""

@@ -39,6 +39,7 @@ class Run:
         info: what ``run.json`` and the sidecars of the ranks say.
         stored_ranks: ranks whose spans are stored, in order.
         warnings: what to know before trusting the run: from the writer, and from reading it.
+        links: how full links were, of a run that was not read from a directory; None if it is not known.
 
     Args:
         kept: where what is derived of the spans is kept; another run of the same spans may share it.
@@ -53,6 +54,7 @@ class Run:
         notes: Sequence[str],
         *,
         kept: dict[Any, Any] | None = None,
+        links: pa.Table | None = None,
     ) -> None:
         self.path = path
         self.info = info
@@ -62,6 +64,7 @@ class Run:
             if part.rank is None:
                 self._tables.update(_by_rank(part.load()))
         self._memory = memory
+        self.links = links
         self._expander = Expander(info.groups)
         self._derived: dict[Any, Any] = {} if kept is None else kept
         self.stored_ranks = tuple(sorted({*self._parts, *self._tables}))

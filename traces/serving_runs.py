@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -46,6 +46,10 @@ KEPT: Final = 4
 """Runs that stay open."""
 
 
+Build = Callable[[Run, Run | None, Mapping[str, str]], Answer]
+"""Works out an answer to a query about one run or two."""
+
+
 @dataclass(slots=True)
 class Runs:
     """The runs below *root*.
@@ -57,6 +61,7 @@ class Runs:
     root: Path
     _open: dict[Path, tuple[int, Run]] = field(default_factory=dict)
     _documents: dict[tuple[Any, ...], Answer] = field(default_factory=dict)
+    _building: dict[tuple[Any, ...], threading.Lock] = field(default_factory=dict)
     _headlines: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -123,20 +128,34 @@ class Runs:
     def _overview(self, query: Mapping[str, str]) -> Answer:
         return self._kept("overview", query, _overview_of)
 
-    def _kept(self, what: str, query: Mapping[str, str], build: Any) -> Answer:
-        """Return the answer to *query*, worked out once for as long as the run does not change."""
+    def _kept(self, what: str, query: Mapping[str, str], build: Build) -> Answer:
+        """Return the answer to *query*, worked out once for as long as the run does not change.
+
+        Who asks for the same waits for it; everything else is answered meanwhile.
+        """
         try:
+            names = [query[name] for name in ("run", "other") if name in query] or [""]
+            stamps = tuple((name, _changed(self.path_of(name))) for name in names)
+            key = (what, stamps, query.get("pick"), query.get("step"))
             with self._lock:
-                run = self.run(query.get("run", ""))
-                other = self.run(query["other"]) if "other" in query else None
-                key = (what, id(run), id(other), query.get("pick"), query.get("step"))
-                if key not in self._documents:
-                    self._documents[key] = build(run, other, query)
-                    while len(self._documents) > 4 * KEPT:
-                        del self._documents[next(iter(self._documents))]
-                return self._documents[key]
+                alone = self._building.setdefault(key, threading.Lock())
+            with alone:
+                answer: Answer | None = self._documents.get(key)
+                if answer is None:
+                    other = self.run(names[1]) if len(names) > 1 else None
+                    answer = build(self.run(names[0]), other, query)
+                    self._keep(key, answer)
+                return answer
         except TraceError as error:
             return document_answer({"error": str(error)})
+
+    def _keep(self, key: tuple[Any, ...], answer: Answer) -> None:
+        """Remember an answer, and forget the oldest ones."""
+        with self._lock:
+            self._documents[key] = answer
+            for known in (self._documents, self._building):
+                while len(known) > 4 * KEPT:
+                    del known[next(iter(known))]
 
     def _built(self, run: Run, other: Run | None, query: Mapping[str, str]) -> Answer:
         pack = Pack()

@@ -207,6 +207,12 @@ def test_two_runs_are_drawn_row_by_row(
     slots = opened.page.evaluate("foretrace.view.slots.map(slot => [slot.rank, slot.run.key])")
     assert slots == [[rank, key] for rank in (0, 4, 8, 12) for key in "ab"]
     assert opened.page.locator("#waterfall .fall").count() > 2
+    assert opened.page.locator("#findings .of").all_inner_texts() == ["simulated:", "recorded:"]
+    assert opened.page.locator("#critical .line").count() == 2
+    before = opened.page.evaluate("document.querySelector('#overlay').toDataURL()")
+    opened.page.click("#path")
+    opened.settle()
+    assert opened.page.evaluate("document.querySelector('#overlay').toDataURL()") != before
     assert "recorded" in opened.page.inner_text("#differences")
     opened.page.close()
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.config import job_from
+from simulator.simulate import simulate
 from traces.critical_path import critical_path
 from traces.findings import findings
 from traces.info import RunInfo
@@ -22,6 +24,32 @@ from traces.report.slowest import slowest
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline
+
+
+def test_two_runs_are_explained_each(pipeline_run: Run, recorded_pipeline_run: Run) -> None:
+    pack = Pack()
+    page = document(pipeline_run, recorded_pipeline_run, pack)
+    columns = decode(pack.columns, pack.encode())
+    for run, shown in zip((pipeline_run, recorded_pipeline_run), page["runs"], strict=True):
+        about = shown["critical"]
+        assert about["length_ns"] == critical_path(run, about["step"]).length_ns
+        assert columns[f"{shown['key']}.critical.end"][-1] == about["length_ns"]
+        said = [one["text"] for one in page["findings"] if one["run"] == shown["label"]]
+        assert said == [one.text for one in findings(run)[: len(said)]]
+        assert said
+
+
+def test_links_of_a_run_in_memory_are_drawn(tmp_path: Path) -> None:
+    job = job_from(
+        {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 4, "tp": 2, "global_batch": 4, "seq_len": 1024}
+    )
+    simulation = simulate(job, engine="contended")
+    stored = open_run(simulation.write(tmp_path / "run"))
+    shown, kept = (told(run) for run in (simulation.run, stored))
+    assert shown[0]["runs"][0]["links"] == kept[0]["runs"][0]["links"]
+    assert shown[0]["runs"][0]["links"]["groups"]
+    assert (shown[1]["a.links"] == kept[1]["a.links"]).all()
+
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 LINKS = pa.schema(
@@ -39,15 +67,15 @@ def told(run: Run) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
 def test_the_path_on_the_page_is_the_critical_path(name: str, request: pytest.FixtureRequest) -> None:
     run: Run = request.getfixturevalue(name)
     page, columns = told(run)
-    about = page["critical"]
+    about = page["runs"][0]["critical"]
     path = critical_path(run, about["step"])
     assert about["length_ns"] == path.length_ns == sum(ns for _, ns in about["parts"])
-    start, end = columns["critical.start"], columns["critical.end"]
+    start, end = columns["a.critical.start"], columns["a.critical.end"]
     assert start[0] == 0
     assert (start[1:] == end[:-1]).all()
     assert end[-1] == path.length_ns
     (shown,) = page["runs"]
-    assert set(columns["critical.row"]) <= set(range(-1, len(shown["rows"])))
+    assert set(columns["a.critical.row"]) <= set(range(-1, len(shown["rows"])))
     step = shown["steps"][shown["default_step"]]
     assert about["step"] == step["step"]
     assert path.length_ns <= step["length_ns"]
@@ -88,7 +116,7 @@ def test_a_link_carries_in_the_picture_what_it_carried(lengths: list[tuple[int, 
 
 def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, pipeline_run: Run) -> None:
     path = write_run(tmp_path / "run", pipeline_run.info, pipeline_run.spans())
-    assert told(open_run(path))[0]["links"] is None
+    assert told(open_run(path))[0]["runs"][0]["links"] is None
     page, _ = told(pipeline_run)
     step = page["runs"][0]["steps"][0]
     begin, length = step["t0_ns"], step["length_ns"]
@@ -96,13 +124,13 @@ def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, pipeline_run: Run)
     with pa.OSFile(str(path / "links.arrow"), "wb") as file, pa.ipc.new_file(file, LINKS) as writer:
         writer.write_table(table)
     page, columns = told(open_run(path))
-    (tier,) = page["links"]["groups"]
+    (tier,) = page["runs"][0]["links"]["groups"]
     assert tier["fullest"] == {"rank": 0, "direction": "in", "mean": pytest.approx(1)}
-    assert (columns["links.used"][:BINS] == FULL).all()
-    assert columns["links.used"][BINS + 1 :].max() == 0
+    assert (columns["a.links"][:BINS] == FULL).all()
+    assert columns["a.links"][BINS + 1 :].max() == 0
     json.dumps(page, allow_nan=False)
     (path / "links.arrow").write_bytes(b"damaged")
-    assert told(open_run(path))[0]["links"] is None
+    assert told(open_run(path))[0]["runs"][0]["links"] is None
 
 
 @pytest.mark.parametrize(("slow", "expected"), [(1.0, None), (1.02, None), (1.5, 3), (0.5, None)])

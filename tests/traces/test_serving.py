@@ -4,7 +4,7 @@ import http.client
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from traces.metrics import breakdown
 from traces.pack import Pack, taken_apart
 from traces.report.document import document
 from traces.run import Run
-from traces.serving import Server, page
+from traces.serving import Answer, Server, page
 from traces.serving_runs import Runs
 from traces.store import write_run
 from traces.timeline import timeline
@@ -174,6 +174,34 @@ def test_a_run_that_changes_is_read_anew(tmp_path: Path, pipeline_run: Run, fsdp
     shutil.rmtree(tmp_path / "r")
     shutil.copytree(fsdp_run.path, tmp_path / "r", copy_function=shutil.copy)
     assert runs.run("r").info.world_size == fsdp_run.info.world_size
+
+
+def test_a_long_answer_keeps_nobody_waiting_for_another(folder: Path) -> None:
+    runs = Runs(folder)
+    begun, go_on = threading.Event(), threading.Event()
+    n_built = []
+
+    def slow(run: Run, other: Run | None, query: Mapping[str, str]) -> Answer:
+        n_built.append(run.path)
+        begun.set()
+        assert go_on.wait(20)
+        return Answer(b"slow")
+
+    answers: list[bytes] = []
+    asks = [
+        threading.Thread(target=lambda: answers.append(runs._kept("overview", {"run": "many"}, slow).body))
+        for _ in range(2)
+    ]
+    for one in asks:
+        one.start()
+    assert begun.wait(20)
+    assert runs.routes()["/document"]({"run": "many"}).body[4:].startswith(b"{")
+    assert answers == []
+    go_on.set()
+    for one in asks:
+        one.join()
+    assert answers == [b"slow", b"slow"]
+    assert len(n_built) == 1
 
 
 def test_a_folder_and_a_port_must_be_there(tmp_path: Path) -> None:

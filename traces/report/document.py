@@ -16,7 +16,7 @@ from traces.pack import Pack
 from traces.report.cells import COMPUTE_LANE
 from traces.report.colours import palette
 from traces.report.compare import comparison, comparison_headline
-from traces.report.findings import critical_entry, findings_entry
+from traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry
 from traces.report.kinds import Kinds
 from traces.report.labels import Labels
 from traces.report.links import links_entry
@@ -29,6 +29,9 @@ from traces.run import Run
 
 FORMAT: Final = 1
 """Version of the document, for programs that read a report."""
+
+MOST_FINDINGS_OF_TWO: Final = 4
+"""Findings of each of two runs: what makes the difference stands above them."""
 
 KEYS: Final = ("a", "b")
 """What the document calls its runs."""
@@ -106,7 +109,7 @@ def document(
         "overview": overview_entry(views[0], groups, labels, pack, shown[0])
         if not quick and window is None
         else None,
-        **(_explained(views[0], kinds, pack, window) if other is None and not quick else {}),
+        **_explained(views, shown, kinds, pack, window=window, quick=quick),
         **({} if window is None else _of_window(run, window)),
         "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
         "comparison": None if found is None else comparison(found, names, kinds, pack),
@@ -118,20 +121,31 @@ def document(
     }
 
 
-def _explained(view: View, kinds: Kinds, pack: Pack, window: Window | None) -> dict[str, Any]:
-    """Return what explains one run: what it loses, its critical path, how full its links were.
+def _explained(
+    views: Sequence[View],
+    shown: Sequence[dict[str, Any]],
+    kinds: Kinds,
+    pack: Pack,
+    *,
+    window: Window | None,
+    quick: bool,
+) -> dict[str, Any]:
+    """Return what explains the runs: what they lose, and the rank that is slow; *shown* gets paths and links.
 
     A window is sent without what takes a while: ``overview_document`` has it.
     """
-    found = outlier(view.run)
+    if quick:
+        return {}
+    found = outlier(views[0].run) if len(views) == 1 else {}
     if window is not None:
         return {"slowest": found["slowest"]} if found else {}
-    return {
-        "findings": findings_entry(view.run),
-        **found,
-        "critical": critical_entry(view, kinds, pack),
-        "links": links_entry(view, pack),
-    }
+    findings: list[dict[str, Any]] = []
+    for view, entry in zip(views, shown, strict=True):
+        entry["critical"] = critical_entry(view, kinds, pack, entry["key"])
+        entry["links"] = links_entry(view, pack, entry["key"])
+        most = MOST_FINDINGS if len(views) == 1 else MOST_FINDINGS_OF_TWO
+        findings += [one | {"run": entry["label"]} for one in findings_entry(view.run, most)]
+    return {"findings": findings, **found}
 
 
 def outlier(run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces.activity import axes
 from traces.critical_path import GAP, Piece, critical_path
@@ -17,6 +18,7 @@ from traces.report.view import View
 from traces.run import Run
 
 MOST_FINDINGS: Final = 6
+"""Findings of a run that a report begins with."""
 
 REPLAYED_SPANS: Final = 5_000
 """Spans up to which a report has what unlike operations cost a pipeline: playing longer ones again takes
@@ -26,18 +28,18 @@ PATH_SPANS: Final = 2_000_000
 """Spans up to which a report has the critical path, which needs the spans of all ranks at once."""
 
 
-def findings_entry(run: Run) -> list[dict[str, Any]]:
+def findings_entry(run: Run, most: int = MOST_FINDINGS) -> list[dict[str, Any]]:
     """Return what the run loses, dearest first: a sentence and the share of the step that it costs."""
     found = findings(run, replay=stored_spans(run) <= REPLAYED_SPANS)
-    return [{"text": one.text, "share": one.share} for one in found[:MOST_FINDINGS]]
+    return [{"text": one.text, "share": one.share} for one in found[:most]]
 
 
-def critical_entry(view: View, kinds: Kinds, pack: Pack) -> dict[str, Any] | None:
+def critical_entry(view: View, kinds: Kinds, pack: Pack, key: str) -> dict[str, Any] | None:
     """Return what the critical path of the step shown first is made of; its pieces are added to *pack*.
 
     Pieces that follow one another on a rank and are of one kind are one piece. Their columns:
-    ``critical.row``, -1 where the page does not hold the rank, and ``critical.start``, ``critical.end`` in ns
-    from the start of the step. None for a run whose spans are too many to hold at once.
+    ``<key>.critical.row``, -1 where the page does not hold the rank; ``.start`` and ``.end``, in ns from the
+    start of the step. None for a run whose spans are too many to hold at once.
     """
     if stored_spans(view.run) > PATH_SPANS:
         return None
@@ -48,9 +50,13 @@ def critical_entry(view: View, kinds: Kinds, pack: Pack) -> dict[str, Any] | Non
     kind = [_kind_of(piece, named, kinds) for piece in path.pieces]
     place = {rank: row for row, rank in enumerate(view.rows)}
     joined = _joined(path.pieces, kind)
-    pack.add("critical.row", np.array([place.get(piece.rank, -1) for piece, _ in joined], np.int16))
-    pack.add("critical.start", np.array([piece.start_ns - origin_ns for piece, _ in joined], np.float64))
-    pack.add("critical.end", np.array([end - origin_ns for _, end in joined], np.float64))
+    columns: dict[str, NDArray[Any]] = {
+        "row": np.array([place.get(piece.rank, -1) for piece, _ in joined], np.int16),
+        "start": np.array([piece.start_ns - origin_ns for piece, _ in joined], np.float64),
+        "end": np.array([end - origin_ns for _, end in joined], np.float64),
+    }
+    for name, values in columns.items():
+        pack.add(f"{key}.critical.{name}", values)
     total: Counter[int] = Counter()
     for piece, one in zip(path.pieces, kind, strict=True):
         total[one] += piece.end_ns - piece.start_ns

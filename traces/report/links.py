@@ -32,21 +32,21 @@ def links_of(run: Run) -> pa.Table | None:
 
     Columns: rank, tier, direction, start_ns, end_ns, used (share of the link's width).
     """
+    table = run.links
     path = Path(run.path) / "links.arrow"
-    if not path.is_file():
-        return None
-    try:
-        with pa.OSFile(str(path), "rb") as file:
-            table = pa.ipc.open_file(file).read_all()
-    except pa.ArrowException:  # damaged: the rest of the run can be shown without it
-        return None
-    return table if table.num_rows else None
+    if table is None and path.is_file():
+        try:
+            with pa.OSFile(str(path), "rb") as file:
+                table = pa.ipc.open_file(file).read_all()
+        except pa.ArrowException:  # damaged: the rest of the run can be shown without it
+            return None
+    return table if table is not None and table.num_rows else None
 
 
-def links_entry(view: View, pack: Pack) -> dict[str, Any] | None:
+def links_entry(view: View, pack: Pack, key: str) -> dict[str, Any] | None:
     """Return the picture of the links in the step shown first, None if the run holds none.
 
-    The pixels, ``links.used`` of shape ``(n_lines * BINS,)``, are the mean share of a link in use, times
+    The pixels, ``<key>.links`` of shape ``(n_lines * BINS,)``, are the mean share of a link in use, times
     ``FULL``.
     """
     table = links_of(view.run)
@@ -77,7 +77,7 @@ def links_entry(view: View, pack: Pack) -> dict[str, Any] | None:
                 "names": [f"rank {lines[row][1]} {lines[row][2]}" for row in rows[::every]],
             }
         )
-    pack.add("links.used", np.rint(np.concatenate(pixels).clip(0, 1) * FULL).astype(np.uint8))
+    pack.add(f"{key}.links", np.rint(np.concatenate(pixels).clip(0, 1) * FULL).astype(np.uint8))
     return {"bins": BINS, "full": FULL, "groups": groups}
 
 

@@ -24,8 +24,7 @@ function useDocument(meta, bytes) {
   [KINDS, NAMES, LABELS, THEMES] = [meta.kinds, meta.names, meta.labels, meta.palette];
   const columns = new ColumnStore(meta, bytes);
   ratios = { a: columns.whole('ratio.a'), b: columns.whole('ratio.b'), kind: columns.whole('ratio.kind') };
-  useCritical(columns);
-  [linksUsed, linkPixels.image] = [columns.whole('links.used'), null];
+  linkPixels.image = null;
   RUNS = meta.runs.map(info => unpackRun(info, columns));
 }
 
@@ -86,6 +85,9 @@ function unpackRun(info, columns) {
   run.kindOfLabel = Uint8Array.from(LABELS, label => label[0]);
   run.unpacked = new Uint8Array(run.ptr.length - 1);
   const [t, bytes] = [whole('memory.t'), whole('memory.bytes')];
+  const [row, start, end] = ['row', 'start', 'end'].map(name => whole(`critical.${name}`));
+  run.path = row && { row, start, end };
+  run.linksUsed = whole('links');
   run.memory = info.memory.map(series => ({ ...series, t: t.subarray(series.from, series.to), bytes: bytes.subarray(series.from, series.to) }));
   run.n_digits = String(info.most_microbatch).length;
   return run;

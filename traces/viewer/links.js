@@ -1,61 +1,64 @@
 // How full the links were: a line per way, on the time axis of the schedule.
 
 const linkPixels = { image: null, key: '' };
-let linksUsed = null;
 
 const RAMP = [[0, 0], [0.05, 0.14], [0.5, 0.55], [0.9, 0.8], [1, 1]];   // share in use to strength of colour
 
+/** Return the tiers of links of all runs: {run, ...group}. */
+const linkGroups = () => RUNS.flatMap(run => (run.links ? run.links.groups.map(group => ({ ...group, run })) : []));
+
 /** Return the height of one line and where each tier begins. */
-function linkGeometry() {
-  const lines = META.links.groups.reduce((sum, group) => sum + group.n_lines, 0);
+function linkGeometry(groups) {
+  const lines = groups.reduce((sum, group) => sum + group.n_lines, 0);
   const line = Math.max(1, Math.min(9, Math.floor(220 / lines)));
   let y = GEOMETRY.axis;
-  const tops = META.links.groups.map(group => { const top = y + 16; y = top + group.n_lines * line + 8; return top; });
+  const tops = groups.map(group => { const top = y + 16; y = top + group.n_lines * line + 8; return top; });
   return { line, tops, height: y + 4 };
 }
 
-/** Draw the links, if the run holds any; only the window of time that is shown. */
+/** Draw the links, if a run holds any; only the window of time that is shown. */
 function drawLinks() {
-  const links = META.links;
-  $('#links-section').hidden = !links;
-  if (!links || !linksUsed) return;
-  const { line, tops, height } = linkGeometry();
+  const groups = linkGroups();
+  $('#links-section').hidden = !groups.length;
+  if (!groups.length) return;
+  const { line, tops, height } = linkGeometry(groups);
   const g = sizeCanvas($('#links'), view.width, height);
   g.fillStyle = surface().bg;
   g.fillRect(0, 0, view.width, height);
   drawTimeAxis(g, GEOMETRY.axis - 6, height, GEOMETRY.axis / 2 - 1);
-  const far = stepOf(RUNS[0]).length_ns;
-  const image = linksImage();
+  const image = linksImage(groups);
   g.imageSmoothingEnabled = false;
   g.save();
   g.beginPath();
   g.rect(view.left, 0, view.plot, height);
   g.clip();
   let from = 0;
-  links.groups.forEach((group, number) => {
-    g.drawImage(image, 0, from, links.bins, group.n_lines, toX(0), tops[number], toX(far) - toX(0), group.n_lines * line);
+  groups.forEach((group, number) => {
+    const far = stepOf(group.run).length_ns;
+    g.drawImage(image, 0, from, image.width, group.n_lines, toX(0), tops[number], toX(far) - toX(0), group.n_lines * line);
     from += group.n_lines;
   });
   g.restore();
-  links.groups.forEach((group, number) => drawTier(g, group, tops[number], line));
+  groups.forEach((group, number) => drawTier(g, group, tops[number], line));
 }
 
 /** Name a tier and say how full it was. */
 function drawTier(g, group, top, line) {
-  text(g, group.label, view.left + 4, top - 8, { size: 11.5, weight: 600 });
+  text(g, RUNS.length > 1 ? `${group.label}, ${group.run.label}` : group.label, view.left + 4, top - 8, { size: 11.5, weight: 600 });
   const ways = group.n_ways > group.n_lines ? `${group.n_ways} ways, the fullest of each few` : `${group.n_ways} ways`;
   textWithin(g, ways, 8, top + 6, view.left - 12, { size: 11, colour: surface().muted });
   if (narrow()) return;
   const left = view.left + view.plot + 12;
   const room = view.width - left - 8;
-  [`mean ${formatShare(group.mean)}`, `fullest: rank ${group.fullest.rank} ${group.fullest.direction}, ${formatShare(group.fullest.mean)}`, `at most ${formatShare(group.high)} of the time's 1 %`]
-    .slice(0, 2).forEach((words, i) => textWithin(g, words, left, top + 6 + 14 * i, room, { size: 11, colour: i ? surface().muted : surface().ink }));
+  [`mean ${formatShare(group.mean)}`, `fullest: rank ${group.fullest.rank} ${group.fullest.direction}, ${formatShare(group.fullest.mean)}`]
+    .forEach((words, i) => textWithin(g, words, left, top + 6 + 14 * i, room, { size: 11, colour: i ? surface().muted : surface().ink }));
 }
 
 /** Return the picture of all lines, one pixel per line and slice. */
-function linksImage() {
-  const { bins, full, groups } = META.links;
+function linksImage(groups) {
   if (linkPixels.image && linkPixels.key === theme) return linkPixels.image;
+  const runs = [...new Set(groups.map(group => group.run))];
+  const { bins, full } = runs[0].links;
   const lines = groups.reduce((sum, group) => sum + group.n_lines, 0);
   const canvas = document.createElement('canvas');
   canvas.width = bins;
@@ -64,7 +67,8 @@ function linksImage() {
   const image = g.createImageData(bins, lines);
   const pixels = new Uint32Array(image.data.buffer);
   const table = Array.from({ length: full + 1 }, (_, used) => packed(linkColour(used / full)));
-  for (let i = 0; i < linksUsed.length; i++) pixels[i] = table[Math.min(full, linksUsed[i])];
+  let at = 0;
+  for (const { linksUsed } of runs) for (let i = 0; i < linksUsed.length; i++) pixels[at++] = table[Math.min(full, linksUsed[i])];
   g.putImageData(image, 0, 0);
   [linkPixels.image, linkPixels.key] = [canvas, theme];
   return canvas;
@@ -88,17 +92,18 @@ function packed(colour) {
 /** Say what lies under the pointer. */
 function wireLinks() {
   $('#links').addEventListener('pointermove', event => {
-    if (!META.links) return;
-    const { line, tops } = linkGeometry();
-    let from = 0;
+    const groups = linkGroups();
+    if (!groups.length) return;
+    const { line, tops } = linkGeometry(groups);
     let said = null;
-    META.links.groups.forEach((group, number) => {
+    groups.forEach((group, number) => {
+      const { bins, full } = group.run.links;
       const row = Math.floor((event.offsetY - tops[number]) / line);
-      const bin = Math.floor(toTime(event.offsetX) / stepOf(RUNS[0]).length_ns * META.links.bins);
-      if (row >= 0 && row < group.n_lines && bin >= 0 && bin < META.links.bins) {
-        said = [`${group.names[row]}, ${group.label}`, [['in use', formatShare(linksUsed[(from + row) * META.links.bins + bin] / META.links.full)], ['time', formatMoment(toTime(event.offsetX))]]];
-      }
-      from += group.n_lines;
+      const bin = Math.floor(toTime(event.offsetX) / stepOf(group.run).length_ns * bins);
+      if (row < 0 || row >= group.n_lines || bin < 0 || bin >= bins) return;
+      const before = groups.slice(0, number).filter(other => other.run === group.run).reduce((sum, other) => sum + other.n_lines, 0);
+      const used = group.run.linksUsed[(before + row) * bins + bin] / full;
+      said = [`${group.names[row]}, ${group.label}`, [['in use', formatShare(used)], ['time', formatMoment(toTime(event.offsetX))]]];
     });
     showWords(said, event.clientX, event.clientY);
   });
