@@ -56,6 +56,10 @@ API: Final[Mapping[str, str]] = MappingProxyType(
 VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "simulate": ("simulator.cli", "Predict one training step of a layout: time, memory, timeline."),
+        "rehearse": (
+            "tracer.rehearse.cli",
+            "Run your own script as a rank of a world that is not there: no GPU.",
+        ),
         "record": ("tracer.cli", "Record a real torch.distributed run, without editing its script."),
         "ingest": ("tracer.ingest_cli", "Take over traces of other tools: Kineto, Chakra, timers, tables."),
         "analyze": ("traces.cli", "Where the time of a run goes, rank by rank; adds up to 100 %."),
@@ -119,6 +123,11 @@ def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str,
     return import_module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
 
 
+def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> Any:
+    """Time a rehearsal on a machine; the tracer that made it knows no machines."""
+    return import_module("simulator.rehearsed.cli").time_and_show(path, settings, **wanted)
+
+
 class Verbs(click.Group):
     """A command group that imports a verb when it is called, and shows a user's mistake as one line."""
 
@@ -134,6 +143,8 @@ class Verbs(click.Group):
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
             command.add_command(import_module("tracer.cli").detect, "detect")
             command.add_command(import_module("simulator.network.cli").cost, "cost")
+        if cmd_name == "rehearse":
+            command.context_settings["obj"] = _time_rehearsal
         if cmd_name == "bench":
             command.context_settings["obj"] = {"kernels": _promise, "collectives": _promise_collectives}
         return command

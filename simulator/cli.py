@@ -53,6 +53,9 @@ SHOWN_STAGES: Final = 8
     help="Run whose model, layout, batch and machine are taken; flags change them.",
 )
 @click.option(
+    "--rehearsal", type=click.Path(), help="Run directory of foretrace rehearse; timed on --cluster."
+)
+@click.option(
     "--calibration",
     type=click.Path(dir_okay=False),
     help="Factors of this machine, from foretrace calibrate.",
@@ -85,6 +88,7 @@ def simulate(
     file: str | None,
     files: tuple[str, ...],
     like_run: str | None,
+    rehearsal: str | None,
     calibration: str | None,
     picture: bool | None,
     as_json: bool,
@@ -103,6 +107,8 @@ def simulate(
         foretrace simulate ds_config.json --model llama2-7b --cluster dgx-a100 --gpus 8
 
         foretrace simulate --like runs/recorded --cluster dgx-h100 --gpus 512
+
+        foretrace simulate --rehearsal runs/script --cluster dgx-h100
     """
     from simulator.simulate import simulate as run_simulation
 
@@ -114,17 +120,21 @@ def simulate(
     given = {name: value for name, value in flags.items() if value is not None}
     if like_run is not None and configs:
         raise click.UsageError(f"--like {like_run} and {configs[0]}: give one of them")
-    read: list[dict[str, Any]] = []
-    if like_run is not None:
-        job = _job_like(like_run, given)
-    else:
-        job, read = _job(configs, given)
-    if calibration is not None:
-        job = _calibrated(job, calibration)
+    if rehearsal is not None and (configs or like_run):
+        raise click.UsageError(f"--rehearsal {rehearsal} and {[*configs, like_run][0]}: give one of them")
     console = Console(stderr=True, quiet=as_json)
+    read: list[dict[str, Any]] = []
     with console.status("simulating") if console.is_terminal else nullcontext() as status:
         tell = None if status is None else status.update
-        simulation = run_simulation(job, tell, expanded=ranks == "all", engine=engine)
+        if rehearsal is not None:
+            from simulator.rehearsed.cli import timed
+
+            simulation = timed(rehearsal, given, tell, calibration=calibration, engine=engine)
+        else:
+            job, read = (_job_like(like_run, given), read) if like_run is not None else _job(configs, given)
+            if calibration is not None:
+                job = _calibrated(job, calibration)
+            simulation = run_simulation(job, tell, expanded=ranks == "all", engine=engine)
     if output is not None:
         simulation.write(output)
     if report is not None:
@@ -132,10 +142,10 @@ def simulate(
 
         write_report(report, simulation.run)
     if as_json:
-        click.echo(json.dumps(_document(simulation, output, report) | {"configs": read}))
+        click.echo(json.dumps(document(simulation, output, report) | {"configs": read}))
     else:
         _show_read(read)
-        _show(simulation, output, report, picture=picture)
+        show(simulation, output, report, picture=picture)
 
 
 def _job(configs: Sequence[str], given: dict[str, Any]) -> tuple[Job, list[dict[str, Any]]]:
@@ -183,7 +193,7 @@ def _check_folder(report: str) -> None:
         raise click.BadParameter(f"{report}: the folder {folder} cannot be written", param_hint="--report")
 
 
-def _document(simulation: Simulation, output: str | None, report: str | None) -> dict[str, Any]:
+def document(simulation: Simulation, output: str | None, report: str | None) -> dict[str, Any]:
     """Return everything that ``--json`` prints."""
     return {
         "name": simulation.info.name,
@@ -195,7 +205,7 @@ def _document(simulation: Simulation, output: str | None, report: str | None) ->
     }
 
 
-def _show(
+def show(
     simulation: Simulation, output: str | None, report: str | None, *, picture: bool | None = None
 ) -> None:
     """Print the figures, the memory of the stages, what they rest on and where the run is."""

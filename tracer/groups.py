@@ -112,6 +112,11 @@ class Groups:
         used = [group for group in self.known() if group.n_collectives or group.n_transfers]
         return deduced_layout(_stored(used or self.known()), rank, self.world_size)
 
+    def axis_of_name(self, name: str) -> str:
+        """Return the axis of the group that torch calls *name*, empty if this rank has not used it."""
+        found = self._by_name.get(name)
+        return found.axis if found is not None else ""
+
     def known(self) -> list[GroupInfo]:
         """Return the groups that this rank has used so far."""
         return list(self._by_name.values())

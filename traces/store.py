@@ -32,6 +32,9 @@ __all__ = ["INFO_KEY", "Run", "SpanWriter", "open_run", "write_info", "write_run
 RUN_ENTRIES: Final = frozenset({"run.json", SPANS, "ranks", "memory.arrow", "links.arrow"})
 """What a run directory is made of; anything else in it belongs to the user."""
 
+BEFORE_A_RUN: Final = frozenset({"rehearsal"})
+"""What may be in a directory before there is a run: that of which it is going to be made."""
+
 
 WRITERS: Final = 2
 """Files that are written at once."""
@@ -100,7 +103,9 @@ def _check_replaceable(target: Path) -> None:
     """Raise RunError if something other than a run, or an empty directory, is at *target*."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise RunError(f"{target} is a file or a link; give a directory that is new, empty or a run")
-    if target.is_dir() and any(target.iterdir()) and not (target / "run.json").is_file():
+    if not target.is_dir() or (target / "run.json").is_file():
+        return
+    if {entry.name for entry in target.iterdir()} - BEFORE_A_RUN:
         raise RunError(f"{target} has files in it and is not a run: nothing written; give a new directory")
 
 

@@ -1,0 +1,79 @@
+"""What ``foretrace simulate --rehearsal`` and ``foretrace rehearse --cluster`` do with a rehearsal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from simulator.simulate import Progress, Simulation
+
+TAKEN: Final = ("cluster", "gpus", "placement", "nccl_algo", "nccl_proto")
+"""Settings of a job that a rehearsal leaves open; all others are those of the script."""
+
+
+def timed(
+    path: str,
+    settings: Mapping[str, Any],
+    tell: Progress | None = None,
+    *,
+    calibration: str | None = None,
+    engine: str = "auto",
+) -> Simulation:
+    """Return the simulated run of the rehearsal at *path* on the machine of *settings*.
+
+    Raises:
+        click.UsageError: no machine is named, or a setting is the script's to make.
+    """
+    from simulator.recorded.calibration import read_calibration
+    from simulator.rehearsed.run import simulate_rehearsal
+    from topologies.catalog import load_cluster
+    from topologies.cluster import Cluster
+
+    if "cluster" not in settings:
+        raise click.UsageError(f"--rehearsal {path}: name a machine, as --cluster dgx-h100")
+    if others := [name for name in settings if name not in TAKEN]:
+        raise click.UsageError(
+            f"--{others[0].replace('_', '-')}: a rehearsal has the layout, model and batch of its script; "
+            "rehearse the script again with other arguments"
+        )
+
+    def machine(n_gpus: int) -> Cluster:
+        found = load_cluster(settings["cluster"], settings.get("gpus", n_gpus))
+        return read_calibration(calibration).applied(found) if calibration is not None else found
+
+    return simulate_rehearsal(
+        path,
+        machine,
+        tell,
+        placement=settings.get("placement", "packed"),
+        nccl_algo=settings.get("nccl_algo", ""),
+        nccl_proto=settings.get("nccl_proto", ""),
+        engine=engine,
+    )
+
+
+def time_and_show(
+    path: str, settings: Mapping[str, Any], *, output: str | None, report: str | None, as_json: bool
+) -> dict[str, Any]:
+    """Time the rehearsal at *path*, write the run, print it unless *as_json*; return the figures."""
+    from simulator.cli import document, show
+
+    console = Console(stderr=True, quiet=as_json)
+    with console.status("simulating") if console.is_terminal else nullcontext() as status:
+        simulation = timed(path, settings, None if status is None else status.update)
+    if output is not None:
+        simulation.write(output)
+    if report is not None:
+        from traces.report.html import write_report
+
+        write_report(report, simulation.run)
+    if not as_json:
+        show(simulation, output, report)
+    found: dict[str, Any] = json.loads(json.dumps(document(simulation, output, report)))
+    return found

@@ -1,0 +1,158 @@
+"""From the tasks of rehearsed ranks to a program: who meets whom, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from simulator.network.collectives import KINDS
+from simulator.network.cost import Network
+from simulator.program import Int32Array, Program, Transfer
+from simulator.rehearsed.rank import Meeting, RankTask
+from traces.layout import Group
+
+LIKE: Final = {"gather": "all_gather", "scatter": "all_gather"}
+"""Collectives that are priced as another: a root takes in, or sends out, what an all-gather moves."""
+
+
+class RankTasks(NamedTuple):
+    """The tasks of a rank and the places that they refer to."""
+
+    rank: int
+    tasks: Sequence[RankTask]
+    places: Sequence[Mapping[str, Any]]
+
+
+class Joiner:
+    """Finds who takes part in the same communication, and asks what it costs.
+
+    Args:
+        network: what communications cost.
+        groups: process groups by number.
+        representatives: index rank, value the rehearsed rank that stands for it.
+    """
+
+    def __init__(self, network: Network, groups: Mapping[int, Group], representatives: Sequence[int]) -> None:
+        self._network, self._groups, self._stands_for = network, groups, representatives
+        self.keys: dict[tuple[Any, ...], int] = {}
+        self.meetings: list[tuple[int, Meeting]] = []
+        self.participants: list[int] = []
+        self._transfers: dict[Transfer, int] = {}
+        self._costs: dict[tuple[Any, ...], int] = {}
+
+    def number(self, rank: int, meeting: Meeting) -> int:
+        """Return the number of the communication of which *meeting* is the part of *rank*."""
+        key = self._key(rank, meeting)
+        number = self.keys.setdefault(key, len(self.keys))
+        if number == len(self.meetings):
+            self.meetings.append((rank, meeting))
+            self.participants.append(0)
+        self.participants[number] += 1
+        return number
+
+    def _key(self, rank: int, meeting: Meeting) -> tuple[Any, ...]:
+        """Return what all participants of a communication have in common.
+
+        A rank that stands for others meets itself: what it sends three places further in a ring is what it
+        receives from three places back.
+        """
+        if meeting.peer < 0:
+            return (meeting.group, meeting.sequence)
+        sender, receiver = (rank, meeting.peer) if meeting.kind == "send" else (meeting.peer, rank)
+        ranks = self._groups[meeting.group].ranks if meeting.group in self._groups else (sender, receiver)
+        distance = (ranks.index(receiver) - ranks.index(sender)) % len(ranks)
+        stands = self._stands_for
+        return (meeting.group, meeting.sequence, stands[sender], stands[receiver], distance)
+
+    def alone(self) -> list[tuple[int, Meeting]]:
+        """Return transfers of which one side is nobody's."""
+        return [
+            found
+            for found, n in zip(self.meetings, self.participants, strict=True)
+            if found[1].peer >= 0 and n == 1
+        ]
+
+    def costs(self) -> tuple[tuple[Transfer, ...], Int32Array]:
+        """Return the distinct costs, and which one each communication has."""
+        which = [self._cost(rank, meeting) for rank, meeting in self.meetings]
+        return tuple(self._transfers), np.array(which, np.int32)
+
+    def _cost(self, rank: int, meeting: Meeting) -> int:
+        key = (
+            meeting.kind,
+            meeting.size_bytes,
+            meeting.group,
+            meeting.peer,
+            rank if meeting.peer >= 0 else -1,
+        )
+        if key not in self._costs:
+            transfer = self._transfer(rank, meeting)
+            self._costs[key] = self._transfers.setdefault(transfer, len(self._transfers))
+        return self._costs[key]
+
+    def _transfer(self, rank: int, meeting: Meeting) -> Transfer:
+        if meeting.peer >= 0:
+            ends = (rank, meeting.peer) if meeting.kind == "send" else (meeting.peer, rank)
+            return self._network.p2p(meeting.size_bytes, *ends)
+        group = self._groups.get(meeting.group)
+        ranks = group.ranks if group is not None else (rank,)
+        if meeting.kind == "barrier":
+            return self._network.barrier(ranks)
+        kind = LIKE.get(meeting.kind, meeting.kind)
+        return self._network.collective(kind if kind in KINDS else "broadcast", meeting.size_bytes, ranks)
+
+
+def assembled(ranks: Sequence[RankTasks], joiner: Joiner, first_step: int) -> Program:
+    """Return the program of *ranks*; steps are counted from *first_step*."""
+    tasks = [task for one in ranks for task in one.tasks]
+    sizes = [len(one.tasks) for one in ranks]
+    offsets = np.cumsum(sizes) - sizes
+    streams: dict[str, int] = {}
+    labels: dict[Any, int] = {}
+    instance = [
+        -1 if task.meeting is None else joiner.number(one.rank, task.meeting)
+        for one in ranks
+        for task in one.tasks
+    ]
+    after = [
+        [other + offset for other in task.after]
+        for one, offset in zip(ranks, offsets.tolist(), strict=True)
+        for task in one.tasks
+    ]
+    places = [one.places[task.place] for one in ranks for task in one.tasks]
+
+    def ints(values: Sequence[int], kind: type[np.signedinteger[Any]]) -> Any:
+        return np.array(values, kind)
+
+    dep_start = np.zeros(len(tasks) + 1, np.int64)
+    np.cumsum([len(found) for found in after], out=dep_start[1:])
+    transfers, which = joiner.costs()
+    met = [meeting for _, meeting in joiner.meetings]
+    return Program(
+        rank=np.repeat(ints([one.rank for one in ranks], np.int32), sizes),
+        stream=ints([streams.setdefault(task.stream, len(streams)) for task in tasks], np.int32),
+        label=ints([labels.setdefault(task.label, len(labels)) for task in tasks], np.int32),
+        duration_ns=ints([task.duration_ns for task in tasks], np.int64),
+        instance=ints(instance, np.int64),
+        **{
+            name: ints([place[name] for place in places], np.int32)
+            for name in ("microbatch", "layer", "stage", "virtual_stage")
+        },
+        step=ints([place["step"] - first_step for place in places], np.int32),
+        peer=ints([task.meeting.peer if task.meeting else -1 for task in tasks], np.int32),
+        flops=ints([task.flops for task in tasks], np.int64),
+        bytes_moved=ints([task.bytes_moved for task in tasks], np.int64),
+        memory_bound=ints([task.memory_bound for task in tasks], np.int32),
+        dep_start=dep_start,
+        deps=ints([other for found in after for other in found], np.int64),
+        streams=tuple(streams),
+        labels=tuple(labels),
+        instance_size_bytes=ints([meeting.size_bytes for meeting in met], np.int64),
+        instance_group=ints([meeting.group for meeting in met], np.int32),
+        instance_sequence=ints([meeting.sequence for meeting in met], np.int64),
+        instance_participants=ints(joiner.participants, np.int32),
+        transfers=transfers,
+        instance_transfer=which,
+    )

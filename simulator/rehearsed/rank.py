@@ -1,0 +1,239 @@
+"""What one rehearsed rank issues, as tasks: operations that follow each other on a stream become one.
+
+The order of CUDA: a stream works in order; an event that was recorded stands for all that its stream had been
+given by then; whoever waits for it goes on after that. A collective starts on the stream of its group when
+the stream that issued it has come so far; one that is not asynchronous holds that stream up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from simulator.clock import to_ns
+from simulator.engine.slowdown import MILLION
+from simulator.program import Label
+from simulator.rehearsed.works import Priced
+from traces.layout import Group
+from traces.rehearsal import WHAT, RankTables
+
+OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
+"""Kinds of events."""
+
+
+class Meeting(NamedTuple):
+    """A communication as one rank takes part in it.
+
+    Attributes:
+        kind: of the collective or transfer.
+        group: its group.
+        sequence: number within the group, or within the pair and direction.
+        size_bytes: as in the timeline.
+        peer: other rank of a transfer, -1 for a collective.
+    """
+
+    kind: str
+    group: int
+    sequence: int
+    size_bytes: int
+    peer: int
+
+
+class RankTask(NamedTuple):
+    """A task of one rank; see ``simulator.program.Program``.
+
+    Attributes:
+        stream: name of its stream.
+        label: what it is.
+        place: row of the places of the rank.
+        duration_ns: compute time.
+        after: tasks of this rank that it waits for, by number.
+        meeting: the communication that it takes part in, None if none.
+        flops, bytes_moved: work.
+        memory_bound: in parts per million of its time.
+        allocated_bytes: most memory in use while it was issued.
+    """
+
+    stream: str
+    label: Label
+    place: int
+    duration_ns: int
+    after: tuple[int, ...]
+    meeting: Meeting | None = None
+    flops: int = 0
+    bytes_moved: int = 0
+    memory_bound: int = 0
+    allocated_bytes: int = 0
+
+
+class _Open:
+    """Operations on a stream that become one task."""
+
+    __slots__ = (
+        "after",
+        "allocated",
+        "bound_s",
+        "bytes_moved",
+        "dtype",
+        "flops",
+        "kernels",
+        "place",
+        "seconds",
+    )
+
+    def __init__(self, place: int, after: tuple[int, ...], dtype: str) -> None:
+        self.place, self.after, self.dtype = place, after, dtype
+        self.seconds = self.bound_s = 0.0
+        self.flops = self.bytes_moved = self.kernels = self.allocated = 0
+
+
+class RankWriter:
+    """Turns the events of a rank into tasks.
+
+    Args:
+        tables: what the rank issues.
+        priced: what its operations cost.
+        groups: process groups by number.
+        steps: the steps to keep; those before were to warm up.
+        launch_s: time of the host per kernel, 0 if the device is always the slower of the two.
+
+    Attributes:
+        tasks: the tasks.
+        places: rows of the places of the rank.
+    """
+
+    def __init__(
+        self,
+        tables: RankTables,
+        priced: Priced,
+        groups: Mapping[int, Group],
+        steps: range,
+        *,
+        launch_s: float = 0.0,
+    ) -> None:
+        self.tasks: list[RankTask] = []
+        self.places = tables.places.to_pylist()
+        self._priced, self._groups, self._launch_s = priced, groups, launch_s
+        self._messages = tables.messages.to_pylist()
+        self._kept = [row["step"] in steps for row in self.places]
+        self._open: dict[int, _Open] = {}
+        self._tail: dict[int, tuple[int, ...]] = {}
+        self._pending: dict[int, dict[int, None]] = {}
+        self._marks: dict[int, tuple[int, ...]] = {}
+        self._ended: dict[int, int] = {}
+        self._streams: dict[object, str] = {}
+        self._host: tuple[int, ...] = ()
+        self._write(tables)
+
+    def _write(self, tables: RankTables) -> None:
+        events = tables.events
+        columns = [events[name].to_numpy().tolist() for name in events.column_names]
+        for number, (what, item, place, stream, other, allocated) in enumerate(zip(*columns, strict=True)):
+            if not self._kept[place]:
+                continue
+            if what == OP:
+                self._operation(stream, item, place, allocated)
+            elif what == COMMUNICATION:
+                self._ended[number] = self._communication(stream, item, place, other, allocated)
+            elif what == WAIT:
+                if other in self._ended:
+                    self._pending.setdefault(stream, {})[self._ended[other]] = None
+            elif what == MARK:
+                self._marks[item] = self._reached(stream)
+            elif what == WAIT_MARK:
+                self._pending.setdefault(stream, {}).update(dict.fromkeys(self._marks.get(item, ())))
+            elif self._launch_s:
+                self._host = (*self._host, *self._reached(stream))
+        for stream in list(self._open):
+            self._close(stream)
+
+    def _operation(self, stream: int, work: int, place: int, allocated: int) -> None:
+        found, priced = self._open.get(stream), self._priced
+        if found is None or found.place != place or self._pending.get(stream):
+            self._close(stream)
+            found = self._open[stream] = _Open(place, self._after(stream), priced.dtypes[work])
+        seconds = priced.seconds[work]
+        found.seconds += seconds
+        found.bound_s += seconds if priced.bound[work] else 0.0
+        found.flops += priced.flops[work]
+        found.bytes_moved += priced.bytes_moved[work]
+        found.kernels += priced.kernels[work]
+        found.allocated = max(found.allocated, allocated)
+
+    def _after(self, stream: int, *, keep: bool = False) -> tuple[int, ...]:
+        """Return what comes next on *stream* has to wait for; what was pending is so no more, unless kept."""
+        pending = self._pending.get(stream, {})
+        after = tuple(dict.fromkeys((*self._tail.get(stream, ()), *pending)))
+        if not keep:
+            self._pending.pop(stream, None)
+        return after
+
+    def _reached(self, stream: int) -> tuple[int, ...]:
+        """Return what has to be done for *stream* to have come as far as it has been given work."""
+        self._close(stream)
+        return self._after(stream, keep=True)
+
+    def _close(self, stream: int) -> None:
+        """Make a task of the operations that are open on *stream*."""
+        found = self._open.pop(stream, None)
+        if found is None:
+            return
+        place = self.places[found.place]
+        after = (*found.after, *self._launch(found.kernels, found.place))
+        name = "compute" if stream == 0 else self._stream(("side", stream), "copy")
+        task = RankTask(
+            stream=name,
+            label=Label("compute", place["kind"], place["name"] or place["kind"], "", found.dtype),
+            place=found.place,
+            duration_ns=to_ns(found.seconds),
+            after=after,
+            flops=found.flops,
+            bytes_moved=found.bytes_moved,
+            memory_bound=round(MILLION * found.bound_s / found.seconds) if found.seconds else 0,
+            allocated_bytes=found.allocated,
+        )
+        self._tail[stream] = (self._add(task),)
+
+    def _launch(self, kernels: int, place: int) -> tuple[int, ...]:
+        """Add the time that the host takes to launch *kernels*, where it counts."""
+        if not self._launch_s:
+            return ()
+        label = Label("host", "launch", self.places[place]["name"] or "launch")
+        task = RankTask("host", label, place, to_ns(kernels * self._launch_s), self._host)
+        self._host = ()
+        return (self._add(task),)
+
+    def _communication(self, stream: int, item: int, place: int, sequence: int, allocated: int) -> int:
+        message = self._messages[item]
+        self._close(stream)
+        after = (*self._after(stream, keep=message["is_async"]), *self._launch(1, place))
+        kind, is_p2p = message["kind"], message["peer"] >= 0
+        axis = self._groups[message["group"]].axis if message["group"] in self._groups else ""
+        key: tuple[Any, ...] = (message["group"],)
+        if is_p2p:
+            key = (message["group"], kind, message["peer"], message["name"])
+        task = RankTask(
+            stream=self._stream(key, f"{axis}.{kind}" if is_p2p else axis),
+            label=Label("p2p" if is_p2p else "collective", kind, message["name"], axis, message["dtype"]),
+            place=place,
+            duration_ns=0,
+            after=after,
+            meeting=Meeting(kind, message["group"], sequence, message["size_bytes"], message["peer"]),
+            allocated_bytes=allocated,
+        )
+        number = self._add(task)
+        if not message["is_async"]:
+            self._tail[stream] = (number,)
+        return number
+
+    def _stream(self, key: object, name: str) -> str:
+        """Return the stream of *key*: ``dp`` for the first of its kind, then ``dp.1``, ..."""
+        if key not in self._streams:
+            taken = sum(1 for found in self._streams.values() if found.partition("#")[0] == name)
+            self._streams[key] = f"{name}#{taken}"
+        base, _, number = self._streams[key].partition("#")
+        return base if number == "0" else f"{base}.{number}"
+
+    def _add(self, task: RankTask) -> int:
+        self.tasks.append(task)
+        return len(self.tasks) - 1

@@ -1,0 +1,115 @@
+"""From the operations of a rehearsal to those of the workload, and so to the compute model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from simulator.compute.timing import ComputeModel
+from simulator.engine.slowdown import MILLION
+from simulator.program import Int64Array
+from simulator.workload.ops import DTYPE_BYTES, Op
+from topologies.device import Device
+
+ATTENTION_KERNEL: Final = "flash2"
+"""Kernel that ``scaled_dot_product_attention`` takes first on a GPU, as in frameworks/torchtitan.toml."""
+
+PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
+    {"fsdp.": "copy.", "aten._fused_adam": "optimizer.", "aten._foreach_": "optimizer."}
+)
+"""Operators that fall under a factor of a calibration of their own (``compute.timing.factor_of``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What the distinct operations of a rank cost.
+
+    Attributes:
+        seconds: of each, on the device alone.
+        bound: share of it that memory bandwidth decides, in parts per million.
+        kernels: that the host launches.
+        flops, bytes_moved: of each.
+        dtypes: of each.
+        names: operators.
+        is_known: whether the cost is that of the operator, not of its operands alone.
+        kinds: as in ``traces.rehearsal.WORKS``.
+    """
+
+    seconds: Sequence[float]
+    bound: Sequence[int]
+    kernels: Sequence[int]
+    flops: Sequence[int]
+    bytes_moved: Sequence[int]
+    dtypes: Sequence[str]
+    names: Sequence[str]
+    is_known: Sequence[bool]
+    kinds: Sequence[str]
+
+
+def op_of(row: Mapping[str, Any], device: Device) -> Op:
+    """Return a row of ``traces.rehearsal.WORKS`` as an operation of the workload.
+
+    A matrix product in a type of which the device has no peak counts as one in fp32.
+    """
+    name = row["name"]
+    prefix = next((new for old, new in PREFIXES.items() if name.startswith(old)), "")
+    dtype = row["dtype"] if row["dtype"] in DTYPE_BYTES else "fp32"
+    is_attention = row["kind"].startswith("attention")
+    return Op(
+        name=prefix + name,
+        kind=row["kind"],
+        flops=row["flops"],
+        bytes_moved=row["bytes_moved"],
+        m=row["m"],
+        n=row["n"],
+        k=row["k"],
+        dtype=dtype,
+        count=row["kernels"],
+        batch=row["batch"],
+        grouped="grouped" in name,
+        v_dim=row["v_dim"],
+        causal=row["causal"],
+        kernel="torch" if "grouped" in name else _kernel(device) if is_attention else "",
+    )
+
+
+def _kernel(device: Device) -> str:
+    return ATTENTION_KERNEL if ATTENTION_KERNEL in device.attention_kernels else ""
+
+
+def priced(works: pa.Table, compute: ComputeModel) -> Priced:
+    """Return what each of *works* costs."""
+    rows = works.to_pylist()
+    ops = [op_of(row, compute.device) for row in rows]
+    return Priced(
+        seconds=[compute.op_s(op) for op in ops],
+        bound=[MILLION if op.kind == "memory" else 0 for op in ops],
+        kernels=[row["kernels"] for row in rows],
+        flops=[row["flops"] for row in rows],
+        bytes_moved=[row["bytes_moved"] for row in rows],
+        dtypes=[row["dtype"] for row in rows],
+        names=[row["name"] for row in rows],
+        is_known=[row["is_known"] for row in rows],
+        kinds=[row["kind"] for row in rows],
+    )
+
+
+def precision_of(works: Sequence[pa.Table], device: Device) -> str:
+    """Return the type in which most floating-point operations of *works* are done, if the device has it."""
+    flops: dict[str, int] = {}
+    for table in works:
+        for row in table.select(["kind", "dtype", "flops"]).to_pylist():
+            if row["kind"] != "memory" and row["dtype"] in device.peak_flops_per_s:
+                flops[row["dtype"]] = flops.get(row["dtype"], 0) + row["flops"]
+    return max(flops, key=lambda dtype: flops[dtype], default="bf16")
+
+
+def counts_of(events: pa.Table, n_works: int, what: int) -> Int64Array:
+    """Return how often each work is done; shape ``(n_works,)``."""
+    rows = events["what"].to_numpy() == what
+    return np.bincount(events["item"].to_numpy()[rows], minlength=n_works).astype(np.int64)

@@ -1,0 +1,141 @@
+"""The verb ``foretrace rehearse``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from traces.rehearsal import Rehearsal
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--world-size", type=click.IntRange(min=1), required=True, help="Ranks of the world.")
+@click.option(
+    "--ranks",
+    default="auto",
+    show_default=True,
+    help="Ranks to run, e.g. 0,7,64-71; auto: one of each class that behaves alike.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps to keep.")
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Steps before those.",
+)
+@click.option(
+    "--ranks-per-node", type=click.IntRange(min=1), default=8, show_default=True, help="LOCAL_WORLD_SIZE."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=0, max=2),
+    default=1,
+    show_default=True,
+    help="Ranks that others stand for to run all the same, and hold against them.",
+)
+@click.option("--stub", type=click.Path(dir_okay=False), default="", help="Python to run before it.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory. [default: runs/SCRIPT-1]")
+@click.option("--cluster", help="Machine to time the script on, as simulate --rehearsal does.")
+@click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write; with --cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def rehearse(
+    time_it: Callable[..., dict[str, Any]] | None,
+    *,
+    world_size: int,
+    ranks: str,
+    steps: int,
+    warmup: int,
+    ranks_per_node: int,
+    samples: int,
+    stub: str,
+    output: Path | None,
+    cluster: str | None,
+    report: str | None,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run a training script as chosen ranks of a world that is not there: no GPU, no network, no memory.
+
+    COMMAND is what you would run, after --; a launcher before the script is left out:
+
+        foretrace rehearse --world-size 512 -o runs/x -- train.py --lr 3e-4
+
+        foretrace simulate --rehearsal runs/x --cluster dgx-h100
+
+    With --cluster both at once, and the directory is a run like any other.
+    """
+    from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
+
+    if report is not None and cluster is None:
+        raise click.UsageError(
+            f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
+        )
+    asked = Asked(
+        command=command,
+        world_size=world_size,
+        ranks=wanted_ranks(ranks, world_size),
+        warmup=warmup,
+        steps=steps,
+        local_world_size=ranks_per_node,
+        stub=stub,
+        samples=samples,
+    )
+    path = free_directory(command) if output is None else output
+    console = Console(stderr=True, quiet=as_json)
+    with console.status("starting") if console.is_terminal else nullcontext() as status:
+        found = rehearse(asked, path, None if status is None else status.update)
+    if not as_json:
+        _show(found, path, is_timed=cluster is not None)
+    figures: dict[str, Any] = {}
+    if cluster is not None and time_it is not None:
+        wanted = {"output": str(path), "report": report, "as_json": as_json}
+        figures = time_it(str(path), {"cluster": cluster}, **wanted)
+    if as_json:
+        click.echo(json.dumps({**_document(found, path), **figures}))
+
+
+def _document(found: Rehearsal, path: Path) -> dict[str, Any]:
+    """Return what ``--json`` prints of a rehearsal."""
+    return {
+        "rehearsal": str(path),
+        "world_size": found.world_size,
+        "ranks": list(found.ranks),
+        "layout": found.layout.degrees if found.layout else None,
+        "job": dict(found.job),
+        "memory": dict(found.memory),
+        "stated": list(found.stated),
+        "notes": list(found.notes),
+        "checked": list(found.checked),
+    }
+
+
+def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
+    """Print what was rehearsed, and everything in which it differs from the run that it stands for."""
+    ranks = ", ".join(map(str, found.ranks[:8])) + (", ..." if len(found.ranks) > 8 else "")
+    degrees = found.layout.degrees if found.layout else {}
+    layout = " ".join(f"{axis}{n}" for axis, n in degrees.items() if n > 1) or "layout unknown"
+    click.echo(f"{path}: rank {ranks} of {found.world_size}, {layout}")
+    for rank, memory in list(found.memory.items())[:8]:
+        largest = sorted(memory["bytes"].items(), key=lambda item: -item[1])[:3]
+        words = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
+        click.echo(f"  rank {rank}: {memory['peak_bytes'] / 1e9:.1f} GB allocated at most ({words})")
+    for line in (*found.checked, *found.notes):
+        click.echo(f"  {line}")
+    if found.stated:
+        click.echo("  told to the script, for nobody has computed it:")
+        for line in found.stated[:12]:
+            click.echo(f"    {line}")
+        if len(found.stated) > 12:
+            click.echo(f"    and {len(found.stated) - 12} more in {path}/rehearsal/rehearsal.json")
+    if not is_timed:
+        click.echo(f"next: foretrace simulate --rehearsal {path} --cluster dgx-h100")

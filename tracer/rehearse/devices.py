@@ -1,0 +1,195 @@
+"""Lets a script that says ``cuda`` run where there is none.
+
+What a script may ask of ``torch.cuda`` is answered for a GPU with 80 GB; tensors that it wants there stay on
+the processor, as fake tensors without memory. Its own ``torch.device("cuda")`` objects remain what they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tracer.rehearse.streams import Streams
+
+GPU: Final = SimpleNamespace(
+    name="rehearsed GPU",
+    major=9,
+    minor=0,
+    total_memory=80 * 2**30,
+    multi_processor_count=132,
+    warp_size=32,
+    is_integrated=0,
+    gcnArchName="",
+    L2_cache_size=50 * 2**20,
+    max_threads_per_multi_processor=2048,
+)
+"""Properties of the GPU that a script is told of, those of an H100. Its own choices may depend on them; the
+time of what it does is that of the cluster for which it is simulated."""
+
+FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
+"""Devices that are acted out."""
+
+
+COMMANDS: Final = (
+    *("set_device", "empty_cache", "ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction", "seed"),
+    *("set_sync_debug_mode", "seed_all", "set_rng_state", "set_rng_state_all"),
+)
+"""Functions of ``torch.cuda`` that are told something, and do nothing here."""
+
+
+def local_rank() -> int:
+    """Return the rank of this process on its node."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_foreign(device: Any) -> bool:
+    """Whether *device* names one that is acted out; a bare number means a GPU."""
+    if isinstance(device, bool) or device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", "")
+    return kind in FOREIGN
+
+
+def device_mode() -> Any:
+    """Return a mode under which functions of torch make and keep tensors on the processor."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    to, stay = torch.Tensor.to, {torch.Tensor.cuda, torch.Tensor.pin_memory}
+    cpu = torch.device("cpu")
+
+    class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
+        """Replaces devices in arguments."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            if kwargs and is_foreign(kwargs.get("device")):
+                kwargs = {**kwargs, "device": cpu}
+            if func is to and len(args) > 1 and is_foreign(args[1]):
+                args = (args[0], cpu, *args[2:])
+            elif func in stay:
+                return args[0]
+            return func(*args, **(kwargs or {}))
+
+    return DeviceMode()
+
+
+def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
+    """Return what functions of ``torch.cuda`` say, by name.
+
+    Args:
+        memory: returns the bytes that are allocated, and the most that were.
+    """
+
+    def counted(device: Any = None) -> int:
+        del device
+        return memory()[0]
+
+    def most(device: Any = None) -> int:
+        del device
+        return memory()[1]
+
+    def stats(device: Any = None) -> dict[str, int]:
+        del device
+        names = ("allocated_bytes.all", "active_bytes.all", "reserved_bytes.all")
+        now, peak = memory()
+        found = {"num_alloc_retries": 0, "num_ooms": 0}
+        return found | {f"{n}.{part}": v for n in names for part, v in (("current", now), ("peak", peak))}
+
+    def constant(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    nothing = dict.fromkeys(COMMANDS, constant(None))
+    measured = dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), counted)
+    peaks = dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), most)
+    return {
+        **nothing,
+        **measured,
+        **peaks,
+        "is_available": constant(True),  # noqa: FBT003 - a value, not a switch
+        "is_initialized": constant(True),  # noqa: FBT003
+        "is_bf16_supported": constant(True),  # noqa: FBT003
+        "is_current_stream_capturing": constant(False),  # noqa: FBT003
+        "device_count": constant(n_local),
+        "current_device": local_rank,
+        "get_device_properties": constant(GPU),
+        "get_device_capability": constant((GPU.major, GPU.minor)),
+        "get_device_name": constant(GPU.name),
+        "get_arch_list": constant(["sm_90"]),
+        "mem_get_info": lambda device=None: (GPU.total_memory - memory()[0], GPU.total_memory),
+        "memory_stats": stats,
+        "memory_summary": constant(""),
+        "memory_snapshot": constant([]),
+    }
+
+
+def install(streams: Streams, memory: Callable[[], tuple[int, int]]) -> None:
+    """Replace what this process knows of GPUs.
+
+    Args:
+        streams: streams and events to offer.
+        memory: returns the bytes that are allocated, and the most that were.
+    """
+    import torch
+    import torch.cuda.nvtx
+
+    for name, function in answers(memory).items():
+        setattr(torch.cuda, name, function)
+    for name in ("memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved"):
+        setattr(torch.cuda.memory, name, getattr(torch.cuda, name))
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
+    torch.cuda.get_rng_state = lambda device=None: torch.random.get_rng_state()
+    torch.cuda.get_rng_state_all = list
+    streams.install(torch.cuda, torch.cpu)
+    torch.cuda.StreamContext = streams.stream
+    accelerator: Any = torch.accelerator
+    for name in ("current_stream", "set_stream", "synchronize"):
+        setattr(accelerator, name, getattr(streams, name))
+    accelerator.current_device_index = local_rank
+    accelerator.set_device_index = lambda device=None: None
+    _generators(torch)
+    _autocast(torch)
+
+
+def _generators(torch: Any) -> None:
+    """Make generators of random numbers on the processor, whatever device is asked for."""
+
+    class Generator(torch.Generator):  # type: ignore[misc]
+        """A generator on the processor."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            del device
+            return super().__new__(cls)
+
+    torch.Generator = Generator
+
+
+def _autocast(torch: Any) -> None:
+    """Let autocast of a GPU be that of the processor, in the type that the GPU would have taken."""
+    from torch.amp import autocast_mode
+
+    base = autocast_mode.autocast
+    original, enabled, of_kind = base.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def init(self: Any, device_type: str, dtype: Any = None, **kwargs: Any) -> None:
+        if device_type in FOREIGN:
+            device_type, dtype = "cpu", dtype or torch.float16
+        original(self, device_type, dtype=dtype, **kwargs)
+
+    def is_enabled(device_type: str = "cpu") -> bool:
+        return bool(enabled("cpu" if device_type in FOREIGN else device_type))
+
+    def dtype_of(device_type: str = "cpu") -> Any:
+        return of_kind("cpu" if device_type in FOREIGN else device_type)
+
+    base.__init__ = init
+    torch.is_autocast_enabled, torch.get_autocast_dtype = is_enabled, dtype_of

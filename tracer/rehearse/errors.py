@@ -1,0 +1,13 @@
+"""Errors a user can cause with a rehearsal."""
+
+from __future__ import annotations
+
+from tracer.errors import RecordError
+
+
+class RehearsalError(RecordError):
+    """A script cannot be rehearsed as it is; the message says which part of it, and what to do."""
+
+
+class Finished(BaseException):
+    """All steps that were asked for have been rehearsed: the script need not go on. Not an error."""

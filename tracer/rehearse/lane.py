@@ -1,0 +1,71 @@
+"""Whose work is being issued: the owner on top of a stack, as the recorder's lane, without a clock."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tracer.lane import NOBODY
+from tracer.records import Block
+from tracer.stamps import Stamp
+
+SETUP: Final = "setup"
+"""Kind of what is issued before the training begins."""
+
+BETWEEN: Final = {"forward": ("forward", Block("loss")), "optimizer": ("forward", Block("input"))}
+"""Who issues what comes after a forward, or after an optimizer, outside of both."""
+
+AFTER_BACKWARD: Final = ("optimizer", Block("gradients"))
+"""Who issues what comes after a backward: mostly clipping."""
+
+
+class IssueLane:
+    """A stack of blocks with the interface of ``tracer.lane.Lane``; remembers no time.
+
+    Attributes:
+        owner: kind and block of the top.
+    """
+
+    device: Any = None
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[str, Block]] = []
+        self.owner: tuple[str, Block] = (SETUP, NOBODY)
+
+    @property
+    def depth(self) -> int:
+        """How many owners are on the stack."""
+        return len(self._stack)
+
+    @property
+    def block(self) -> Block:
+        """The block that issues now."""
+        return self.owner[1]
+
+    def push(self, kind: str, block: Block) -> int:
+        """Let *block* issue from now on; return what ``pop`` takes to undo it."""
+        self._stack.append((kind, block))
+        self.owner = (kind, block)
+        return len(self._stack) - 1
+
+    def pop(self, depth: int) -> None:
+        """Give the turn back to who had it before the ``push`` that returned *depth*."""
+        if depth < len(self._stack):
+            kind = self._stack[depth][0]
+            del self._stack[depth:]
+            self.owner = self._stack[-1] if self._stack else BETWEEN.get(kind, AFTER_BACKWARD)
+
+    def replace(self, kind: str, block: Block) -> None:
+        """Let *block* issue in place of the present owner."""
+        if self._stack:
+            self._stack[-1] = self.owner = (kind, block)
+
+    def stamp(self) -> Stamp:
+        """Return a moment; there is only one."""
+        return 0
+
+    def pause(self) -> bool:
+        """Say that nothing is paused: waiting is written down as such."""
+        return False
+
+    def resume(self, is_paused: bool | None) -> None:  # noqa: FBT001 - what pause has returned
+        """Undo ``pause``."""

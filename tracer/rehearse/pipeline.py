@@ -1,0 +1,116 @@
+"""Pipelines in a rehearsal: stages agree on shapes without talking to each other."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.pipeline import PipelineHook
+from tracer.records import Block, Position
+from tracer.rehearse.errors import RehearsalError
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+class RehearsedPipeline(PipelineHook):
+    """The recorder's hook for pipelines, for tensors that have no address.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        super().__init__(session)  # type: ignore[arg-type]
+        self._transfers: dict[tuple[str, int], tuple[Position, Block]] = {}
+
+    def announced(self, kind: str, tensor: Any) -> tuple[Position, Block]:
+        """Return stage and micro-batch of a transfer that is being issued, and what it carries."""
+        found = self._transfers.pop((kind, id(tensor)), None)
+        if found is None:
+            return self._session.position, self._session.lane.block
+        found[0].step = self._session.position.step
+        return found
+
+    def _announce(self, kind: str, content: Block, stage: Any, microbatch: int, transfers: Any) -> None:
+        numbers = (stage.stage_index, stage.stage_index // stage.group_size, microbatch)
+        for transfer in transfers:
+            self._transfers[(kind, id(transfer.tensor))] = Position(-1, *numbers), content
+
+
+class StageShapes:
+    """What stages send to each other, where no peer can be asked.
+
+    The input of a stage is the output of the one before it, if a rank that holds that one has been rehearsed;
+    else that of the first stage, which in a transformer is the same for all but the last. What was taken
+    and what then came is compared by whoever has started the rehearsals.
+
+    Args:
+        session: the rehearsal.
+        known: outputs of stages that other ranks have found, by stage.
+
+    Attributes:
+        found: outputs of the stages of this rank, by stage.
+        taken: inputs that were taken for stages of this rank, by stage.
+    """
+
+    def __init__(self, session: RehearsalSession, known: dict[int, Any]) -> None:
+        self.found: dict[int, Any] = {}
+        self.taken: dict[int, Any] = {}
+        self._session = session
+        self._known = known
+
+    def install(self) -> None:
+        """Replace how stages of ``torch.distributed.pipelining`` agree on shapes."""
+        from torch.distributed.pipelining import stage as module
+
+        kind: Any = module.PipelineStage
+        shapes = self
+
+        def send(stage: Any, meta: Any, dst_stage: int) -> None:
+            if dst_stage > stage.stage_index:
+                shapes.found[stage.stage_index] = meta
+
+        def receive(stage: Any, src_stage: int) -> Any:
+            if src_stage < stage.stage_index:
+                return shapes.input_of(stage.stage_index)
+            own = module._derive_grad_metas(stage._stage_meta.outputs)
+            return module._StageBackwardMeta(backward_metas=own)
+
+        kind._send_meta, kind._recv_meta = send, receive
+        self._let_vote(kind, module)
+
+    @staticmethod
+    def _let_vote(kind: Any, module: Any) -> None:
+        """Let each stage decide for itself whether shapes are given or to be found; all decide alike."""
+        import torch
+
+        def forward_vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:  # noqa: FBT001
+            del received_acc
+            needs = module.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+            return torch.tensor([0 if needs else 1], dtype=torch.int32)
+
+        def result(stage: Any, received_result: Any = None) -> Any:
+            if received_result is not None:
+                return received_result
+            needs = module.InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward)
+            return torch.tensor([0 if needs else 1], dtype=torch.int32)
+
+        kind._warmup_forward_vote, kind._warmup_backward_result = forward_vote, result
+
+    def input_of(self, stage: int) -> Any:
+        """Return what comes in for *stage*.
+
+        Raises:
+            RehearsalError: nothing is known of any stage before it.
+        """
+        before = {**self._known, **self.found}
+        meta = before.get(stage - 1) or next((before[s] for s in sorted(before) if s < stage), None)
+        if meta is None:
+            raise RehearsalError(
+                f"stage {stage} on rank {self._session.rank} needs the shapes that stage {stage - 1} sends: "
+                "rehearse the rank of the first stage before it, as in --ranks 0,"
+                f"{self._session.rank}, or all with --ranks auto"
+            )
+        self.taken[stage] = meta
+        return meta

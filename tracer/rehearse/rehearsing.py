@@ -1,0 +1,306 @@
+"""Runs a script as chosen ranks, one process each, and makes a rehearsal of what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.rehearse.classes import Classes, differences
+from tracer.rehearse.errors import RehearsalError
+from traces.layout import Group, Layout
+from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
+
+Progress = Callable[[str], None]
+"""Told what is being done, in a few words."""
+
+LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "python", "python3")
+"""First words of commands that start a script; what they would set, a rehearsal sets itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What to rehearse.
+
+    Attributes:
+        command: the script and its arguments; a launcher before it is left out.
+        world_size: ranks of the world.
+        ranks: those to act out; empty: one of each class of ranks that behave alike.
+        warmup: steps before those that are kept.
+        steps: steps to keep.
+        local_world_size: ranks per node, as the script is told.
+        stub: file of Python that is run before the script, empty for none.
+        samples: members of other classes that are checked against the rank that stands for them.
+    """
+
+    command: tuple[str, ...]
+    world_size: int
+    ranks: tuple[int, ...] = ()
+    warmup: int = 1
+    steps: int = 1
+    local_world_size: int = 8
+    stub: str = ""
+    samples: int = 1
+
+
+def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Rehearsal:
+    """Rehearse what is *asked* and write it to the run directory *output*, all of it or nothing.
+
+    Raises:
+        RehearsalError: the script cannot be rehearsed, *output* holds something else, torch is not installed.
+    """
+    tell = progress or (lambda words: None)
+    target = _checked(asked, output)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=target.parent) as scratch:
+        acted = _Acted(asked, Path(scratch), tell)
+        found = acted.all()
+        folder = Path(scratch) / FOLDER
+        for rank in found.ranks:
+            shutil.move(Path(scratch) / f"rank-{rank:05d}", folder / f"rank-{rank:05d}")
+            shutil.move(Path(scratch) / f"rank-{rank:05d}.log", folder / f"rank-{rank:05d}" / "output.log")
+        write_rehearsal(folder, found)
+        target.mkdir(exist_ok=True)
+        if (target / FOLDER).exists():
+            shutil.rmtree(target / FOLDER)
+        shutil.move(folder, target / FOLDER)
+    return found
+
+
+def _checked(asked: Asked, output: Path) -> Path:
+    """Return *output* made absolute. Raises RehearsalError before anything is run in vain."""
+    if find_spec("torch") is None:
+        raise RehearsalError("rehearsing needs torch: pip install 'foretrace[trace]'")
+    if not asked.command:
+        raise RehearsalError("no script to rehearse: foretrace rehearse --world-size 512 -- train.py ARGS")
+    if outside := [rank for rank in asked.ranks if not 0 <= rank < asked.world_size]:
+        raise RehearsalError(f"rank {outside[0]} is outside a world of {asked.world_size}")
+    script, is_module = script_of(asked.command)
+    if not is_module and not Path(script[0]).is_file():
+        raise RehearsalError(f"{script[0]}: no such script")
+    if asked.stub and not Path(asked.stub).is_file():
+        raise RehearsalError(f"{asked.stub}: no such stub file")
+    target = output.absolute()
+    known = {FOLDER, "run.json", "spans", "memory.arrow", "links.arrow", "ranks"}
+    if target.exists() and (not target.is_dir() or {entry.name for entry in target.iterdir()} - known):
+        raise RehearsalError(f"{output} has other files in it: give a directory that is new, empty or a run")
+    return target
+
+
+def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """Return script and arguments of *command*, and whether the script is the name of a module.
+
+    >>> script_of(["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "1"])
+    (('train.py', '--lr', '1'), False)
+    >>> script_of(["python", "-m", "package.train", "--lr", "1"])
+    (('package.train', '--lr', '1'), True)
+    """
+    if Path(command[0]).name not in LAUNCHERS:
+        return tuple(command), False
+    for at, word in enumerate(command):
+        if word.endswith(".py"):
+            return tuple(command[at:]), False
+        if word == "-m" and at + 1 < len(command) and command[at + 1] != "torch.distributed.run":
+            return tuple(command[at + 1 :]), True
+    return tuple(command), False
+
+
+class _Acted:
+    """The ranks that have been acted out so far."""
+
+    def __init__(self, asked: Asked, folder: Path, tell: Progress) -> None:
+        self._asked, self._folder, self._tell = asked, folder, tell
+        self.outcomes: dict[int, dict[str, Any]] = {}
+
+    def all(self) -> Rehearsal:
+        """Act out every rank that is asked for, or one of each class."""
+        asked = self._asked
+        ranks = sorted(asked.ranks) or [0]
+        for rank in ranks:
+            self.act(rank)
+        classes = Classes(asked.world_size, self._groups(), ranks[0])
+        checked: list[str] = []
+        if not asked.ranks:
+            for rank in classes.pipeline:
+                self.act(rank)
+            checked = self._check(classes)
+        stands_for = classes.representatives(sorted(self.outcomes))
+        return self._rehearsal(stands_for, checked)
+
+    def act(self, rank: int) -> None:
+        """Act out *rank* unless that has been done."""
+        if rank in self.outcomes:
+            return
+        log = self._folder / f"rank-{rank:05d}.log"
+        read, write = os.pipe()
+        spec = self._folder / f"spec-{rank:05d}.json"
+        command, is_module = script_of(self._asked.command)
+        spec.write_text(
+            json.dumps(
+                {
+                    "folder": str(self._folder),
+                    "rank": rank,
+                    "world_size": self._asked.world_size,
+                    "local_world_size": min(self._asked.local_world_size, self._asked.world_size),
+                    "warmup": self._asked.warmup,
+                    "steps": self._asked.steps,
+                    "stub": self._asked.stub,
+                    "progress": write,
+                    "log": str(log),
+                    "command": command,
+                    "module": is_module,
+                }
+            ),
+            encoding="utf-8",
+        )
+        self.outcomes[rank] = self._finished(rank, spec, log, (read, write))
+
+    def _finished(self, rank: int, spec: Path, log: Path, ends: tuple[int, int]) -> dict[str, Any]:
+        """Run the process of *rank* to its end and return what it knows."""
+        read, write = ends
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tracer.rehearse.child", str(spec)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(write,),
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            )
+            os.close(write)
+            try:
+                with os.fdopen(read, encoding="utf-8") as lines:
+                    for line in lines:
+                        self._tell(f"rank {rank}: {line.strip()}")
+                status = process.wait()
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+        outcome = self._folder / f"outcome-{rank:05d}.json"
+        if not outcome.is_file():
+            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            raise RehearsalError(f"rank {rank} died with status {status}: {' '.join(last)}")
+        found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
+        if "error" in found:
+            kept = _kept_log(log)
+            raise RehearsalError(f"rank {rank}: {found['error'].replace(str(log), kept)}")
+        return found
+
+    def _groups(self) -> tuple[Group, ...]:
+        """Return every group that is known, once."""
+        found: dict[int, Group] = {}
+        for outcome in self.outcomes.values():
+            for group in outcome["groups"]:
+                found.setdefault(
+                    group["id"], Group(id=group["id"], axis=group["axis"], ranks=tuple(group["ranks"]))
+                )
+        return tuple(found[number] for number in sorted(found))
+
+    def _check(self, classes: Classes) -> list[str]:
+        """Act out some ranks that others stand for, and say whether they did the same.
+
+        Raises:
+            RehearsalError: a rank does something else than the one that stands for it.
+        """
+        said = []
+        for rank, stands in classes.samples(self._asked.samples):
+            self._tell(f"checking rank {rank} against rank {stands}")
+            before = dict(self.outcomes)
+            self.act(rank)
+            found = differences(read_rank(self._folder, stands), read_rank(self._folder, rank))
+            if found:
+                said.append(f"rank {rank} differs from rank {stands}, and stands for itself: {found}")
+            else:
+                self.outcomes = before
+                said.append(f"rank {rank} does what rank {stands} does, which stands for it")
+        return said
+
+    def _rehearsal(self, stands_for: Sequence[int], checked: Sequence[str]) -> Rehearsal:
+        """Put together what the ranks know."""
+        outcomes = self.outcomes
+        first = outcomes[min(outcomes)]
+        script, _ = script_of(self._asked.command)
+        notes = list(dict.fromkeys(note for one in outcomes.values() for note in one["notes"]))
+        layout = next((one["layout"] for one in outcomes.values() if one["layout"]), None)
+        job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
+        return Rehearsal(
+            world_size=self._asked.world_size,
+            ranks=tuple(sorted(outcomes)),
+            representatives=tuple(stands_for),
+            name=Path(script[0]).stem,
+            command=script,
+            layout=Layout(**layout) if layout else None,
+            groups=self._groups(),
+            model=_model(outcomes),
+            job={**job, "first_step": first["first_step"], "steps": self._asked.steps},
+            memory={str(rank): one["memory"] for rank, one in outcomes.items()},
+            stated=tuple(dict.fromkeys(told for one in outcomes.values() for told in one["stated"])),
+            notes=(*notes, *_shapes_that_differ(outcomes)),
+            checked=tuple(checked),
+            versions=first["versions"],
+        )
+
+
+def _kept_log(log: Path) -> str:
+    """Keep the output of a rank that failed, and return where."""
+    kept = Path(tempfile.gettempdir()) / f"foretrace-{os.getpid()}-{log.name}"
+    shutil.copy(log, kept)
+    return str(kept)
+
+
+def _model(outcomes: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    from traces.model_parts import joined_models
+
+    found: Mapping[str, Any] | None = joined_models([one["model"] for one in outcomes.values()])
+    return found
+
+
+def _shapes_that_differ(outcomes: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each stage that was given another input than the stage before it sends."""
+    sent = {stage: shape for one in outcomes.values() for stage, shape in one["sent"].items()}
+    return [
+        f"stage {stage} was given {taken} as its input, but stage {int(stage) - 1} sends {sent[before]}"
+        for one in outcomes.values()
+        for stage, taken in one["taken"].items()
+        if (before := str(int(stage) - 1)) in sent and sent[before] != taken
+    ]
+
+
+def wanted_ranks(text: str, world_size: int) -> tuple[int, ...]:
+    """Return the ranks in *text*, none for ``"auto"``.
+
+    Raises:
+        RehearsalError: it is neither.
+
+    >>> wanted_ranks("0,4-6", 8), wanted_ranks("auto", 8)
+    ((0, 4, 5, 6), ())
+    """
+    if text == "auto":
+        return ()
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.strip().isdecimal() or (last and not last.strip().isdecimal()):
+            raise RehearsalError(f"--ranks {text!r}: auto, or numbers below {world_size}, e.g. 0,8-11")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def free_directory(command: Sequence[str]) -> Path:
+    """Return a directory below ``runs`` that is not there yet, named after the script of *command*."""
+    stem = Path(script_of(command)[0][0]).stem if command else "script"
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path

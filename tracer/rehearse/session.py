@@ -1,0 +1,204 @@
+"""A rehearsal in one process: what its hooks share. The hooks are the recorder's own.
+
+So blocks, phases, steps, pipeline actions, groups and the description of the model are those that a recording
+of the real run would have, and the two can be compared span by span.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from tracer import internals
+from tracer.importing import Expectation
+from tracer.parallelism import MeshHook, data_parallel
+from tracer.process import process_groups
+from tracer.records import Block, Position
+from tracer.rehearse.errors import Finished
+from tracer.rehearse.lane import IssueLane
+from tracer.rehearse.memory import Memory
+from tracer.rehearse.stated import Stated
+from tracer.rehearse.tape import Tape
+from tracer.shape import describe_model
+from tracer.steps import Steps
+from traces.model_parts import joined_models
+
+_Result = TypeVar("_Result")
+
+
+class _Nowhere:
+    """Takes windows of steps, which have no time here."""
+
+    def put(self, record: Any) -> None:
+        """Forget *record*."""
+
+
+class RehearsalSession:
+    """What ``tracer.session.Session`` is to a recording.
+
+    Args:
+        rank: who is acted out.
+        world_size: number of ranks of the world.
+        warmup: steps before those that are kept.
+        steps: steps to keep.
+        tell: told about progress, in a few words.
+
+    Attributes:
+        forwards: calls of models from outside, in the present step.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        warmup: int = 1,
+        steps: int = 1,
+        tell: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.warmup, self.n_steps, self.tell = warmup, steps, tell
+        self.position = Position()
+        self.lane = IssueLane()
+        self.tape = Tape(self.lane, self.position)
+        self.memory = Memory(self._allocated)
+        self.stated = Stated()
+        self.groups = process_groups(world_size)
+        self.sink = _Nowhere()
+        self.steps: Any = Steps(self)  # type: ignore[arg-type]
+        self.pipeline: Any = None
+        self.shapes: Any = None
+        self.completions = None
+        self.notes: list[str] = []
+        self.job: dict[str, Any] = {}
+        self.model: dict[str, Any] | None = None
+        self.forwards = 0
+        self.tokens = 0
+        self.by_step: dict[int, int] = {}
+        self._modules: list[Any] = []
+        self._install()
+
+    def expect_pipeline(self, known: dict[int, Any]) -> None:
+        """Put the hooks of pipelines in place once they are imported.
+
+        Args:
+            known: what stages on other ranks were found to send, by stage.
+        """
+
+        def install(module: Any) -> None:
+            del module
+            from tracer.rehearse.pipeline import RehearsedPipeline, StageShapes
+
+            self.pipeline = RehearsedPipeline(self)
+            self.shapes = StageShapes(self, known)
+            self.shapes.install()
+
+        if internals.PIPELINING in sys.modules:
+            install(None)
+        else:
+            self.expectation = Expectation(internals.PIPELINING, install)
+
+    def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result]:
+        """Return *function* as it is: in a rehearsal an error of a hook is an error."""
+        del name
+        return function
+
+    def warn(self, warning: str) -> None:
+        """Note something that differs from the run that is acted out, once."""
+        if warning not in self.notes:
+            self.notes.append(warning)
+
+    def note_job(self, **settings: Any) -> None:
+        """Note settings of the training."""
+        self.job.update(settings)
+
+    def met_model(self, model: Any, args: Any) -> None:
+        """Learn from a model that is called for the first time."""
+        sharding, groups = data_parallel(model)
+        for group in groups:
+            self.groups.name_axis(group, "dp")
+        if sharding:
+            self.note_job(sharding=sharding)
+        is_first = self.model is None
+        self.model = joined_models([self.model, describe_model(model)])
+        if is_first:
+            self.note_input(args)
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether a model has been called, but not yet with a tensor whose shape could be noted."""
+        return "input_shape" in self.job and self.job["input_shape"] is None
+
+    def note_input(self, values: Iterable[Any]) -> None:
+        """Note the shape of the first tensor among *values*, the arguments of the model."""
+        shape = next((list(value.shape) for value in values if hasattr(value, "shape")), None)
+        self.note_job(input_shape=shape)
+
+    def transfer(self, kind: str, tensor: Any) -> tuple[Position, Block]:
+        """Return where in the training a p2p transfer belongs, and what it carries."""
+        if self.pipeline is None:
+            return self.position, self.lane.block
+        found: tuple[Position, Block] = self.pipeline.announced(kind, tensor)
+        return found
+
+    def sweep(self) -> None:
+        """Nothing is under way that had to be looked at."""
+
+    def step_began(self) -> None:
+        """The first step begins: what came before was building."""
+        self.tell("step 0")
+        self.tape.start_again()
+        self.memory.start_peak()
+
+    def step_ended(self) -> None:
+        """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
+        self.by_step[self.position.step - 1] = self.forwards
+        if self.position.step >= self.warmup + self.n_steps:
+            raise Finished
+        self.tell(f"step {self.position.step}")
+        self.forwards = 0
+        if self.position.step <= self.warmup:
+            self.tape.start_again()
+            self.memory.start_peak()
+
+    def entered(self, module: Any) -> None:
+        """A module is called; kept to say where an error happened."""
+        if not self._modules and self.lane.owner[0] != "recompute":
+            self.forwards += 1
+        self._modules.append(module)
+
+    def left(self, module: Any) -> None:
+        """A module has returned."""
+        while self._modules and self._modules.pop() is not module:
+            pass
+
+    def where(self) -> str:
+        """Return the place in the model at which something happens, in words."""
+        block = self.lane.block.name
+        inner = type(self._modules[-1]).__name__ if self._modules else ""
+        if block and inner:
+            return f"{block} ({inner})"
+        return block or inner or "outside of the model"
+
+    def _allocated(self, n_bytes: int) -> None:
+        self.tape.allocated_bytes = n_bytes
+
+    def _install(self) -> None:
+        """Put all hooks in place; torch must have been imported."""
+        import torch
+        from torch.nn.modules import module as hooks
+
+        from tracer.modules import BackwardHook, ModuleHook
+        from tracer.steps import OptimizerHook
+
+        session: Any = self
+        is_compiling = torch.compiler.is_compiling
+        self.backward = BackwardHook(session)
+        ModuleHook(session)
+        OptimizerHook(session)
+        MeshHook(session)
+        hooks.register_module_forward_pre_hook(
+            lambda module, args: None if is_compiling() else self.entered(module)
+        )
+        hooks.register_module_forward_hook(lambda module, args, out: self.left(module), always_call=True)

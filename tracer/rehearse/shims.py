@@ -1,0 +1,212 @@
+"""What else of torch has to behave as on a GPU, or must not be asked: kernels, optimizers, data, files."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+def install(session: RehearsalSession) -> list[Any]:
+    """Put everything in place; return what has to be kept alive."""
+    _multi_tensor_optimizers()
+    _compile(session)
+    _loaders()
+    _files(session)
+    _scaler()
+    _storages(session)
+    _fsdp1()
+    _chunks()
+    return [_norms()]
+
+
+def _norms() -> Any:
+    """Let RMSNorm be the fused kernel that it is on CUDA; on the processor it would fall into its parts."""
+    import torch
+
+    def forward(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
+        del shape, weight, eps
+        return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+    def backward(grad: Any, x: Any, *rest: Any) -> Any:
+        del grad
+        weight = rest[2]  # after shape and rstd
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+
+    library: Any = torch.library.Library("aten", "IMPL")
+    library.impl("_fused_rms_norm", forward, "CPU")
+    library.impl("_fused_rms_norm_backward", backward, "CPU")
+    return library
+
+
+def _multi_tensor_optimizers() -> None:
+    """Let optimizers and clipping choose their multi-tensor kernels, as they do on CUDA."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    for module in (optimizer, _foreach_utils):
+        anywhere: Any = module
+        original = module._get_foreach_kernels_supported_devices
+        anywhere._get_foreach_kernels_supported_devices = _and_cpu(original)
+        module._foreach_supported_types.append(FakeTensor)
+
+
+def _and_cpu(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [*original(), "cpu"]
+
+
+def _compile(session: RehearsalSession) -> None:
+    """Leave compilation out, and say so."""
+    import torch
+
+    def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        session.warn(
+            "torch.compile is left out: kernels are those of eager mode, so that element-wise work takes "
+            "longer than fused and the host has more to launch"
+        )
+        return (lambda function: function) if model is None else model
+
+    def in_place(self: Any, *args: Any, **kwargs: Any) -> None:
+        compiled(self, *args, **kwargs)
+
+    anywhere: Any = torch
+    anywhere.compile = compiled
+    anywhere.nn.Module.compile = in_place
+
+
+def _loaders() -> None:
+    """Load data as the script does, with real numbers and in this process; batches lose them then."""
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    from torch.utils import _pytree
+    from torch.utils.data import DataLoader, dataloader
+
+    anywhere: Any = dataloader._BaseDataLoaderIter
+    loader: Any = DataLoader
+    following, made, iterated = anywhere.__next__, loader.__init__, loader.__iter__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        args = (*args[:5], 0, *args[6:]) if len(args) > _POSITION_OF_WORKERS else args
+        kept = {key: value for key, value in kwargs.items() if key not in _WORKERS}
+        made(self, *args, **kept)
+
+    def iterate(self: Any) -> Any:
+        with unset_fake_temporarily():
+            return iterated(self)
+
+    def next_batch(self: Any) -> Any:
+        import torch
+
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        with unset_fake_temporarily():
+            batch = following(self)
+
+        def without_numbers(tensor: Any) -> Any:
+            return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+        return _pytree.tree_map_only(torch.Tensor, without_numbers, batch)
+
+    loader.__init__, loader.__iter__, anywhere.__next__ = init, iterate, next_batch
+
+
+_WORKERS = frozenset(
+    {
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "multiprocessing_context",
+        "pin_memory",
+        "timeout",
+    }
+    | {"pin_memory_device"}
+)
+"""How batches are loaded by other processes: here, there are none."""
+
+_POSITION_OF_WORKERS = 5
+"""Place of ``num_workers`` among the arguments of a loader."""
+
+
+def _files(session: RehearsalSession) -> None:
+    """Write no checkpoints: there are no numbers in them."""
+    import torch
+
+    def save(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        session.warn("torch.save wrote nothing: a rehearsal has no numbers to keep")
+
+    anywhere: Any = torch
+    anywhere.save = save
+
+
+def _scaler() -> None:
+    """Let a gradient scaler always step: nobody knows of an overflow."""
+    from torch.amp import grad_scaler
+
+    anywhere: Any = grad_scaler.GradScaler
+    made = anywhere.__init__
+
+    def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        del device
+        made(self, "cpu", *args, **kwargs)
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        del self, state
+        return optimizer.step(*args, **kwargs)
+
+    anywhere.__init__, anywhere._maybe_opt_step = init, step
+
+
+def _storages(session: RehearsalSession) -> None:
+    """Follow storages that are freed and brought back by their size, as FSDP does."""
+    import torch
+
+    anywhere: Any = torch.UntypedStorage
+    original = anywhere.resize_
+
+    def resize(self: Any, size: int) -> Any:
+        found = original(self, size)
+        session.memory.resized(self)
+        return found
+
+    anywhere.resize_ = resize
+
+
+def _fsdp1() -> None:
+    """Let the first FSDP have the processor for its device, whatever number it is told."""
+    import torch
+    from torch.distributed.fsdp import fully_sharded_data_parallel as module
+
+    anywhere: Any = module.FullyShardedDataParallel
+    made = anywhere.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("device_id") is not None:
+            kwargs["device_id"] = torch.device("cpu")
+        made(self, *args, **kwargs)
+
+    anywhere.__init__ = init
+
+
+def _chunks() -> None:
+    """Let FSDP2 cut out its own shard only: of a thousand ranks it would otherwise make all shards of all."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common, _fsdp_param
+
+    class Chunks:
+        """The chunks of *tensor* along *dim*, made when they are asked for."""
+
+        def __init__(self, tensor: Any, num_chunks: int, dim: int) -> None:
+            self._tensor, self._dim = tensor, dim
+            self._length = -(-tensor.size(dim) // num_chunks)
+
+        def __getitem__(self, at: int) -> Any:
+            tensor, start = self._tensor, at * self._length
+            if start >= tensor.size(self._dim):
+                return tensor.new_empty(0)
+            return tensor.narrow(self._dim, start, min(self._length, tensor.size(self._dim) - start))
+
+    for module in (_fsdp_common, _fsdp_param):
+        anywhere: Any = module
+        anywhere._chunk_with_empty = Chunks

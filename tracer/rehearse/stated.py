@@ -1,0 +1,152 @@
+"""What a script is told of numbers that nobody computed.
+
+A fake tensor has no elements. Of some tensors their mean is known all the same: a histogram of ``n`` choices
+over ``e`` bins has ``n / e`` in each. Such means are followed through the operators that routers of experts
+are made of, which is an even distribution of load. Everything else is ``DEFAULTS``; every answer is kept,
+with the line of the script that asked.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
+"""What a number is taken to be of which nothing is known."""
+
+KEEPS: Final = frozenset(
+    {
+        "aten._to_copy", "aten.clone", "aten.copy_", "aten.cat", "aten.stack", "aten.index",
+        "aten.index_select", "aten.gather", "aten.permute", "aten.sort", "aten.repeat", "aten.mean",
+        "aten.bitwise_and", "aten.logical_and", "_c10d_functional.all_to_all_single",
+        "_c10d_functional.all_gather_into_tensor",
+        "_c10d_functional.wait_tensor", "aten.contiguous", "aten.view", "aten._unsafe_view", "aten.squeeze",
+    }
+)  # fmt: skip
+"""Operators whose results have the mean of their first operand."""
+
+COUNTS: Final = frozenset({"aten.histc", "aten.bincount"})
+"""Operators that count elements by value."""
+
+CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
+"""Operators whose last result is a place along a dimension of their first operand."""
+
+SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of the elements of a storage.
+
+    Attributes:
+        mean: of its elements, None if unknown.
+        n_values: from how many values its elements are chosen, 0 if unknown.
+    """
+
+    mean: float | None = None
+    n_values: int = 0
+
+
+class Stated:
+    """What is known of the tensors of a rehearsal, and what the script was told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, int] = {}
+        self._known: dict[int, tuple[Known, Any]] = {}
+
+    def of(self, tensor: Any) -> Known:
+        """Return what is known of the elements of *tensor*."""
+        found = self._known.get(_key(tensor))
+        return found[0] if found is not None else Known()
+
+    def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """Follow an operator, named without its overload, whose results may be known."""
+        results = [out] if not isinstance(out, list | tuple) else list(out)
+        if not results or not hasattr(results[0], "numel") or not args:
+            return
+        first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
+        if name in CHOOSES and len(results) > 1:
+            dim = next((a for a in args[2 if name == "aten.topk" else 1 :] if isinstance(a, int)), -1)
+            self._set(results[-1], Known(n_values=first.shape[dim]))
+        elif name in COUNTS:
+            self._set(results[0], Known(mean=first.numel() / max(results[0].numel(), 1)))
+        elif name in SUMS:
+            mean = self.of(first).mean
+            if mean is not None:
+                self._set(results[0], Known(mean=mean * first.numel() / max(results[0].numel(), 1)))
+        elif name == "aten.eq" and (known := self.of(first)).n_values:
+            self._set(results[0], Known(mean=1 / known.n_values))
+        elif name == "aten.ne":
+            self._set(results[0], Known(mean=1.0))
+        elif name in {"aten.scatter_", "aten.scatter"} and len(args) > 3 and isinstance(args[3], int | float):
+            self._set(results[0], Known(mean=args[3] * args[2].numel() / max(results[0].numel(), 1)))
+        elif name in KEEPS and hasattr(first, "numel"):
+            known = self.of(args[1] if name == "aten.copy_" else first)
+            if known.mean is not None or known.n_values:
+                self._set(results[0], known)
+
+    def scalar(self, tensor: Any) -> float | int | bool:
+        """Return the one element of *tensor* as the script is told it."""
+        kind = float if tensor.dtype.is_floating_point else bool if str(tensor.dtype) == "torch.bool" else int
+        mean = self.of(tensor).mean
+        if mean is None:
+            value = DEFAULTS[kind]
+            why = "nothing is known of it"
+        elif kind is int:
+            at = int(tensor.storage_offset())
+            value = int((at + 1) * mean) - int(at * mean)
+            why = "an even share"
+        else:
+            value, why = kind(mean), "a mean"
+        self._tell(
+            f"{_asker()} reads a number: told {value} ({why})"
+            if mean is None or kind is not int
+            else f"{_asker()} reads counts: told even shares, {mean:g} on average"
+        )
+        return value
+
+    def count_true(self, mask: Any) -> int | None:
+        """Return how many elements of *mask* are not zero, None if nobody knows."""
+        mean = self.of(mask).mean
+        if mean is None:
+            return None
+        n = round(min(mean, 1.0) * int(mask.numel()))
+        self._tell(f"{_asker()} selects by a mask: told {n} of {mask.numel()} elements, an even share")
+        return n
+
+    def sum_of(self, counts: Any) -> int | None:
+        """Return the sum of *counts*, None if nobody knows."""
+        mean = self.of(counts).mean
+        return None if mean is None else round(mean * int(counts.numel()))
+
+    def _set(self, tensor: Any, known: Known) -> None:
+        self._known[_key(tensor)] = (
+            known,
+            tensor.untyped_storage(),
+        )  # kept, so that no other takes its place
+
+    def _tell(self, sentence: str) -> None:
+        self.told[sentence] = self.told.get(sentence, 0) + 1
+
+
+def _key(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return -1
+
+
+def _asker() -> str:
+    """Return file and line of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(2)
+    ours = str(Path(__file__).parents[1])
+    while frame is not None and frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if "/torch/" not in name and not name.startswith((ours, "<")):
+            break
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

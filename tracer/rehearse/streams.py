@@ -1,0 +1,151 @@
+"""CUDA streams and events of a rehearsal: nothing runs on them, but who waits for whom is written down.
+
+FSDP and others ask the module of their device for streams; theirs is the processor here, so that
+``torch.cpu`` gets the same ones as ``torch.cuda``.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from tracer.rehearse.tape import HOST_WAIT, WAIT_MARK, Tape
+
+NAMES: Final = ("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize")
+"""What a module of devices offers, and this one replaces."""
+
+
+class Streams:
+    """The streams of one process.
+
+    Args:
+        tape: where waits are written down.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        streams = self
+        self.tape = tape
+        self._n_streams = 0
+
+        class Event:
+            """A point on a stream."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                del args, kwargs  # timing, blocking, external: nothing here has a time
+                self.mark = -1
+
+            def record(self, stream: Any = None) -> Event:
+                """Mark what has been issued on *stream* so far."""
+                self.mark = tape.mark(None if stream is None else stream.number)
+                return self
+
+            def wait(self, stream: Any = None) -> None:
+                """Let *stream* wait."""
+                (stream or streams.current).wait_event(self)
+
+            def query(self) -> bool:
+                """Say that it is reached."""
+                return True
+
+            def synchronize(self) -> None:
+                """Let the host wait."""
+                tape.note(HOST_WAIT)
+
+            def elapsed_time(self, other: Any) -> float:
+                """Return milliseconds between two events: one, for nothing has a time here."""
+                del other
+                return 1.0
+
+        class Stream:
+            """An in-order queue."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                del args, kwargs  # device, priority
+                self.number = streams.next_number()
+                self.stream_id = self.cuda_stream = self.number
+                self.device_index = 0
+
+            def wait_event(self, event: Any) -> None:
+                """Go on when *event* is reached."""
+                if getattr(event, "mark", -1) >= 0:
+                    tape.note(WAIT_MARK, event.mark, stream=self.number)
+
+            def wait_stream(self, stream: Any) -> None:
+                """Go on when what has been issued on *stream* is done."""
+                if stream is not None and stream.number != self.number:
+                    self.wait_event(stream.record_event())
+
+            def record_event(self, event: Any = None) -> Any:
+                """Return a mark of what has been issued so far."""
+                return (event or Event()).record(self)
+
+            def synchronize(self) -> None:
+                """Let the host wait."""
+                tape.note(HOST_WAIT, stream=self.number)
+
+            def query(self) -> bool:
+                """Say that it is done."""
+                return True
+
+            def __enter__(self) -> Stream:
+                self._before = streams.current
+                streams.switch(self)
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                streams.switch(self._before)
+
+        class Context(AbstractContextManager[Any]):
+            """Issues on a stream for a while."""
+
+            def __init__(self, stream: Any) -> None:
+                self._stream = stream
+                self._before: Any = None
+
+            def __enter__(self) -> Any:
+                self._before = streams.current
+                if self._stream is not None:
+                    streams.switch(self._stream)
+                return self._stream
+
+            def __exit__(self, *error: object) -> None:
+                streams.switch(self._before)
+
+        self.Stream, self.Event, self.stream = Stream, Event, Context
+        self.default: Any = Stream()
+        self.current: Any = self.default
+
+    def next_number(self) -> int:
+        """Return the number of a stream that is being made; the first is the default."""
+        self._n_streams += 1
+        return self._n_streams - 1
+
+    def switch(self, stream: Any) -> None:
+        """Issue on *stream* from now on."""
+        self.current = stream
+        self.tape.stream = stream.number
+
+    def current_stream(self, device: Any = None) -> Any:
+        """Return the stream on which things are issued now."""
+        del device
+        return self.current
+
+    def default_stream(self, device: Any = None) -> Any:
+        """Return the stream that is there from the start."""
+        del device
+        return self.default
+
+    def set_stream(self, stream: Any) -> None:
+        """Issue on *stream* from now on."""
+        self.switch(stream)
+
+    def synchronize(self, device: Any = None) -> None:
+        """Let the host wait for everything."""
+        del device
+        self.tape.note(HOST_WAIT)
+
+    def install(self, *modules: Any) -> None:
+        """Put these streams in place of those of *modules*."""
+        for module in modules:
+            for name in NAMES:
+                setattr(module, name, getattr(self, name))

@@ -1,0 +1,149 @@
+"""Writes down what a rank issues, one small row per event, in order."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tracer.records import Block, Position
+from tracer.rehearse.lane import IssueLane
+from tracer.rehearse.works import Work
+from traces.rehearsal import EVENTS, MESSAGES, PLACES, WHAT, WORKS, RankTables
+
+OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
+"""Kinds of events."""
+
+_COLUMNS: Final = len(EVENTS)
+
+_Row = TypeVar("_Row", bound=Hashable)
+
+
+class Message(NamedTuple):
+    """A communication, in the columns of ``traces.rehearsal.MESSAGES``."""
+
+    kind: str
+    group: int
+    size_bytes: int
+    dtype: str
+    peer: int
+    is_async: bool
+    name: str
+
+
+class Place(NamedTuple):
+    """Where in the training something is issued, in the columns of ``traces.rehearsal.PLACES``."""
+
+    kind: str
+    name: str
+    layer: int
+    step: int
+    microbatch: int
+    stage: int
+    virtual_stage: int
+
+
+class _Distinct(Generic[_Row]):
+    """Distinct rows, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.rows: dict[_Row, int] = {}
+
+    def number(self, row: _Row) -> int:
+        """Return the number of *row*."""
+        return self.rows.setdefault(row, len(self.rows))
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """Return the rows in the columns of *schema*."""
+        columns: list[Any] = list(zip(*self.rows, strict=True)) or [[] for _ in schema]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        return pa.table(arrays, schema=schema)
+
+
+class Tape:
+    """What a rank issues.
+
+    Args:
+        lane: whose turn it is.
+        position: where in the training the rank is.
+
+    Attributes:
+        stream: CUDA stream on which things are issued now.
+        allocated_bytes: memory that is in use now.
+        n_marks: marks so far.
+    """
+
+    def __init__(self, lane: IssueLane, position: Position) -> None:
+        self.stream = 0
+        self.allocated_bytes = 0
+        self.n_marks = 0
+        self._n_forgotten = 0
+        self._lane = lane
+        self._position = position
+        self._events = array("q")
+        self._works: _Distinct[Work] = _Distinct()
+        self._messages: _Distinct[Message] = _Distinct()
+        self._places: _Distinct[Place] = _Distinct()
+        self._known: dict[tuple[tuple[str, Block], int, int, int], int] = {}
+
+    @property
+    def n_events(self) -> int:
+        """Events so far."""
+        return len(self._events) // _COLUMNS
+
+    def start_again(self) -> None:
+        """Forget what was written so far; numbers go on."""
+        self._n_forgotten += self.n_events
+        del self._events[:]
+
+    def number_of(self, work: Work) -> int:
+        """Return the number by which ``op`` knows *work*."""
+        return self._works.number(work)
+
+    def op(self, number: int) -> None:
+        """A kernel is launched; *number* is that of its work."""
+        self._events.extend((OP, number, self._place(), self.stream, -1, self.allocated_bytes))
+
+    def communication(self, message: Message, sequence: int, position: Position | None = None) -> int:
+        """A communication is issued; return its number among the events."""
+        item = self._messages.number(message)
+        place = self._place(position)
+        self._events.extend((COMMUNICATION, item, place, self.stream, sequence, self.allocated_bytes))
+        return self._n_forgotten + self.n_events - 1
+
+    def note(self, what: int, item: int = -1, number: int = -1, stream: int | None = None) -> None:
+        """Something happens that orders streams."""
+        on = self.stream if stream is None else stream
+        self._events.extend((what, item, self._place(), on, number, self.allocated_bytes))
+
+    def mark(self, stream: int | None = None) -> int:
+        """A CUDA event is recorded; return its number."""
+        number, self.n_marks = self.n_marks, self.n_marks + 1
+        self.note(MARK, number, stream=stream)
+        return number
+
+    def tables(self) -> RankTables:
+        """Return what was issued."""
+        columns = np.array(self._events, np.int64).reshape(-1, _COLUMNS)
+        waits = columns[:, 0] == WAIT
+        columns[waits, 4] -= self._n_forgotten  # below 0: for what was forgotten, which nobody waits for
+        events = pa.table(
+            [pa.array(columns[:, at]).cast(field.type) for at, field in enumerate(EVENTS)], schema=EVENTS
+        )
+        works, messages = self._works.table(WORKS), self._messages.table(MESSAGES)
+        return RankTables(events, works, messages, self._places.table(PLACES))
+
+    def _place(self, at: Position | None = None) -> int:
+        at = at or self._position
+        key = (self._lane.owner, at.step, at.stage, at.microbatch)
+        found = self._known.get(key)
+        return self._met(key, at) if found is None else found
+
+    def _met(self, key: tuple[tuple[str, Block], int, int, int], at: Position) -> int:
+        kind, block = self._lane.owner
+        place = Place(kind, block.name, block.layer, at.step, at.microbatch, at.stage, at.virtual_stage)
+        self._known[key] = number = self._places.number(place)
+        return number

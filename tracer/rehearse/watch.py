@@ -1,0 +1,400 @@
+"""Sees every operator that a process issues: kernels, communications, waits, and questions for numbers."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer import internals
+from tracer.operators import OPERATORS, Operator, dtype_name, tensor_bytes
+from tracer.records import Position
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.memory import OF_KIND
+from tracer.rehearse.tape import HOST_WAIT, WAIT, Message
+from tracer.rehearse.works import SILENT, Call, Work, tensors_in, work_of
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+Kernel = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
+"""Operators in place that a fake tensor cannot go through, and need not."""
+
+FUNCTIONAL: Final[Mapping[str, str]] = {
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+    "shard_dim_alltoall": "all_to_all",
+}
+"""Functional collectives, and the kind of each."""
+
+
+class Watcher:
+    """Handles operators by what they are; ``mode`` is what Python's ``with`` takes.
+
+    Args:
+        session: the rehearsal.
+        fake: whether tensors are fake. If not, operators run as they are and are only written down.
+    """
+
+    def __init__(self, session: RehearsalSession, *, fake: bool = True) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self._session, self._torch, self._dist, self._fake = session, torch, dist, fake
+        self._FakeTensor = FakeTensor
+        self._numbers: dict[Any, int] = {}
+        self._handlers: dict[Any, Kernel] = {}
+        self._under_way: dict[int, int] = {}
+        self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
+        self._work = _work_class(dist, session.tape)
+        self._kept: list[Any] = []
+
+    def mode(self) -> Any:
+        """Return a mode that hands every operator on plain tensors to its handler."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        handlers, made, plain, fake = self._handlers, self._handler, self._plain, self._FakeTensor
+        device_of = self._torch.ops.prim.device.default
+
+        class WatchMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+            """Operators on other kinds of tensors, as DTensor, come again with their parts."""
+
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                if func is device_of:  # asked more often than everything else together
+                    tensor = args[0]
+                    if type(tensor) is fake and not tensor.fake_mode.in_kernel_invocation:
+                        return tensor.fake_device
+                for kind in types:
+                    if kind not in plain:
+                        return NotImplemented
+                return (handlers.get(func) or made(func))(func, args, kwargs or {})
+
+        return WatchMode()
+
+    def _handler(self, func: Any) -> Kernel:
+        """Return what handles *func*, found once."""
+        self._handlers[func] = handler = self._choose(func)
+        return handler
+
+    def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
+        namespace, name = func.namespace, func._schema.name.partition("::")[2]
+        full = f"{namespace}.{name}"
+        if namespace == "c10d":
+            operator = OPERATORS.get(name)
+            return _through if operator is None else self._communicating(operator, func)
+        if namespace in {"_c10d_functional", "_dtensor"}:
+            if name == "wait_tensor":
+                return self._wait_tensor
+            return self._functional(FUNCTIONAL[name]) if name in FUNCTIONAL else _through
+        if namespace == "prim" or (func.is_view and full != "aten._to_copy"):
+            return _through
+        if full in _DATA_DEPENDENT:
+            return getattr(self, _DATA_DEPENDENT[full])  # type: ignore[no-any-return]
+        if full in INERT:
+            return self._inert(full)
+        if full in SILENT:
+            return self._allocating
+        return self._computing(full)
+
+    def _computing(self, name: str) -> Kernel:
+        """Return the handler of an operator that launches a kernel."""
+        session, numbers, tape = self._session, self._numbers, self._session.tape
+        note, made, is_ours = session.stated.note, self._made, self._is_ours
+        position = session.position
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            out = func(*args, **kwargs)
+            if not is_ours(args, kwargs, out):
+                return out
+            made(out)
+            if name in _UNSHARDS:
+                self._gathered(kwargs["out"])
+            note(name, args, out)
+            if position.step >= 0:
+                key = (func, _signature(args), _signature(out))
+                number = numbers.get(key)
+                if number is None:
+                    number = numbers[key] = tape.number_of(self._priced(name, func, args, kwargs, out))
+                tape.op(number)
+            return out
+
+        return handler
+
+    def _priced(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
+        names = [argument.name for argument in func._schema.arguments]
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        positional = (*args, *(value for key, value in kwargs.items() if key != "out"))
+        return work_of(Call(name, positional, named, out))
+
+    def _inert(self, name: str) -> Kernel:
+        """Return the handler of an operator that is written down and not called."""
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            del kwargs
+            tensors = tensors_in(args[0])
+            size = 2 * sum(map(tensor_bytes, tensors))
+            work = Work(name, "memory", "", dtype_name(tensors[0]) if tensors else "", 0, size)
+            if self._session.position.step >= 0:
+                self._session.tape.op(self._session.tape.number_of(work))
+            return args[0] if func._schema.returns else None
+
+        return handler
+
+    def _allocating(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator that launches nothing but may allocate."""
+        out = func(*args, **kwargs)
+        if self._is_ours(args, kwargs, out):
+            self._made(out)
+        return out
+
+    def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """Whether an operator is one of the device: it takes or makes a fake tensor."""
+        if not self._fake:
+            return True
+        fake = self._FakeTensor
+        if type(out) is fake:
+            return True
+        return any(isinstance(tensor, fake) for tensor in (*tensors_in(out), *tensors_in(args)))
+
+    def _made(self, out: Any) -> None:
+        """Count the memory of new tensors."""
+        session = self._session
+        category = OF_KIND.get(session.lane.owner[0], "activations")
+        for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
+            session.memory.add(tensor.untyped_storage(), category)
+
+    def _gathered(self, tensors: Any) -> None:
+        """Count the memory of *tensors* as that of gathered parameters."""
+        for tensor in tensors_in(tensors):
+            self._session.memory.add(tensor.untyped_storage(), "gathered")
+            self._session.memory.move(tensor.untyped_storage(), "gathered")
+
+    # --- communication
+
+    def _communicating(self, operator: Operator, func: Any) -> Kernel:
+        """Return the handler of a ``c10d`` operator."""
+        at = internals.async_flag(func)
+        default = _default_of(func, at)
+        n_returns = len(func._schema.returns)
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            group = self._session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
+            is_async = bool(kwargs.get("async_op", args[at] if at < len(args) else default))
+            tensor = operator.tensor(args)
+            size = operator.size(args, len(group.ranks))
+            peer = group.ranks[args[operator.peer]] if operator.peer >= 0 else -1
+            number = self._issue(operator.kind, group, size, tensor, is_async=is_async, peer=peer)
+            outputs = tensors_in(list(operator.outputs(args)))
+            for output in outputs:
+                self._under_way[_storage_key(output)] = number
+            if operator.kind == "all_gather":
+                self._gathered(outputs)
+            if not self._fake:
+                return func(*args, **kwargs)
+            work = self._work(number if is_async else -1)
+            self._kept.append(work)
+            del self._kept[:-_KEPT]
+            return (args[0], work.boxed()) if n_returns > 1 else work.boxed()
+
+        return handler
+
+    def _issue(self, kind: str, group: Any, size: int, tensor: Any, *, is_async: bool, peer: int = -1) -> int:
+        """Write a communication down; return its number."""
+        session = self._session
+        position: Position | None = None
+        name = session.lane.block.name
+        if peer >= 0:
+            pair = (session.rank, peer) if kind == "send" else (peer, session.rank)
+            sequence = group.next_transfer(pair)
+            position, block = session.transfer(kind, tensor)
+            name = block.name
+        else:
+            sequence = group.next_collective()
+        if session.position.step < 0:
+            return -1
+        message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind)
+        return session.tape.communication(message, sequence, position)
+
+    def _functional(self, kind: str) -> Kernel:
+        """Return the handler of a functional collective, whose results are waited for by ``wait_tensor``."""
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            from torch.distributed.distributed_c10d import _resolve_process_group
+
+            named = next(
+                a for a in (*reversed(args), *kwargs.values()) if isinstance(a, str) and a not in _OPS
+            )
+            group = self._session.groups.of(_resolve_process_group(named))
+            out = func(*args, **kwargs)
+            self._made(out)
+            self._session.stated.note(f"{func.namespace}.{func._schema.name.partition('::')[2]}", args, out)
+            inputs, outputs = tensors_in(args[0]), tensors_in(out)
+            whole = outputs if kind == "all_gather" else inputs
+            size = sum(map(tensor_bytes, whole))
+            number = self._issue(kind, group, size, inputs[0], is_async=True)
+            for output in outputs:
+                self._under_way[_storage_key(output)] = number
+            return out
+
+        return handler
+
+    def _wait_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del kwargs
+        number = self._under_way.pop(_storage_key(args[0]), -1)
+        if number >= 0 and self._session.position.step >= 0:
+            self._session.tape.note(WAIT, number=number)
+        return func(*args) if not self._fake else args[0]
+
+    # --- numbers that nobody has
+
+    def _local_scalar_dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        if self._session.position.step >= 0:
+            self._session.tape.note(HOST_WAIT)
+        if not isinstance(tensor, self._FakeTensor) or tensor.constant is not None:
+            return func(*args, **kwargs)
+        return self._session.stated.scalar(tensor)
+
+    def _nonzero(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mask = args[0]
+        if not isinstance(mask, self._FakeTensor):
+            return func(*args, **kwargs)
+        found = self._session.stated.count_true(mask)
+        if found is None:
+            raise self._depends(func)
+        return mask.new_empty((found, mask.dim()), dtype=self._torch.int64)
+
+    def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        data, mask = args[:2]
+        if not isinstance(data, self._FakeTensor):
+            return func(*args, **kwargs)
+        found = self._session.stated.count_true(mask)
+        if found is None:
+            raise self._depends(func)
+        return data.new_empty((found,))
+
+    def _index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle indexing: by a mask, as many rows come out as it is told to have."""
+        data, indices = args[:2]
+        masks = [i for i in indices if i is not None and str(i.dtype) in {"torch.bool", "torch.uint8"}]
+        if masks and isinstance(data, self._FakeTensor):
+            if len(indices) > 1 or (found := self._session.stated.count_true(masks[0])) is None:
+                raise self._depends(func)
+            return data.new_empty((found, *data.shape[masks[0].dim() :]))
+        return self._computing("aten.index")(func, args, kwargs)
+
+    def _repeat_interleave(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counts = args[0]
+        known = kwargs.get("output_size") or self._session.stated.sum_of(counts)
+        if not isinstance(counts, self._FakeTensor):
+            return func(*args, **kwargs)
+        if known is None:
+            raise self._depends(func)
+        return counts.new_empty((known,), dtype=self._torch.int64)
+
+    def _depends(self, func: Any) -> RehearsalError:
+        where = self._session.where()
+        return RehearsalError(
+            f"{where}: {func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
+            f"give it a size in a stub file (--stub, docs/rehearse.md section 6)"
+        )
+
+
+_UNSHARDS: Final = frozenset({"fsdp.split_with_sizes_copy"})
+"""Operators whose results are whole parameters, put together out of shards."""
+
+_KEPT: Final = 4096
+"""Works that are kept alive, so that torch finds the Python object behind each; more are never under way."""
+
+_OPS: Final = frozenset(
+    {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "unused"}
+)
+"""Names of reductions, which stand among the arguments of functional collectives beside the group's."""
+
+_DATA_DEPENDENT: Final[Mapping[str, str]] = {
+    "aten._local_scalar_dense": "_local_scalar_dense",
+    "aten.nonzero": "_nonzero",
+    "aten.masked_select": "_masked_select",
+    "aten.index": "_index",
+    "aten.repeat_interleave": "_repeat_interleave",
+}
+
+
+def _through(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle an operator that is of no interest."""
+    return func(*args, **kwargs)
+
+
+def _signature(values: Any) -> Any:
+    """Return what the work of a call depends on: shapes, types and switches."""
+    if hasattr(values, "element_size"):
+        return (values.shape, values.dtype)
+    if isinstance(values, list | tuple):
+        return tuple(map(_signature, values))
+    return values if values is None or isinstance(values, bool) else 0
+
+
+def _storage_key(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _default_of(func: Any, at: int) -> bool:
+    """Return whether an operator is asynchronous if it does not say."""
+    arguments = func._schema.arguments
+    return bool(arguments[at].default_value) if at < len(arguments) else True
+
+
+def _work_class(dist: Any, tape: Any) -> Any:
+    """Return the class of works whose waits are written down."""
+
+    class RehearsedWork(dist.Work):  # type: ignore[misc]
+        """A communication that nobody carries out."""
+
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def wait(self, timeout: Any = None) -> bool:
+            """Let the current stream wait."""
+            del timeout
+            if self.number >= 0:
+                tape.note(WAIT, number=self.number)
+            return True
+
+        def is_completed(self) -> bool:
+            """Say that it is done."""
+            return True
+
+        def is_success(self) -> bool:
+            """Say that it went well."""
+            return True
+
+        def synchronize(self) -> None:
+            """Let the current stream wait."""
+            self.wait()
+
+        def get_future(self) -> Any:
+            """Return a future that is done."""
+            import torch
+
+            future: Any = torch.futures.Future()
+            future.set_result([])
+            return future
+
+    return RehearsedWork

@@ -1,0 +1,346 @@
+"""What an operator of PyTorch is to a GPU: a matrix product, attention, or memory traffic, with its size.
+
+Pure functions of shapes; importing this module does not import torch. A tensor here is anything with
+``shape``, ``dtype``, ``numel()`` and ``element_size()``. FLOPs are those that are executed: two per
+multiply-add, half of the scores under a causal mask; element-wise arithmetic counts as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from tracer.operators import dtype_name, tensor_bytes
+
+
+class Work(NamedTuple):
+    """One operation on a device, in the columns of ``traces.rehearsal.WORKS``.
+
+    Attributes:
+        name: operator, e.g. ``"aten.mm"``.
+        kind: ``"gemm"``, ``"attention"``, ``"attention_backward"`` or ``"memory"``.
+        shapes: of operands and results, for people.
+        dtype: of the operands.
+        flops: floating-point operations over all members of a batch.
+        bytes_moved: device memory read and written, each operand once.
+        m, n, k: of a product ``(m, k) @ (k, n)``; of attention queries, keys and head width.
+        batch: members of a batched product; heads over all sequences of an attention.
+        v_dim: width of a value head.
+        causal: attention skips what a causal mask hides.
+        kernels: on the device.
+        is_known: whether the formula is that of the operator, not only the bytes of its operands.
+    """
+
+    name: str
+    kind: str
+    shapes: str
+    dtype: str
+    flops: int
+    bytes_moved: int
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    v_dim: int = 0
+    causal: bool = False
+    kernels: int = 1
+    is_known: bool = True
+
+
+class Call(NamedTuple):
+    """A call of an operator.
+
+    Attributes:
+        name: of the operator without its overload, e.g. ``"aten.mm"``.
+        args: positional arguments.
+        named: arguments by name, positional ones included.
+        out: what it returned.
+    """
+
+    name: str
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+    out: Any
+
+
+KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
+"""Operators of PyTorch itself; others are custom kernels, of which only the operands are known."""
+
+SILENT: Final = frozenset(
+    {
+        "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
+        "aten.detach", "aten.detach_", "aten.alias", "aten.lift_fresh", "aten.set_", "aten.resize_",
+        "aten._unsafe_view", "aten._reshape_alias", "aten.is_same_size", "aten.sym_size", "aten.sym_stride",
+        "aten.sym_numel", "aten.sym_storage_offset", "aten.is_pinned", "aten._pin_memory",
+        "aten.record_stream", "aten._has_same_storage_numel", "aten.equal", "aten._nested_tensor_size",
+        "aten.requires_grad_", "aten.unsqueeze_", "aten.squeeze_", "aten.transpose_", "aten.t_",
+        "aten.as_strided_", "prims.device_put", "aten.split_with_sizes", "aten.unsafe_split", "aten.chunk",
+    }
+)  # fmt: skip
+"""Operators that launch no kernel although they are not declared as views."""
+
+TENSORS_PER_LAUNCH: Final = 64
+"""Tensors that one launch of a multi-tensor kernel takes: 110 to 30, by the number of lists
+(``depth_to_max_tensors`` in ATen/native/cuda/MultiTensorApply.cuh)."""
+
+ELEMENTS_PER_LAUNCH: Final = 65536 * 320
+"""Elements that one launch takes at most: ``kChunkSize * depth_to_max_blocks`` of the same file."""
+
+BACKWARD_PRODUCTS: Final = 5
+"""Matrix products of a fused attention backward; a forward has two (FlashAttention-2, arXiv:2307.08691)."""
+
+
+def tensors_in(values: Any) -> list[Any]:
+    """Return the tensors in arguments or results, lists included."""
+    if hasattr(values, "element_size"):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [tensor for value in values for tensor in tensors_in(value)]
+    if isinstance(values, dict):
+        return [tensor for value in values.values() for tensor in tensors_in(value)]
+    return []
+
+
+def work_of(call: Call) -> Work:
+    """Return what *call* is to the device."""
+    special = _PRODUCTS.get(call.name)
+    if special is not None:
+        return special(call)
+    if "attention" in call.name and call.name.startswith("aten._"):
+        return _attention(call)
+    bytes_moved = _TRAFFIC.get(call.name, _operands)(call)
+    everything = [*tensors_in(call.args), *tensors_in(call.out)]
+    return Work(
+        name=call.name,
+        kind="memory",
+        shapes=_shapes(call),
+        dtype=_dtype(everything),
+        flops=0,
+        bytes_moved=bytes_moved,
+        kernels=_launches(call),
+        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES,
+    )
+
+
+def _dtype(tensors: Sequence[Any]) -> str:
+    """Return the type of the first floating-point tensor, else of the first."""
+    floating = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
+    return dtype_name((floating or list(tensors))[0]) if tensors else ""
+
+
+def _total(tensors: Iterable[Any]) -> int:
+    return sum(map(tensor_bytes, tensors))
+
+
+def _shapes(call: Call) -> str:
+    """Return the shapes of operands and results in a few words."""
+
+    def words(values: Any) -> str:
+        shapes = ["x".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(values)]
+        shown = ", ".join(shapes[:4])
+        return f"{shown}, {len(shapes) - 4} more" if len(shapes) > 4 else shown
+
+    return f"{words(call.args)} -> {words(call.out)}"
+
+
+def _launches(call: Call) -> int:
+    """Return the kernels of *call*: one, unless it goes over lists of tensors."""
+    if "_foreach_" not in call.name and "_fused_adam" not in call.name:
+        return 1
+    first = next((a for a in call.args if isinstance(a, list | tuple) and a), ())
+    n_elements = sum(int(tensor.numel()) for tensor in first)
+    return max(-(-len(first) // TENSORS_PER_LAUNCH), -(-n_elements // ELEMENTS_PER_LAUNCH), 1)
+
+
+def _product(
+    call: Call, operand: Any, shape: tuple[int, int, int], *, batch: int = 1, extra_bytes: int = 0
+) -> Work:
+    m, n, k = shape
+    width = operand.element_size()
+    out = next(iter(tensors_in(call.out)))
+    moved = ((m * k + k * n) * width + m * n * out.element_size()) * batch + extra_bytes
+    return Work(
+        name=call.name,
+        kind="gemm",
+        shapes=_shapes(call),
+        dtype=dtype_name(operand),
+        flops=2 * m * n * k * batch,
+        bytes_moved=moved,
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+    )
+
+
+def _mm(call: Call) -> Work:
+    a, b = call.args[:2]
+    return _product(call, a, (a.shape[0], b.shape[1], a.shape[1]))
+
+
+def _addmm(call: Call) -> Work:
+    bias, a, b = call.args[:3]
+    return _product(call, a, (a.shape[0], b.shape[1], a.shape[1]), extra_bytes=tensor_bytes(bias))
+
+
+def _bmm(call: Call) -> Work:
+    a, b = call.args[-2:] if call.name == "aten.bmm" else call.args[1:3]
+    return _product(call, a, (a.shape[1], b.shape[2], a.shape[2]), batch=a.shape[0])
+
+
+def _grouped(call: Call) -> Work:
+    """Products of experts: rows of the one operand are dealt out over the members of the other, evenly."""
+    a, b = call.args[:2]
+    out = next(iter(tensors_in(call.out)))
+    members = next(t.shape[0] for t in (b, a, out) if len(t.shape) == 3)
+    flops = (
+        2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (members if len(a.shape) == len(b.shape) == 3 else 1)
+    )
+    m, n = (
+        (a.shape[-2], b.shape[-1]) if len(out.shape) == 3 else (max(a.shape[-2] // members, 1), b.shape[-1])
+    )
+    k = max(flops // (2 * m * n * members), 1)
+    return _product(call, a, (m, n, k), batch=members)
+
+
+def _convolution(call: Call) -> Work:
+    """A convolution as the matrix product that it is; a backward has one per gradient that is asked for."""
+    named = call.named
+    weight, channels = named["weight"], named["weight"].shape[0]
+    data = named["input"]
+    backward = "grad_output" in named
+    result = named["grad_output"] if backward else next(iter(tensors_in(call.out)))
+    pixels = result.shape[0] * prod(result.shape[2:])
+    one = _product(call, data, (pixels, channels, prod(weight.shape[1:])))
+    asked = sum(map(bool, named.get("output_mask", (True,))[:2])) if backward else 1
+    return one._replace(flops=one.flops * asked, bytes_moved=one.bytes_moved * asked, kernels=asked)
+
+
+_PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
+    {
+        "aten.mm": _mm,
+        "aten._int_mm": _mm,
+        "aten._scaled_mm": _mm,
+        "aten.addmm": _addmm,
+        "aten.bmm": _bmm,
+        "aten.baddbmm": _bmm,
+        "aten._grouped_mm": _grouped,
+        "aten.convolution": _convolution,
+        "aten.convolution_backward": _convolution,
+    }
+)
+
+
+def _attention(call: Call) -> Work:
+    """Fused attention, forward or backward, over tensors of shape (batch, heads, tokens, width)."""
+    backward = "backward" in call.name
+    q, k, v = call.args[1:4] if backward else call.args[:3]
+    n_seen = q.shape[-2] * k.shape[-2]
+    causal = bool(call.named.get("is_causal", False))
+    if causal:
+        n_seen //= 2
+    heads = prod(q.shape[:-2])
+    flops = 2 * heads * n_seen * (q.shape[-1] + v.shape[-1])
+    moved = _total([q, k, v]) + tensor_bytes(q) // q.shape[-1] * v.shape[-1]
+    return Work(
+        name=call.name,
+        kind="attention_backward" if backward else "attention",
+        shapes=_shapes(call),
+        dtype=dtype_name(q),
+        flops=flops * BACKWARD_PRODUCTS // 2 if backward else flops,
+        bytes_moved=2 * moved if backward else moved,
+        m=q.shape[-2],
+        n=k.shape[-2],
+        k=q.shape[-1],
+        batch=heads,
+        v_dim=v.shape[-1],
+        causal=causal,
+    )
+
+
+def _operands(call: Call) -> int:
+    """Every operand is read once, every result written once; what an operator changes in place is both."""
+    written = tensors_in(call.named.get("out"))
+    read = {id(tensor): tensor for tensor in tensors_in(call.args)}
+    for tensor in written:
+        read.pop(id(tensor), None)
+    results = tensors_in(call.out) or written
+    if not results and call.name.endswith("_"):  # foreach operators in place return nothing
+        results = tensors_in(call.args[0])
+    return _total(read.values()) + _total(results)
+
+
+def _written(call: Call) -> int:
+    return _total(tensors_in(call.out) or tensors_in(call.args[:1]))
+
+
+def _copied(call: Call) -> int:
+    """The first operand is written and not read."""
+    return _total(tensors_in(call.args[1:])) + _total(tensors_in(call.args[0]))
+
+
+def _picked(call: Call) -> int:
+    """Of the first operand only what is picked is read."""
+    return 2 * _total(tensors_in(call.out)) + _total(tensors_in(call.args[1:]))
+
+
+def _put(call: Call) -> int:
+    """What is put somewhere is read, and read, added to and written where it goes."""
+    return 3 * _total(tensors_in(call.args[-1:])) + _total(tensors_in(call.args[1:-1]))
+
+
+def _embedding_backward(call: Call) -> int:
+    """Zeros are written, then a row is read, added to and written for every token."""
+    return 3 * tensor_bytes(call.args[0]) + tensor_bytes(call.args[1]) + _total(tensors_in(call.out))
+
+
+def _adam(call: Call) -> int:
+    """Parameters, gradients and two moments are read; all but the gradients are written."""
+    lists = [tensors_in(value) for value in call.args[:4]]
+    return sum(map(_total, lists)) + _total(lists[0]) + _total(lists[2]) + _total(lists[3])
+
+
+def _one_of_each_row(call: Call) -> int:
+    """The loss reads one logit of each row."""
+    return 2 * _total(tensors_in(call.args[1:2])) + _total(tensors_in(call.out))
+
+
+def _gathered(call: Call) -> int:
+    """Shards are copied to their place in the buffer that is gathered."""
+    return 2 * _total(tensors_in(call.args[0]))
+
+
+_TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
+    {
+        "aten.copy_": _copied,
+        "aten._foreach_copy_": _copied,
+        "aten.fill_": _written,
+        "aten.zero_": _written,
+        "aten._foreach_zero_": _written,
+        "aten.full_like": _written,
+        "aten.zeros_like": _written,
+        "aten.ones_like": _written,
+        "aten.new_zeros": _written,
+        "aten.new_full": _written,
+        "aten.normal_": _written,
+        "aten.uniform_": _written,
+        "aten.embedding": _picked,
+        "aten.index": _picked,
+        "aten.index_select": _picked,
+        "aten.gather": _picked,
+        "aten.index_put_": _put,
+        "aten.index_put": _put,
+        "aten.index_add_": _put,
+        "aten.index_add": _put,
+        "aten.scatter_add_": _put,
+        "aten.embedding_dense_backward": _embedding_backward,
+        "aten.nll_loss_forward": _one_of_each_row,
+        "aten.nll_loss_backward": _written,
+        "aten._fused_adam_": _adam,
+        "aten._fused_adamw_": _adam,
+        "fsdp.all_gather_copy_in": _gathered,
+    }
+)
+"""Traffic of operators that do not read every operand once and write every result once."""

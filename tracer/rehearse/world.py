@@ -1,0 +1,174 @@
+"""A world of processes of which only this one is there: groups, meshes, and collectives of Python objects."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from traces.info import stable_group_id
+from traces.layout import Group
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
+"""Methods of a mesh that compute nothing."""
+
+
+class World:
+    """The groups of a world.
+
+    Args:
+        rank: who this process is.
+        world_size: number of ranks.
+
+    Attributes:
+        made: ranks and description of every group that the script has made, by torch's name of it.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.made: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._n_asked = 0
+
+    def install(self) -> None:
+        """Replace how processes meet; torch must have been imported."""
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
+        self._dist: Any = dist
+        anywhere: Any = c10d
+        self._join, self._new_group = c10d.init_process_group, c10d.new_group
+        for name, function in (
+            ("init_process_group", self._joined),
+            ("new_group", self._made_group),
+            *_object_collectives(dist),
+        ):
+            for module in (anywhere, self._dist):
+                setattr(module, name, function)
+        anywhere.monitored_barrier = self._dist.monitored_barrier = lambda *args, **kwargs: None
+        _meshes_without_fakes()
+        _reduce_as_nccl()
+
+    def groups(self, session: RehearsalSession) -> tuple[Group, ...]:
+        """Return every group that was made; one that this rank is not in has the axis of its like."""
+        own = {group.id: group for group in session.groups.table()}
+        axes = {name: session.groups.axis_of_name(name) for name in self.made}
+        by_words = {words: axis for name, (_, words) in self.made.items() if (axis := axes[name])}
+        for name, (ranks, words) in self.made.items():
+            number = stable_group_id(name, ranks)
+            found = by_words.get(words) if words not in {"", "undefined"} else None
+            if number not in own and found and len(ranks) > 1:
+                own[number] = Group(id=number, axis=found, ranks=ranks)
+        return tuple(own[number] for number in sorted(own))
+
+    def _joined(self, *args: Any, **kwargs: Any) -> None:
+        """Join the world, whatever backend and rendezvous are asked for."""
+        del args, kwargs
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        self._join("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+
+    def _made_group(self, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Make a group, and remember those of others, too."""
+        del args
+        chosen = {
+            name: kwargs[name] for name in ("use_local_synchronization", "group_desc") if name in kwargs
+        }
+        before = set(self._names())
+        group = self._new_group(ranks, **chosen)
+        members = tuple(range(self.world_size) if ranks is None else sorted(ranks))
+        name = str(next(iter(set(self._names()) - before), f"other-{len(self.made)}"))
+        self.made[name] = (members, str(kwargs.get("group_desc") or ""))
+        return group
+
+    @staticmethod
+    def _names() -> list[str]:
+        from torch.distributed import distributed_c10d as c10d
+
+        return list(c10d._world.pg_names.values())
+
+
+def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
+    """Return collectives of Python objects, as if every rank had sent what this one has."""
+
+    def all_gather(found: list[Any], mine: Any, group: Any = None) -> None:
+        found[:] = [mine] * dist.get_world_size(group)
+
+    def gather(
+        mine: Any, found: list[Any] | None = None, dst: Any = None, group: Any = None, **_: Any
+    ) -> None:
+        del dst
+        if found is not None:
+            found[:] = [mine] * dist.get_world_size(group)
+
+    def scatter(mine: list[Any], everything: Any = None, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        if everything:
+            mine[0] = everything[0]
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    return [
+        ("all_gather_object", all_gather),
+        ("gather_object", gather),
+        ("scatter_object_list", scatter),
+        ("broadcast_object_list", nothing),
+    ]
+
+
+def _meshes_without_fakes() -> None:
+    """Let meshes compute with real numbers: they ask for elements. Every device is the processor."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed import device_mesh as module
+
+    def real(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
+
+        return inner
+
+    kind: Any = module.DeviceMesh
+    for name, value in list(vars(kind).items()):
+        if name in UNPATCHED:
+            continue
+        if isinstance(value, staticmethod):
+            setattr(kind, name, staticmethod(real(value.__func__)))
+        elif callable(value) and not isinstance(value, type | classmethod):
+            setattr(kind, name, real(value))
+    made, original = kind.__init__, module.init_device_mesh
+
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        del device_type
+        made(self, "cpu", *args, **kwargs)
+
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        del device_type
+        return real(original)("cpu", *args, **kwargs)
+
+    kind.__init__ = init
+    import torch.distributed as dist
+
+    for place in (module, dist):
+        anywhere: Any = place
+        anywhere.init_device_mesh = init_device_mesh
+
+
+def _reduce_as_nccl() -> None:
+    """Let FSDP2 average in the reduction itself, as it does over NCCL, not in kernels of its own."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as module
+
+    original = module._get_gradient_divide_factors
+
+    def factors(*args: Any, **kwargs: Any) -> Any:
+        replaced = ["cuda" if value == "cpu" else value for value in args]
+        named = {name: "cuda" if value == "cpu" else value for name, value in kwargs.items()}
+        return original(*replaced, **named)
+
+    anywhere: Any = module
+    anywhere._get_gradient_divide_factors = factors

@@ -1,0 +1,244 @@
+"""A rehearsal: what chosen ranks of a training would do, without a clock. Tracer writes, simulator reads.
+
+A rehearsal is the folder ``rehearsal`` of a run directory: ``rehearsal.json`` (``Rehearsal``) and a folder
+per rehearsed rank with four tables (``RankTables``). Format: docs/rehearse.md, section 5.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from traces.errors import RunError
+from traces.info_values import info_values
+from traces.layout import Group, Layout
+from traces.writer import file_options, write_atomically
+
+REHEARSAL_VERSION: Final = 1
+"""Version of the format; readers refuse a newer one."""
+
+FOLDER: Final = "rehearsal"
+"""Folder of a run directory that holds it."""
+
+EVENTS: Final = pa.schema(
+    [
+        pa.field("what", pa.int8(), nullable=False),  # index into WHAT
+        pa.field("item", pa.int32(), nullable=False),  # row of works or messages; mark; -1
+        pa.field("place", pa.int32(), nullable=False),  # row of places
+        pa.field("stream", pa.int16(), nullable=False),  # CUDA stream on which it is issued; 0 is the default
+        pa.field("number", pa.int64(), nullable=False),  # communication: sequence; wait: the event waited for
+        pa.field("allocated_bytes", pa.int64(), nullable=False),  # memory after it was issued
+    ]
+)
+"""What a rank issues, in order."""
+
+WHAT: Final = ("op", "communication", "wait", "mark", "wait_mark", "host_wait")
+"""Kinds of events.
+
+op: a kernel. communication: it starts when its stream has come to it; an asynchronous one lets its stream go
+on. wait: the stream goes on when the communication of event ``number`` is complete. mark: a CUDA event is
+recorded. wait_mark: the stream goes on when the mark ``item`` is reached. host_wait: the host waits for the
+stream, as for ``Tensor.item``.
+"""
+
+WORKS: Final = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),  # operator, e.g. aten.mm
+        pa.field("kind", pa.string(), nullable=False),  # gemm, attention, attention_backward, memory
+        pa.field("shapes", pa.string(), nullable=False),  # operands -> results, for people
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("flops", pa.int64(), nullable=False),
+        pa.field("bytes_moved", pa.int64(), nullable=False),
+        pa.field("m", pa.int64(), nullable=False),
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("k", pa.int64(), nullable=False),
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("v_dim", pa.int64(), nullable=False),
+        pa.field("causal", pa.bool_(), nullable=False),
+        pa.field("kernels", pa.int32(), nullable=False),
+        pa.field("is_known", pa.bool_(), nullable=False),  # False: priced by the bytes of its operands alone
+    ]
+)
+"""The distinct operations of a rank."""
+
+MESSAGES: Final = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("peer", pa.int32(), nullable=False),  # global rank, -1: a collective
+        pa.field("is_async", pa.bool_(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+    ]
+)
+"""The distinct communications of a rank."""
+
+PLACES: Final = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),  # forward, backward, ..., as in the timeline
+        pa.field("name", pa.string(), nullable=False),  # block of the model
+        pa.field("layer", pa.int32(), nullable=False),
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("microbatch", pa.int32(), nullable=False),
+        pa.field("stage", pa.int32(), nullable=False),
+        pa.field("virtual_stage", pa.int32(), nullable=False),
+    ]
+)
+"""Where in the training events are."""
+
+
+class RankTables(NamedTuple):
+    """What one rank does: tables in the columns of ``EVENTS``, ``WORKS``, ``MESSAGES`` and ``PLACES``."""
+
+    events: pa.Table
+    works: pa.Table
+    messages: pa.Table
+    places: pa.Table
+
+
+_SCHEMAS: Final = (EVENTS, WORKS, MESSAGES, PLACES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """Description of a rehearsal, as stored in ``rehearsal.json``.
+
+    Attributes:
+        world_size: number of ranks of the world that was acted out.
+        ranks: those that were run.
+        representatives: index rank, value the rehearsed rank that stands for it.
+        name: what a person calls it.
+        command: the script and its arguments.
+        layout: parallel degrees, None if the groups do not tell.
+        groups: every process group that the script made.
+        model: description of the model.
+        job: shape of the input, schedule, sharding, tokens per step and the like.
+        memory: by rank, peak bytes by category.
+        stated: what the script wanted to know of numbers that nobody computed, and what it was told.
+        notes: what differs from the run that is acted out, as sentences.
+        checked: how the representatives were checked.
+        versions: of the programs that made it.
+        format_version: of the format.
+    """
+
+    world_size: int
+    ranks: tuple[int, ...]
+    representatives: tuple[int, ...]
+    name: str = ""
+    command: tuple[str, ...] = ()
+    layout: Layout | None = None
+    groups: tuple[Group, ...] = ()
+    model: Mapping[str, Any] | None = None
+    job: Mapping[str, Any] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    stated: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    format_version: int = REHEARSAL_VERSION
+
+    def to_json(self) -> str:
+        """Return the text of ``rehearsal.json``."""
+        document = {name: getattr(self, name) for name in self.__slots__}
+        document["layout"] = None if self.layout is None else self.layout.degrees
+        document["groups"] = [asdict(group) for group in self.groups]
+        return json.dumps(document, allow_nan=False, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> Rehearsal:
+        """Return the description in *text*.
+
+        Raises:
+            RunError: *text* does not describe a rehearsal, or one of a newer format.
+        """
+        try:
+            document = json.loads(text)
+            version = document["format_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{source} does not describe a rehearsal: {error}") from error
+        if not isinstance(version, int) or version > REHEARSAL_VERSION:
+            raise RunError(
+                f"{source} has format version {version!r}, this foretrace reads up to {REHEARSAL_VERSION}; "
+                "install a newer foretrace"
+            )
+        try:
+            values = info_values({"origin": "", **document}, ("origin", *_SHARED))
+            del values["origin"]
+            lists = {name: tuple(document.get(name, ())) for name in _LISTS}
+            plain = {name: document[name] for name in _PLAIN if name in document}
+            return cls(**{**values, **lists, **plain})
+        except (TypeError, ValueError) as error:
+            raise RunError(f"{source} does not describe a rehearsal: {error}") from error
+
+
+_SHARED: Final = ("world_size", "layout", "groups", "model")
+"""Keys that ``run.json`` has, too."""
+
+_LISTS: Final = ("ranks", "representatives", "command", "stated", "notes", "checked")
+
+_PLAIN: Final = ("name", "job", "memory", "versions", "format_version")
+
+
+def rehearsal_folder(path: str | Path) -> Path:
+    """Return the folder of the rehearsal in the run directory *path*, or *path* if it is that folder.
+
+    Raises:
+        RunError: there is none.
+    """
+    for folder in (Path(path) / FOLDER, Path(path)):
+        if (folder / "rehearsal.json").is_file():
+            return folder
+    raise RunError(f"{path} holds no rehearsal: foretrace rehearse -o {path} -- SCRIPT makes one")
+
+
+def read_rehearsal(path: str | Path) -> Rehearsal:
+    """Return the description of the rehearsal in the run directory *path*.
+
+    Raises:
+        RunError: there is none, or it cannot be read.
+    """
+    file = rehearsal_folder(path) / "rehearsal.json"
+    return Rehearsal.from_json(file.read_text(encoding="utf-8"), str(file))
+
+
+def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> None:
+    """Write ``rehearsal.json`` into *folder*, in one step."""
+    write_atomically(folder / "rehearsal.json", rehearsal.to_json())
+
+
+def rank_file(folder: Path, rank: int, part: str) -> Path:
+    """Return the file of one of the tables of *rank*."""
+    return folder / f"rank-{rank:05d}" / f"{part}.arrow"
+
+
+def write_rank(folder: Path, rank: int, tables: RankTables) -> None:
+    """Write what *rank* does below *folder*."""
+    for part, table, schema in zip(RankTables._fields, tables, _SCHEMAS, strict=True):
+        file = rank_file(folder, rank, part)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with ipc.new_file(str(file), schema, options=file_options()) as writer:
+            writer.write_table(table.cast(schema))
+
+
+def read_rank(folder: Path, rank: int) -> RankTables:
+    """Return what *rank* does.
+
+    Raises:
+        RunError: a table is missing or damaged.
+    """
+    found = []
+    for part, schema in zip(RankTables._fields, _SCHEMAS, strict=True):
+        file = rank_file(folder, rank, part)
+        try:
+            with pa.memory_map(str(file)) as source:
+                found.append(ipc.open_file(source).read_all().select(schema.names).cast(schema))
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+            raise RunError(f"{file} cannot be read: {error}") from error
+    return RankTables(*found)
