@@ -9,7 +9,7 @@ from simulator.errors import JobError
 from simulator.job import Job
 from simulator.models.model import Model
 from simulator.schedules import Action, Plan, pairs, plan
-from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from simulator.workload.ops import Block
 
 
@@ -113,7 +113,7 @@ def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
 
     found = [[unit(layer) for layer in layers] for layers in stage_layers(job, n_stages)]
     found[0].insert(0, Unit(-1, (embedding_block(job),)))
-    found[-1].append(Unit(-1, (head_block(job),)))
+    found[-1].append(Unit(-1, head_blocks(job)))
     return [tuple(units) for units in found]
 
 

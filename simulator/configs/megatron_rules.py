@@ -149,11 +149,11 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "qk-head-dim": Use("qk_head_dim", whole),
         "qk-pos-emb-head-dim": Use("model.rope_head_dim", whole),
         "v-head-dim": Use("model.v_head_dim", whole),
+        "mtp-num-layers": Use("model.n_mtp", whole),
         # What does not count.
         "save-interval": Leave("--checkpoint-every and --checkpoint-bytes-per-s count what it costs"),
         "rampup-batch-size": Leave("the batch at the start: steps are simulated at the full one"),
         "expert-tensor-parallel-size": Leave("experts are split over as many ranks as --tp here"),
-        "mtp-num-layers": Leave("multi-token prediction is not simulated"),
         "tp-comm-bootstrap-backend": _LAUNCH,
         "use-tp-pp-dp-mapping": Leave("--placement says which rank runs where"),
         "num-distributed-optimizer-instances": Leave("--shard-ranks spreads a copy over fewer ranks"),

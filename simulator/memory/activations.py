@@ -61,15 +61,22 @@ def _saved_bytes(job: Job, layer: int) -> int:
 
 
 def head_bytes(job: Job) -> int:
-    """Return what one micro-batch keeps of the head beside logits: inputs of norm and matrix."""
-    found = 2 * hidden_bytes(job, tokens_per_shard(job))
+    """Return what one micro-batch keeps of the head beside logits: inputs of norm and matrix.
+
+    A module for multi-token prediction keeps as much again, both inputs of its norms and of the matrix that
+    joins them, and its layer.
+    """
+    shard = hidden_bytes(job, tokens_per_shard(job))
+    found = 2 * shard
     if job.profile.keeps_gathered_inputs:
-        found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, tokens_per_shard(job))
-    return found
+        found += hidden_bytes(job, tokens_per_rank(job)) - shard
+    if not job.model.n_mtp:
+        return found
+    return found + job.model.n_mtp * (found + 4 * shard + kept_bytes(job, job.model.n_layers - 1))
 
 
 def n_logits(job: Job) -> int:
-    """Return the number of logits of one micro-batch on a rank of the last stage."""
+    """Return the number of logits of one micro-batch on a rank of the last stage, in one pass of the head."""
     return tokens_per_rank(job) * share(job.model.vocab, job.layout.tp)
 
 
@@ -78,13 +85,14 @@ def logits_bytes(job: Job, in_flight: int, *, working: bool = True) -> int:
 
     With *working*, one micro-batch also has its logits in ``job.precision`` and what the loss computes from
     them, as the framework does it. A compiled loss keeps logits and makes their gradient, in that precision.
+    Every module for multi-token prediction has logits of its own.
     """
     framework, width = job.profile, DTYPE_BYTES[job.precision]
     if framework.compiles_loss and not is_separate(job, "loss"):
-        return n_logits(job) * width * (in_flight + working)
+        return n_logits(job) * width * (in_flight * (1 + job.model.n_mtp) + working)
     uncast = 4 - 6 if job.precision == "fp32" else 0
     beside = max(framework.logits_working_bytes + uncast, 0) if working else 0
-    return n_logits(job) * (framework.logits_kept_bytes * in_flight + beside)
+    return n_logits(job) * (framework.logits_kept_bytes * in_flight * (1 + job.model.n_mtp) + beside)
 
 
 def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:

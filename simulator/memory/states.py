@@ -8,6 +8,7 @@ from typing import NamedTuple
 from simulator.job import Job
 from simulator.models.model import Linear, share
 from simulator.workload.lora import NF4_BITS, adapter_params
+from simulator.workload.mtp import copied_embedding_params, join_linear
 from simulator.workload.ops import DTYPE_BYTES
 
 
@@ -80,8 +81,24 @@ def sharding_units(job: Job, layers: Sequence[int], *, first: bool, last: bool) 
         found.append(kinds[model.is_moe(layer)])
     if last:
         own_head = not model.tied_embeddings or not first
-        found.append(Unit(model.norm_params + (model.head_params(tp) if own_head else 0), 0))
+        found.append(_head_unit(job, model.head_params(tp) if own_head else 0))
     return found
+
+
+def _head_unit(job: Job, own_params: int) -> Unit:
+    """Return the norm, the *own_params* of the head, and the modules for multi-token prediction."""
+    model = job.model
+    head = Unit(model.norm_params + own_params, 0)
+    if not model.n_mtp:
+        return head
+    layer, join = _layer_unit(job, model.n_layers - 1), join_linear(job)
+    each = 3 * model.norm_params + join.params + layer.dense
+    return Unit(
+        dense=head.dense + model.n_mtp * each + copied_embedding_params(job),
+        experts=model.n_mtp * layer.experts,
+        matrices=model.n_mtp * layer.matrices,
+        adapters=model.n_mtp * layer.adapters,
+    )
 
 
 def _layer_unit(job: Job, layer: int) -> Unit:

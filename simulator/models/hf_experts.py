@@ -28,7 +28,7 @@ def _qwen3_moe(config: Config) -> Shape:
 
 
 def _deepseek(config: Config) -> Shape:
-    """DeepSeek V2 and V3; the multi-token-prediction layer of V3 is not part of the model here."""
+    """DeepSeek V2 and V3; multi-token prediction of V3 is left out, as transformers do: set ``n_mtp``."""
     nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
     return {
         **llama(config),

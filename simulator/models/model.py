@@ -44,7 +44,7 @@ _AT_LEAST_ONE = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "voc
 _NOT_NEGATIVE = (
     *("ffn_hidden", "n_experts", "top_k", "moe_ffn_hidden", "n_shared_experts", "n_dense_layers"),
     *("q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "max_positions"),
-    *("window", "global_every", "extra_params"),
+    *("window", "global_every", "extra_params", "n_mtp"),
 )
 
 
@@ -74,6 +74,8 @@ class Model:
         global_every: with a window, every so many layers the last one sees everything; 0 means none does.
         causal: a token sees only those before it; false for encoders.
         extra_params: others outside the layers: token types, a norm after the embedding, a pooler.
+        n_mtp: modules behind the last layer that predict tokens further ahead (multi-token prediction), each
+            with a layer like the last; published parameter counts leave them out, and so does ``n_params``.
         dropout: whether dropout is on, so that its masks are kept for backward.
         n_experts: routed experts of a mixture-of-experts layer; 0 means a dense model.
         top_k: routed experts that each token visits.
@@ -113,6 +115,7 @@ class Model:
     global_every: int = 0
     causal: bool = True
     extra_params: int = 0
+    n_mtp: int = 0
     dropout: bool = False
     n_experts: int = 0
     top_k: int = 0
@@ -259,6 +262,15 @@ class Model:
         return self.embedding_params() + layers + self.norm_params + head
 
     @property
+    def n_mtp_params(self) -> int:
+        """Parameters of the modules for multi-token prediction, beside ``n_params``; they share both ends.
+
+        Each has two norms, a matrix that joins two hidden states, a layer like the last one, and a norm.
+        """
+        join = 2 * self.hidden * self.hidden
+        return self.n_mtp * (3 * self.norm_params + join + self.layer_params(self.n_layers - 1))
+
+    @property
     def n_active_params(self) -> int:
         """Number of parameters that one token meets, embedding included: ``top_k`` of the routed experts."""
         idle = sum(self.expert_params(layer) for layer in range(self.n_layers))
@@ -278,6 +290,7 @@ class Model:
     def flops_per_token(self, seq_len: int, *, causal: bool = False) -> int:
         """Return model FLOPs of forward and backward per token, without any recomputation.
 
+        Modules for multi-token prediction count, each with its matrix, its layer and its pass of the head.
         ``6 N + 12 L H Q T``: N the weights a token is multiplied by (output matrix included, embedding lookup
         not), L layers, H heads, Q head width, T = *seq_len*. Backward costs twice the forward.
 
@@ -287,10 +300,12 @@ class Model:
                 it whole, as PaLM (arXiv:2204.02311, appendix B) and Megatron-LM (arXiv:2104.04473, eq. 3) do;
                 MFU is stated with the default.
         """
-        weights = sum(self.matmul_params(layer) for layer in range(self.n_layers)) + self.head_params()
+        layers = [*range(self.n_layers), *[self.n_layers - 1] * self.n_mtp]
+        weights = sum(self.matmul_params(layer) for layer in layers)
+        weights += (1 + self.n_mtp) * self.head_params() + self.n_mtp * 2 * self.hidden * self.hidden
         per_key = 2 * self.n_heads * (self.head_dim + self.value_head_dim)
         seen = 0.0
-        for layer in range(self.n_layers):
+        for layer in layers:
             window = min(self.window_of(layer) or seq_len, seq_len)
             seen += window * (1 - window / (2 * seq_len)) if causal and seq_len else window
         return 6 * weights + round(3 * per_key * seen)

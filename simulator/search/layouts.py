@@ -31,7 +31,7 @@ from simulator.program import Int64Array
 from simulator.schedules import ACTION_KINDS, has_two_copies, held_stages, plan
 from simulator.search.schedule_program import ScheduleProgram, schedule_program
 from simulator.workload.linear import hidden_bytes, tokens_per_shard
-from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from simulator.workload.recompute import as_kept, recomputes
 from topologies.cluster import Cluster
 from topologies.placement import place
@@ -145,7 +145,7 @@ class PipelineTimes:
         """Return how long each kind of action takes in a layer; -1: the embedding, ``n_layers``: the head."""
         if key not in self._units:
             if layer in (-1, job.model.n_layers):
-                unit = Unit(-1, ((embedding_block if layer < 0 else head_block)(job),))
+                unit = Unit(-1, (embedding_block(job),) if layer < 0 else head_blocks(job))
             else:
                 unit = Unit(layer, layer_blocks(job, layer))
             costs = Costs(self._groups_of(job), self._network, folded=False)

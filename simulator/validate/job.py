@@ -118,14 +118,15 @@ def model_of(row: Row) -> Model:
     name = row.text("model", "a model")
     base = _preset(name)
     if base is not None and not row.text("heads"):
-        return replace(base, name=name, n_layers=row.integer("layers", base.n_layers))
+        layers = row.integer("layers", base.n_layers)
+        return replace(base, name=name, n_layers=layers, n_mtp=_mtp(base, layers))
     arch, hidden, heads = row.text("arch"), row.integer("hidden"), row.integer("heads")
     layers = row.integer("layers")
     if arch == "moe-mla":
         if base is None or not base.kv_lora_rank:
             raise TableError(f"model {name!r}: the widths of its latent attention are not given")
         dense = layers - row.integer("moe_layers", layers)
-        return replace(base, name=name, n_layers=layers, n_dense_layers=dense)
+        return replace(base, name=name, n_layers=layers, n_dense_layers=dense, n_mtp=_mtp(base, layers))
     if base is not None and (base.hidden, base.n_heads) == (hidden, heads):
         return _over(base, row, name=name, n_layers=layers)
     gpt = arch == "gpt"
@@ -149,6 +150,11 @@ def model_of(row: Row) -> Model:
     )
 
 
+def _mtp(base: Model, layers: int) -> int:
+    """Return the modules for multi-token prediction: a model cut to fewer layers is cut before them."""
+    return base.n_mtp if layers == base.n_layers else 0
+
+
 def _over(base: Model, row: Row, *, name: str, n_layers: int) -> Model:
     """Return the preset *base* with what *row* says of sizes: windows, norms and biases are in no column."""
     sizes: dict[str, Any] = {
@@ -159,7 +165,7 @@ def _over(base: Model, row: Row, *, name: str, n_layers: int) -> Model:
         "tied_embeddings": row.flag("tied_emb", default=base.tied_embeddings),
     }
     experts: dict[str, Any] = _experts(row, n_layers) if row.integer("experts", 0) else {}
-    return replace(base, name=name, n_layers=n_layers, **sizes, **experts)
+    return replace(base, name=name, n_layers=n_layers, n_mtp=_mtp(base, n_layers), **sizes, **experts)
 
 
 def _experts(row: Row, layers: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What a micro-batch does on one rank, block by block.
 
 The public face of the workload: types from ``simulator.workload.ops``, blocks from
-``simulator.workload.attention``, ``simulator.workload.mlp`` and ``simulator.workload.ends``.
+``simulator.workload.attention``, ``simulator.workload.mlp``, ``simulator.workload.ends`` and
+``simulator.workload.mtp``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from simulator.job import Job
 from simulator.workload.attention import attention_block
 from simulator.workload.ends import embedding_block, head_block, optimizer_ops
 from simulator.workload.mlp import mlp_block
+from simulator.workload.mtp import head_blocks
 from simulator.workload.ops import DTYPE_BYTES, PHASES, Block, Comm, Op, Phase
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Phase",
     "embedding_block",
     "head_block",
+    "head_blocks",
     "layer_blocks",
     "optimizer_ops",
 ]

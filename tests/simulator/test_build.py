@@ -24,7 +24,7 @@ from simulator.job import SHARDINGS, Job
 from simulator.models.sources import load_model
 from simulator.network.cost import Network
 from simulator.program import Program, Transfer
-from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from simulator.workload.ops import DTYPE_BYTES
 from topologies.catalog import load_cluster
 from traces.layout import Layout
@@ -136,7 +136,7 @@ def test_work_of_a_step_is_the_work_of_its_blocks(job: Job) -> None:
     for pp, layers in enumerate(split_layers(job.model.n_layers, job.layout.pp)):
         blocks = [block for layer in layers for block in layer_blocks(job, layer)]
         blocks += [embedding_block(job)] if pp == 0 else []
-        blocks += [head_block(job)] if pp == job.layout.pp - 1 else []
+        blocks += head_blocks(job) if pp == job.layout.pp - 1 else []
         items = [item for block in blocks for phase in phases for item in block.phases[phase]]
         expected = sum(getattr(item, "flops", 0) for item in items) * job.n_microbatches * job.n_steps
         rank = job.layout.rank(job.layout.coord(0)._replace(pp=pp))

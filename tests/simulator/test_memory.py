@@ -372,3 +372,24 @@ def test_a_ring_and_heads_dealt_out_hold_fewer_keys_at_once_than_a_gather() -> N
         for name in ("ulysses", "ring", "all_gather")
     ]
     assert held[0] < held[1] < held[2]
+
+
+def test_multi_token_prediction_is_held_by_the_last_stage() -> None:
+    """States of its own parameters and of a copy of the embedding; kept: a layer, inputs, and more logits."""
+    model = replace(cut("deepseek-v3", 8), n_mtp=1)
+    some = job(model, Layout(pp=2), sharding="ddp")
+    with_it, without = (
+        stage_memory(one, range(4, 8), 1, 1, first=False, last=True)
+        for one in (some, replace(some, model=replace(model, n_mtp=0)))
+    )
+    more = with_it.items["parameters"] - without.items["parameters"]
+    assert more == 2 * (model.n_mtp_params + model.vocab * model.hidden)
+    kept = with_it.activation_bytes_per_microbatch - without.activation_bytes_per_microbatch
+    assert kept == kept_bytes(some, 7) + 6 * 2048 * 2 * model.hidden
+    assert logits_bytes(some, 1) - logits_bytes(replace(some, model=replace(model, n_mtp=0)), 1) == (
+        2048 * model.vocab * 4
+    )
+    first = stage_memory(some, range(4), 0, 2, first=True, last=False)
+    assert first.items["parameters"] == 2 * (
+        model.embedding_params() + sum(map(model.layer_params, range(4)))
+    )

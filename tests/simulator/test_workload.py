@@ -19,6 +19,7 @@ from simulator.workload.micro_batch import (
     Op,
     embedding_block,
     head_block,
+    head_blocks,
     layer_blocks,
     optimizer_ops,
 )
@@ -55,7 +56,7 @@ def two_layers(name: str) -> Model:
 
 def all_blocks(some: Job) -> list[Block]:
     layers = [block for layer in range(some.model.n_layers) for block in layer_blocks(some, layer)]
-    return [embedding_block(some), *layers, head_block(some)]
+    return [embedding_block(some), *layers, *head_blocks(some)]
 
 
 def flops(blocks: list[Block], *phases: str, kind: str = "") -> int:
@@ -218,7 +219,7 @@ def test_bytes_of_matrix_products() -> None:
 def test_blocks_hold_every_parameter_once(name: str) -> None:
     some = job(two_layers(name))
     blocks = all_blocks(some)
-    assert sum(block.params for block in blocks) == some.model.n_params
+    assert sum(block.params for block in blocks) == some.model.n_params + some.model.n_mtp_params
     assert sum(block.expert_params for block in blocks) == sum(
         some.model.expert_params(layer) for layer in range(2)
     )
@@ -383,3 +384,22 @@ def test_torchtitan_computes_every_other_product_again() -> None:
     assert again["attention.proj"] == whole["attention.proj"]
     assert not {"mlp.down", "attention.core"} & set(again)
     assert {"mlp.norm", "mlp.activation", "attention.rotary"} <= set(again)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2), Layout(pp=4), Layout(dp=8, ep=8)])
+def test_multi_token_prediction_is_a_layer_a_matrix_and_another_pass_of_the_head(layout: Layout) -> None:
+    """Its products, and its parameters on this rank; the last stage of a pipeline holds the embedding too."""
+    model = replace(load_model("deepseek-v3"), n_layers=8)
+    with_it, without = (job(replace(model, n_mtp=n), layout) for n in (1, 0))
+    more = [block for block in head_blocks(with_it) if block not in head_blocks(without)]
+    join, *layer, head = head_blocks(with_it)[1:]
+    assert len(more) == len(head_blocks(with_it)) - 1
+    plain = layer_blocks(without, 7)
+    assert [block.phases for block in layer] == [block.phases for block in plain]
+    assert head.phases == head_block(without).phases
+    tp, ep = layout.tp, layout.ep
+    embedding = 129280 * 7168 // tp if layout.pp > 1 else 0
+    wanted = 2 * 7168 * 7168 // tp + 3 * 7168 + model.layer_params(7, tp, ep) + embedding
+    assert sum(block.params for block in more) == wanted
+    products = [op for op in join.phases["forward"] if isinstance(op, Op) and op.kind == "gemm"]
+    assert [(op.k, op.n) for op in products] == [(2 * 7168, 7168 // tp)]
