@@ -58,6 +58,10 @@ class Like:
     notes: tuple[str, ...]
 
 
+GATHERED_ONCE: Final = 1.25
+"""All-gathers per reduce-scatter up to which inputs are gathered once: between once, 1, and twice, 1.5."""
+
+
 def like(run: Run) -> Like:
     """Return what *run* says about the job that it was; a simulated run says all of it."""
     try:
@@ -195,7 +199,22 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
 def _conventions(run: Run) -> tuple[tuple[str, object], ...]:
     """Return how this training differs from what PyTorch does by default."""
     clips = any(_sums_norm(run, rank) for rank in run.stored_ranks)
-    return ("copies_gathered", True), ("grad_norm", clips)
+    keeps = any(_keeps_gathered(run, rank) for rank in run.stored_ranks)
+    return ("copies_gathered", True), ("grad_norm", clips), ("keeps_gathered_inputs", keeps)
+
+
+def _keeps_gathered(run: Run, rank: int) -> bool:
+    """Return whether *rank* gathers inputs of tensor-parallel matrices for forward only, as DTensor does.
+
+    Each block then gathers as often as it reduce-scatters: twice. Where inputs are gathered again for the
+    gradients of weights, it gathers three times.
+    """
+    table = run.spans([rank])
+    along = is_one_of(table, "axis", ("tp",)) & (int64(table, "step") >= 0)
+    gathers, scatters = (
+        int((along & is_one_of(table, "kind", (kind,))).sum()) for kind in ("all_gather", "reduce_scatter")
+    )
+    return 0 < gathers <= GATHERED_ONCE * scatters
 
 
 def _sums_norm(run: Run, rank: int) -> bool:

@@ -13,6 +13,7 @@ from simulator.config import job_from
 from simulator.errors import LikeError
 from simulator.models.model import Model
 from simulator.models.sources import load_model
+from simulator.recorded import like
 from simulator.recorded.like import job_like
 from simulator.recorded.model import recorded_model
 from simulator.simulate import Simulation, simulate
@@ -143,3 +144,10 @@ def test_the_verb_takes_a_run_and_changes_it(simulation: Simulation, tmp_path: P
     assert result.exit_code == 0, result.output
     assert '"world_size": 16' in result.stdout
     assert CliRunner().invoke(main, ["simulate", "run.toml", "--like", str(path)]).exit_code == 2
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_whether_inputs_are_gathered_once_is_counted(keeps: bool) -> None:
+    """DTensor keeps what it gathered; Megatron gathers again for the gradients of weights."""
+    run = simulate(job_from({**SMALL, "tp": 2, "conventions": {"keeps_gathered_inputs": keeps}})).run
+    assert like._keeps_gathered(run, 0) is keeps
