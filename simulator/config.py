@@ -40,7 +40,8 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             name: name
             for name in (
                 *("sharding", "shard_ranks", "sequence_parallel", "precision", "fp8", "recipe", "kernels"),
-                *("recompute", "recompute_layers", "recompute_every", "fp32_gradients", "flash_attention"),
+                *("recompute", "recompute_modules", "recompute_layers", "recompute_every"),
+                *("fp32_gradients", "flash_attention"),
                 *("offload", "offload_to", "lora_rank", "quantized_base"),
                 *("capacity_factor", "expert_imbalance"),
                 *("checkpoint_every", "checkpoint_bytes_per_s", "overlap_slowdown"),
@@ -63,7 +64,7 @@ SHAPE: Final = "shape"
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
         **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
-        **dict.fromkeys(("placement", "nccl_algo", "nccl_proto"), str),
+        **dict.fromkeys(("placement", "nccl_algo", "nccl_proto", "recompute_modules"), str),
         **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep"), int),
         **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),

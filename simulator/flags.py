@@ -44,6 +44,11 @@ def job_settings_options(command: Command) -> Command:
             ("--sharding", str, "ddp, zero1, zero2, zero3 or fsdp. [default: zero1]"),
             ("--shard-ranks", int, "HSDP: ranks that one copy of the shared states is spread over."),
             ("--recompute", str, "none, selective or full. [default: none]"),
+            (
+                "--recompute-modules",
+                str,
+                "What selective does again: layernorm,moe_act,... [as framework]",
+            ),
             ("--recompute-layers", int, "Layers of each stage that are computed again. [default: all]"),
             ("--recompute-every", int, "Of those, every n-th one. [default: 1]"),
             ("--framework", str, "Whose conventions: megatron, nemo, torchtitan, ... [default: megatron]"),

@@ -31,6 +31,11 @@ KERNELS: Final = ("", "fused", "eager")
 OFFLOADS: Final = ("none", "optimizer", "states", "activations", "all")
 """What lives in the memory of the host: optimizer states; and gradients and sharded parameters; and so on."""
 
+RECOMPUTE_MODULES: Final = (
+    *("core_attn", "layernorm", "mla_up_proj"),
+    *("mlp", "moe", "moe_act", "shared_experts"),
+)
+"""Parts of a layer that selective recomputation may be asked for, as Megatron-LM calls them."""
 
 MOST_SLOWDOWN: Final = 4.0
 """Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
@@ -82,6 +87,8 @@ class Job:
         sharding: one of ``SHARDINGS``.
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
+        recompute_modules: what ``"selective"`` computes again, of ``RECOMPUTE_MODULES``, commas between, as
+            Megatron-LM's ``--recompute-modules``; empty: what the framework does.
         recompute_layers: layers of each stage that are computed again, from its first; 0 means all of them.
         recompute_every: of those, every so many: 2 means every second layer.
         precision: dtype of parameters in compute, activations and their communication.
@@ -134,6 +141,7 @@ class Job:
     sharding: str = "zero1"
     sequence_parallel: bool = True
     recompute: str = "none"
+    recompute_modules: str = ""
     recompute_layers: int = 0
     recompute_every: int = 1
     precision: str = "bf16"
@@ -201,6 +209,12 @@ class Job:
                 f"recompute_layers={self.recompute_layers}, recompute_every={self.recompute_every}: "
                 "not negative, and at least 1"
             )
+        if self.recompute_modules and self.recompute != "selective":
+            raise JobError(
+                f"recompute_modules={self.recompute_modules!r} needs recompute=selective: it says which parts"
+            )
+        if unknown := sorted(self.recomputed_modules - set(RECOMPUTE_MODULES)):
+            raise JobError(f"recompute_modules={', '.join(unknown)}: of {', '.join(RECOMPUTE_MODULES)}")
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         if self.recompute == "none" and (self.recompute_layers or self.recompute_every > 1):
@@ -219,6 +233,11 @@ class Job:
     def profile(self) -> Framework:
         """Conventions of the framework as this job has them."""
         return profile(self.framework, self.conventions)
+
+    @property
+    def recomputed_modules(self) -> frozenset[str]:
+        """What ``recompute_modules`` lists."""
+        return frozenset(name.strip() for name in self.recompute_modules.split(",") if name.strip())
 
     @property
     def n_microbatches(self) -> int:

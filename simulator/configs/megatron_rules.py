@@ -38,6 +38,11 @@ def _bucket_mib(value: Any) -> float:
     return whole(value) * 4 / 2**20
 
 
+def _listed(value: Any) -> str:
+    """Names with commas between, of a list or of words with blanks between."""
+    return ",".join(value.split() if isinstance(value, str) else map(str, value))
+
+
 def _dense_layers(value: Any) -> Any:
     """Return the dense layers before those with experts, as ``([0]*3+[1]*58)`` says it."""
     if str(value) == "1":
@@ -100,6 +105,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "optimizer-cpu-offload": on("offload_optimizer", gives="cpu"),
         "recompute-activations": on("recompute", gives="selective"),
         "recompute-granularity": Use("recompute", words(selective="selective", full="full")),
+        "recompute-modules": Use("recompute_modules", _listed),
         "recompute-method": Use("form", words(uniform="uniform", block="block")),
         "recompute-num-layers": Use("recompute_num_layers", whole),
         "checkpoint-activations": on("recompute", gives="full"),

@@ -34,6 +34,10 @@ def kept_bytes(job: Job, layer: int) -> int:
     """Return what one micro-batch keeps of *layer* from forward to backward, under ``job.recompute``."""
     if job.recompute == "full":
         return layer_input_bytes(job)
+    if job.recompute_modules:
+        modules = job.recomputed_modules
+        whole = _attention_bytes(job, scores="core_attn" not in modules) + _mlp_bytes(job, layer)
+        return whole - _dropped_bytes(job, layer)
     if job.recompute == "selective" and job.profile.selective == "operations":
         return _saved_bytes(job, layer)
     return _attention_bytes(job, scores=job.recompute == "none") + _mlp_bytes(job, layer)
@@ -44,6 +48,30 @@ def recomputed_bytes(job: Job, layer: int) -> int:
     if job.recompute == "none":
         return 0
     return _attention_bytes(job, scores=True) + _mlp_bytes(job, layer) - kept_bytes(job, layer)
+
+
+def _dropped_bytes(job: Job, layer: int) -> int:
+    """Return what the modules that are computed again leave out of *layer*, beside the attention core.
+
+    A norm drops its result, an activation its own, the up-projections of latent attention queries, keys and
+    values, an MLP or the experts all but their input. Reference: Megatron-LM, ``CheckpointWithoutOutput``.
+    """
+    model, modules, width = job.model, job.recomputed_modules, DTYPE_BYTES[job.precision]
+    n_tokens, routed = tokens_per_rank(job), model.is_moe(layer)
+    n_norms = 1 if model.parallel_blocks or model.norms_per_layer == 1 else 2
+    found = n_norms * hidden_bytes(job, tokens_per_shard(job)) if "layernorm" in modules else 0
+    if "mla_up_proj" in modules and model.kv_lora_rank:
+        heads, kv_heads = model.n_heads // job.layout.tp, model.kv_heads_per_rank(job.layout.tp)
+        features = heads * model.head_dim + kv_heads * (model.head_dim + model.value_head_dim)
+        found += n_tokens * features * width
+    if ("moe" if routed else "mlp") in modules:
+        return found + _mlp_bytes(job, layer) - _branch_bytes(job)
+    if "moe_act" in modules and routed:
+        rows, inner = routed_tokens(job, n_tokens), share(model.moe_ffn_hidden, job.layout.tp)
+        found += rows * inner * width
+    if "shared_experts" in modules and routed and model.n_shared_experts:
+        found += _inner_bytes(job, model.shared_ffn_hidden, n_tokens)
+    return found
 
 
 def _saved_bytes(job: Job, layer: int) -> int:

@@ -77,9 +77,24 @@ def _candidates(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
         if job.global_batch % (job.layout.dp * micro_batch) == 0:
             yield f"micro_batch={micro_batch}", {"micro_batch": micro_batch}
     if "full" in kept:
-        yield "recompute=full, recompute_every=2", {"recompute": "full", "recompute_every": 2}
+        yield (
+            "recompute=full, recompute_every=2",
+            {
+                "recompute": "full",
+                "recompute_modules": "",
+                "recompute_every": 2,
+            },
+        )
     if "full" in kept or (job.recompute == "full" and (job.recompute_layers or job.recompute_every > 1)):
-        yield "recompute=full", {"recompute": "full", "recompute_layers": 0, "recompute_every": 1}
+        yield (
+            "recompute=full",
+            {
+                "recompute": "full",
+                "recompute_modules": "",
+                "recompute_layers": 0,
+                "recompute_every": 1,
+            },
+        )
     yield from _layouts(job)
     for offload in ("optimizer", "states", "activations", "all"):
         if offload != job.offload:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simulator.errors import TableError
 from simulator.framework import framework_of, load_framework
-from simulator.job import Job
+from simulator.job import RECOMPUTE_MODULES, Job
 from simulator.models.model import Model
 from simulator.models.sources import load_model, names
 from simulator.validate.hardware import device_of
@@ -99,7 +99,7 @@ def job_of(row: Row) -> Job:
         sharding=sharding,
         shard_ranks=group if sharding != "ddp" and group < layout.dp and replicas % max(group, 1) == 0 else 0,
         sequence_parallel=row.flag("sp", default=True),
-        **_recomputed(row.text("recompute", "none")),
+        **_recomputed(row.text("recompute", "none"), row.text("notes")),
         precision=precision,
         fp8="fp8" in row.text("precision") or "fp4" in row.text("precision"),
         recipe=recipe_of(row.text("precision")),
@@ -207,8 +207,8 @@ def _sharding(text: str) -> str:
     raise TableError(f"sharding {text!r}: one of none, ddp, zero1, zero2, zero3, fsdp")
 
 
-def _recomputed(text: str) -> dict[str, Any]:
-    """Return what *text* says about recomputation: how, and of which layers.
+def _recomputed(text: str, notes: str = "") -> dict[str, Any]:
+    """Return what *text* says about recomputation: how, and of which layers; *notes* may list modules.
 
     >>> _recomputed("partial-full (5 layers/stage)"), _recomputed("selective (every 2nd layer)")
     ({'recompute': 'full', 'recompute_layers': 5}, {'recompute': 'full', 'recompute_every': 2})
@@ -217,7 +217,11 @@ def _recomputed(text: str) -> dict[str, Any]:
         return {"recompute": "full", "recompute_layers": int(found[1])}
     if found := re.search(r"every (\d+)(?:nd|rd|th) layer", text):
         return {"recompute": "full", "recompute_every": int(found[1])}
-    return {"recompute": _recompute(text)}
+    how = _recompute(text)
+    if how == "selective" and (found := re.search(r'"recompute_modules": \[([^\]]*)\]', notes)):
+        listed = [name for name in RECOMPUTE_MODULES if f'"{name}"' in found[1]]
+        return {"recompute": how, "recompute_modules": ",".join(listed)}
+    return {"recompute": how}
 
 
 def _recompute(text: str) -> str:

@@ -30,7 +30,7 @@ def as_kept(job: Job, layer: int, layers: Sequence[int]) -> Job:
     """Return the job as *layer* sees it: without recomputation, if other layers alone are computed again."""
     if job.recompute == "none" or recomputes(job, layer, layers):
         return job
-    return replace(job, recompute="none", recompute_layers=0, recompute_every=1)
+    return replace(job, recompute="none", recompute_modules="", recompute_layers=0, recompute_every=1)
 
 
 def recompute_phase(job: Job, forward: Phase, core: Phase) -> Phase:
@@ -45,9 +45,35 @@ def recompute_phase(job: Job, forward: Phase, core: Phase) -> Phase:
         return forward
     if job.recompute == "none":
         return ()
+    if job.recompute_modules:
+        return tuple(item for item in forward if module_of(item, forward, core) & job.recomputed_modules)
     if job.profile.selective == "core":
         return core
     return tuple(_unsaved(job, forward, core))
+
+
+def module_of(item: Op | Comm, forward: Phase, core: Phase) -> frozenset[str]:
+    """Return which of ``simulator.job.RECOMPUTE_MODULES`` *item* of *forward* belongs to.
+
+    Whole blocks are taken without their norm and their sum with the residual. Communication belongs to the
+    core and to whole blocks. Reference: Megatron-LM ``transformer_config.py``, ``recompute_modules``.
+    """
+    if item in core:
+        return frozenset({"core_attn"})
+    block = next((one.name.partition(".")[0] for one in forward if isinstance(one, Op)), "")
+    if isinstance(item, Comm):
+        return frozenset({block} & {"mlp", "moe"})
+    part = item.name.partition(".")[2]
+    if part == "norm":
+        return frozenset({"layernorm"})
+    found = {block} & {"mlp", "moe"} if part not in ("residual", "post_norm") else set()
+    if block == "moe" and part == "activation":
+        found.add("moe_act")
+    if block == "moe" and part.startswith("shared."):
+        found.add("shared_experts")
+    if part.startswith(("q_up", "kv_up", "assemble")):
+        found.add("mla_up_proj")
+    return frozenset(found)
 
 
 def _unsaved(job: Job, forward: Phase, core: Phase) -> Iterable[Op | Comm]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import booleans, builds, integers, sampled_from
 
-from simulator.job import RECOMPUTES, SHARDINGS, Job
+from simulator.job import RECOMPUTE_MODULES, RECOMPUTES, SHARDINGS, Job
 from simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
 from simulator.memory.moments import AT_HEAD, AT_LAYER, IN_LOSS
 from simulator.memory.stage import StageMemory, stage_memory, state_bytes
@@ -393,3 +393,39 @@ def test_multi_token_prediction_is_held_by_the_last_stage() -> None:
     assert first.items["parameters"] == 2 * (
         model.embedding_params() + sum(map(model.layer_params, range(4)))
     )
+
+
+@given(
+    name=sampled_from(["deepseek-v3", "mixtral-8x7b", "llama3-8b"]),
+    tp=sampled_from([1, 2]),
+    modules=sampled_from([*RECOMPUTE_MODULES, "layernorm,moe_act", "core_attn,mlp,moe,mla_up_proj"]),
+    in_flight=integers(1, 3),
+)
+def test_modules_that_are_computed_again_never_raise_the_peak(
+    name: str, tp: int, modules: str, in_flight: int
+) -> None:
+    plain = job(cut(name, 5), Layout(tp=tp))
+    some = replace(plain, recompute="selective", recompute_modules=modules)
+    full = replace(plain, recompute="full")
+    least, less, most = (memory_of(one, in_flight).peak_bytes for one in (full, some, plain))
+    assert least <= less <= most
+    assert all(
+        kept_bytes(full, layer) <= kept_bytes(some, layer) <= kept_bytes(plain, layer) for layer in (0, 4)
+    )
+
+
+def test_what_modules_leave_out_is_what_they_make() -> None:
+    """Results of two norms, of the activation of 8 routed copies, and queries, keys and values of MLA."""
+    model = cut("deepseek-v3", 5)
+    plain = job(model)
+
+    def left_out(modules: str) -> int:
+        some = replace(plain, recompute="selective", recompute_modules=modules)
+        return kept_bytes(plain, 4) - kept_bytes(some, 4)
+
+    assert left_out("layernorm") == 2 * 2 * 2048 * 7168
+    assert left_out("moe_act") == 2 * 2048 * 8 * 2048
+    assert left_out("mla_up_proj") == 2 * 2048 * 128 * (192 + 192 + 128)
+    assert left_out("core_attn") == 4 * 2048 * 128
+    assert left_out("shared_experts") == 2 * 2048 * 3 * 2048
+    assert left_out("mlp") == 0

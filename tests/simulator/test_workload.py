@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import booleans, builds, integers, sampled_from
 
+from simulator.errors import JobError
 from simulator.job import Job
 from simulator.models.model import Model
 from simulator.models.sources import load_model
@@ -403,3 +404,36 @@ def test_multi_token_prediction_is_a_layer_a_matrix_and_another_pass_of_the_head
     assert sum(block.params for block in more) == wanted
     products = [op for op in join.phases["forward"] if isinstance(op, Op) and op.kind == "gemm"]
     assert [(op.k, op.n) for op in products] == [(2 * 7168, 7168 // tp)]
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-30b-a3b", "llama3-8b"])
+def test_modules_that_are_computed_again_are_those_that_were_asked_for(model: str) -> None:
+    """What each module does again, by names; all of them together are the forward without sums and gates."""
+    cut = two_layers(model)
+
+    def again(modules: str, layer: int = 1) -> set[str]:
+        some = job(cut, recompute="selective", recompute_modules=modules)
+        found = [op for block in layer_blocks(some, layer) for op in block.phases["recompute"]]
+        return {op.name for op in found if isinstance(op, Op)}
+
+    kind = "moe" if cut.n_experts else "mlp"
+    assert again("core_attn") == {"attention.core"}
+    assert again("layernorm") == {"attention.norm", f"{kind}.norm"}
+    assert again("moe_act") == ({"moe.activation"} if cut.n_experts else set())
+    up = {"attention.q_up", "attention.kv_up", "attention.assemble"} if cut.kv_lora_rank else set()
+    assert again("mla_up_proj") == up
+    shared = (
+        {f"moe.shared.{part}" for part in ("up", "activation", "down")} if cut.n_shared_experts else set()
+    )
+    assert again("shared_experts") == shared
+    whole = again("moe") if cut.n_experts else again("mlp")
+    assert {f"{kind}.up", f"{kind}.activation", f"{kind}.down"} <= whole
+    assert not whole & again("layernorm")
+    assert again("layernorm,core_attn") == again("layernorm") | again("core_attn")
+
+
+def test_recomputed_modules_need_selective_and_names_that_are_known() -> None:
+    with pytest.raises(JobError, match="needs recompute=selective"):
+        job(recompute="full", recompute_modules="moe")
+    with pytest.raises(JobError, match="recompute_modules=gate: of core_attn"):
+        job(recompute="selective", recompute_modules="moe,gate")
