@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -18,6 +18,9 @@ from traces.errors import RunError
 from traces.join import JoinedSpans, join_spans
 from traces.metrics import averaged_steps, breakdown, step_times_ns
 from traces.run import Run
+
+_BACKWARD: Final = ("compute:backward", "compute:backward_input", "compute:backward_weight")
+"""Causes that are the backward, whole or in the two parts that some schedules run apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,18 @@ def compare(a: Run, b: Run) -> Comparison:
 
 def _side_by_side(ours: Mapping[str, int], theirs: Mapping[str, int]) -> tuple[Cause, ...]:
     """Return the causes of two steps in the order in which a person reads them."""
+    if len({tuple(bool(side.get(name)) for name in _BACKWARD) for side in (ours, theirs)}) > 1:
+        ours, theirs = _with_whole_backward(ours), _with_whole_backward(theirs)
     names = {*ours, *theirs}
     return tuple(
         Cause(name, ours.get(name, 0), theirs.get(name, 0)) for name in sorted(names, key=precedence)
     )
+
+
+def _with_whole_backward(side: Mapping[str, int]) -> dict[str, int]:
+    """Return causes with the backward as one: between a run that splits it and one that does not."""
+    rest = {name: ns for name, ns in side.items() if name not in _BACKWARD}
+    return rest | {_BACKWARD[0]: sum(side.get(name, 0) for name in _BACKWARD)}
 
 
 def typical_step(run: Run) -> tuple[int, int]:

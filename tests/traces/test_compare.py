@@ -259,3 +259,24 @@ def test_a_comparison_is_one_json_object() -> None:
 def test_nothing_to_compare_is_said() -> None:
     with pytest.raises(RunError, match="nothing to compare"):
         compare(opened([span(0, "forward", 0, 0)]), opened([span(0, "forward", 0, 1)]))
+
+
+def test_a_split_backward_is_compared_with_a_whole_one_as_one_cause(tmp_path: Path) -> None:
+    def opened(name: str, kinds: list[str]) -> Run:
+        n = len(kinds)
+        columns: dict[str, object] = {
+            "rank": [0] * (n + 1), "stream": ["compute"] * n + ["step"],
+            "category": ["compute"] * n + ["step"], "kind": [*kinds, "step"],
+            "start_ns": [*range(0, 10 * n, 10), 0], "duration_ns": [10] * n + [10 * n],
+            "step": [0] * (n + 1),
+        }  # fmt: skip
+        info = RunInfo(origin="recorded", world_size=1, name=name)
+        return open_run(write_run(tmp_path / name, info, timeline(columns)))
+
+    whole = opened("whole", ["forward", "backward", "backward"])
+    split = opened("split", ["forward", "backward_input", "backward_weight", "backward_weight"])
+    found = {cause.name: (cause.a_ns, cause.b_ns) for cause in compare(whole, split).causes}
+    assert found["compute:backward"] == (20, 30)
+    assert not {"compute:backward_input", "compute:backward_weight"} & set(found)
+    same = {cause.name: (cause.a_ns, cause.b_ns) for cause in compare(split, split).causes}
+    assert same["compute:backward_weight"] == (20, 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 from traces.activity import is_pipelined
@@ -193,12 +194,14 @@ def _of_window(run: Run, window: Window) -> dict[str, Any]:
 
 
 def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return a short word for each run: where it comes from, or, if that is the same, its name."""
+    """Return a short word for each run: where it comes from, or, if that is the same, its name or folder."""
     origins = tuple(run.info.origin for run in runs)
     if len(set(origins)) == len(runs):
         return origins
     names = tuple(run.info.name for run in runs)
-    return names if len(set(names)) == len(runs) and all(names) else ("first", "second")
+    folders = tuple(Path(run.path).name for run in runs)
+    apart = (one for one in (names, folders) if len(set(one)) == len(runs) and all(one))
+    return next(apart, ("first", "second"))
 
 
 def _groups(runs: Sequence[Run]) -> tuple[list[list[int]], dict[int, int] | None]:
@@ -239,11 +242,23 @@ def _words_of_two(
     """Return the texts of a report about two runs."""
     return {
         "title": f"{title(runs[0])}: {names[0]} and {names[1]}",
-        "subtitle": subtitle(runs[0]).partition(" · ")[2],
+        "subtitle": _subtitle_of_two(runs, names),
         "story": "",
         "headline": comparison_headline(found, names, kinds),
         "schedule_title": f"Schedule: every row twice, {names[0]} above, {names[1]} below",
     }
+
+
+def _subtitle_of_two(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """Return what two runs have in common, and what each has of its own."""
+    said = [subtitle(run).partition(" · ")[2].split(" · ") for run in runs]
+    both = [part for part in said[0] if part in said[1]]
+    own = [
+        f"{name}: {', '.join(part for part in parts if part not in both)}"
+        for name, parts in zip(names, said, strict=True)
+        if set(parts) - set(both)
+    ]
+    return " · ".join([*both, *own])
 
 
 def _warnings(views: Sequence[View], found: Comparison | None, window: Window | None) -> list[str]:

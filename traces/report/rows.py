@@ -95,10 +95,10 @@ def _entry(run: Run, rank: int, represents: int) -> dict[str, Any]:
     stage = _stage(run, rank)
     layout = run.info.layout
     by_stage = is_pipelined(run) and stage >= 0 and layout is not None and len(run.stored_ranks) == layout.pp
-    stands_for = f"stands for {represents}" if represents > 1 else ""
+    stands_for = f"× {represents}" if represents > 1 else ""
     if by_stage:
         label = _stages_words(_stages_held(run, rank) or [stage])
-        sub = [f"rank {rank}", f"× {represents}" if represents > 1 else ""]
+        sub = [f"rank {rank}", stands_for]
     else:
         label, sub = (
             f"Rank {rank}",

@@ -33,6 +33,9 @@ function formatSI(value, unit) {
   return value.toPrecision(3) + ' ' + unit;
 }
 
+/** Return words in which a number and its unit stay on one line. */
+const unbroken = words => words.replace(/(\d) (?=[%\p{L}])/gu, '$1\u00a0');
+
 /** Return a share of 1 as a percentage. */
 function formatShare(share) {
   if (!(share > 0)) return '0 %';

@@ -41,6 +41,7 @@ function showDocument(meta, bytes) {
   fillHead();
   fillBasis();
   $('#overview-section').hidden = !META.overview;
+  $('#overview-run').textContent = RUNS.length > 1 ? ` of ${RUNS[0].label}` : '';
   if (META.overview && META.overview.every > 1) $('#overview-note').textContent = `one line for every ${META.overview.every}th of ${META.runs[0].row_of.length} ranks; click one to see its rows below`;
   fitSteps();
   chooseRows(META.pick || 0);

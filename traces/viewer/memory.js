@@ -99,9 +99,8 @@ function drawMemoryLegend(g, curves, toY) {
   text(g, 'peak in this step', left, 6, { size: 11, colour: surface().muted });
   for (const { curve, y } of labels) {
     g.fillStyle = curveColour(RUNS.length > 1 ? Math.floor(curve.index / RUNS.length) : curve.index);
-    g.fillRect(left, y - 1.5, 12, curve.slot.run === RUNS[0] ? 3 : 1);
-    const run = RUNS.length > 1 ? ` ${curve.slot.run.label.slice(0, 3)}.` : '';
-    textWithin(g, `${curve.slot.label}${run}  ${formatSI(curve.peak, 'B')}`, left + 17, y, view.width - left - 20, { size: 11 });
+    for (const [from, width] of curve.slot.run === RUNS[0] ? [[0, 12]] : [[0, 5], [8, 5]]) g.fillRect(left + from, y - 1.5, width, 3);
+    textWithin(g, `${formatSI(curve.peak, 'B')}  ${curve.slot.label}${RUNS.length > 1 ? `, ${curve.slot.run.label}` : ''}`, left + 17, y, view.width - left - 20, { size: 11 });
   }
 }
 

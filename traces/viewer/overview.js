@@ -5,7 +5,8 @@ let overviewImage = null;
 /** Return the height of the picture: whole pixels per rank, fewer where ranks only repeat each other. */
 function overviewHeight() {
   const lines = META.overview.order.length;
-  return Math.min(META.overview.folded ? 256 : 512, lines * Math.max(1, Math.floor(192 / lines)));
+  const most = META.slowest ? 384 : META.overview.folded ? 256 : 512;
+  return Math.min(most, lines * Math.max(1, Math.floor(192 / lines)));
 }
 
 /** Draw the overview; its pixels are kept until the theme, the step or the width changes. */
@@ -63,7 +64,7 @@ function drawGroups(g, line) {
       free = y + 6;
     }
     g.fillStyle = surface().bg;
-    if (from) g.fillRect(view.left, GEOMETRY.axis + from * line - 0.5, view.plot, 1);
+    if (from && (to - from) * line >= 6) g.fillRect(view.left, GEOMETRY.axis + from * line - 0.5, view.plot, 1);
   }
 }
 
@@ -123,8 +124,11 @@ function drawWindow(g, run, line) {
   const x0 = view.left + Math.min(1, view.t0 / far) * view.plot;
   const x1 = view.left + Math.min(1, view.t1 / far) * view.plot;
   if (!rows.length) return;
-  const top = GEOMETRY.axis + Math.min(...rows) * line;
-  g.strokeRect(x0, top, x1 - x0, Math.max(3, (Math.max(...rows) + 1) * line + GEOMETRY.axis - top));
+  const { order, pattern } = META.overview;
+  const shown = new Set(rows.map(row => pattern[row]));
+  const all = pattern.every(one => shown.has(one));   // the rows stand for every rank
+  const [first, last] = all ? [0, order.length] : [Math.min(...rows), Math.max(...rows) + 1];
+  g.strokeRect(x0, GEOMETRY.axis + first * line, x1 - x0, Math.max(3, (last - first) * line));
 }
 
 /** Let a click on a rank show the rows of its pipeline. */

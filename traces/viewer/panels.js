@@ -8,7 +8,7 @@ function fillHead() {
   $('#schedule-title').textContent = META.schedule_title;
   $('#headline').replaceChildren(...META.headline.map(({ name, value, note, tone, was, likely }) =>
     element('div', { class: 'figure ' + (tone || '') }, element('span', {}, name), element('b', {}, value),
-      likely ? element('i', { class: 'likely' }, likely) : null, was ? element('i', { class: 'was' }, was) : null, element('i', {}, note || ''))));
+      ...[['likely', likely], ['was', was], ['', note || '']].map(([about, words]) => (words === undefined ? null : element('i', { class: about }, unbroken(words)))))));
   $('#warnings').hidden = !META.warnings.length;
   $('#warnings').replaceChildren(element('b', {}, META.warnings.length === 1 ? 'Warning' : `${META.warnings.length} warnings`),
     element('ul', {}, ...META.warnings.map(warning => element('li', {}, warning))));

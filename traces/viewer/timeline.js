@@ -56,7 +56,9 @@ function drawRow(g, slot, index) {
   const middle = top + offset + height / 2;
   const wide = view.rowHeight >= 34;
   const room = view.left - 14;
-  textWithin(g, slot.label, 8, wide ? top + offset + 7 : middle, room, { size: 12.5, weight: 600 });
+  const isSlow = META.slowest?.rank === slot.rank;
+  const name = isSlow ? `${slot.label} ◀ slow` : slot.label;
+  textWithin(g, name, 8, wide ? top + offset + 7 : middle, room, { size: 12.5, weight: 600, colour: isSlow ? surface().limit : surface().ink });
   if (wide) textWithin(g, slot.sub, 8, top + offset + 23, narrow() ? room : room - 24, { size: 11, colour: surface().muted });
   drawCompute(g, slot, top + offset, height);
   for (let lane = 1; lane < lanes.length; lane++) drawCommunication(g, slot, lane, top + view.lanes[lane][0], view.lanes[lane][1]);
