@@ -67,7 +67,7 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
         show_analysis(opened, summary)
         show_mismatches(differing)
         show_hang(stuck)
-        show_findings(findings(opened, gpu_hour, limit_bytes_per_s=limit))
+        show_findings(opened, findings(opened, gpu_hour, limit_bytes_per_s=limit))
         show_critical_path(opened)
         return
     ranks = [

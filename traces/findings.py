@@ -26,6 +26,10 @@ SLOW_SHARE: Final = 0.5
 MANY: Final = 100
 """Small collectives per step that are worth putting together."""
 
+SHORT_S: Final = 1e-3
+"""Longest collective of unknown size that may be small. A convention: with nobody late, 1 MiB takes less than
+that on any link above 2 GB/s."""
+
 VARIATIONS: Final = ("stragglers", "compute_jitter", "network_jitter", "rank_jitter")
 """Settings of a simulated job that make like operations take unlike times."""
 
@@ -154,9 +158,14 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     }
     rows = [row for row in gaps(run) if row["cause"] in said][:3]
     return [
-        (f"idle:{row['cause']}", said[row["cause"]].format(row["doing"]), row["total_s"] / window_s)
+        (f"idle:{row['cause']}", said[row["cause"]].format(_doing(row["doing"])), row["total_s"] / window_s)
         for row in rows
     ]
+
+
+def _doing(name: str) -> str:
+    """Return what the host was doing, in words where nothing in the file says."""
+    return "code that no annotation names" if name == "host" else name
 
 
 def _slow(
@@ -190,7 +199,14 @@ def _small(run: Run, window_s: float, n_steps: int) -> list[tuple[str, str, floa
     said = []
     for row in bandwidths(run, averaged=True):
         per_step = row["count"] / n_steps
-        if row["size_bytes"] and row["size_bytes"] < SMALL_BYTES and per_step >= MANY:
+        if not row["size_bytes"] and per_step >= MANY and row["transfer_s"] < row["count"] * SHORT_S:
+            each = format_time(row["transfer_s"] / row["count"])
+            text = (
+                f"{per_step:,.0f} {row['kind']} along {row['axis']}, {each} each on average, of unknown size"
+                ": if they are small, fewer and larger ones cost less"
+            )
+            said.append((f"small:{row['axis']}", text, row["rank_s"] / window_s))
+        elif row["size_bytes"] and row["size_bytes"] < SMALL_BYTES and per_step >= MANY:
             each = format_si(row["size_bytes"], "B")
             text = f"{per_step:,.0f} {row['kind']} of about {each} along {row['axis']} cost their latency"
             said.append((f"small:{row['axis']}", text, row["rank_s"] / window_s))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from traces.compare import Comparison, typical_step
 from traces.critical_path import GAP, critical_path
-from traces.findings import Finding
+from traces.findings import LEAST_SHARE, Finding
 from traces.hang import Wait
 from traces.metrics import Breakdown, breakdown
 from traces.mismatch import Mismatch
@@ -23,6 +23,12 @@ SHOWN_RANKS: Final = 16
 
 SHOWN_SHARE: Final = 0.0005
 """Least share that has a column: what is less on every rank would be printed as 0.0 %."""
+
+LEAST_PART: Final = 0.005
+"""Share of the critical path that is printed as 1 % at least."""
+
+FILE_WIDTH: Final = 160
+"""Columns of a table that goes to a file or a pipe."""
 
 SHOWN_KINDS: Final = 5
 """Parts of the critical path that a person reads."""
@@ -49,7 +55,7 @@ def percents(shares: Sequence[float]) -> list[str]:
 
 def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     """Print the headline of a run, and a table whose rows add up to 100 %."""
-    console = Console(highlight=False)
+    console = _wide()
     console.print(f"[bold]{escape(summary['name'] or run.path)}[/]  {_what(summary)}", soft_wrap=True)
     if run.is_timeless:
         console.print(_counts(summary))
@@ -74,7 +80,12 @@ def show_critical_path(run: Run) -> None:
         return
     path = critical_path(run, typical_step(run)[0])
     kinds = path.by_kind()
-    parts = ", ".join(f"{kind} {ns / path.length_ns:.0%}" for kind, ns in list(kinds.items())[:SHOWN_KINDS])
+    shown = [(kind, ns / path.length_ns) for kind, ns in list(kinds.items())[:SHOWN_KINDS]]
+    parts = ", ".join(
+        f"{'nothing runs' if kind == GAP else kind} {share:.0%}"
+        for kind, share in shown
+        if share > LEAST_PART
+    )
     largest = next((kind for kind in kinds if kind != GAP), "")
     saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
     asked = f"; {largest} in half the time saves at most {saved:.0%} of the step" if largest else ""
@@ -83,6 +94,12 @@ def show_critical_path(run: Run) -> None:
         style="dim",
         markup=False,
     )
+
+
+def _wide() -> Console:
+    """Return a console that cuts no table: what is no terminal has no width."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=max(console.width, FILE_WIDTH))
 
 
 def show_hang(waits: Sequence[Wait]) -> None:
@@ -95,6 +112,10 @@ def show_hang(waits: Sequence[Wait]) -> None:
 def show_mismatches(found: Sequence[Mismatch]) -> None:
     """Print the communications on which ranks do not agree."""
     console = Console(highlight=False)
+    if not found:
+        console.print(
+            f"no finding: nothing that is known costs {LEAST_SHARE:.1%} of a step or more", style="dim"
+        )
     for one in found[:SHOWN_FINDINGS]:
         console.print(f"[red]mismatch[/] {escape(one.text)}", soft_wrap=True)
 
@@ -109,9 +130,13 @@ def _counts(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def show_findings(found: Sequence[Finding]) -> None:
+def show_findings(run: Run, found: Sequence[Finding]) -> None:
     """Print what the run loses, the dearest first."""
     console = Console(highlight=False)
+    if not found and not run.is_timeless:
+        console.print(
+            f"no finding: nothing that is known costs {LEAST_SHARE:.1%} of a step or more", style="dim"
+        )
     for one in found[:SHOWN_FINDINGS]:
         money = "" if one.usd_per_hour is None else f", ${one.usd_per_hour:,.2f} an hour"
         console.print(f"- {one.text}{money}", soft_wrap=True, markup=False)

@@ -8,8 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+OPEN: Final = b'{\n    "'
+"""How every event begins, those that name tracks and processes, too."""
+
 START: Final = b'{\n    "ph": "'
-"""How every event begins; its phase follows."""
+"""How an event that says its phase first begins: all but the names of tracks and processes."""
 
 COMPLETE: Final = START + b'X", "cat": "'
 """How an event with a duration begins; its category follows."""
@@ -38,17 +41,18 @@ class Events:
         padded = max(len(block) - _WORD + 1, 0)
         self._words = np.ndarray((padded,), "<u8", block, strides=(1,)) if padded else np.zeros(0, np.uint64)
         braces = np.flatnonzero(np.frombuffer(block, np.uint8, min(size, padded)) == ord("{"))
-        begun = self._with(braces, START, 0)
+        opened = self._with(braces, OPEN, 0)
+        begun = self._with(opened, START, 0)
         self.n_events = len(begun)
         self._complete = self._with(begun, COMPLETE, 0)
         self._complete = self._complete[self._complete < len(self._words) - len(COMPLETE)]
         self._category = self._words[self._complete + len(COMPLETE)]
-        self._begun = np.append(begun, size)
+        self._opened = np.append(opened, size)
 
     def texts(self, categories: Iterable[bytes]) -> list[bytes | bytearray]:
         """Return the text of every event with a duration whose category begins with one of *categories*."""
         places = np.concatenate([self._of(category) for category in categories])
-        later = self._begun[np.searchsorted(self._begun, places, side="right")]
+        later = self._opened[np.searchsorted(self._opened, places, side="right")]
         known = self._words[np.maximum(later - _WORD, 0)] == _number(BETWEEN)
         ends = np.where(known, later - len(BETWEEN) + len(END), -1)
         block, size = self._block, self._size
