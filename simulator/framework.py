@@ -68,8 +68,8 @@ class Framework:
             for the device's own.
         host_work: time of the host per operation, over that of Megatron-DeepSpeed, on which the ``launch`` of
             devices was measured.
-        host_per_tensor_rank: share of that time that each further tensor-parallel rank adds in a pipeline that
-            leaves the node.
+        host_per_tensor_rank: share of that time that each further tensor-parallel rank adds in a pipeline
+            that leaves the node.
         fused_wgrad: products of weight gradients add to the sums in place; otherwise a kernel of its own adds
             each 16-bit gradient to them.
         overlap_grad_reduce: buckets of gradients are reduced while backward goes on; otherwise after it.
@@ -87,6 +87,8 @@ class Framework:
             passed around beside the products (``"ring"``), or heads are dealt out (``"ulysses"``).
         expert_dispatch: what the exchange before and after experts sends: every one of the ``"copies"`` of a
             token, or a token ``"once"`` to each GPU, and to each node, that has any of its experts (DeepEP).
+        overlap_shared_experts: shared experts run beside the exchange before the routed ones, and backward
+            beside that of their results' gradients; without tensor parallelism.
         wrap: what is gathered at once under full sharding, a ``"block"`` or the whole ``"model"``.
         prefetch_forward, prefetch_backward: the next unit is gathered while this one computes.
         reshard_after_forward: gathered parameters are freed after forward, and gathered again for backward.
@@ -133,6 +135,7 @@ class Framework:
     p2p_scattered: bool = False
     context: str = "all_gather"
     expert_dispatch: str = "copies"
+    overlap_shared_experts: bool = False
     wrap: str = "block"
     prefetch_forward: bool = True
     prefetch_backward: bool = True

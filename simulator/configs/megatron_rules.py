@@ -75,6 +75,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "no-overlap-p2p-communication": on("overlap_p2p", gives=False),
         "sequence-parallel": on("sequence_parallel"),
         "tp-comm-overlap": on("convention.async_tp"),
+        "moe-shared-expert-overlap": on("convention.overlap_shared_experts"),
         "cp-comm-type": Use(
             "convention.context",
             words(p2p="ring", a2a="ulysses", all_gather="all_gather", allgather="all_gather"),
@@ -249,7 +250,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("moe-router-enable-expert-bias", "moe-router-bias-update-rate", "moe-z-loss-coeff"),
                 *("moe-permute-fusion", "moe-router-dtype", "moe-router-group-topk", "moe-router-num-groups"),
                 *("moe-router-topk-scaling-factor", "moe-pad-expert-input-to-capacity", "moe-router-fusion"),
-                *("moe-token-drop-policy", "moe-shared-expert-overlap", "moe-enable-deepep"),
+                *("moe-token-drop-policy", "moe-enable-deepep"),
             ),
             _ROUTING,
         ),

@@ -22,10 +22,12 @@ from simulator.workload.ops import (
     DTYPE_BYTES,
     Comm,
     Op,
+    Phase,
     Piece,
     elementwise,
     gemm,
     memory,
+    phases,
     weight_gradient,
 )
 from simulator.workload.recipes import quantised
@@ -40,10 +42,37 @@ def experts_mlp(job: Job) -> list[Piece]:
     """
     model = job.model
     router = replicated_linear(job, "moe", Linear("router", model.hidden, model.n_experts))
-    routed = [router, _gate(job), _permute(job, "dispatch"), *_exchange(job), *_grouped_mlp(job)]
-    routed += [*_exchange(job), _permute(job, "combine")]
+    head, tail = [router, _gate(job), _permute(job, "dispatch")], [_permute(job, "combine")]
     shared = dense_mlp(job, "moe.shared", model.shared_ffn_hidden) if model.n_shared_experts else []
-    return [*shared, *routed]
+    if shared and job.profile.overlap_shared_experts and job.layout.ep > 1 and job.layout.tp == 1:
+        return [*head, *_beside_exchanges(_exchange(job), shared, _grouped_mlp(job)), *tail]
+    return [*shared, *head, *_exchange(job), *_grouped_mlp(job), *_exchange(job), *tail]
+
+
+def _beside_exchanges(exchange: list[Piece], shared: list[Piece], routed: list[Piece]) -> list[Piece]:
+    """Return *routed* experts between two exchanges, with the *shared* ones beside the first of each way.
+
+    Forward that is the dispatch; backward the gradients of what was combined. Reference: Megatron-LM
+    ``shared_experts.py``, ``--moe-shared-expert-overlap``.
+    """
+    done = phases(shared, ())
+    (swap,) = exchange
+    forward = tuple(done["forward"])
+    back = {name: tuple(done[name]) for name in ("backward", "backward_input", "backward_weight")}
+    there = _over(swap.forward, len(forward))
+    first = Piece(there, swap.backward, swap.inputs)
+    second = Piece(
+        swap.forward,
+        _over(swap.backward, len(back["backward"])),
+        _over(swap.inputs, len(back["backward_input"])),
+    )
+    returned = Piece((), back["backward"], back["backward_input"], back["backward_weight"])
+    return [first, Piece(forward), *routed, returned, second]
+
+
+def _over(phase: Phase, overlap_ops: int) -> Phase:
+    """Return the communications of *phase*, beside which the *overlap_ops* operations after them run."""
+    return tuple(replace(one, overlap_ops=overlap_ops) if isinstance(one, Comm) else one for one in phase)
 
 
 def _gate(job: Job) -> Piece:

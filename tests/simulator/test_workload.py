@@ -14,6 +14,7 @@ from simulator.errors import JobError
 from simulator.job import Job
 from simulator.models.model import Model
 from simulator.models.sources import load_model
+from simulator.simulate import simulate
 from simulator.workload.micro_batch import (
     Block,
     Comm,
@@ -437,3 +438,29 @@ def test_recomputed_modules_need_selective_and_names_that_are_known() -> None:
         job(recompute="full", recompute_modules="moe")
     with pytest.raises(JobError, match="recompute_modules=gate: of core_attn"):
         job(recompute="selective", recompute_modules="moe,gate")
+
+
+def test_shared_experts_run_beside_the_exchange_and_do_the_same_work() -> None:
+    """The same items in another order: an exchange, then as many operations as may run beside it."""
+    model, layout = replace(load_model("deepseek-v3"), n_layers=4), Layout(dp=8, ep=8)
+    plain, beside = (
+        job(model, layout, conventions=(("overlap_shared_experts", on),)) for on in (False, True)
+    )
+    for phase in ("forward", "backward", "backward_input", "backward_weight"):
+        one, other = (list(layer_blocks(some, 3)[1].phases[phase]) for some in (plain, beside))
+        bare = [
+            [replace(item, overlap_ops=0) if isinstance(item, Comm) else item for item in x]
+            for x in (one, other)
+        ]
+        assert Counter(bare[0]) == Counter(bare[1])
+        shared = [item for item in one if isinstance(item, Op) and item.name.startswith("moe.shared")]
+        if phase != "backward_weight":
+            at = next(i for i, item in enumerate(other) if isinstance(item, Comm))
+            first = other[at]
+            assert isinstance(first, Comm)
+            assert other[at + 1 : at + 1 + first.overlap_ops] == shared != []
+    faster, slower = (simulate(some).summary["step_time_s"] for some in (beside, plain))
+    assert faster < slower
+    alone = replace(plain, layout=Layout(), cluster=cluster("dgx-h100", 1), global_batch=1)
+    told = replace(alone, conventions=(("overlap_shared_experts", True),))
+    assert layer_blocks(told, 3)[1].phases == layer_blocks(alone, 3)[1].phases
