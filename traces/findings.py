@@ -121,7 +121,7 @@ def _unlike(run: Run) -> list[tuple[str, str, float]]:
             one = next(iter(slowdowns))
             worst.append(f"{name} {one} ({slowdowns[one]:.2f})")
     text = (
-        f"like operations take unlike times, {found.slowdown:.2f} times as long as if they were equal, "
+        f"like operations take unlike times: {found.slowdown:.2f} times the step in which they are equal, "
         f"most of all {', '.join(worst)}"
     )
     return [("unlike", text, 1 - 1 / found.slowdown)]

@@ -112,10 +112,6 @@ def show_hang(waits: Sequence[Wait]) -> None:
 def show_mismatches(found: Sequence[Mismatch]) -> None:
     """Print the communications on which ranks do not agree."""
     console = Console(highlight=False)
-    if not found:
-        console.print(
-            f"no finding: nothing that is known costs {LEAST_SHARE:.1%} of a step or more", style="dim"
-        )
     for one in found[:SHOWN_FINDINGS]:
         console.print(f"[red]mismatch[/] {escape(one.text)}", soft_wrap=True)
 
