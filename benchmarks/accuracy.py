@@ -39,6 +39,8 @@ def tables(found: Mapping[str, Any]) -> dict[str, Sequence[str]]:
         "classes": _grid(found["score_by_class_and_gpu"], found["score_by_class"], found["score_by_gpu"]),
         "sizes": list(_rows(("GPUs", "score"), found["score_by_size"].items())),
         "families": _families(found["families"]),
+        "choices": _choices(found["choices_by_source"]),
+        "wrong": _wrong(found["choices"]),
         "others": _others(found["worst"]),
         "worst": _worst(found["worst"][:10]),
         "outside": _worst(_outside(found["worst"])[:10]),
@@ -89,6 +91,7 @@ def _headline(found: Mapping[str, Any]) -> list[str]:
         ("could not be simulated", f"{found['failures']:,}"),
         ("score", found["score"]),
         ("score, each machine calibrated on one of its runs", found["calibrated_score"]),
+        ("score, each model on each machine calibrated on one of its runs", found["calibrated_model_score"]),
         ("score of incomplete rows (levels B and C)", found["incomplete_score"]),
         (f"score of the {found['stress_rows']} rows flagged as stress", found["stress_score"]),
         (f"score with the {found['slow_rows']} rows flagged as slow", found["with_slow_score"]),
@@ -123,6 +126,33 @@ def _families(families: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
     rows.sort(key=lambda row: row[3], reverse=True)
     return list(_rows(("source", "families", "rows", "score", "bias"), rows))
+
+
+def _choices(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    rows = [
+        (name, str(own["groups"]), f"{own['kendall_tau']:.2f}", own["regret_median"], own["regret_mean"])
+        for name, own in sorted(sources.items(), key=lambda item: -item[1]["groups"])
+        if own["kendall_tau"] is not None
+    ]
+    return list(_rows(("source", "groups", "Kendall's tau", "regret, median", "mean"), rows))
+
+
+def _wrong(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the groups in which following the prediction would have cost most."""
+    worst = sorted(groups, key=lambda one: -one["regret"])[:5]
+    rows = [
+        (
+            *(one["source"], one["what"], str(one["layouts"]), one["regret"]),
+            *(_layout(one, "chosen"), _layout(one, "fastest")),
+        )
+        for one in worst
+    ]
+    return list(_rows(("source", "group", "layouts", "regret", "predicted to be fastest", "fastest"), rows))
+
+
+def _layout(group: Mapping[str, Any], which: str) -> str:
+    """Return the layout of a row without its model and its machine."""
+    return str(group[which]).rpartition(",")[0].partition(" pp")[2].join(("pp", ""))
 
 
 def _worst(worst: Iterable[Mapping[str, Any]]) -> list[str]:

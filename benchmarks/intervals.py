@@ -1,7 +1,7 @@
 """Writes ``simulator/intervals.toml``, the errors that predictions carry, from what ``validate`` printed.
 
 foretrace validate steps steps.csv --json > steps.json
-foretrace validate memory memory.csv --worst 100000 --json > memory.json
+foretrace validate memory memory.csv --json > memory.json
 python benchmarks/intervals.py steps.json memory.json
 """
 
@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.validate.ranking import quantile
-from simulator.validate.steps import LIKELY
+from simulator.validate.errors import LIKELY
 
 FILE: Final = Path(__file__).parents[1] / "simulator" / "intervals.toml"
 
@@ -31,7 +28,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FILE)
     args = parser.parse_args()
     steps, memory = (json.loads(path.read_text(encoding="utf-8")) for path in (args.steps, args.memory))
-    args.output.write_text("\n".join(lines(steps["errors"], of_rows(memory["worst"]))), encoding="utf-8")
+    args.output.write_text("\n".join(lines(steps["errors"], memory["errors"])), encoding="utf-8")
 
 
 def lines(steps: Mapping[str, Any], memory: Mapping[str, Any]) -> Iterable[str]:
@@ -45,26 +42,6 @@ def lines(steps: Mapping[str, Any], memory: Mapping[str, Any]) -> Iterable[str]:
             yield f'[{kind}."{name}"]'
             yield from (f"{key} = {round(value, 4)}" for key, value in found.items())
     yield ""
-
-
-def of_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the same figures of all *rows* of another table."""
-    listed = list(rows)
-    sizes: Counter[str] = Counter(row["family"] for row in listed)
-    weighted: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in listed:
-        weighted["all"].append((-row["log_ratio"], 1 / sizes[row["family"]]))
-    return {
-        name: {
-            "families": len(sizes),
-            "rows": len(pairs),
-            **{
-                key: math.exp(quantile(pairs, share))
-                for key, share in zip(("low", "high"), LIKELY, strict=True)
-            },
-        }
-        for name, pairs in weighted.items()
-    }
 
 
 if __name__ == "__main__":

@@ -13,14 +13,6 @@ COMMUNICATION_SPREAD: Final = 0.4
 of communication are trusted less, as ``foretrace validate kernels`` and ``collectives`` find. Only the ratio
 of the two has an effect."""
 
-MACHINE_SPREAD: Final = 0.06
-RUN_SPREAD: Final = 0.07
-"""How far ``ln(predicted / measured)`` of a machine is off, and of a run from its machine: 1.48 median
-deviations, over 21 machines and 340 published runs, a few of each family."""
-
-TRUST: Final = MACHINE_SPREAD**2 / (MACHINE_SPREAD**2 + RUN_SPREAD**2)
-"""Share of the error of one run that its machine is to blame for (the regression of one on the other)."""
-
 STEPS: Final = 400
 WIDEST: Final = 4.0
 """The ratio of the two factors is looked for between ``1 / WIDEST`` and ``WIDEST``, in so many steps."""
@@ -32,13 +24,52 @@ class Factors(NamedTuple):
     compute: float
     communication: float
 
+    def trusted(self, share: float) -> Factors:
+        """Return the factors *share* of the way from 1.
+
+        >>> Factors(4.0, 9.0).trusted(0.5)
+        Factors(compute=2.0, communication=3.0)
+        """
+        return Factors(self.compute**share, self.communication**share)
+
+
+class Spreads(NamedTuple):
+    """Standard deviations of what ``ln(predicted / measured)`` of a run is the sum of.
+
+    Attributes:
+        machine: what all runs of a machine share.
+        model: what the runs of one model, in one precision, on that machine share beyond that.
+        run: what is left.
+    """
+
+    machine: float
+    model: float
+    run: float
+
+    def trust(self, *, same_model: bool) -> float:
+        """Return the share of one run's error to expect of another run of its machine.
+
+        The best linear prediction where the three parts are independent: that of the variance which the two
+        runs have in common (Henderson 1975, "Best linear unbiased estimation and prediction under a selection
+        model", Biometrics 31).
+
+        >>> Spreads(1.0, 1.0, 0.0).trust(same_model=True), Spreads(1.0, 1.0, 0.0).trust(same_model=False)
+        (1.0, 0.5)
+        """
+        shared = self.machine**2 + (self.model**2 if same_model else 0.0)
+        whole = self.machine**2 + self.model**2 + self.run**2
+        return shared / whole if whole else 0.0
+
+
+SPREADS: Final = Spreads(machine=0.035, model=0.069, run=0.079)
+"""As ``spreads_of`` of ``simulator.validate.one_run`` finds them in 2,127 published runs of 23 machines."""
+
 
 def fit(curve: Curve, measured_s: float) -> Factors:
     """Return the most likely factors of a machine on which *curve* was *measured_s*.
 
     One time cannot tell two factors apart; among those pairs that give it, the pair is chosen that is
-    nearest to what was expected. Where communication is hidden, computing gets all of the blame. Part of the
-    error is of that run alone, and so the factors go ``TRUST`` of the way.
+    nearest to what was expected. Where communication is hidden, computing gets all of the blame.
     """
     found = []
     for step in range(-STEPS, STEPS + 1):
@@ -46,7 +77,7 @@ def fit(curve: Curve, measured_s: float) -> Factors:
         compute = measured_s / curve.at(communication=ratio)
         factors = Factors(compute, compute * ratio)
         found.append((_surprise(factors), factors))
-    return Factors(*(factor**TRUST for factor in min(found)[1]))
+    return min(found)[1]
 
 
 def _surprise(factors: Factors) -> float:

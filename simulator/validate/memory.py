@@ -8,8 +8,10 @@ from typing import Final
 
 from simulator.builder.stages import stage_layers
 from simulator.errors import SimulationError, TableError
+from simulator.intervals import layout_class
 from simulator.job import Job
 from simulator.memory.stage import StageMemory, stage_memory
+from simulator.validate.errors import errors
 from simulator.validate.job import job_of, with_shapes
 from simulator.validate.scores import Failed, Scored, Validation
 from simulator.validate.table import Row, read_table
@@ -37,7 +39,7 @@ def validate_memory(table: str | Path, *, steps: str | Path | None = None) -> Va
         TableError: a table cannot be read.
     """
     rows = completed(read_table(table, ("model", "tp", "pp", "dp", "kind")), table, steps)
-    scored: list[Scored] = []
+    scored: list[tuple[Scored, tuple[str, str]]] = []
     failed: list[Failed] = []
     for row in rows:
         kinds = [kind for kind in KINDS if row.text(f"peak_{kind}_gb")]
@@ -53,8 +55,17 @@ def validate_memory(table: str | Path, *, steps: str | Path | None = None) -> Va
         except (SimulationError, TopologyError, TraceError) as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
             continue
-        scored += [_scored(row, family, kind, memory) for kind in kinds]
-    return Validation(kind="memory", table=str(table), unit="GB", rows=scored, failures=failed)
+        job = memory[0]
+        of = (layout_class(job), job.cluster.device.name)
+        scored += [(_scored(row, family, kind, memory), of) for kind in kinds]
+    return Validation(
+        kind="memory",
+        table=str(table),
+        unit="GB",
+        rows=[one for one, _ in scored],
+        failures=failed,
+        extra={"errors": errors(scored)},
+    )
 
 
 def completed(rows: Sequence[Row], table: str | Path, steps: str | Path | None) -> list[Row]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -58,8 +58,10 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
     lines = [
         (f"{extra['stress_rows']} rows flagged as stress", extra["stress_score"]),
         (f"with {extra['slow_rows']} rows flagged as slow", extra["with_slow_score"]),
-        ("regret, median", extra["regret_median"]),
+        ("regret, median over groups", extra["regret_median"]),
+        ("regret, mean over groups", extra["regret_mean"]),
         ("calibrated on one run per machine", extra.get("calibrated_score")),
+        ("calibrated on one run per model and machine", extra.get("calibrated_model_score")),
     ]
     for name, figure in lines:
         if figure is not None:
@@ -69,8 +71,21 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
             f"Kendall tau {extra['kendall_tau']:.2f} over {extra['choice_groups']} groups of layouts",
             highlight=False,
         )
+        console.print(_choices(extra["choices_by_source"]))
     for words, count in extra["assumed"].items():
         console.print(f"{count} rows: {escape(words)}", style="dim", highlight=False)
+
+
+def _choices(sources: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(box=None, header_style="dim")
+    table.add_column("layouts to choose from, of")
+    for head in ("groups", "Kendall tau", "regret, median", "mean"):
+        table.add_column(head, justify="right")
+    for name, found in sources.items():
+        tau = "-" if found["kendall_tau"] is None else f"{found['kendall_tau']:.2f}"
+        regrets = (_percent(found[key]) for key in ("regret_median", "regret_mean"))
+        table.add_row(escape(name), str(found["groups"]), tau, *regrets)
+    return table
 
 
 def _scores(name: str, scores: dict[str, float]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def test_pairs_never_wait_for_themselves(p: int, m: int, v: int) -> None:
     except ScheduleError:
         assume(False)
     for own in orders:
-        for forward, backward in zip(own, own[1:], strict=False):
+        for forward, backward in pairwise(own):
             if forward in together:
                 assert (forward.kind, backward.kind) == ("F", "B")
                 assert forward[1:] != backward[1:]
