@@ -21,14 +21,16 @@ from simulator.workload.ops import DTYPE_BYTES
 HOST_ADAM_PARAMS_PER_S: Final = 4e9
 """Parameters that all processors of a node update per second: 1 to 10 billion take 0.22 to 2.57 s.
 
-DeepSpeed's CPU-Adam on two Xeon sockets, Ren et al. 2021, arXiv:2101.06840, table 4. Memory of the host is
-the limit, so that the GPUs of a node share it.
+DeepSpeed's CPU-Adam on two Xeon sockets, Ren et al. 2021, arXiv:2101.06840, table 4, cited from memory and
+not verified against its text; no other host was measured. Memory of the host is the limit, so that the GPUs
+of a node share it.
 """
 
 NVME_BYTES_PER_S: Final = 25e9
 """What the drives of a node read or write per second, all of its GPUs together: 1.6 GB/s for each of 16.
 
-Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), figure 2b.
+Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), figure 2b, cited from memory and not verified
+against its text; drives of today may be several times as fast.
 """
 
 STATE_BYTES: Final = 24
