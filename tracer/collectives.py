@@ -8,7 +8,7 @@ some of them, or deadlock because they hold the interpreter's lock.
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,8 +82,8 @@ class CollectiveHook:
                 failed(communication)
                 resume(is_paused)
                 raise
-            frame = inspect.currentframe()
-            issued(communication, result, frame.f_back if frame is not None else None, on_compute=on_compute)
+            caller = sys._getframe().f_back  # noqa: SLF001 - None on a thread of C++
+            issued(communication, result, caller, on_compute=on_compute)
             resume(is_paused)
             return result
 
@@ -104,17 +104,17 @@ class CollectiveHook:
             at, block = session.transfer(operator.kind, tensor)
         else:
             sequence = group.next_collective()
-        communication = Communication(
-            kind=operator.kind,
-            group=group,
-            sequence=sequence,
-            peer=peer,
-            size_bytes=operator.size(args, len(group.ranks)),
-            dtype=dtype_name(tensor),
-            block=block,
-            position=(at.step, at.stage, at.virtual_stage, at.microbatch),
-            start=stamp(),
-            storages=() if tensor.is_cuda else tuple(map(_address, operator.outputs(args))),
+        communication = Communication(  # by position: half as long
+            operator.kind,
+            group,
+            sequence,
+            peer,
+            operator.size(args, len(group.ranks)),
+            dtype_name(tensor),
+            block,
+            (at.step, at.stage, at.virtual_stage, at.microbatch),
+            stamp(),
+            () if tensor.is_cuda else tuple([_address(output) for output in operator.outputs(args)]),
         )
         session.sink.put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
         session.issued.note(communication)

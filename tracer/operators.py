@@ -7,7 +7,8 @@ reduce-scatter; for an all-to-all it is what one rank sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -46,17 +47,25 @@ class Operator(NamedTuple):
 
 def tensor_bytes(tensor: Any) -> int:
     """Return the size of a tensor's elements in bytes."""
-    return int(tensor.numel() * tensor.element_size())
+    size: int = tensor.nbytes
+    return size
 
 
 def dtype_name(tensor: Any) -> str:
     """Return the type of a tensor's elements, e.g. ``"bf16"``."""
-    name = str(tensor.dtype)
+    return _dtype_name(tensor.dtype)
+
+
+@cache
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype)
     return DTYPES.get(name) or name.removeprefix("torch.")
 
 
-def _total(tensors: Iterable[Any]) -> int:
-    return sum(tensor_bytes(tensor) for tensor in tensors)
+def _total(tensors: Sequence[Any]) -> int:
+    if len(tensors) == 1:  # as nearly always, and on the path of every collective
+        return tensor_bytes(tensors[0])
+    return sum(map(tensor_bytes, tensors))
 
 
 def _in_place(kind: str) -> Operator:

@@ -74,9 +74,9 @@ class Communication:
         block: where in the model it was issued.
         position: where in the training it was issued.
         start: when it was issued.
+        storages: addresses of the tensors that a waiter would ask for.
         end: when it was complete, None while nobody knows.
         work: the ``torch.distributed.Work``, None once it is complete.
-        storages: addresses of the tensors that a waiter would ask for.
         watch: what the thread that waits for it in our place tells, None if there is none.
         is_claimed: whether the training waits for it, so that no watcher may begin to.
     """
@@ -90,9 +90,9 @@ class Communication:
     block: Block
     position: tuple[int, int, int, int]
     start: Stamp
+    storages: tuple[int, ...] = ()
     end: Stamp | None = None
     work: Any = None
-    storages: tuple[int, ...] = ()
     watch: Any = None
     is_claimed: bool = False
 

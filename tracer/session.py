@@ -9,20 +9,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from tracer import internals
 from tracer.clock import now_ns
-from tracer.completion import Completions
 from tracer.drift import RunClock
-from tracer.importing import Expectation
+from tracer.hooks import Hook, install
 from tracer.issued import Issued
 from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
-from tracer.parallelism import MeshHook, data_parallel
+from tracer.parallelism import data_parallel
 from tracer.pending import Pending
-from tracer.process import is_distributed, process_groups, versions
+from tracer.process import process_groups, versions
 from tracer.records import Block, Position
 from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
@@ -33,13 +31,6 @@ from traces.model_parts import joined_models
 from traces.store import SpanWriter, write_info
 
 _Result = TypeVar("_Result")
-
-
-class Hook(Protocol):
-    """Something that watches the training and can be taken away again."""
-
-    def remove(self) -> None:
-        """Leave the training as it was."""
 
 
 HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
@@ -88,6 +79,7 @@ class Session:
         self._disabled: set[str] = set()
         self._warnings: list[str] = [clock.warning] if clock.warning else []
         self._job: dict[str, Any] = self.window.describe(world_size)
+        self._n_notes = 0
         self._model: dict[str, Any] | None = None
         self._machine = describe_machine(world_size)
         self._written_state: object = None
@@ -111,9 +103,12 @@ class Session:
         self.issued = Issued(path, rank, clock.shift_ns)
         self.lane = Lane(self.position, self.sink.put)
         self.steps = Steps(self)
+        self.pipeline: Any = None
+        self.completions: Any = None
+        self.backward: Any = None
         self._hooks: list[Hook] = []
         self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
-        self._install()
+        self.hook()
         if rank == self.window.first_rank(world_size):
             write_info(path, self.info(finished=False))
         self._write_sidecar()
@@ -144,6 +139,7 @@ class Session:
     def note_job(self, **settings: Any) -> None:
         """Note settings of the training for ``RunInfo.job``."""
         self._job.update(settings)
+        self._n_notes += 1
 
     def met_model(self, model: Any, args: Any) -> None:
         """Learn from a model that is called for the first time."""
@@ -222,10 +218,7 @@ class Session:
         if self._kernels is not None:
             self.guarded("kernels", self._kernels.close)()
         self._disabled.update(HOOKS)
-        if self.completions is not None:
-            self.completions.close()
-        for hook in self._hooks:
-            self._removed(hook)
+        self.unhook()
         self.clock.close()
         self.sink.close()
         self._tell_pending(last=True)
@@ -237,45 +230,24 @@ class Session:
         self.memory.write(self.path, self.rank, self.clock.mapping())
         write_info(self.path, self.info(finished=True), self.rank)
 
-    def _removed(self, hook: Hook) -> None:
-        """Take *hook* away; if it cannot be, what was recorded is written all the same."""
-        try:
-            hook.remove()
-        except Exception as error:  # somebody has changed what the hook had changed
-            self.warn(f"{type(hook).__name__} was not removed: {type(error).__name__}: {error}")
-
-    def _install(self) -> None:
+    def hook(self) -> None:
         """Put all hooks in place."""
-        from tracer.modules import BackwardHook, ModuleHook
-        from tracer.steps import OptimizerHook
-        from tracer.waits import StreamHook
+        self._hooks += install(self)
 
-        self.pipeline: Any = None
-        self.completions: Any = None
-        self.backward = BackwardHook(self)
-        self._hooks += [self.backward, ModuleHook(self), OptimizerHook(self), StreamHook(self)]
-        if is_distributed():
-            self._install_distributed()
+    def add_hook(self, hook: Hook) -> None:
+        """Take one more hook into care, that of a module which the training has imported late."""
+        self._hooks.append(hook)
 
-    def _install_distributed(self) -> None:
-        import torch.distributed as dist
-
-        from tracer.collectives import CollectiveHook
-        from tracer.waits import BlockingHook, WaitHook
-
-        self.completions = Completions(dist.Work.wait)
-        self._hooks += [CollectiveHook(self), WaitHook(self), BlockingHook(self), MeshHook(self)]
-        if internals.PIPELINING in sys.modules:
-            self._install_pipeline()
-        else:
-            install = self.guarded("pipeline", lambda module: self._install_pipeline())
-            self._hooks.append(Expectation(internals.PIPELINING, install))
-
-    def _install_pipeline(self) -> None:
-        from tracer.pipeline import PipelineHook
-
-        self.pipeline = PipelineHook(self)
-        self._hooks.append(self.pipeline)
+    def unhook(self) -> None:
+        """Take all hooks away, when what they follow has ended; ranks that do so must do it together."""
+        if self.completions is not None:
+            self.completions.close()
+        while self._hooks:
+            hook = self._hooks.pop(0)
+            try:
+                hook.remove()
+            except Exception as error:  # somebody has changed what the hook had changed
+                self.warn(f"{type(hook).__name__} was not removed: {type(error).__name__}: {error}")
 
     def _beside(self) -> None:
         """What the writing thread does after each batch."""
@@ -294,8 +266,8 @@ class Session:
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
-        known = len(self._warnings), str(self._job), len(str(self._model))
-        state = (self.groups.n_changes, *known, self.clock.shown())
+        known = self.groups.n_changes, len(self._warnings), self._n_notes, id(self._model)
+        state = (*known, self.clock.shown())
         if state != self._written_state:
             self._written_state = state
             try:

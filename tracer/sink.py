@@ -97,6 +97,11 @@ class Sink:
         self._thread.start()
 
     @property
+    def thread_id(self) -> int:
+        """Identifier of the thread that writes, by which its processor time can be asked for."""
+        return self._thread.ident or 0
+
+    @property
     def dropped(self) -> dict[str, int]:
         """What is in no span, by reason."""
         found = {

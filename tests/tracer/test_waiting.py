@@ -9,7 +9,8 @@ import pytest
 from traces.activity import activity
 from traces.store import open_run
 
-LATE_NS = 300_000_000
+SLACK_NS = 20_000_000
+"""Between the issue of a communication and the wait for it the thread computes; it may lose its core then."""
 
 SCRIPT = """
 import sys, time
@@ -81,11 +82,13 @@ def test_time_blocked_in_communication_is_not_compute(runs: Path, way: str) -> N
         waited, late = (
             next(row for row in spans[rank] if row["axis"] and row["kind"] != "barrier") for rank in (0, 1)
         )
-        assert waited["duration_ns"] > 0.7 * LATE_NS
-        assert late["duration_ns"] < 0.5 * LATE_NS
+        ended_ns = waited["start_ns"] + waited["duration_ns"]
+        assert ended_ns >= late["start_ns"] >= waited["start_ns"]
         assert waited["name"] == "Late"
-        computed_ns = sum(row["duration_ns"] for row in spans[0] if row["category"] == "compute")
-        assert computed_ns < 0.5 * LATE_NS
+        for row in spans[0]:  # nothing computes meanwhile
+            if row["category"] == "compute":
+                before = row["start_ns"] + row["duration_ns"] <= waited["start_ns"] + SLACK_NS
+                assert before or row["start_ns"] >= ended_ns - SLACK_NS, row
         found = activity(run, 0, step)
         state = dict.fromkeys(found.states, 0)
         for start, end, index in zip(found.start_ns, found.end_ns, found.state, strict=True):

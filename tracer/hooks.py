@@ -1,0 +1,54 @@
+"""Which hooks a recording puts into a process, in which order."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from tracer import internals
+from tracer.completion import Completions
+from tracer.importing import Expectation
+from tracer.parallelism import MeshHook
+from tracer.process import is_distributed
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+
+
+class Hook(Protocol):
+    """Something that watches the training and can be taken away again."""
+
+    def remove(self) -> None:
+        """Leave the training as it was."""
+
+
+def install(session: Session) -> list[Hook]:
+    """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
+    from tracer.modules import BackwardHook, ModuleHook
+    from tracer.steps import OptimizerHook
+    from tracer.waits import StreamHook
+
+    session.backward = BackwardHook(session)
+    hooks: list[Hook] = [session.backward, ModuleHook(session), OptimizerHook(session), StreamHook(session)]
+    return hooks + _distributed(session) if is_distributed() else hooks
+
+
+def _distributed(session: Session) -> list[Hook]:
+    import torch.distributed as dist
+
+    from tracer.collectives import CollectiveHook
+    from tracer.waits import BlockingHook, WaitHook
+
+    session.completions = Completions(dist.Work.wait)
+    hooks: list[Hook] = [CollectiveHook(session), WaitHook(session), BlockingHook(session), MeshHook(session)]
+    if internals.PIPELINING in sys.modules:
+        return [*hooks, _pipeline(session)]
+    late = session.guarded("pipeline", lambda module: session.add_hook(_pipeline(session)))
+    return [*hooks, Expectation(internals.PIPELINING, late)]
+
+
+def _pipeline(session: Session) -> Hook:
+    from tracer.pipeline import PipelineHook
+
+    session.pipeline = hook = PipelineHook(session)
+    return hook
