@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Mapping
 
-    from topologies.cluster import Cluster
+    from rich.table import Table
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
@@ -26,22 +25,24 @@ def topology() -> None:
 def list_(*, as_json: bool) -> None:
     """List the machines of the catalogue."""
     from topologies.catalog import load_cluster, names
+    from topologies.facts import bandwidth, flops, row
+    from topologies.units import format_bytes
 
     clusters = [load_cluster(name) for name in names()]
     if as_json:
-        click.echo(json.dumps({"clusters": [_row(cluster) for cluster in clusters]}))
+        click.echo(json.dumps({"clusters": [row(cluster) for cluster in clusters]}))
         return
     table = _table("name", "a node", "memory", "16 bit", "per GPU", "per node")
     for cluster in clusters:
-        row = _row(cluster)
+        facts = row(cluster)
         _add(
             table,
-            row["name"],
-            f"{row['gpus_per_node']} {row['device']}",
-            _bytes(row["memory_bytes"]),
-            _flops(max(row["peak_flops_per_s"].get(name, 0.0) for name in ("bf16", "fp16")) or None),
-            _bandwidth(row["intra_bytes_per_s"]),
-            _bandwidth(row["node_bytes_per_s"]),
+            facts["name"],
+            f"{facts['gpus_per_node']} {facts['device']}",
+            format_bytes(facts["memory_bytes"]),
+            flops(max(facts["peak_flops_per_s"].get(name, 0.0) for name in ("bf16", "fp16")) or None),
+            bandwidth(facts["intra_bytes_per_s"]),
+            bandwidth(facts["node_bytes_per_s"]),
         )
     _print(table)
     click.echo(
@@ -59,7 +60,9 @@ def list_(*, as_json: bool) -> None:
 def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     """Show a machine: NAME is one of `foretrace topology list`, or the path of a TOML file."""
     from topologies.catalog import load_cluster
+    from topologies.facts import bandwidth, parts
     from topologies.tiers import tiers
+    from topologies.units import format_time
 
     cluster = load_cluster(name, n_gpus)
     distances = tiers(cluster)
@@ -71,10 +74,10 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     click.echo(f"{cluster.n_gpus} devices in {cluster.n_nodes} node(s), fabric {cluster.fabric_spec.kind}\n")
     table = _table("what one device can send, all at once", "per direction", "one way")
     for tier in distances:
-        _add(table, _DISTANCE[tier.name], _bandwidth(tier.bytes_per_s), _time(tier.latency_s))
+        _add(table, _DISTANCE[tier.name], bandwidth(tier.bytes_per_s), format_time(tier.latency_s))
     _print(table)
     numbers: dict[str, int] = {}
-    for title, facts, sources in _parts(cluster):
+    for title, facts, sources in parts(cluster):
         table = _table(title, "", "source")
         for key, value in facts.items():
             source = sources.get(key) or next((s for k, s in sources.items() if k.startswith(f"{key}.")), "")
@@ -177,71 +180,6 @@ _DISTANCE: Mapping[str, str] = {
 }
 
 
-def _row(cluster: Cluster) -> dict[str, Any]:
-    """Return what the list shows of *cluster*."""
-    nic = cluster.nic
-    return {
-        "name": cluster.name,
-        "gpus_per_node": cluster.gpus_per_node,
-        "device": cluster.device.name,
-        "memory_bytes": cluster.device.memory_bytes,
-        "peak_flops_per_s": dict(cluster.device.peak_flops_per_s),
-        "intra_bytes_per_s": cluster.intra.bandwidth_bytes_per_s,
-        "node_bytes_per_s": nic.bandwidth_bytes_per_s * cluster.nics_per_node if nic else None,
-        "description": cluster.description,
-    }
-
-
-def _parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, str]]]:
-    """Yield title, figures and sources of the machine, its device and its links, as a file names them."""
-    from topologies.device import KEYS
-
-    spec = cluster.fabric_spec
-    facts = {"gpus_per_node": str(cluster.gpus_per_node), "nics_per_node": str(cluster.nics_per_node)}
-    if cluster.nic and not spec.links:
-        facts["fabric.nodes_per_leaf"] = str(spec.nodes_per_leaf)
-        facts["fabric.oversubscription"] = f"{spec.oversubscription:g}"
-    if spec.crowding:
-        facts["fabric.crowding"] = f"{spec.crowding:g}"
-    for other in cluster.others:
-        facts[f"others, {other.machine.name}"] = f"the last {other.nodes} nodes"
-    if cluster.cores:
-        facts |= {"cores": str(cluster.cores), "time_slice": _time(cluster.time_slice_s)}
-    if cluster.price_usd_per_gpu_hour is not None:
-        facts["price_per_gpu"] = f"{cluster.price_usd_per_gpu_hour:g} USD/h"
-    yield "machine", facts, cluster.sources
-    device = cluster.device
-    facts = {f"peak.{dtype}": _flops(peak) for dtype, peak in device.peak_flops_per_s.items()}
-    facts |= {key: _figure(name, getattr(device, name)) for name, key in KEYS.items()}
-    if device.gemm_tiles:
-        facts["tiles"] = f"{len(device.gemm_tiles.tiles)} sizes on {device.gemm_tiles.processors} processors"
-    for name, kernel in device.attention_kernels.items():
-        facts[f"attention.kernels.{name}"] = f"{kernel.forward.efficiency:g} of the peak forward"
-    yield f"device {device.name}", facts, device.sources
-    for link in filter(None, (cluster.intra, cluster.nic)):
-        facts = {
-            "bandwidth": _bandwidth(link.bandwidth_bytes_per_s),
-            "latency": _time(link.latency_s),
-            "efficiency": f"{link.efficiency:g}",
-        }
-        for op, curve in link.curves.items():
-            facts[op] = (
-                f"{_bandwidth(curve.efficiency * link.bandwidth_bytes_per_s)} after {_time(curve.latency_s)}"
-            )
-        facts |= {op: _extent(sorted(table.times_s)) for op, table in link.tables.items()}
-        yield f"link {link.name}", facts, link.sources
-
-
-def _figure(name: str, value: float) -> str:
-    """Return a figure with the unit that the name of its field says."""
-    ways = {"_bytes_per_s": _bandwidth, "_bytes": _bytes, "_s": _time}
-    return next((way(value) for ending, way in ways.items() if name.endswith(ending)), f"{value:g}")
-
-
-def _extent(ranks: list[int]) -> str:
-    return f"measured on {', '.join(map(str, ranks))} GPUs"
-
-
 def _table(*columns: str) -> Table:
     from rich import box
     from rich.markup import escape
@@ -264,27 +202,3 @@ def _print(table: Table) -> None:
     from rich.console import Console
 
     Console().print(table)
-
-
-def _bytes(value: float) -> str:
-    from topologies.units import format_bytes
-
-    return format_bytes(value)
-
-
-def _bandwidth(value: float | None) -> str:
-    from topologies.units import format_bandwidth
-
-    return "none" if value is None else format_bandwidth(value)
-
-
-def _flops(value: float | None) -> str:
-    from topologies.units import format_flops
-
-    return "none" if value is None else format_flops(value)
-
-
-def _time(value: float) -> str:
-    from topologies.units import format_time
-
-    return format_time(value)

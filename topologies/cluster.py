@@ -91,7 +91,8 @@ class Cluster:
             raise CatalogError(f"cluster {self.name}: nics_per_node, rings_out and cores are at least 0")
         if not 0 <= self.nics_used <= self.nics_per_node:
             raise CatalogError(
-                f"cluster {self.name}: nics_used = {self.nics_used} of nics_per_node = {self.nics_per_node}"
+                f"cluster {self.name}: nics_used = {self.nics_used}: from 0, all of them, to nics_per_node = "
+                f"{self.nics_per_node}"
             )
         for other in self.others:
             self._check_other(other)

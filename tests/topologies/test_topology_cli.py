@@ -77,3 +77,12 @@ def test_what_a_file_calls_things_is_never_markup(tmp_path: Path) -> None:
     assert "[bold]mine[/nope]" in text
     assert "link [/i] wire" in text
     assert "link [blink]x" in text
+
+
+def test_a_machine_shows_what_its_software_leaves_unused() -> None:
+    """Of four Omni-Path ports NCCL uses two, in one ring, and copies through the host; sockets have flows."""
+    shown = CliRunner().invoke(topology, ["show", "jean-zay-a100"]).stdout.splitlines()
+    facts = {line.split()[0]: line for line in shown if line.startswith(" ") and len(line.split()) > 1}
+    assert [facts[key].split()[1] for key in ("nics_per_node", "nics_used", "rings_out")] == ["4", "2", "1"]
+    assert "copies through the host" in facts["gpu_direct"]
+    assert "1.25 GB/s per connection" in CliRunner().invoke(topology, ["show", "azure-nc-a100-v4"]).stdout

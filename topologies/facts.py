@@ -1,0 +1,100 @@
+"""What a machine is made of, figure by figure, in words for people and as a row of the list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+from topologies.cluster import Cluster
+from topologies.device import KEYS
+from topologies.link import LinkSpec
+from topologies.units import format_bandwidth, format_bytes, format_flops, format_time
+
+
+def row(cluster: Cluster) -> dict[str, Any]:
+    """Return what the list shows of *cluster*."""
+    nic = cluster.nic
+    return {
+        "name": cluster.name,
+        "gpus_per_node": cluster.gpus_per_node,
+        "device": cluster.device.name,
+        "memory_bytes": cluster.device.memory_bytes,
+        "peak_flops_per_s": dict(cluster.device.peak_flops_per_s),
+        "intra_bytes_per_s": cluster.intra.bandwidth_bytes_per_s,
+        "node_bytes_per_s": nic.bandwidth_bytes_per_s * cluster.nics_per_node if nic else None,
+        "price_usd_per_gpu_hour": cluster.price_usd_per_gpu_hour,
+        "description": cluster.description,
+    }
+
+
+def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, str]]]:
+    """Yield title, figures and sources of the machine, its device and its links, as a file names them."""
+    spec = cluster.fabric_spec
+    facts = {"gpus_per_node": str(cluster.gpus_per_node), "nics_per_node": str(cluster.nics_per_node)}
+    facts |= {key: str(n) for key in ("nics_used", "rings_out") if (n := getattr(cluster, key))}
+    if cluster.nic and not spec.links:
+        facts["fabric.nodes_per_leaf"] = str(spec.nodes_per_leaf)
+        facts["fabric.oversubscription"] = f"{spec.oversubscription:g}"
+        facts["fabric.hop_latency"] = format_time(spec.hop_latency_s)
+    if spec.crowding:
+        facts["fabric.crowding"] = f"{spec.crowding:g}"
+    for other in cluster.others:
+        facts[f"others, {other.machine.name}"] = f"the last {other.nodes} nodes"
+    if cluster.cores:
+        facts |= {"cores": str(cluster.cores), "time_slice": format_time(cluster.time_slice_s)}
+    if cluster.price_usd_per_gpu_hour is not None:
+        facts["price_per_gpu"] = f"{cluster.price_usd_per_gpu_hour:g} USD/h"
+    yield "machine", facts, cluster.sources
+    device = cluster.device
+    facts = {f"peak.{dtype}": flops(peak) for dtype, peak in device.peak_flops_per_s.items()}
+    facts |= {key: _figure(name, getattr(device, name)) for name, key in KEYS.items()}
+    if device.gemm_tiles:
+        facts["tiles"] = f"{len(device.gemm_tiles.tiles)} sizes on {device.gemm_tiles.processors} processors"
+    for name, kernel in device.attention_kernels.items():
+        facts[f"attention.kernels.{name}"] = f"{kernel.forward.efficiency:g} of the peak forward"
+    yield f"device {device.name}", facts, device.sources
+    for link in filter(None, (cluster.intra, cluster.node.host, cluster.nic)):
+        yield f"link {link.name}", _link_facts(link), link.sources
+
+
+def _link_facts(link: LinkSpec) -> dict[str, str]:
+    """Return the figures of *link*; of what only some links have, those that it has."""
+    facts = {
+        "bandwidth": bandwidth(link.bandwidth_bytes_per_s),
+        "latency": format_time(link.latency_s),
+        "efficiency": f"{link.efficiency:g}",
+    }
+    facts |= {key: ", ".join(names) for key in ("protocols", "algorithms") if (names := getattr(link, key))}
+    if link.reduces:
+        facts["reduces"] = "in its switches"
+    if link.chunk_bytes:
+        facts["chunk"] = format_bytes(link.chunk_bytes)
+    if not link.gpu_direct:
+        facts["gpu_direct"] = "no, copies through the host"
+    if isfinite(link.flow_bytes_per_s):
+        facts["flow"] = f"{bandwidth(link.flow_bytes_per_s)} per connection"
+    for op, curve in link.curves.items():
+        most = bandwidth(curve.efficiency * link.bandwidth_bytes_per_s)
+        facts[op] = f"{most} after {format_time(curve.latency_s)}"
+    return facts | {op: _extent(sorted(table.times_s)) for op, table in link.tables.items()}
+
+
+def _figure(name: str, value: float) -> str:
+    """Return a figure with the unit that the name of its field says."""
+    ways = {"_bytes_per_s": bandwidth, "_bytes": format_bytes, "_s": format_time}
+    return next((way(value) for ending, way in ways.items() if name.endswith(ending)), f"{value:g}")
+
+
+def _extent(ranks: list[int]) -> str:
+    return f"measured on {', '.join(map(str, ranks))} GPUs"
+
+
+def bandwidth(value: float | None) -> str:
+    """Return a bandwidth in a fitting unit, ``"none"`` if there is none."""
+    return "none" if value is None else format_bandwidth(value)
+
+
+def flops(value: float | None) -> str:
+    """Return a number of operations per second in a fitting unit, ``"none"`` if it is not known."""
+    return "none" if value is None else format_flops(value)
