@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
     from simulator.job import Job
     from simulator.memory.ranks import RankMemory
+    from simulator.memory.remedies import Remedy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 SHOWN_RANKS: Final = 8
 """Most pipeline ranks that the table lists."""
+
+SHOWN_CLOSEST: Final = 3
+"""Changes that are listed where none makes a job fit."""
 
 
 @click.command()
@@ -64,27 +68,28 @@ def describe(job: Job) -> dict[str, Any]:
         "memory_limit_bytes": limit,
         "peak_memory_bytes": fullest.peak_bytes,
         "spare_bytes": limit - fullest.peak_bytes,
-        "slack_bytes": _slack_bytes(job, fullest),
+        "slack_bytes": _slack_bytes(job, fullest.peak_bytes),
         "fullest_pipeline_rank": fullest.pp,
         "when": _moment(fullest),
         "largest": [{"item": name, "bytes": size} for name, size in fullest.largest(4)],
         "stages": [_rank(job, rank) for rank in ranks],
-        "would_fit": [
-            {"change": one.change, "peak_memory_bytes": one.peak_bytes}
-            for one in tried
-            if one.peak_bytes <= limit
-        ],
-        "would_need_less": [
-            {"change": one.change, "peak_memory_bytes": one.peak_bytes}
-            for one in tried
-            if one.peak_bytes > limit
-        ],
+        "would_fit": [_change(one) for one in tried if one.peak_bytes <= limit],
+        "would_need_less": [_change(one) for one in tried if one.peak_bytes > limit],
     }
 
 
-def _slack_bytes(job: Job, rank: RankMemory) -> int:
+def _change(one: Remedy) -> dict[str, Any]:
+    spare = one.job.cluster.device.memory_bytes - one.peak_bytes
+    return {
+        "change": one.change,
+        "peak_memory_bytes": one.peak_bytes,
+        "tight": 0 <= spare < _slack_bytes(one.job, one.peak_bytes),
+    }
+
+
+def _slack_bytes(job: Job, peak_bytes: int) -> int:
     """Return what the caching allocator keeps beside tensors if it can; it frees that before it fails."""
-    return round((rank.peak_bytes - rank.items["reserved"]) * job.profile.allocator_slack)
+    return round((peak_bytes - job.cluster.device.reserved_bytes) * job.profile.allocator_slack)
 
 
 def _rank(job: Job, rank: RankMemory) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def _moment(rank: RankMemory) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    """Print the verdict, the ranks and the changes."""
+    """Print the verdict, what the fullest rank holds, the other ranks, and the changes that would help."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -124,44 +129,83 @@ def _show(found: dict[str, Any]) -> None:
     spare = f"{format_bytes(abs(found['spare_bytes']))} {'spare' if found['fits'] else 'too much'}"
     console.print(f"[bold]{escape(found['name'])}[/]", highlight=False)
     console.print(f"{verdict}: {format_bytes(peak)} of {format_bytes(limit)}, {spare}", highlight=False)
+    if found["fits"] and found["slack_bytes"] > found["spare_bytes"]:
+        slack = format_bytes(found["slack_bytes"])
+        console.print(f"[yellow]tight[/]: the allocator usually keeps {slack} beside", highlight=False)
     console.print(
         f"fullest: pipeline rank {found['fullest_pipeline_rank']}, {found['when']}", highlight=False
     )
-    console.print(_stages(found))
-    if found["fits"]:
-        if found["slack_bytes"] > found["spare_bytes"]:
-            slack = format_bytes(found["slack_bytes"])
-            console.print(f"[yellow]tight[/]: the allocator usually keeps {slack} beside", highlight=False)
-        return
-    for one in found["would_fit"]:
-        console.print(
-            f"would fit: {escape(one['change'])}  {format_bytes(one['peak_memory_bytes'])}", highlight=False
-        )
-    if not found["would_fit"]:
-        console.print("no single change makes it fit; the closest:", highlight=False)
-        for one in sorted(found["would_need_less"], key=lambda one: one["peak_memory_bytes"])[:3]:
-            console.print(
-                f"  {escape(one['change'])}  {format_bytes(one['peak_memory_bytes'])}", highlight=False
-            )
+    console.print(_items(found))
+    if len(found["stages"]) > 1:
+        console.print(_stages(found))
+    if not found["fits"]:
+        console.print(f"[bold]{_title(found)}[/]", highlight=False)
+        console.print(_changes(found))
+
+
+def _title(found: dict[str, Any]) -> str:
+    if found["would_fit"]:
+        return "any one of these would fit:"
+    return (
+        "no single change fits; the closest:" if found["would_need_less"] else "no single change needs less"
+    )
+
+
+def _items(found: dict[str, Any]) -> Table:
+    """Return what the fullest rank holds at its worst moment, largest first."""
+    from rich.table import Table
+
+    from topologies.units import format_bytes
+
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    table.add_column(justify="right")
+    table.add_column()
+    (fullest,) = (one for one in found["stages"] if one["pipeline_rank"] == found["fullest_pipeline_rank"])
+    for name, size in sorted(fullest["bytes"].items(), key=lambda item: -item[1]):
+        if size:
+            table.add_row(format_bytes(size), name)
+    return table
 
 
 def _stages(found: dict[str, Any]) -> Table:
-    """Return the fullest pipeline ranks and what most of each is."""
+    """Return the fullest pipeline ranks, fullest first."""
     from rich.table import Table
 
     from topologies.units import format_bytes
 
     table = Table(box=None, header_style="dim")
-    for name in ("stage", "ranks", "layers", "in flight", "peak", "most of it"):
-        table.add_column(name, justify="left" if name == "most of it" else "right")
-    for rank in sorted(found["stages"], key=lambda one: -one["peak_bytes"])[:SHOWN_RANKS]:
-        items = sorted(rank["bytes"].items(), key=lambda item: -item[1])[:4]
+    for name in ("stage", "ranks", "layers", "in flight", "peak", "largest"):
+        table.add_column(name, justify="left" if name == "largest" else "right")
+    stages = sorted(found["stages"], key=lambda one: -one["peak_bytes"])
+    for rank in stages[:SHOWN_RANKS]:
+        name, size = max(rank["bytes"].items(), key=lambda item: item[1])
         table.add_row(
             ", ".join(map(str, rank["stages"])),
             "-".join(map(str, rank["ranks"])),
             str(rank["layers"]),
             str(rank["in_flight"]),
             format_bytes(rank["peak_bytes"]),
-            ", ".join(f"{name} {format_bytes(size)}" for name, size in items),
+            f"{name} {format_bytes(size)}",
         )
+    if len(stages) > SHOWN_RANKS:
+        table.caption = f"the fullest {SHOWN_RANKS} of {len(stages)} pipeline ranks"
+        table.caption_justify = "left"
+    return table
+
+
+def _changes(found: dict[str, Any]) -> Table:
+    """Return the single changes that would make it fit, or those that come closest."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from topologies.units import format_bytes
+
+    closest = sorted(found["would_need_less"], key=lambda one: one["peak_memory_bytes"])[:SHOWN_CLOSEST]
+    table = Table(box=None, show_header=False)
+    for _ in range(2):
+        table.add_column(justify="right" if table.columns else "left")
+    table.add_column()
+    for one in found["would_fit"] or closest:
+        note = "[yellow]tight[/]" if one["tight"] else ""
+        table.add_row(escape(one["change"]), format_bytes(one["peak_memory_bytes"]), note)
     return table
