@@ -19,7 +19,8 @@ def printed(*arguments: str) -> str:
 
 
 def test_the_list_names_every_machine() -> None:
-    assert all(name in printed("list") for name in names())
+    text = printed("list")
+    assert all(name in text for name in names())
     assert [row["name"] for row in json.loads(printed("list", "--json"))["clusters"]] == names()
 
 
