@@ -136,7 +136,8 @@ def test_what_is_not_there_is_refused(device: str, dtype: str, words: str) -> No
 def test_the_verb_prints_shares_of_what_is_promised(measured: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_kernels, "bench", lambda *_, **__: measured)
     shown = CliRunner().invoke(main, ["bench", "kernels", "--against", "localhost"], standalone_mode=False)
-    assert "of the speed that cpu-core promises: gemm" in shown.output
+    assert "of the speed that cpu-core promises:\n  gemm" in shown.output
+    assert "weight gradient" in shown.output
     printed = CliRunner().invoke(main, ["bench", "kernels", "--against", "dgx-h100", "--json"])
     document = json.loads(printed.output)
     assert (document["against"], len(document["kernels"])) == ("h100-sxm", len(measured.kernels))

@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 WIDTH: Final = 140
 """Columns of the table of kernels, wherever it goes."""
 
+TWO_DIGITS: Final = 10
+"""Percent from which whole ones have two digits."""
+
+DIRECTIONS: Final = {
+    "fwd": "forward",
+    "bwd": "backward",
+    "bwd_grad_act": "input gradient",
+    "bwd_grad_w": "weight gradient",
+}
+"""What tables call a direction, and what a person does."""
+
 
 @click.group()
 def bench() -> None:
@@ -153,19 +164,21 @@ def _show(measured: Bench, promised: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    threads = f", {measured.threads} threads" if measured.device == "cpu" else ""
-    click.echo(f"{measured.hardware}, torch {measured.torch}{threads}")
+    dtypes = sorted({one.dtype for one in measured.kernels})
+    plural = "" if measured.threads == 1 else "s"
+    threads = f", {measured.threads} thread{plural}" if measured.device == "cpu" else ""
+    click.echo(f"{measured.hardware}, torch {measured.torch}{threads}, {' and '.join(dtypes)}")
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("kernel", "direction", "shape", "dtype", "how"):
+    for name in ("kernel", "direction", "shape", "how"):
         table.add_column(name, no_wrap=True)
     for name in ("us", "rate", *(("promised us", "reached") if promised else ())):
         table.add_column(name, justify="right", no_wrap=True)
     times: Sequence[float | None] = promised.times_us if promised else [None] * len(measured.kernels)
     for one, time_us in zip(measured.kernels, times, strict=True):
-        cells = [one.kernel, one.direction, _shape(one), one.dtype, one.notes]
+        cells = [one.kernel, DIRECTIONS.get(one.direction, one.direction), _shape(one), _how(one)]
         cells += [f"{one.time_us:,.1f}", _rate(one)]
         if promised:
-            cells += ["-", "-"] if time_us is None else [f"{time_us:,.1f}", f"{time_us / one.time_us:.0%}"]
+            cells += ["-", "-"] if time_us is None else [f"{time_us:,.1f}", _percent(time_us / one.time_us)]
         table.add_row(*cells)
     Console(width=WIDTH).print(table)
     if promised:
@@ -175,15 +188,36 @@ def _show(measured: Bench, promised: Any) -> None:
 
 
 def _verdict(measured: Bench, promised: Any) -> None:
-    """Print, by kernel, the median share of the promised speed that was reached."""
+    """Print, by kernel, the median share of the promised speed that was reached, and the least."""
     from statistics import median
 
-    shares: dict[str, list[float]] = {}
+    shares: dict[str, list[tuple[float, str]]] = {}
     for one, time_us in zip(measured.kernels, promised.times_us, strict=True):
         if time_us is not None:
-            shares.setdefault(one.kernel, []).append(time_us / one.time_us)
-    words = ", ".join(f"{kernel} {median(found):.0%}" for kernel, found in shares.items())
-    click.echo(f"of the speed that {promised.device} promises: {words or 'no figure to compare with'}")
+            shares.setdefault(one.kernel, []).append((time_us / one.time_us, _shape(one)))
+    if not shares:
+        click.echo(f"{promised.device} promises no figure to compare with")
+        return
+    click.echo(f"of the speed that {promised.device} promises:")
+    for kernel, found in shares.items():
+        least, shape = min(found)
+        rest = f", least {_percent(least)} at {shape}" if len(found) > 1 else ""
+        click.echo(f"  {kernel:10} {_percent(median(share for share, _ in found)):>7}{rest}")
+
+
+def _how(one: Kernel) -> str:
+    """Return what the notes say beyond a short burst, which is how everything is timed unless said."""
+    return one.notes.removeprefix("burst").lstrip("; ")
+
+
+def _percent(share: float) -> str:
+    """Return *share* with two digits where there are fewer.
+
+    >>> _percent(0.874), _percent(0.0031)
+    ('87 %', '0.31 %')
+    """
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= TWO_DIGITS else f"{percent:.2g} %"
 
 
 def _shape(one: Kernel) -> str:
