@@ -393,6 +393,29 @@ def test_print_is_light_and_without_controls(pipeline: Opened) -> None:
     assert pipeline.page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
+def test_paper_shows_the_whole_width_and_the_critical_path(pipeline: Opened, tmp_path: Path) -> None:
+    page = pipeline.page
+    page.click("#path")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 1047, "height": 700})
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#overlay").is_hidden()
+    for canvas in ("#schedule", "#memory"):
+        inner, outer = (page.locator(one).bounding_box()["width"] for one in (canvas, "main"))
+        assert outer - 4 <= inner <= outer
+        assert page.evaluate(f"document.querySelector('{canvas}').width") == 2950  # 1180 × 2.5 dots
+    seen = page.evaluate(
+        "() => { const c = document.querySelector('#schedule'); const d = c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data; const s = new Set();"
+        "for (let i = 0; i < d.length; i += 4) s.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);"
+        "return [...s]; }"
+    )
+    assert 0xB42318 in seen  # drawn on the schedule itself: paper has one layer
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert page.locator("#overlay").is_visible()
+
+
 def test_theme_button_switches(pipeline: Opened) -> None:
     pipeline.page.click("#theme")
     assert pipeline.page.evaluate("document.documentElement.dataset.theme") == "dark"

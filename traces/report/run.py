@@ -56,7 +56,7 @@ def run_entry(
 def overview_entry(
     view: View, groups: Sequence[Sequence[int]], labels: Labels, pack: Pack, entry: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the overview of all ranks, None if they all have a row.
+    """Return the overview of all ranks, None if they all have a row, or all do the same.
 
     Args:
         view: what the page shows of the run.
@@ -65,7 +65,7 @@ def overview_entry(
         pack: gets the pixels.
         entry: what ``run_entry`` returned; each of its steps gets the busy share of every pattern.
     """
-    if len(view.run.ranks) <= MOST_ROWS:
+    if len(view.run.ranks) <= MOST_ROWS or len(view.run.stored_ranks) == 1:
         return None
     description, pixels, busy = overview(view, labels)
     pack.add(f"{entry['key']}.overview", pixels)

@@ -19,15 +19,18 @@ function fillComparison() {
 function differenceLine({ name, kind, a_ns: a, b_ns: b }, like, cls) {
   return element('tr', { class: cls || null }, element('th', { scope: 'row' },
     kind === null ? null : element('span', { class: 'swatch', style: { background: cssFill(KINDS[kind]) } }), name),
-  element('td', {}, formatTimeLike(a, like)), element('td', {}, formatTimeLike(b, like)), element('td', {}, signed(b - a, like)),
+  element('td', {}, formatTimeLike(a, like)), element('td', {}, formatTimeLike(b, like)), element('td', {}, signed(b - a, largest())),
   element('td', {}, formatRatio(a, b)));
 }
+
+/** Return the largest difference of a cause, in whose unit all of them are said. */
+const largest = () => Math.max(1, ...META.comparison.lines.map(line => Math.abs(line.b_ns - line.a_ns)));
 
 const signed = (ns, like) => (ns > 0 ? '+' : ns < 0 ? '−' : '±') + formatTimeLike(Math.abs(ns), like);
 
 /** Return one line per cause: a bar from where the sum stood before it to where it stands after it. */
 function waterfall({ lines, total }) {
-  const causes = lines.filter(line => line.a_ns !== line.b_ns);
+  const causes = lines.filter(line => Math.abs(line.b_ns - line.a_ns) >= largest() / 1000);
   const edges = causes.reduce((sums, line) => [...sums, sums[sums.length - 1] + line.b_ns - line.a_ns], [0]);
   const [low, high] = [Math.min(...edges), Math.max(...edges, 1)];
   const percent = ns => 100 * (ns - low) / (high - low || 1);
@@ -35,7 +38,7 @@ function waterfall({ lines, total }) {
     element('span', { class: 'track' },
       element('span', { class: 'zero', style: { left: percent(0) + '%' } }),
       element('span', { class: 'delta', style: { left: percent(Math.min(from, to)) + '%', width: Math.max(0.3, Math.abs(percent(to) - percent(from))) + '%' } })),
-    element('span', { class: 'value' }, signed(to - from, Math.max(total.a_ns, total.b_ns))));
+    element('span', { class: 'value' }, signed(to - from, largest())));
   return [
     ...causes.map((line, i) => bar(line.name, edges[i], edges[i + 1], line.b_ns > line.a_ns ? 'slower' : 'faster')),
     bar(total.name, 0, total.b_ns - total.a_ns, 'sum'),

@@ -27,11 +27,19 @@ function refreshAll() {
   requestDraw();
 }
 
-/** Print in light colours whatever the screen shows. */
+/** Print in light colours whatever the screen shows, what lies on top of the schedule on the schedule itself. */
 function wirePrint() {
   let before = theme;
-  window.addEventListener('beforeprint', () => { before = theme; setTheme('light'); drawAll(); });
-  window.addEventListener('afterprint', () => setTheme(before));
+  window.addEventListener('beforeprint', () => {
+    before = theme;
+    view.printing = true;
+    setTheme('light');
+    drawAll();
+  });
+  window.addEventListener('afterprint', () => {
+    view.printing = false;
+    setTheme(before);
+  });
 }
 
 /** Show a document: all of the page is drawn from it. */
@@ -41,7 +49,7 @@ function showDocument(meta, bytes) {
   fillHead();
   fillBasis();
   $('#overview-section').hidden = !META.overview;
-  $('#overview-run').textContent = RUNS.length > 1 ? ` of ${RUNS[0].label}` : '';
+  $('#overview-run').textContent = RUNS.length > 1 ? ` of ${RUNS[0].label}:` : '';
   if (META.overview && META.overview.every > 1) $('#overview-note').textContent = `one line for every ${META.overview.every}th of ${META.runs[0].row_of.length} ranks; click one to see its rows below`;
   fitSteps();
   chooseRows(META.pick || 0);

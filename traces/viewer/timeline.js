@@ -120,8 +120,8 @@ function wrapped(g, phrases, room) {
 
 /** Draw what lies on top and changes with every move of the pointer. */
 function drawOverlay() {
-  const g = sizeCanvas($('#overlay'), view.width, view.height);
-  g.clearRect(0, 0, view.width, view.height);
+  const g = sizeCanvas($(view.printing ? '#schedule' : '#overlay'), view.width, view.height);
+  if (!view.printing) g.clearRect(0, 0, view.width, view.height);
   g.save();
   g.beginPath();
   g.rect(view.left, GEOMETRY.axis - 2, view.plot, view.height);

@@ -10,14 +10,17 @@ const view = {
   hover: null,           // {slot, lane, index}
   path: false,           // whether the critical path is drawn
   pick: 0,               // which group of ranks the rows are
+  printing: false,       // drawn for paper: of one width, with more pixels
 };
+
+const PRINTED = { width: 1180, ratio: 2.5 };   // pixels across a sheet on its side, and dots for each
 
 const narrow = () => view.width < 720;
 const GEOMETRY = { axis: 26, left: 134, right: 184 };
 
 /** Recompute sizes from the width of the page. */
 function layoutView() {
-  view.width = Math.max(280, $('#schedule').parentElement.clientWidth);
+  view.width = view.printing ? PRINTED.width : Math.max(280, $('#schedule').parentElement.clientWidth);
   view.left = narrow() ? 74 : GEOMETRY.left;
   view.right = narrow() ? 6 : GEOMETRY.right;
   view.plot = view.width - view.left - view.right;
@@ -99,7 +102,7 @@ function requestDraw() {
 
 /** Set a canvas to a size in CSS pixels and return its context, scaled for the screen. */
 function sizeCanvas(canvas, width, height) {
-  const ratio = Math.max(1, window.devicePixelRatio || 1);
+  const ratio = view.printing ? PRINTED.ratio : Math.max(1, window.devicePixelRatio || 1);
   const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== w || canvas.height !== h) {
     canvas.width = w;
