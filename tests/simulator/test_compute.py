@@ -72,6 +72,16 @@ def test_a_memory_bound_operation_pays_for_each_kernel() -> None:
     assert model().op_s(memory("x", 8 * 10**9, "bf16", count=2)) == pytest.approx(8e9 / 8e11 + 6e-6)
 
 
+@given(times=floats(0.01, 100))
+def test_bandwidth_rises_with_size_and_half_of_it_is_reached_at_the_latency_times_it(times: float) -> None:
+    """b / (b + b_half) of 0.8 TB/s, where b_half = 3 us at 0.8 TB/s = 2.4 MB; several kernels share nothing."""
+    half = 2_400_000
+    size = round(times * half)
+    seconds = model().op_s(memory("copy", size, "bf16"))
+    assert size / seconds == pytest.approx(0.8e12 * size / (size + half))
+    assert model().op_s(memory("copies", 2 * size, "bf16", count=2)) == pytest.approx(2 * seconds)
+
+
 def test_small_kernels_wait_for_the_host() -> None:
     """Ten empty kernels take ten launches; one long kernel hides its launch."""
     compute = model(memory_bound_latency_s=0.0)

@@ -108,3 +108,27 @@ def test_after_a_step_memory_holds_what_it_held_before(
         memory = rank_memories(some)[some.layout.coord(rank).pp]
         assert held[-1] == min(held) == memory.fixed_bytes  # nothing but states is left, as before the step
         assert max(held) == memory.peak_bytes
+
+
+@given(model=sampled_from(("llama3-8b", "gpt3-175b")), times=integers(1, 4))
+def test_the_head_is_proportional_to_the_vocabulary(model: str, times: int) -> None:
+    one, more = (job(replace(load_model(model), vocab=n * 1024)) for n in (1, times))
+    of_head = [
+        [op for op in head_block(some).phases["forward"] if isinstance(op, Op)] for some in (one, more)
+    ]
+    products = [sum(op.flops for op in ops if op.kind == "gemm") for ops in of_head]
+    assert products[1] == times * products[0]
+
+
+@given(top_k=integers(1, 8), tp=sampled_from((1, 2)))
+def test_experts_work_for_every_copy_of_a_token(top_k: int, tp: int) -> None:
+    """One more expert per token is one more up and down; the router and all else stay."""
+    base = load_model("qwen3-30b-a3b")
+    one, more = (job(replace(base, top_k=n), Layout(tp=tp)) for n in (1, top_k))
+    single = [
+        op.flops
+        for op in layer_blocks(one, 0)[1].phases["forward"]
+        if isinstance(op, Op) and op.name in ("moe.up", "moe.down")
+    ]
+    # forward 1, backward 2, and its halves apart, 1 each
+    assert flops(more, "gemm") - flops(one, "gemm") == 5 * (top_k - 1) * sum(single)

@@ -222,7 +222,7 @@ def _percent(share: float) -> str:
 
 def _shape(one: Kernel) -> str:
     if one.kernel == "attention":
-        return f"{one.seq} tokens, {one.heads}/{one.kv_heads} heads of {one.head_dim}"
+        return f"{one.seq:,} tokens, {one.heads}/{one.kv_heads} heads of {one.head_dim}"
     sides = [side for side in (one.m, one.n, one.k) if side > 1]
     return " x ".join(f"{side:,}" for side in sides)
 
