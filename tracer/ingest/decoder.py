@@ -10,7 +10,7 @@ from tracer.errors import IngestError
 from tracer.ingest.sources import UNREADABLE
 from tracer.ingest.trace import Trace
 
-BLOCK_BYTES: Final = 1 << 23
+BLOCK_BYTES: Final = 1 << 22
 """Part of a file that is held at a time: larger ones were not faster."""
 
 _LARGEST_VALUE: Final = 1 << 28
