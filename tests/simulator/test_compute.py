@@ -74,7 +74,7 @@ def test_a_memory_bound_operation_pays_for_each_kernel() -> None:
 
 @given(times=floats(0.01, 100))
 def test_bandwidth_rises_with_size_and_half_of_it_is_reached_at_the_latency_times_it(times: float) -> None:
-    """b / (b + b_half) of 0.8 TB/s, where b_half = 3 us at 0.8 TB/s = 2.4 MB; several kernels share nothing."""
+    """b / (b + b_half) of 0.8 TB/s, where b_half = 3 us at 0.8 TB/s = 2.4 MB; kernels share nothing."""
     half = 2_400_000
     size = round(times * half)
     seconds = model().op_s(memory("copy", size, "bf16"))
