@@ -111,10 +111,16 @@ def _add(parts: _Parts, recording: Recording) -> None:
         }
     else:
         split = {_rank(parts, recording): recording.spans}
+    again = [
+        rank
+        for rank, table in split.items()
+        if rank in parts.tables and not _goes_on(parts.tables[rank], table)
+    ]
+    if again:
+        parts.warnings.append(f"{recording.name} is of rank {rank_list(again)}, as another file is: left out")
+        parts.lost["file of a rank that another file is of"] += len(again)
     for rank, table in split.items():
-        if rank in parts.tables and not _goes_on(parts.tables[rank], table):
-            parts.warnings.append(f"{recording.name} is of rank {rank}, as another file is: left out")
-            parts.lost["file of a rank that another file is of"] += 1
+        if rank in again:
             continue
         parts.tables[rank] = stacked([parts.tables[rank], table]) if rank in parts.tables else table
     parts.groups |= {group.id: group for group in recording.groups}
