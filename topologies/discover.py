@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from topologies.catalog import link_names, load_link
 from topologies.errors import CatalogError
+from topologies.node import CUBE_LINKS
 
 DEVICES: Final = {
     "70": ("v100-32gb", "nvlink2", 25),
@@ -21,6 +23,18 @@ DEVICES: Final = {
 }
 """By compute capability: the device and link of the catalogue that are meant, and GB/s of one NVLink per
 direction (NVIDIA data sheets). The memory of a device, or its form, NCCL does not say."""
+
+FAMILIES: Final = {
+    "v100": ("nvlink2", 25),
+    "a100": ("nvlink3", 25),
+    "h100": ("nvlink4", 25),
+    "h20": ("nvlink4", 25),
+    "h800": ("nvlink4-h800", 25),
+    "gh200": ("nvlink4", 25),
+    "b": ("nvlink5", 50),
+    "gb": ("nvlink5", 50),
+}
+"""By how the name of a device starts: its link and GB/s of one NVLink."""
 
 LINKS_TO_SWITCH: Final = {12: "80", 18: "90"}
 """NVLinks per GPU of nodes where all reach all: A100, Hopper. Blackwell has 18, too: give ``--device``."""
@@ -45,6 +59,7 @@ class Wiring:
         to_switch: NVLinks from each GPU to switches.
         between: NVLinks between pairs of GPUs.
         nics: Gb/s of each NIC; 0 if not said.
+        gpu_direct: whether NICs reach the memory of GPUs; taken so if not said.
     """
 
     n_gpus: int
@@ -52,6 +67,7 @@ class Wiring:
     to_switch: dict[int, int] = field(default_factory=dict)
     between: dict[tuple[int, int], int] = field(default_factory=dict)
     nics: list[float] = field(default_factory=list)
+    gpu_direct: bool = True
 
 
 def discover(path: str | Path) -> Wiring:
@@ -94,7 +110,9 @@ def _from_xml(content: str, path: Path) -> Wiring:
                 pair = (min(at, target), max(at, target))
                 found.between[pair] = max(found.between.get(pair, 0), links)
     found.n_gpus = len(gpus)
-    found.nics = [float(net.get("speed", "0")) / 1000 for net in system.iter("net")]
+    nets = list(system.iter("net"))
+    found.nics = [float(net.get("speed", "0")) / 1000 for net in nets]
+    found.gpu_direct = not nets or any(net.get("gdr", "1") != "0" for net in nets)
     return found
 
 
@@ -145,37 +163,79 @@ def to_toml(found: Wiring, device: str = "") -> str:
     known = {name: (link, width) for name, link, width in DEVICES.values()}
     name, link, width = DEVICES.get(found.capability, ("", "", 0))
     if device:
-        link, width = known.get(device, (link or "nvlink4", width or 25))
+        begins = (meant for start, meant in FAMILIES.items() if device.startswith(start))
+        link, width = known.get(device) or next(begins, (link or "nvlink4", width or 25))
         name = device
     if not name:
         raise CatalogError("the file does not say which GPU this is; give --device, e.g. --device h100-sxm")
     lines = [f'device = "{name}"', f"gpus_per_node = {found.n_gpus}", f"n_gpus = {found.n_gpus}"]
-    lines += _gpu_links(found, link, width)
-    if found.nics:
-        gbit = max(found.nics) or 400
-        said = "as the file says" if max(found.nics) else "not in the file: check it"
-        head = [f'nic = {{ bandwidth = "{gbit:g} Gb/s", latency = "2.7 us", kind = "infiniband" }} # {said}']
-        lines[3:3] = [*head, f"nics_per_node = {len(found.nics)}", 'fabric = { kind = "rail" }']
-    return "\n".join(lines) + "\n"
+    inside, listed = _gpu_links(found, link, width)
+    if found.nics and listed:
+        inside.append(f"# its {len(found.nics)} NICs are left out: where links are listed, list theirs, too")
+    elif found.nics:
+        lines += _network(found)
+    return "\n".join([*lines, *inside, *listed]) + "\n"
 
 
-def _gpu_links(found: Wiring, link: str, width: int) -> list[str]:
-    """Return the lines about links between GPUs."""
+def _network(found: Wiring) -> list[str]:
+    """Return the lines about NICs and how they are wired."""
+    gbit = max(found.nics) or 400
+    said = "as the file says" if max(found.nics) else "not in the file: check it"
+    figures = f'bandwidth = "{gbit:g} Gb/s", latency = "2.7 us", kind = "infiniband"'
+    if not found.gpu_direct:
+        figures += ", gpu_direct = false"
+    return [
+        f"nic = {{ {figures} }} # {said}",
+        f"nics_per_node = {len(found.nics)}",
+        'fabric = { kind = "rail" }',
+    ]
+
+
+def _gpu_links(found: Wiring, link: str, width: int) -> tuple[list[str], list[str]]:
+    """Return the lines about links between GPUs: those by kind, and those that list each."""
     if found.to_switch and len(set(found.to_switch.values())) == 1 and not found.between:
-        return [f'intra = "{link}" # {found.to_switch[0]} NVLinks from each GPU to switches']
+        return [f'intra = "{link}" # {found.to_switch[0]} NVLinks from each GPU to switches'], []
     if not found.between and not found.to_switch:
-        return ['intra = "pcie4" # no NVLink in the file']
+        return ['intra = "pcie4" # no NVLink in the file'], []
     if not width:
         raise CatalogError(f"NVLinks between GPUs that have none ({link}); give --device")
-    lines = [f'intra = "{link}"']
+    if named := _named(found, link, width):
+        return named, []
+    listed: list[str] = []
     for gpu, links in sorted(found.to_switch.items()):
-        lines += ["", *_link(f"gpu:{gpu}", "nvswitch:0", links * width)]
+        listed += ["", *_link(f"gpu:{gpu}", "nvswitch:0", links * width)]
     if not found.to_switch:  # pairs without an NVLink meet over PCIe
         for gpu in range(found.n_gpus):
-            lines += ["", *_link(f"gpu:{gpu}", "host:0", PCIE_GB_PER_S)]
+            listed += ["", *_link(f"gpu:{gpu}", "host:0", PCIE_GB_PER_S)]
     for (a, b), links in sorted(found.between.items()):
-        lines += ["", *_link(f"gpu:{a}", f"gpu:{b}", links * width)]
-    return lines
+        listed += ["", *_link(f"gpu:{a}", f"gpu:{b}", links * width)]
+    return [f'intra = "{link}"'], listed
+
+
+def _named(found: Wiring, link: str, width: int) -> list[str]:
+    """Return the lines about a wiring that has a name, nothing for any other.
+
+    Neighbours over a bridge, all pairs alike, or the cube mesh of a DGX-1.
+    """
+    n, counts = found.n_gpus, set(found.between.values())
+    if found.to_switch:
+        return []
+    if found.between == {(a, b): links for a, b, links in CUBE_LINKS}:
+        return [f'intra = "{link}"', 'node = { kind = "cube-mesh" }']
+    if len(counts) != 1:
+        return []
+    links = counts.pop()
+    if sorted(found.between) == [(a, a + 1) for a in range(0, n, 2)]:
+        intra = f'{{ kind = "nvlink", bandwidth = "{links * width} GB/s", latency = "1 us" }}'
+        bridge = f"{link}-bridge"
+        if bridge in link_names() and load_link(bridge).bandwidth_bytes_per_s == links * width * 1e9:
+            intra = f'"{bridge}"'
+        return [f"intra = {intra}", 'node = { kind = "pairs", host = "pcie4" }']
+    if len(found.between) == n * (n - 1) // 2 and load_link(link).bandwidth_bytes_per_s == (
+        (n - 1) * links * width * 1e9
+    ):
+        return [f'intra = "{link}"', 'node = { kind = "full-mesh" }']
+    return []
 
 
 def _link(a: str, b: str, gigabytes_per_s: int) -> list[str]:

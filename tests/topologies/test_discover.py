@@ -75,6 +75,51 @@ def test_bridged_pairs_stay_pairs(tmp_path: Path) -> None:
     assert width(tmp_path, PAIRS, "a100-80gb", 4) == 32
 
 
+BRIDGED = """
+        GPU0    GPU1    GPU2    GPU3    NIC0    CPU Affinity
+GPU0     X      NV12    SYS     SYS     PIX     0-23
+GPU1    NV12     X      SYS     SYS     PIX     0-23
+GPU2    SYS     SYS      X      NV12    SYS     24-47
+GPU3    SYS     SYS     NV12     X      SYS     24-47
+NIC0    PIX     PIX     SYS     SYS      X
+"""
+UNEVEN = BRIDGED.replace("NV12     X      SYS     SYS", "NV12     X      NV4     SYS").replace(
+    "SYS     SYS      X ", "SYS     NV4      X "
+)
+
+
+@pytest.mark.parametrize(("device", "link"), [("a100-pcie", "nvlink3"), ("h100-nvl", "nvlink4")])
+def test_bridged_pairs_with_a_nic_become_several_nodes(tmp_path: Path, device: str, link: str) -> None:
+    wiring = to_toml(discover(written(tmp_path, BRIDGED)), device)
+    assert f'intra = "{link}-bridge"\nnode = {{ kind = "pairs"' in wiring
+    several = written(tmp_path, wiring.replace("n_gpus = 4", "n_gpus = 16"), "several.toml")
+    fabric = load_cluster(several).fabric()
+    assert Reach(fabric, range(16)).shape(range(2)).intra_bytes_per_s == 300e9
+    assert Reach(fabric, range(16)).shape(range(16)).n_domains == 4
+
+
+def test_a_bridge_between_two_cards_does_not_reduce(tmp_path: Path) -> None:
+    mine = written(tmp_path, to_toml(discover(written(tmp_path, PAIRS)), "h100-nvl"), "mine.toml")
+    assert not load_cluster(mine).intra.reduces
+
+
+def test_links_without_a_name_are_listed_and_say_that_nics_are_left_out(tmp_path: Path) -> None:
+    wiring = to_toml(discover(written(tmp_path, UNEVEN)), "a100-80gb")
+    assert "# its 1 NICs are left out" in wiring
+    assert wiring.count("[[links]]") == 7
+    assert load_cluster(written(tmp_path, wiring, "mine.toml")).n_gpus == 4
+
+
+def test_nics_that_do_not_reach_the_memory_of_gpus(tmp_path: Path) -> None:
+    assert discover(written(tmp_path, XML)).gpu_direct
+    copies = XML.replace('port="1"', 'port="1" gdr="0"')
+    wiring = to_toml(discover(written(tmp_path, copies)))
+    assert "gpu_direct = false" in wiring
+    nic = load_cluster(written(tmp_path, wiring, "mine.toml")).nic
+    assert nic is not None
+    assert not nic.gpu_direct
+
+
 def test_the_xml_of_nccl_says_device_links_and_speed(tmp_path: Path) -> None:
     found = discover(written(tmp_path, XML))
     assert (found.n_gpus, found.capability, found.nics) == (2, "80", [200.0])
