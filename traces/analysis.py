@@ -11,7 +11,7 @@ from traces.compare import typical_step
 from traces.critical_path import critical_path
 from traces.errors import RunError
 from traces.findings import findings
-from traces.gaps import gaps
+from traces.gaps import gaps, gaps_on_path
 from traces.kernels import kernel_groups
 from traces.roots import roots
 from traces.run import Run
@@ -38,7 +38,8 @@ def analysis(
         gaps: why devices were idle.
         kernels: compute by group.
         critical_path: of the step of median length: length, what it is made of, and by kind how long it
-            would be if that took half the time or none; the step cannot become shorter than that.
+            would be if that took half the time or none; the step cannot become shorter than that; by cause
+            what of its gaps the trace explains.
         what_if: slowdowns of a pipeline run; null where it cannot be played again.
 
     Args:
@@ -61,6 +62,7 @@ def analysis(
             "length_s": path.length_ns / 1e9,
             "step_time_s": step_ns / 1e9,
             "by_kind_s": {kind: ns / 1e9 for kind, ns in path.by_kind().items()},
+            "gaps_s": {cause: ns / 1e9 for cause, ns in gaps_on_path(run, path).items()},
             "what_if_s": {
                 kind: {name: path.scaled_ns({kind: factor}) / 1e9 for name, factor in WHAT_IF.items()}
                 for kind in list(path.by_kind())[:MOST_ROWS]

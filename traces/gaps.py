@@ -7,11 +7,13 @@ device).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from traces.columns import factorized, int64, is_one_of, labels
+from traces.critical_path import GAP, CriticalPath
 from traces.run import Run
 from traces.windows import windows
 
@@ -41,3 +43,21 @@ def gaps(run: Run) -> list[dict[str, Any]]:
         for i, row in enumerate(first)
     ]
     return sorted(found, key=lambda row: -float(row["total_s"]))
+
+
+def gaps_on_path(run: Run, path: CriticalPath) -> dict[str, int]:
+    """Return by cause how much of the gaps of a critical path is told by the trace, in ns, longest first."""
+    told: Counter[str] = Counter()
+    for rank in {piece.rank for piece in path.pieces if piece.kind == GAP}:
+        table = run.spans([rank])
+        rows = np.flatnonzero(is_one_of(table, "stream", ("idle",)))
+        kinds, names = labels(table, "kind")
+        start = int64(table, "start_ns")[rows]
+        end = start + int64(table, "duration_ns")[rows]
+        for piece in path.pieces:
+            if piece.rank != rank or piece.kind != GAP:
+                continue
+            shared = np.minimum(end, piece.end_ns) - np.maximum(start, piece.start_ns)
+            for row in np.flatnonzero(shared > 0).tolist():
+                told[names[kinds[rows[row]]]] += int(shared[row])
+    return dict(told.most_common())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from rich.console import Console
@@ -10,8 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from traces.compare import Comparison, typical_step
-from traces.critical_path import GAP, critical_path
+from traces.critical_path import GAP, CriticalPath, critical_path
 from traces.findings import LEAST_SHARE, Finding
+from traces.gaps import gaps_on_path
 from traces.hang import Wait
 from traces.metrics import Breakdown, breakdown
 from traces.mismatch import Mismatch
@@ -23,6 +25,11 @@ SHOWN_RANKS: Final = 16
 
 SHOWN_SHARE: Final = 0.0005
 """Least share that has a column: what is less on every rank would be printed as 0.0 %."""
+
+GAP_CAUSES: Final = MappingProxyType(
+    {"host": "the host is late", "launch": "launches", "queued": "queued", "unknown": "why is not known"}
+)
+"""Causes of pauses of a device, in words."""
 
 LEAST_PART: Final = 0.005
 """Share of the critical path that is printed as 1 % at least."""
@@ -81,10 +88,9 @@ def show_critical_path(run: Run) -> None:
     path = critical_path(run, typical_step(run)[0])
     kinds = path.by_kind()
     shown = [(kind, ns / path.length_ns) for kind, ns in list(kinds.items())[:SHOWN_KINDS]]
+    gap = _gap(run, path)
     parts = ", ".join(
-        f"{'nothing runs' if kind == GAP else kind} {share:.0%}"
-        for kind, share in shown
-        if share > LEAST_PART
+        f"{gap if kind == GAP else f'{kind} {share:.0%}'}" for kind, share in shown if share > LEAST_PART
     )
     largest = next((kind for kind in kinds if kind != GAP), "")
     saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
@@ -94,6 +100,18 @@ def show_critical_path(run: Run) -> None:
         style="dim",
         markup=False,
     )
+
+
+def _gap(run: Run, path: CriticalPath) -> str:
+    """Return how much of the path nothing runs in, and why as far as the trace knows."""
+    total = path.by_kind().get(GAP, 0)
+    told = [
+        f"{GAP_CAUSES.get(cause, cause)} {ns / path.length_ns:.0%}"
+        for cause, ns in gaps_on_path(run, path).items()
+        if ns > LEAST_PART * path.length_ns
+    ]
+    why = f" ({', '.join(told)})" if told else ""
+    return f"nothing runs {total / path.length_ns:.0%}{why}"
 
 
 def _wide() -> Console:

@@ -16,7 +16,7 @@ from traces.critical_path import GAP, critical_path
 from traces.device_time import device_times
 from traces.errors import RunError
 from traces.findings import findings
-from traces.gaps import gaps
+from traces.gaps import gaps, gaps_on_path
 from traces.info import RunInfo
 from traces.kernels import group_of, kernel_groups
 from traces.layout import Group
@@ -325,3 +325,13 @@ def test_every_kind_of_run_is_analysed(fixture: str, request: pytest.FixtureRequ
     assert found["critical_path"]["length_s"] > 0
     assert all(0 < one["share"] < 1 for one in found["findings"])
     assert bandwidths(request.getfixturevalue(fixture))
+
+
+def test_gaps_of_the_path_are_explained_as_far_as_the_trace_knows(tmp_path: Path) -> None:
+    """Of a pause of 20 ns, 15 were the host's and 2 the launch's; another rank's do not count."""
+    idle = {"stream": "idle", "category": "host", "kind": "host", "name": "cudaStreamSynchronize"}
+    rows = [compute(0, 0, 10), compute(0, 30, 40), compute(0, 10, 25, **idle), compute(1, 12, 13, **idle)]
+    run = made(tmp_path / "run", [*rows, compute(0, 26, 28, **idle | {"kind": "launch"})], 2)
+    path = critical_path(run, 0)
+    assert path.by_kind()[GAP] == 20
+    assert gaps_on_path(run, path) == {"host": 15, "launch": 2}
