@@ -1,4 +1,7 @@
-"""Figures of many layouts: throughput against memory, and which of them no other one beats."""
+"""Figures of many layouts: throughput against memory, and which of them no other one beats.
+
+``traces.report.sweep`` makes a page of its own of the same rows, which needs no plotly and takes thousands.
+"""
 
 from __future__ import annotations
 

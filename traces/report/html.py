@@ -76,30 +76,39 @@ def write_report(path: str | os.PathLike[str], run: Run, other: Run | None = Non
     target = Path(path)
     pack = Pack(split=True)
     contents = document(run, other, pack)
-    text = _page(contents, pack).encode("utf-8")
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.absolute().parent) as scratch:
-            fresh = Path(scratch) / target.name
-            fresh.write_bytes(text)
-            fresh.replace(target)
-    except OSError as error:
-        raise ReportError(f"cannot write {target}: {error.strerror}") from error
+    write_whole(target, _page(contents, pack))
     return {
         "report": str(target),
-        "size_bytes": len(text),
+        "size_bytes": target.stat().st_size,
         "title": contents["title"],
         "headline": {figure["name"]: figure["value"] for figure in contents["headline"]},
         "warnings": contents["warnings"],
     }
 
 
+def write_whole(target: Path, text: str) -> Path:
+    """Write a page, all of it or nothing, and return where.
+
+    Raises:
+        ReportError: *target* cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.absolute().parent) as scratch:
+            fresh = Path(scratch) / target.name
+            fresh.write_text(text, "utf-8")
+            fresh.replace(target)
+    except OSError as error:
+        raise ReportError(f"cannot write {target}: {error.strerror}") from error
+    return target
+
+
 def _page(contents: Mapping[str, Any], pack: Pack) -> str:
     """Return the page with its document in it."""
     later = pack.later if pack.later is not None and pack.later.columns else None
-    return _filled(
+    return filled(
         title=html.escape(contents["title"]),
         mode="file",
-        meta=_json({**contents, "columns": pack.columns, "later": later.columns if later else []}),
+        meta=script_json({**contents, "columns": pack.columns, "later": later.columns if later else []}),
         columns=pack.encode(),
         later=f'<script type="text/plain" id="later">{later.encode()}</script>\n' if later else "",
     )
@@ -113,7 +122,7 @@ def served_page(title: str, mode: str, controls: str = "") -> str:
         mode: what the page is: ``"run"``, or ``"plan"`` with *controls*.
         controls: markup above the figures, ours alone: nothing from a run may be in it.
     """
-    return _filled(
+    return filled(
         title=html.escape(title),
         mode=mode,
         meta="null",
@@ -125,8 +134,14 @@ def served_page(title: str, mode: str, controls: str = "") -> str:
     )
 
 
-def _filled(scripts: Sequence[str] = _SCRIPTS, **given: str) -> str:
-    """Return the template with its parts filled in, in one pass."""
+def filled(scripts: Sequence[str] = _SCRIPTS, template: str = "report.html", **given: str) -> str:
+    """Return a template of the viewer with its parts filled in, in one pass.
+
+    Args:
+        scripts: files of the viewer, in the order in which they are put together.
+        template: the page that they belong to.
+        given: parts by name: markup and scripts, ours alone, or what ``html.escape`` or ``script_json`` made.
+    """
     parts = {
         "connect": "",
         "icon": "",
@@ -136,7 +151,7 @@ def _filled(scripts: Sequence[str] = _SCRIPTS, **given: str) -> str:
         "script": "\n".join(_part(name) for name in scripts),
         **given,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("report.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part(template))
 
 
 def _part(name: str) -> str:
@@ -144,6 +159,6 @@ def _part(name: str) -> str:
     return (files("traces.viewer") / name).read_text("utf-8")
 
 
-def _json(value: Any) -> str:
+def script_json(value: Any) -> str:
     """Return JSON that can stand inside a script element: no ``<`` ends it, whatever a name says."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
