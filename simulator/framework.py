@@ -96,6 +96,8 @@ class Framework:
         copies_gathered: gathered parameters are copied out of the buffer they arrive in, and gradients into
             the one they leave from.
         grad_norm: the norm of all gradients is summed over all ranks before the optimizer (clipping).
+        norm_reductions: times that the optimizer sums the gradient of each norm over tensor-parallel ranks,
+            one by one: DTensor leaves them partial, and AdamW without fusion asks for each three times.
         loss_all_reduce: the loss is averaged over data-parallel ranks each step.
         step_host_s: time of the host per step in which the device is idle: data, logging, learning rates.
         sources: where each convention was read.
@@ -143,6 +145,7 @@ class Framework:
     limit_all_gathers: bool = True
     copies_gathered: bool = False
     grad_norm: bool = True
+    norm_reductions: int = 0
     loss_all_reduce: bool = False
     step_host_s: float = 0.0
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)

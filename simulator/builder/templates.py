@@ -114,6 +114,7 @@ class Templates:
             self._data_parallel.reduce_late(template, units)
             if self._job.profile.grad_norm:
                 self._all_reduce(template, "gradient norm")
+            self._reduce_norms(template, units)
             self._update(template, self._data_parallel.owned_params(units))
             self._data_parallel.gather_in_buckets(template, units)
             if self._job.profile.loss_all_reduce:
@@ -151,6 +152,19 @@ class Templates:
             label = Label("collective", "all_reduce", name, "world", "fp32")
             message = Message("all_reduce", "world", SCALAR_BYTES, "fp32")
             template.then(Task(DP, label, message=message))
+
+    def _reduce_norms(self, template: Template, units: Sequence[Unit]) -> None:
+        """Append the sums of norms' gradients over tensor-parallel ranks, where they are left to the end."""
+        job = self._job
+        if job.layout.tp == 1 or not job.sequence_parallel:
+            return
+        n_norms = 2 * sum(unit.layer >= 0 for unit in units)
+        n_norms += any(block.name == "head" for unit in units for block in unit.blocks)
+        size_bytes = job.model.hidden * DTYPE_BYTES[job.precision]
+        label = Label("collective", "all_reduce", "norm gradient", "tp", job.precision)
+        message = Message("all_reduce", "tp", size_bytes, job.precision)
+        for _ in range(n_norms * job.profile.norm_reductions):
+            template.then(Task(STREAMS.index("tp"), label, message=message))
 
     def _update(self, template: Template, n_params: int) -> None:
         """Append the optimizer step of *n_params*, on the device or where its states live."""

@@ -140,7 +140,7 @@ def _dp(settings: Mapping[str, Any]) -> int:
 
 
 def _which_cluster(run: Run) -> str:
-    """Say that a machine must be named, and which ones have the device of the run."""
+    """Say that a machine must be named, and which have the device of the run."""
     device = ((run.info.cluster or {}).get("device") or {}).get("name", "")
     try:
         known = device_of(device).name if device else ""
@@ -200,7 +200,30 @@ def _conventions(run: Run) -> tuple[tuple[str, object], ...]:
     """Return how this training differs from what PyTorch does by default."""
     clips = any(_sums_norm(run, rank) for rank in run.stored_ranks)
     keeps = any(_keeps_gathered(run, rank) for rank in run.stored_ranks)
-    return ("copies_gathered", True), ("grad_norm", clips), ("keeps_gathered_inputs", keeps)
+    said = {"copies_gathered": True, "grad_norm": clips, "keeps_gathered_inputs": keeps}
+    return *said.items(), ("norm_reductions", _norm_reductions(run))
+
+
+def _norm_reductions(run: Run) -> int:
+    """Return how often the optimizer sums the gradient of each norm over tensor-parallel ranks.
+
+    Those are the all-reduces along ``tp`` behind the last backward pass of a step; a rank holds two norms in
+    each layer that it has spans of, and the last one another.
+    """
+    found = []
+    for rank in run.stored_ranks:
+        table = run.spans([rank])
+        step, start = int64(table, "step"), int64(table, "start_ns")
+        sums = is_one_of(table, "kind", ("all_reduce",)) & is_one_of(table, "axis", ("tp",))
+        passes = is_one_of(table, "kind", ("backward",)) & is_one_of(table, "category", ("compute",))
+        layers = len(np.unique(int64(table, "layer")[passes])) - bool(
+            (int64(table, "layer")[passes] < 0).any()
+        )
+        for number in np.unique(step[passes & (step >= 0)]).tolist():
+            last = start[passes & (step == number)].max()
+            count = int((sums & (step == number) & (start > last)).sum())
+            found.append(count // (2 * layers) if layers else 0)
+    return int(np.median(found)) if found else 0
 
 
 def _keeps_gathered(run: Run, rank: int) -> bool:

@@ -151,3 +151,14 @@ def test_whether_inputs_are_gathered_once_is_counted(keeps: bool) -> None:
     """DTensor keeps what it gathered; Megatron gathers again for the gradients of weights."""
     run = simulate(job_from({**SMALL, "tp": 2, "conventions": {"keeps_gathered_inputs": keeps}})).run
     assert like._keeps_gathered(run, 0) is keeps
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_sums_of_gradients_of_norms_are_counted(times: int) -> None:
+    """A simulated optimizer sums the gradient of each of 65 norms *times* over."""
+    settings = {**SMALL, "tp": 2, "framework": "torchtitan"}
+    run = simulate(job_from({**settings, "conventions": {"norm_reductions": times}})).run
+    spans = [row for row in run.spans([0]).to_pylist() if row["name"] == "norm gradient"]
+    assert len(spans) == times * (2 * 32 + 1)
+    assert {row["size_bytes"] for row in spans} <= {4096 * 2}
+    assert like._norm_reductions(run) == times
