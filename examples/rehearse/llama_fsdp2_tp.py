@@ -131,20 +131,20 @@ def cut(model: Llama, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, layer)
 
 
-def flags() -> argparse.Namespace:
-    """Return the flags; the defaults are Llama 3 70B."""
+def flags(**others: int) -> argparse.Namespace:
+    """Return the flags, with *others* and their defaults; without any they say Llama 3 70B."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in {
         "layers": 80, "hidden": 8192, "ffn": 28672, "heads": 64, "kv-heads": 8, "vocab": 128256,
-        "seq-len": 4096, "micro-batch": 1, "tp": 8, "steps": 10,
+        "seq-len": 4096, "micro-batch": 1, "steps": 10, **others,
     }.items():  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     return parser.parse_args()
 
 
 def main() -> None:
     """Train on random tokens."""
-    args = flags()
+    args = flags(tp=8)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     dp = dist.get_world_size() // args.tp

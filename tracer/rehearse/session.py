@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from tracer import internals
 from tracer.importing import Expectation
@@ -25,6 +25,9 @@ from tracer.steps import Steps
 from traces.model_parts import joined_models
 
 _Result = TypeVar("_Result")
+
+LONG_STEP: Final = 100_000
+"""Events of a first step after which no second one is run: some ten seconds of processor time."""
 
 
 class _Nowhere:
@@ -154,6 +157,8 @@ class RehearsalSession:
     def step_ended(self) -> None:
         """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
         self.by_step[self.position.step - 1] = self.forwards
+        if self.position.step == 1 and self.warmup == 1 and self.tape.n_events > LONG_STEP:
+            self._keep_first()
         if self.position.step >= self.warmup + self.n_steps:
             raise Finished
         self.tell(f"step {self.position.step}")
@@ -161,6 +166,15 @@ class RehearsalSession:
         if self.position.step <= self.warmup:
             self.tape.start_again()
             self.memory.start_peak()
+
+    def _keep_first(self) -> None:
+        """Keep the first step after all: another one would take as long and show the same."""
+        self.warmup = 0
+        self.memory.count_always("optimizer")
+        self.warn(
+            "the first step was kept, for it is long: its optimizer still makes its states, which memory "
+            "counts as if they had been there before"
+        )
 
     def entered(self, module: Any) -> None:
         """A module is called; kept to say where an error happened."""

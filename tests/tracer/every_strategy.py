@@ -1,0 +1,124 @@
+"""Trainings of ``matrix.py``, one after the other: in a real world over gloo, or in one that is not there.
+
+Usage: every_strategy.py FOLDER STRATEGY ...; a real world records each into FOLDER/STRATEGY, and writes the
+FLOPs that torch counts in the third step of each to FOLDER/flops-RANK.json. A rehearsal only trains.
+"""
+
+import contextlib
+import functools
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from matrix import MADE, SCHEDULES, Step, batch, layers, trained
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+import foretrace
+
+STEPS = 4
+"""DDP makes its buckets anew after the first step, and tells others in the second; the third is like all
+later ones. What a strategy does after its optimizer belongs to the next step, so that there has to be one."""
+
+
+def fsdp2() -> Step:
+    """FSDP2, each layer a unit, with the norm of all gradients."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    model = layers()
+    for layer in (*model, model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(batch()).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+class Norm(nn.RMSNorm):  # type: ignore[misc]  # torch is untyped here
+    """A norm that is cut along the sequence."""
+
+
+def tensor_parallel(n_replicas: int = 1) -> Step:
+    """Two matrices cut by columns and rows, behind a norm cut by tokens; replicas share them out."""
+    n = dist.get_world_size() // n_replicas
+    mesh = init_device_mesh("cpu", (n_replicas, n), mesh_dim_names=("dp", "tp"))
+    up, down = layers(2)
+    model = nn.Sequential(Norm(8), nn.Sequential(up, down))
+    plan = {
+        "0": SequenceParallel(sequence_dim=0),
+        "1": PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate()),
+        "1.0": ColwiseParallel(),
+        "1.1": RowwiseParallel(output_layouts=Shard(0)),
+    }
+    parallelize_module(model, mesh["tp"], plan)
+    if n_replicas > 1:
+        fully_shard(model, mesh=mesh["dp"])
+    return trained(model, model.parameters())
+
+
+MADE |= {"fsdp2": fsdp2, "tp": tensor_parallel, "fsdp_tp": functools.partial(tensor_parallel, 2)}
+
+
+class Flops(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+    """Adds up what torch's own formulas say; its ``FlopCounterMode`` breaks split backwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):  # comes again with its part of this rank
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def main() -> None:
+    """Train every strategy that is asked for."""
+    folder, *names = sys.argv[1:]
+    dist.init_process_group("gloo")
+    is_real = dist.get_backend() == "gloo"
+    flops: dict[str, int] = {}
+    for name in names:
+        gc.collect()  # a mesh of the strategy before still names the group of the whole world
+        with foretrace.record(f"{folder}/{name}") if is_real else contextlib.nullcontext():
+            step = MADE[name](*([dist.get_world_size()] if name in SCHEDULES else []))
+            for number in range(STEPS):
+                counts = is_real and number == STEPS - 2
+                with Flops() if counts else contextlib.nullcontext() as counter:
+                    step()
+                if counter is not None:
+                    flops[name] = counter.total
+        del step
+    if is_real:
+        Path(folder, f"flops-{dist.get_rank()}.json").write_text(json.dumps(flops))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""A rehearsed rank against the same rank of a real world over gloo: same communication, same FLOPs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
+from traces.store import open_run
+
+STEPS, COMPARED = 4, 2
+"""Steps of every strategy in ``every_strategy.py``, and the one that is compared."""
+
+SCHEDULES = ("gpipe", "1f1b", "looped-bfs", "interleaved-1f1b", "interleaved-zb", "zb-v", "dualpipe-v")
+ON_TWO = (
+    *("ddp_buckets", "ddp_no_sync", "recompute", "fsdp1", "fsdp2", "tp", "ep", "cp", "ring", "classic"),
+    *SCHEDULES,
+)
+ON_FOUR = ("hsdp1", "hsdp2", "fsdp_tp", "pp_fsdp", "ring")
+SCRIPT = Path(__file__).parent / "every_strategy.py"
+
+Row = tuple[Any, ...]
+
+
+class Both:
+    """The last rank of a world, real and rehearsed.
+
+    Args:
+        folder: where to.
+        ranks: runs real processes.
+        names: strategies.
+        n: ranks of the world.
+    """
+
+    def __init__(self, folder: Path, ranks: Any, names: tuple[str, ...], n: int) -> None:
+        real = folder / "real"
+        real.mkdir()
+        command = [sys.executable, "-W", "ignore", str(SCRIPT), str(real), *names]
+        result = ranks.run(command, ranks.env(), n)
+        assert result.status == (0,) * n, result.errors
+        self.names, self.rank, self._real = names, n - 1, real
+        chosen = (0, n - 1)  # the first one tells the last one the shapes that stages send
+        asked = Asked(
+            command=(str(SCRIPT), str(real), *names),
+            world_size=n,
+            ranks=chosen,
+            warmup=0,
+            steps=STEPS * len(names),
+        )
+        self.rehearsal: Rehearsal = rehearse(asked, folder / "rehearsed")
+        self.tables: RankTables = read_rank(rehearsal_folder(folder / "rehearsed"), self.rank)
+        self._places = self.tables.places.to_pylist()
+
+    def events(self, name: str, what: int) -> list[dict[str, Any]]:
+        """Return the events of a kind in the compared step of a strategy, with their rows."""
+        step = STEPS * self.names.index(name) + COMPARED
+        items = (self.tables.works if what == 0 else self.tables.messages).to_pylist()
+        return [
+            {**self._places[event["place"]], **event, **items[event["item"]], "phase": event["place"]}
+            for event in self.tables.events.to_pylist()
+            if event["what"] == what and self._places[event["place"]]["step"] == step
+        ]
+
+    def rehearsed(self, name: str) -> list[Row]:
+        """Return the communications of the rehearsed rank in order."""
+        members = {group.id: group.ranks for group in self.rehearsal.groups}
+        return [_row(event, members) for event in self.events(name, 1)]
+
+    def recorded(self, name: str) -> list[Row]:
+        """Return those of the real one, in the order of their start."""
+        run = open_run(self._real / name)
+        members = {group.id: group.ranks for group in run.info.groups}
+        rows = sorted(run.spans([self.rank]).to_pylist(), key=lambda row: row["start_ns"])
+        found = [row for row in rows if row["category"] in {"collective", "p2p"} and row["step"] == COMPARED]
+        return [_row(row, members) for row in found]
+
+    def counted_flops(self, name: str) -> int:
+        """Return the FLOPs that torch has counted in the real one."""
+        found: int = json.loads((self._real / f"flops-{self.rank}.json").read_text())[name]
+        return found
+
+
+def _row(event: dict[str, Any], members: dict[int, tuple[int, ...]]) -> Row:
+    """Return what both sides know of a communication: a transfer with its place in the pipeline."""
+    row = (event["kind"], members[event["group"]], event["size_bytes"], event["dtype"])
+    is_p2p = event["peer"] >= 0
+    return (*row, event["peer"], event["stage"], event["microbatch"]) if is_p2p else row
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> dict[int, Both]:
+    """Two and four processes."""
+    if ranks.torch() < (2, 13):
+        pytest.skip("this torch cannot run all of them on gloo")
+    made = tmp_path_factory.mktemp
+    return {2: Both(made("two"), ranks, ON_TWO, 2), 4: Both(made("four"), ranks, ON_FOUR, 4)}
+
+
+@pytest.mark.parametrize(("name", "n"), [(name, 2) for name in ON_TWO] + [(name, 4) for name in ON_FOUR])
+def test_a_rehearsed_rank_communicates_and_computes_as_a_real_one(
+    name: str, n: int, worlds: dict[int, Both]
+) -> None:
+    """Kind, group, size, dtype and order of collectives; of transfers the order is that of their threads."""
+    both = worlds[n]
+    rehearsed, recorded = both.rehearsed(name), both.recorded(name)
+    assert rehearsed, "nothing was rehearsed"
+    assert sorted(map(str, rehearsed)) == sorted(map(str, recorded))
+    collectives = [[row for row in rows if len(row) == 4] for rows in (rehearsed, recorded)]
+    assert collectives[0] == collectives[1]
+    assert sum(event["flops"] for event in both.events(name, 0)) == both.counted_flops(name)
+
+
+def test_losses_are_never_made_up_silently(worlds: dict[int, Both]) -> None:
+    """No number was asked for in these trainings, so none was told."""
+    assert worlds[2].rehearsal.stated == ()
