@@ -77,6 +77,10 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "config": ("simulator.configs.cli", "Read the configuration of another tool, or write one for it."),
         "advise": ("simulator.advise.cli", "How to train a model on some GPUs, in words, computed."),
         "search": ("simulator.search.cli", "The best layouts of a model on a machine, each simulated."),
+        "bubble": (
+            "simulator.search.bubble_cli",
+            "How much of a pipeline idles, by schedule.",
+        ),
         "goodput": ("simulator.goodput.cli", "Days and dollars of a training when machines fail."),
         "memory": ("simulator.memory.cli", "Does a job fit, which rank is fullest, what would make it fit."),
         "bench": ("tracer.bench.cli", "Measure this machine's parts against what its description promises."),

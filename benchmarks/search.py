@@ -60,9 +60,9 @@ def measured(model: str, gpus: int, global_batch: int, seq_len: int = 8192, **wi
     start_s = time.process_time()
     found = cheapest(space.jobs(), 10)
     return {
-        "layouts": found.n_candidates,
-        "pipelines": found.n_run,
-        "simulated": found.n_simulated,
+        "layouts": found.counts.n_candidates,
+        "pipelines": found.counts.n_run,
+        "simulated": found.counts.n_simulated,
         "cpu_s": time.process_time() - start_s,
     }
 

@@ -8,6 +8,7 @@ SimulationError
 ├── LikeError      a run that does not tell what --like or calibrate need to know
 ├── CalibrationError  a run that constants cannot be fitted on, or a file that does not hold them
 ├── GoodputError   failures, checkpoints or a budget with which training never ends
+├── SearchError    a search whose workers cannot be reached, or are lost again and again
 ├── TableError     a table of measurements that cannot be read, or a cell of it
 ├── EngineError    an engine that does not exist, or cannot run here
 └── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
@@ -46,6 +47,10 @@ class CalibrationError(SimulationError):
 
 class GoodputError(SimulationError):
     """Training cannot be planned with these failures, checkpoints or this budget."""
+
+
+class SearchError(SimulationError):
+    """The workers of a search cannot be reached, or are lost again and again."""
 
 
 class TableError(SimulationError):

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator": SIMULATOR,
     "simulator.engine": SIMULATOR | {"simpy", "numba"},
     "simulator.configs": SIMULATOR | {"yaml"},
+    "simulator.search.executors": SIMULATOR | {"distributed", "ray"},
     "tracer": TRACER,
 }
 """Longest prefix wins; the standard library and a module's own package are always allowed."""

@@ -293,9 +293,9 @@ def _searched(question: Question) -> Rung:
     except EngineError as error:
         return Rung(way=MODEL_PARALLEL, note=str(error))
     if not found.best:
-        if found.smallest is None:
+        if found.counts.smallest is None:
             return Rung(way=MODEL_PARALLEL, note="heads, layers or batch divide over none of these degrees")
-        job = found.smallest[0]
+        job = found.counts.smallest[0]
         return Rung(way=MODEL_PARALLEL, job=job, ranks=tuple(rank_memories(job)))
     best = found.best[0]
     return Rung(

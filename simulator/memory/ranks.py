@@ -59,10 +59,10 @@ def rank_memories(job: Job) -> list[RankMemory]:
     """Return the memory of each pipeline rank of *job*, in order."""
     orders = job_plan(job)
     layers = stage_layers(job, n_stages(orders))
-    return [_rank_memory(job, pp, actions, layers) for pp, actions in enumerate(orders)]
+    return [rank_memory(job, pp, actions, layers) for pp, actions in enumerate(orders)]
 
 
-def _rank_memory(job: Job, pp: int, actions: Sequence[Action], layers: Sequence[range]) -> RankMemory:
+def rank_memory(job: Job, pp: int, actions: Sequence[Action], layers: Sequence[range]) -> RankMemory:
     """Return the memory of a rank that goes through *actions*; *layers* are those of every stage."""
     stages = held_stages(actions)
     last = len(layers) - 1

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from simulator.configs.cli import TargetName
 from simulator.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
-    from simulator.job import Job
-    from simulator.search.best import Found, Ranked
+    from simulator.search.best import Found
     from topologies.cluster import Cluster
-
-TIED: Final = 0.02
-"""Relative difference of step times that says nothing: repeated measurements of one layout differ by more."""
-
-_DAY_S: Final = 86_400
 
 
 class Choices(click.ParamType[tuple[Any, ...]]):
@@ -46,10 +42,11 @@ class Choices(click.ParamType[tuple[Any, ...]]):
 
 
 def _names(which: str) -> Choices:
-    from simulator.job import RECOMPUTES, SHARDINGS
+    from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
     from simulator.schedules import SCHEDULES
 
-    return Choices(str, {"schedule": tuple(SCHEDULES), "sharding": SHARDINGS, "recompute": RECOMPUTES}[which])
+    known = {"schedule": tuple(SCHEDULES), "sharding": SHARDINGS, "recompute": RECOMPUTES}
+    return Choices(str, {**known, "offload": OFFLOADS}[which])
 
 
 @click.command()
@@ -69,6 +66,7 @@ def _names(which: str) -> Choices:
 @click.option("--virtual-stages", type=Choices(int), default=(), help="To try. [default: powers of 2]")
 @click.option("--sharding", type=_names("sharding"), default=None, help="To try. [default: zero1,fsdp]")
 @click.option("--recompute", type=_names("recompute"), default=None, help="To try. [default: all]")
+@click.option("--offload", type=_names("offload"), default=None, help="To try. [default: none]")
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True)
 @click.option("--framework", help="Whose conventions. [default: megatron]")
 @click.option("--tokens", help="Budget to give the days for, e.g. 2T.")
@@ -77,6 +75,14 @@ def _names(which: str) -> Choices:
     "--by", type=click.Choice(["time", "cost"]), default="time", show_default=True, help="What is best."
 )
 @click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Layouts to list.")
+@click.option("--why", type=click.IntRange(2), default=2, show_default=True, help="Say why this one loses.")
+@click.option("--what-if", is_flag=True, help="Search again: links half as fast; twice the batch.")
+@click.option(
+    "--executor",
+    help="Who searches: local, local:4, dask://host:port, ray://host:port. [default: local, if it pays]",
+)
+@click.option("--to", "targets", multiple=True, type=TargetName(), help="Write the best for this tool.")
+@click.option("--report", type=click.Path(dir_okay=False), help="HTML page of all listed layouts to write.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="run.toml of the best one to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def search(*, as_json: bool, **flags: Any) -> None:
@@ -84,37 +90,108 @@ def search(*, as_json: bool, **flags: Any) -> None:
 
     foretrace search --model llama3-70b --cluster dgx-h100 --gpus 512 --global-batch 1024 --seq-len 8192
     """
-    from rich.console import Console
-
     from simulator.config import job_settings, write_config
-    from simulator.search.best import cheapest
+    from simulator.configs.write import written
+    from simulator.search.describe import counts_of, described, mark_tied, nothing, waterfall
+    from simulator.search.what_if import answers
     from traces.writer import write_atomically
 
     spaces = _spaces(flags)
     prices = {(s.cluster.name, s.cluster.n_gpus): _price(flags["price"], s.cluster) for s in spaces}
-    if flags["by"] == "cost" and None in prices.values():
-        nameless = next(name for (name, _), price in prices.items() if price is None)
-        raise ConfigError(f"--by cost needs a price: {nameless} has none, give --price '2.5 USD/h'")
-
-    def weight(job: Job) -> float:
-        if flags["by"] == "time":
-            return 1.0
-        return (prices[job.cluster.name, job.cluster.n_gpus] or 0.0) * job.cluster.n_gpus
-
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("searching") as status:
-        jobs = [job for space in spaces for job in space.jobs()]
-        found = cheapest(jobs, flags["top"], weight=weight, progress=status.update)
-    if not found.best:
-        raise JobError(_nothing(found))
-    layouts = [_described(one, prices, flags["tokens"]) for one in found.best]
+    what_if: list[dict[str, Any]] = []
+    with _searching(flags, spaces, _weights(flags, prices), quiet=as_json) as search_all:
+        found = search_all(spaces, flags["top"])
+        if not found.best:
+            raise JobError(nothing(found.counts))
+        if flags["what_if"]:
+            what_if = answers(
+                spaces,
+                found.best[0],
+                lambda others: search_all(others, 1),
+                lambda one: described(one, prices, flags["tokens"]),
+            )
+    layouts = [described(one, prices, flags["tokens"]) for one in found.best]
+    mark_tied(layouts, flags["by"])
+    made = [written(found.best[0].job, target) for target in flags["targets"]]
+    at = min(flags["why"], len(layouts))
+    said = counts_of(found.counts) | {
+        "layouts": layouts,
+        "why_not_the_second": waterfall(layouts[0], layouts[min(2, len(layouts)) - 1]),
+        "why_not": {"layout": at, "parts": waterfall(layouts[0], layouts[at - 1])},
+        "what_if": what_if,
+        "written": {one.target: one.describe() for one in made},
+        "file": flags["output"],
+        "report": flags["report"],
+    }
     if flags["output"]:
         write_atomically(Path(flags["output"]), write_config(job_settings(found.best[0].job)))
-    said = _counts(found) | {"layouts": layouts, "why_not_the_second": _why(layouts), "file": flags["output"]}
+    if flags["report"]:
+        _write_page(flags["report"], said, spaces)
     if as_json:
         click.echo(json.dumps(said))
+        return
+    from simulator.configs.cli import show_differences
+    from simulator.search.render import show
+
+    show(said)
+    for one in made:
+        click.echo(f"\n{one.target}:\n{one.text.rstrip()}")
+        show_differences(one)
+
+
+SearchAll = Callable[[Sequence[Any], int], "Found"]
+
+
+@contextmanager
+def _searching(
+    flags: Mapping[str, Any], spaces: Sequence[Any], weights: Mapping[Any, float], *, quiet: bool
+) -> Iterator[SearchAll]:
+    """Give a search with processes of its own, or of a cluster, and progress on stderr."""
+    from rich.console import Console
+
+    from simulator.search.executors import Here, open_executor
+    from simulator.search.parts import FEW, n_layouts, search_parts
+
+    named = flags["executor"]
+    if named is None:
+        executor = open_executor("local") if n_layouts(spaces) >= FEW else Here()
     else:
-        _show(said, flags)
+        executor = open_executor(named)
+    console = Console(stderr=True, quiet=quiet)
+    try:
+        with console.status("searching") if console.is_terminal else nullcontext() as status:
+            yield lambda some, top: search_parts(
+                some,
+                top,
+                weights=weights,
+                executor=executor,
+                progress=None if status is None else status.update,
+            )
+    finally:
+        executor.close()
+
+
+def _weights(flags: Mapping[str, Any], prices: Mapping[tuple[str, int], float | None]) -> dict[Any, float]:
+    """Return what a nanosecond costs, by machine; by time, all cost the same.
+
+    Raises:
+        ConfigError: costs are asked for, and a machine has no price.
+    """
+    if flags["by"] == "time":
+        return {}
+    for (name, _), price in prices.items():
+        if price is None:
+            raise ConfigError(f"--by cost needs a price: {name} has none, give --price '2.5 USD/h'")
+    return {key: (price or 0.0) * key[1] for key, price in prices.items()}
+
+
+def _write_page(path: str, said: Mapping[str, Any], spaces: Sequence[Any]) -> None:
+    """Write the page of all layouts that are listed."""
+    from traces.report.sweep import write_sweep
+
+    machines = ", ".join(f"{space.cluster.n_gpus} × {space.cluster.name}" for space in spaces)
+    notes = [f"{said['n_candidates']:,} layouts considered, {said['n_simulated']} of them simulated whole"]
+    write_sweep(path, said["layouts"], title=f"{spaces[0].model.name} on {machines}", notes=notes)
 
 
 def _spaces(flags: Mapping[str, Any]) -> list[Any]:
@@ -127,7 +204,7 @@ def _spaces(flags: Mapping[str, Any]) -> list[Any]:
     if flags["framework"]:
         others["framework"] = flags["framework"]
     chosen = {name: flags[name] for name in ("tp", "pp", "cp", "ep", "micro_batch", "virtual_stages")}
-    chosen |= {name: flags[name] for name in ("schedule", "sharding", "recompute") if flags[name]}
+    chosen |= {name: flags[name] for name in ("schedule", "sharding", "recompute", "offload") if flags[name]}
     model = load_model(flags["model"])
     return [
         Space(
@@ -147,134 +224,3 @@ def _price(given: str | None, cluster: Cluster) -> float | None:
     from topologies.units import parse_price
 
     return cluster.price_usd_per_gpu_hour if given is None else parse_price(given)
-
-
-def _counts(found: Found) -> dict[str, Any]:
-    return {
-        "n_candidates": found.n_candidates,
-        "n_pipelines_run": found.n_run,
-        "n_simulated": found.n_simulated,
-        "n_too_large": found.n_too_large,
-    }
-
-
-def _described(
-    one: Ranked, prices: Mapping[tuple[str, int], float | None], tokens: str | None
-) -> dict[str, Any]:
-    """Return what is said of one layout."""
-    from simulator.goodput.plan import parse_count
-    from simulator.summary import job_name
-
-    job, summary = one.job, one.summary
-    n_gpus, step_s = job.cluster.n_gpus, summary["step_time_s"]
-    price = prices[job.cluster.name, n_gpus]
-    usd = None if price is None else step_s / 3600 * n_gpus * price / job.tokens_per_step * 1e9
-    return {
-        "name": job_name(job),
-        "cluster": job.cluster.name,
-        "gpus": n_gpus,
-        **job.layout.degrees,
-        "micro_batch": job.micro_batch,
-        "n_microbatches": job.n_microbatches,
-        "schedule": job.schedule,
-        "virtual_stages": job.virtual_stages,
-        "sharding": job.sharding,
-        "recompute": job.recompute,
-        **{name: summary[name] for name in ("step_time_s", "tokens_per_s_per_gpu", "mfu", "shares")},
-        **{name: summary[name] for name in ("peak_memory_bytes", "memory_limit_bytes", "fits")},
-        "usd_per_1b_tokens": usd,
-        "days": None if tokens is None else parse_count(tokens) / summary["tokens_per_s"] / _DAY_S,
-    }
-
-
-def _why(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return where the second layout loses its time to the first; the parts add up to the difference.
-
-    Empty where the two do not use the same number of GPUs: their seconds do not compare.
-    """
-    if len(layouts) < 2 or layouts[0]["gpus"] != layouts[1]["gpus"]:
-        return []
-    first, second = layouts[:2]
-    causes = dict.fromkeys([*first["shares"], *second["shares"]])
-    parts = [
-        {
-            "cause": cause,
-            "seconds": second["shares"].get(cause, 0.0) * second["step_time_s"]
-            - first["shares"].get(cause, 0.0) * first["step_time_s"],
-        }
-        for cause in causes
-    ]
-    return sorted(parts, key=lambda part: -abs(part["seconds"]))
-
-
-def _nothing(found: Found) -> str:
-    """Say why no layout was found."""
-    from simulator.summary import job_name
-    from topologies.units import format_bytes
-
-    if found.smallest is None:
-        return "no layout is possible: the batch, the layers or the heads divide over none of these degrees"
-    job, peak_bytes = found.smallest
-    limit = job.cluster.device.memory_bytes
-    return (
-        f"none of {found.n_candidates:,} layouts fits: the smallest, {job_name(job)} with recompute "
-        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes)} of {format_bytes(limit)}"
-    )
-
-
-def _schedule(one: Mapping[str, Any]) -> str:
-    if one["pp"] == 1:
-        return "-"
-    return f"{one['schedule']} ×{one['virtual_stages']}" if one["virtual_stages"] else str(one["schedule"])
-
-
-def _show(said: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Print the best layouts as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from topologies.units import format_bytes, format_time
-
-    console, layouts = Console(highlight=False), said["layouts"]
-    several = len({(one["cluster"], one["gpus"]) for one in layouts}) > 1
-    extra = [name for name in ("usd_per_1b_tokens", "days") if layouts[0][name] is not None]
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("", justify="right")
-    for name in (*(["machine"] if several else []), "layout", "batch", "schedule", "data parallel"):
-        table.add_column(name, overflow="fold")
-    for name in (
-        "step",
-        "MFU",
-        "memory",
-        *({"usd_per_1b_tokens": "$/1B", "days": "days"}[one] for one in extra),
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    best = layouts[0]["step_time_s"]
-    for number, one in enumerate(layouts, 1):
-        tied = "=" if flags["by"] == "time" and one["step_time_s"] <= best * (1 + TIED) else ""
-        recompute = "" if one["recompute"] == "none" else f", {one['recompute']} recompute"
-        table.add_row(
-            f"{tied}{number}",
-            *([f"{one['gpus']} {one['cluster']}"] if several else []),
-            " ".join(f"{axis}{one[axis]}" for axis in ("tp", "cp", "pp", "dp", "ep") if one[axis] > 1) or "-",
-            f"{one['micro_batch']}×{one['n_microbatches']}",
-            _schedule(one),
-            f"{one['sharding']}{recompute}",
-            format_time(one["step_time_s"]),
-            f"{one['mfu']:.1%}",
-            format_bytes(one["peak_memory_bytes"]),
-            *(f"{one[name]:,.3g}" if one[name] < 1000 else f"{one[name]:,.0f}" for name in extra),
-        )
-    console.print(table)
-    console.print(
-        f"{said['n_candidates']:,} layouts considered; {said['n_pipelines_run']:,} pipelines run, "
-        f"{said['n_simulated']} simulated whole, {said['n_too_large']} of those looked at do not fit"
-    )
-    if flags["by"] == "time" and any(one["step_time_s"] <= best * (1 + TIED) for one in layouts[1:]):
-        console.print(f"= within {TIED:.0%} of the best: no measurement tells them apart")
-    if said["why_not_the_second"]:
-        parts = [p for p in said["why_not_the_second"] if abs(p["seconds"]) >= 1e-3 * best][:3]
-        told = ", ".join(f"{p['seconds']:+.3g} s {p['cause']}" for p in parts) or "nothing to speak of"
-        console.print(f"the second loses by: {told}")
-    if said["file"]:
-        console.print(f"run: foretrace simulate {said['file']}")

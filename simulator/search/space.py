@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ class Space:
         schedule: pipeline schedules.
         virtual_stages: stages per pipeline rank, where the schedule leaves it open; else powers of two.
         sharding: what data-parallel ranks share out.
+        offload: what lives in the memory of the host.
         recompute: what is computed again.
         others: other settings of every job.
     """
@@ -48,6 +49,7 @@ class Space:
     schedule: tuple[str, ...] = ("1f1b", "interleaved-1f1b", "zb-h1", "interleaved-zb", "zb-v")
     virtual_stages: tuple[int, ...] = ()
     sharding: tuple[str, ...] = ("zero1", "fsdp")
+    offload: tuple[str, ...] = ("none",)
     recompute: tuple[str, ...] = RECOMPUTES
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -58,7 +60,9 @@ class Space:
                 n_microbatches = self.global_batch // (layout.dp * micro_batch)
                 pipelines = list(self._pipelines(layout.pp, n_microbatches))
                 shardings = self.sharding if layout.dp * layout.cp > 1 else self.sharding[:1]
-                for (schedule, virtual), sharding, recompute in product(pipelines, shardings, self.recompute):
+                for (schedule, virtual), sharding, recompute, offload in product(
+                    pipelines, shardings, self.recompute, self.offload
+                ):
                     try:
                         yield Job(
                             model=self.model,
@@ -71,10 +75,17 @@ class Space:
                             virtual_stages=virtual,
                             sharding=sharding,
                             recompute=recompute,
+                            offload=offload,
                             **self.others,
                         )
                     except SimulationError:  # this product is not possible
                         continue
+
+    def pieces(self) -> list[Space]:
+        """Return spaces with one set of degrees each, which together have the same jobs."""
+        return [
+            replace(self, tp=(one.tp,), pp=(one.pp,), cp=(one.cp,), ep=(one.ep,)) for one in self._layouts()
+        ]
 
     def _layouts(self) -> Iterator[Layout]:
         n_gpus, model = self.cluster.n_gpus, self.model

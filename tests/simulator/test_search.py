@@ -61,8 +61,8 @@ def test_the_best_are_those_of_simulating_everything(given: dict[str, Any]) -> N
     jobs = list(space(**given).jobs())
     found = cheapest(jobs, 5)
     assert [one.summary["step_time_s"] for one in found.best] == brute_force_s(jobs)[:5]
-    assert found.n_candidates == len(jobs)
-    assert found.n_simulated < len(jobs)
+    assert found.counts.n_candidates == len(jobs)
+    assert found.counts.n_simulated < len(jobs)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

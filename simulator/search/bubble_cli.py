@@ -1,0 +1,81 @@
+"""The verb ``foretrace bubble``: how much of a pipeline idles, by schedule and micro-batches."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simulator.search.cli import Choices
+
+if TYPE_CHECKING:
+    from simulator.search.bubbles import Bubble
+
+
+@click.command()
+@click.option("--stages", required=True, type=click.IntRange(1, 256), help="Ranks of the pipeline.")
+@click.option("--micro-batches", required=True, type=Choices(int), help="Per step, e.g. 8,16,32,64.")
+@click.option("--schedule", type=Choices(str), default=("1f1b",), help="Schedules. [default: 1f1b]")
+@click.option("--virtual-stages", type=click.IntRange(1), help="Stages per rank, where there is a choice.")
+@click.option("--efficiency", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="To pass.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bubble(*, as_json: bool, **flags: Any) -> None:
+    """Say how much of a pipeline idles, and how many micro-batches reach an efficiency.
+
+    A forward takes one unit, a backward two, messages nothing:
+
+        foretrace bubble --stages 32 --micro-batches 8,16,32,64 --schedule 1f1b,interleaved-1f1b
+    """
+    from simulator.errors import ScheduleError
+    from simulator.search import bubbles
+
+    stages, virtual = flags["stages"], flags["virtual_stages"]
+    rows: list[Bubble] = []
+    refused: list[str] = []
+    for schedule in flags["schedule"]:
+        for n_microbatches in flags["micro_batches"]:
+            try:
+                rows.append(bubbles.bubble(schedule, stages, n_microbatches, virtual))
+            except ScheduleError as error:
+                refused.append(str(error))
+    if not rows:
+        raise ScheduleError(refused[0])
+    known = dict.fromkeys(row.schedule for row in rows)
+    passing = {name: bubbles.passes(name, stages, flags["efficiency"], virtual) for name in known}
+    if as_json:
+        said = {"rows": [row.describe() for row in rows], "refused": refused}
+        click.echo(json.dumps(said | {"efficiency": flags["efficiency"], "passes_from": passing}))
+        return
+    _show(rows, refused, passing, flags["efficiency"])
+
+
+def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None], efficiency: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in (
+        "schedule",
+        "micro-batches",
+        "bubble_fraction",
+        "bubble_overhead",
+        "efficiency",
+        "in flight",
+    ):
+        table.add_column(name, justify="left" if name == "schedule" else "right")
+    for row in rows:
+        times = f" ×{row.virtual_stages}" if row.virtual_stages > 1 else ""
+        shares = (f"{100 * share:.1f} %" for share in (row.fraction, row.overhead, row.efficiency))
+        table.add_row(f"{row.schedule}{times}", str(row.n_microbatches), *shares, str(row.in_flight))
+    console.print(table)
+    for line in refused:
+        console.print(f"! {line}", markup=False)
+    for name, n_microbatches in passing.items():
+        from_ = (
+            "with none that was tried"
+            if n_microbatches is None
+            else f"from {n_microbatches} micro-batches on"
+        )
+        console.print(f"{name} reaches {100 * efficiency:g} % {from_}", markup=False)

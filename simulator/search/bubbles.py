@@ -1,0 +1,148 @@
+"""How much of a pipeline idles: schedules by stages and micro-batches, run action by action.
+
+No model and no machine: a stage's forward takes one unit, its backward two, halves of it if split, messages
+nothing. So a schedule shows as its authors draw it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from simulator.errors import ScheduleError
+from simulator.schedules import SCHEDULES, Action, held_stages, in_flight, plan
+
+FORWARD: Final = 1
+BACKWARD: Final = 2
+"""Units that a stage takes for a micro-batch: the backward of a product is two products."""
+
+MOST_PER_STAGE: Final = 32
+"""Micro-batches per stage up to which the number that passes an efficiency is looked for."""
+
+_PARTS: Final = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD // 2, "W": BACKWARD // 2}
+
+
+_MAKES: Final = {"F": "F", "B": "I", "I": "I", "W": "W"}
+"""What an action gives that others wait for: activations, gradients of inputs, or of weights."""
+
+_Result = tuple[str, int, int]
+"""One of these, of a stage and a micro-batch."""
+
+
+class Bubble(NamedTuple):
+    """What idles in a schedule.
+
+    Attributes:
+        schedule, n_stages, n_microbatches, virtual_stages: which; *n_stages* are pipeline ranks.
+        fraction: idle over total, mean over ranks.
+        overhead: idle over ideal, which is what computing takes.
+        in_flight: most micro-batches, or parts of one, that a rank holds at once.
+    """
+
+    schedule: str
+    n_stages: int
+    n_microbatches: int
+    virtual_stages: int
+    fraction: float
+    overhead: float
+    in_flight: int
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the time in which ranks compute."""
+        return 1 - self.fraction
+
+    def describe(self) -> dict[str, Any]:
+        """Return all of it as plain JSON types."""
+        return {**self._asdict(), "efficiency": self.efficiency}
+
+
+def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: int | None = None) -> Bubble:
+    """Return what idles when *n_stages* ranks work on *n_microbatches*.
+
+    >>> found = bubble("1f1b", 4, 12)
+    >>> found.fraction == 3 / 15, found.overhead == 3 / 12
+    (True, True)
+
+    Raises:
+        ScheduleError: the schedule does not allow these sizes.
+    """
+    orders = plan(schedule, n_stages, n_microbatches, virtual_stages)
+    per_rank = max(len(held_stages(order)) for order in orders)
+    last = 1 + max(action.stage for order in orders for action in order)
+    copies = n_stages * per_rank // last  # DualPipe has every stage twice
+    total = _makespan(orders, last)
+    ideal = sum(sum(_PARTS[action.kind] for action in order) for order in orders) / n_stages
+    return Bubble(
+        schedule=schedule,
+        n_stages=n_stages,
+        n_microbatches=n_microbatches,
+        virtual_stages=per_rank // copies if copies > 1 else per_rank,
+        fraction=1 - ideal / total,
+        overhead=total / ideal - 1,
+        in_flight=max(map(in_flight, orders)),
+    )
+
+
+def passes(schedule: str, n_stages: int, efficiency: float, virtual_stages: int | None = None) -> int | None:
+    """Return the fewest micro-batches that reach *efficiency*; None if ``MOST_PER_STAGE`` are too few.
+
+    Efficiency grows with micro-batches where the schedule allows them, so the answer is found by halving.
+
+    Raises:
+        ScheduleError: there is no such schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ScheduleError(f"unknown schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
+    fits = SCHEDULES[schedule].fits
+    allowed = [m for m in range(1, MOST_PER_STAGE * n_stages + 1) if fits(n_stages, m)]
+
+    def enough(at: int) -> bool:
+        return bubble(schedule, n_stages, allowed[at], virtual_stages).efficiency >= efficiency
+
+    low, high = 0, 1
+    while high < len(allowed) and not enough(high - 1):
+        low, high = high, 2 * high
+    high = min(high, len(allowed)) - 1
+    if high < 0 or not enough(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return allowed[low]
+
+
+def _makespan(orders: Sequence[Sequence[Action]], n_stages: int) -> int:
+    """Return when the last rank is done: every rank works in order, and waits for what an action needs."""
+    done: dict[_Result, int] = {}
+    waiting: dict[_Result, list[int]] = {}
+    at, free = [0] * len(orders), [0] * len(orders)
+    ready = deque(range(len(orders)))
+    while ready:
+        rank = ready.popleft()
+        while at[rank] < len(orders[rank]):
+            action = orders[rank][at[rank]]
+            needed = _needs(action, n_stages)
+            missing = next((key for key in needed if key not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            start = max([free[rank], *(done[key] for key in needed)])
+            free[rank] = start + _PARTS[action.kind]
+            key = (_MAKES[action.kind], action.stage, action.microbatch)
+            done[key] = free[rank]
+            ready.extend(waiting.pop(key, ()))
+            at[rank] += 1
+    return max(free)
+
+
+def _needs(action: Action, n_stages: int) -> list[_Result]:
+    """Return the results that an action waits for."""
+    stage, micro_batch = action.stage, action.microbatch
+    if action.kind == "F":
+        return [("F", stage - 1, micro_batch)] if stage else []
+    own = [("F", stage, micro_batch)]
+    if action.kind == "W":
+        return [*own, ("I", stage, micro_batch)]
+    return [*own, ("I", stage + 1, micro_batch)] if stage + 1 < n_stages else own

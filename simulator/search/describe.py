@@ -1,0 +1,110 @@
+"""What is said of the layouts that a search has found: plain figures, for JSON and for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from simulator.goodput.plan import parse_count
+from simulator.search.best import Counts, Ranked
+from simulator.summary import job_name
+from topologies.units import format_bytes
+
+TIED: Final = 0.02
+"""Relative difference of step times that says nothing: repeated measurements of one layout differ by more."""
+
+_DAY_S: Final = 86_400
+
+
+def counts_of(counts: Counts) -> dict[str, Any]:
+    """Return what was looked at."""
+    return {
+        "n_candidates": counts.n_candidates,
+        "n_pipelines_run": counts.n_run,
+        "n_simulated": counts.n_simulated,
+        "n_too_large": counts.n_too_large,
+    }
+
+
+def described(
+    one: Ranked, prices: Mapping[tuple[str, int], float | None], tokens: str | None
+) -> dict[str, Any]:
+    """Return what is said of one layout.
+
+    Args:
+        one: the layout.
+        prices: dollars per GPU and hour, by machine and its GPUs.
+        tokens: the budget, as a person writes it; None: there is none.
+    """
+    job, summary = one.job, one.summary
+    n_gpus, step_s = job.cluster.n_gpus, summary["step_time_s"]
+    price = prices[job.cluster.name, n_gpus]
+    usd = None if price is None else step_s / 3600 * n_gpus * price / job.tokens_per_step * 1e9
+    budget = None if tokens is None else parse_count(tokens)
+    likely = summary.get("intervals", {})
+    return {
+        "name": job_name(job),
+        "cluster": job.cluster.name,
+        "gpus": n_gpus,
+        **job.layout.degrees,
+        "micro_batch": job.micro_batch,
+        "n_microbatches": job.n_microbatches,
+        "schedule": job.schedule,
+        "virtual_stages": job.virtual_stages,
+        "sharding": job.sharding,
+        "recompute": job.recompute,
+        "offload": job.offload,
+        **{name: summary[name] for name in ("step_time_s", "tokens_per_s_per_gpu", "mfu", "shares")},
+        **{name: summary[name] for name in ("peak_memory_bytes", "memory_limit_bytes", "fits")},
+        "step_time_interval_s": likely.get("step_time_s"),
+        "peak_memory_interval_bytes": likely.get("peak_memory_bytes"),
+        "usd_per_1b_tokens": usd,
+        "days": None if budget is None else budget / summary["tokens_per_s"] / _DAY_S,
+        "usd": None if budget is None or usd is None else usd * budget / 1e9,
+    }
+
+
+def mark_tied(layouts: Sequence[dict[str, Any]], by: str) -> None:
+    """Note in each layout whether it is within what repeated measurements differ by of the best.
+
+    Args:
+        layouts: best first.
+        by: ``"time"`` or ``"cost"``: what they compete by.
+    """
+    name = {"time": "step_time_s", "cost": "usd_per_1b_tokens"}[by]
+    for one in layouts:
+        one["tied"] = one[name] <= layouts[0][name] * (1 + TIED)
+
+
+def waterfall(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return where *second* loses its time to *first*, the largest first; the parts add up to the difference.
+
+    Empty where the two do not use the same number of GPUs: their seconds do not compare.
+    """
+    if first["gpus"] != second["gpus"]:
+        return []
+    causes = dict.fromkeys([*first["shares"], *second["shares"]])
+    parts = [
+        {
+            "cause": cause,
+            "seconds": second["shares"].get(cause, 0.0) * second["step_time_s"]
+            - first["shares"].get(cause, 0.0) * first["step_time_s"],
+        }
+        for cause in causes
+    ]
+    return sorted(parts, key=lambda part: -abs(part["seconds"]))
+
+
+def nothing(counts: Counts) -> str:
+    """Say why no layout was found."""
+    if counts.smallest is None:
+        return "no layout is possible: the batch, the layers or the heads divide over none of these degrees"
+    job, peak_bytes = counts.smallest
+    limit = job.cluster.device.memory_bytes
+    host = (
+        "; --offload optimizer,states,all also tries the memory of the host" if job.offload == "none" else ""
+    )
+    return (
+        f"none of {counts.n_candidates:,} layouts fits: the smallest, {job_name(job)} with recompute "
+        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes)} of {format_bytes(limit)}{host}"
+    )

@@ -1,0 +1,148 @@
+"""A search in parts, which any number of processes work on: the best of all are among the best of each.
+
+A part is some layouts of a space. Whoever works on it needs nothing but the part, so that it may be done
+again elsewhere when a process is lost. Every part starts with what is known by then: layouts that cost more
+than the last of the best so far need not be looked at. So the answer is the same whoever works on it, in
+whatever order, and equal to that of one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from simulator.job import Job
+from simulator.search.best import Counts, Found, Progress, Ranked, Timed, best_of, fastest, summarised
+from simulator.search.executors import Executor, Here
+from simulator.search.space import Space
+
+PARTS_PER_WORKER: Final = 4
+"""Parts for each process: a lost one costs a part, and parts take different times."""
+
+FEW: Final = 2_000
+"""Layouts below which one process is done before others have started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some layouts of a space.
+
+    Attributes:
+        spaces: with the layouts to look at.
+        n_best: how many of the best to return.
+        weights: what a nanosecond costs by machine and its GPUs; 1 where it is not listed.
+        cutoff: what costs more need not be found.
+    """
+
+    spaces: tuple[Space, ...]
+    n_best: int
+    weights: Mapping[tuple[str, int], float]
+    cutoff: float = math.inf
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the candidates."""
+        for space in self.spaces:
+            yield from space.jobs()
+
+    def weight(self, job: Job) -> float:
+        """Return what a nanosecond of *job* costs."""
+        return self.weights.get((job.cluster.name, job.cluster.n_gpus), 1.0)
+
+
+def work_on(part: Part) -> tuple[list[Timed], Counts]:
+    """Return the best of *part*, and what was looked at. This is what other processes run."""
+    return fastest(part.jobs(), part.n_best, weight=part.weight, cutoff=part.cutoff)
+
+
+def summarise(timed: Timed) -> Ranked:
+    """Return what ``simulate`` says of one of the best. Other processes run this too."""
+    return summarised([timed])[0]
+
+
+def search_parts(
+    spaces: Sequence[Space],
+    n_best: int,
+    *,
+    weights: Mapping[tuple[str, int], float] | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Found:
+    """Return the *n_best* layouts of *spaces* that fit into memory.
+
+    Args:
+        spaces: machines and choices.
+        n_best: how many to return.
+        weights: what a nanosecond costs by machine and GPUs; by default all cost the same.
+        executor: who does the work; by default this process.
+        progress: told how far it is.
+
+    Raises:
+        EngineError: numba is not installed.
+        SearchError: processes are lost again and again.
+    """
+    executor = executor or Here()
+    whole = Part(spaces=tuple(spaces), n_best=n_best, weights=weights or {})
+    parts = cut(whole, PARTS_PER_WORKER * executor.workers if executor.workers > 1 else 1)
+    best: list[Timed] = []
+    counts = Counts()
+    waiting, running = list(reversed(parts)), 0
+    tasks: set[object] = set()
+    while waiting or tasks:
+        while waiting and running < executor.workers:
+            cutoff = best[n_best - 1].cost if len(best) >= n_best else math.inf
+            tasks.add(executor.start(work_on, replace(waiting.pop(), cutoff=cutoff)))
+            running += 1
+        for task, (found, looked_at) in executor.wait(tasks):
+            tasks.discard(task)
+            running -= 1
+            best = best_of([*best, *found], n_best)
+            counts += looked_at
+        if progress is not None:
+            done = len(parts) - len(waiting) - running
+            progress(
+                f"{done} of {len(parts)} parts, {counts.n_candidates:,} layouts, "
+                f"{counts.n_simulated} simulated"
+            )
+    return Found(best=_all(executor, summarise, best), counts=counts)
+
+
+def cut(whole: Part, n_parts: int) -> list[Part]:
+    """Return *whole* in about so many parts, those with the same layers together and the promising first.
+
+    What a layer takes is worked out once per tensor and context parallel degree, so that these are not cut
+    apart before there are enough parts without.
+    """
+    if n_parts <= 1:
+        return [whole]
+    pieces = [piece for space in whole.spaces for piece in space.pieces()]
+    pieces.sort(key=lambda piece: (min(piece.pp), max(piece.tp)))
+    n_parts = min(n_parts, len(pieces))
+    dealt = [tuple(pieces[at::n_parts]) for at in range(n_parts)]
+    return [replace(whole, spaces=spaces) for spaces in dealt if spaces]
+
+
+def n_layouts(spaces: Sequence[Space], up_to: int = FEW) -> int:
+    """Return how many layouts *spaces* have, counted no further than *up_to*."""
+    count = 0
+    for space in spaces:
+        for _ in space.jobs():
+            count += 1
+            if count >= up_to:
+                return count
+    return count
+
+
+def _all(
+    executor: Executor, function: Callable[[Timed], Ranked], items: Sequence[Timed]
+) -> tuple[Ranked, ...]:
+    """Return what *function* says of every one of *items*, in order."""
+    place = {executor.start(function, item): at for at, item in enumerate(items)}
+    results: dict[int, Ranked] = {}
+    tasks = set(place)
+    while tasks:
+        for task, found in executor.wait(tasks):
+            tasks.discard(task)
+            results[place[task]] = found
+    return tuple(results[at] for at in range(len(items)))

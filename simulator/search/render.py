@@ -1,0 +1,120 @@
+"""Shows the layouts that a search has found: a table, why another loses, and what if."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from simulator.search.describe import TIED
+from topologies.units import format_bytes, format_time
+
+BAR: Final = 30
+"""Letters that the longest bar of a waterfall takes."""
+
+WIDE: Final = 120
+"""Letters from which a line holds intervals and all that a budget gives."""
+
+_BUDGETS: Final = {"usd_per_1b_tokens": "$/1B", "days": "days", "usd": "$ in all"}
+
+
+def show(said: Mapping[str, Any]) -> None:
+    """Print what ``foretrace search --json`` says, for people."""
+    console, layouts = Console(highlight=False), said["layouts"]
+    console.print(_table(layouts))
+    console.print(
+        f"{said['n_candidates']:,} layouts considered; {said['n_pipelines_run']:,} pipelines run, "
+        f"{said['n_simulated']} simulated whole, {said['n_too_large']} of those looked at do not fit"
+    )
+    if any(one["tied"] for one in layouts[1:]):
+        console.print(f"= within {TIED:.0%} of the best: no measurement tells them apart".replace("%", " %"))
+    if said["why_not"]["parts"]:
+        _waterfall(console, said["why_not"], layouts)
+    for one in said["what_if"]:
+        console.print(_what_if(one), markup=False)
+    if said["file"]:
+        console.print(f"run: foretrace simulate {said['file']}", markup=False)
+    if said["report"]:
+        console.print(f"page: {said['report']}", markup=False)
+
+
+def _table(layouts: Sequence[Mapping[str, Any]]) -> Table:
+    wide = Console().width >= WIDE
+    several = len({(one["cluster"], one["gpus"]) for one in layouts}) > 1
+    extra = [name for name in _BUDGETS if layouts[0][name] is not None][: None if wide else 2]
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("", justify="right")
+    for name in (*(["machine"] if several else []), "layout", "batch", "schedule", "data parallel"):
+        table.add_column(name, overflow="fold")
+    for name in ("step", *(["likely"] if wide else []), "MFU", "memory", *(_BUDGETS[one] for one in extra)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, one in enumerate(layouts, 1):
+        table.add_row(
+            f"{'=' if one['tied'] and len(layouts) > 1 else ''}{number}",
+            *([f"{one['gpus']} {one['cluster']}"] if several else []),
+            _degrees(one),
+            f"{one['micro_batch']}×{one['n_microbatches']}",
+            _schedule(one),
+            _states(one),
+            format_time(one["step_time_s"]),
+            *([_likely(one["step_time_interval_s"])] if wide else []),
+            f"{one['mfu']:.1%}",
+            format_bytes(one["peak_memory_bytes"]),
+            *(f"{one[name]:,.3g}" if one[name] < 1000 else f"{one[name]:,.0f}" for name in extra),
+        )
+    return table
+
+
+def _degrees(one: Mapping[str, Any]) -> str:
+    return " ".join(f"{axis}{one[axis]}" for axis in ("tp", "cp", "pp", "dp", "ep") if one[axis] > 1) or "-"
+
+
+def _states(one: Mapping[str, Any]) -> str:
+    recompute = "" if one["recompute"] == "none" else f", {one['recompute']} recompute"
+    offload = "" if one["offload"] == "none" else f", {one['offload']} offloaded"
+    return f"{one['sharding']}{recompute}{offload}"
+
+
+def _likely(interval: Sequence[float] | None) -> str:
+    """Return where the step time is likely to lie, in the unit of the lower end."""
+    return "" if interval is None else "-".join(f"{end:.3g}" for end in interval)
+
+
+def _schedule(one: Mapping[str, Any]) -> str:
+    if one["pp"] == 1:
+        return "-"
+    return f"{one['schedule']} ×{one['virtual_stages']}" if one["virtual_stages"] else str(one["schedule"])
+
+
+def _waterfall(console: Console, why: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]]) -> None:
+    """Print where a layout loses its time to the best, as bars that go on where the one before ended."""
+    at, parts = why["layout"], why["parts"]
+    best = layouts[0]["step_time_s"]
+    console.print(f"why {at} loses to 1, {format_time(best)}:")
+    shown = [part for part in parts if abs(part["seconds"]) >= 1e-3 * best]
+    scale = max((abs(part["seconds"]) for part in shown), default=1.0)
+    total = best
+    for part in shown:
+        total += part["seconds"]
+        bar = ("+" if part["seconds"] > 0 else "-") * max(round(BAR * abs(part["seconds"]) / scale), 1)
+        console.print(f"  {part['cause']:<16} {part['seconds']:>+9.3g} s  {bar}", markup=False)
+    console.print(
+        f"  {'together':<16} {layouts[at - 1]['step_time_s'] - best:>+9.3g} s  {format_time(total)}"
+    )
+
+
+def _what_if(one: Mapping[str, Any]) -> str:
+    best, kept = one["best"], one["kept"]
+    lead = f"if {one['what']}: "
+    if one["same"]:
+        return f"{lead}the same layout, {format_time(best['step_time_s'])} a step"
+    slower = kept["step_time_s"] / best["step_time_s"] - 1 if kept else None
+    loses = (
+        "" if slower is None else f"; the one above takes {format_time(kept['step_time_s'])}, {slower:+.1%}"
+    )
+    return (
+        f"{lead}{_degrees(best)}, {best['micro_batch']}×{best['n_microbatches']}, {_schedule(best)}, "
+        f"{_states(best)}: {format_time(best['step_time_s'])} a step{loses}"
+    )

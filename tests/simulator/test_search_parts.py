@@ -1,0 +1,210 @@
+"""A search in parts, by whoever: the same answer as one process has, also when processes are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from foretrace import main
+from simulator.errors import SearchError
+from simulator.job import Job
+from simulator.memory.ranks import rank_memories
+from simulator.models.sources import load_model
+from simulator.schedules import SCHEDULES, in_flight, plan
+from simulator.search.best import cheapest
+from simulator.search.bubbles import bubble, passes
+from simulator.search.executors import Executor, Here, Local, open_executor
+from simulator.search.least_memory import least_bytes, short_microbatches
+from simulator.search.parts import Part, cut, search_parts
+from simulator.search.space import Space
+from simulator.search.what_if import half_as_fast
+from simulator.simulate import simulate
+from topologies.catalog import load_cluster
+
+pytest.importorskip("numba")
+
+
+def space(**given: Any) -> Space:
+    """Return some 100 layouts on 8 GPUs."""
+    given = {"micro_batch": (1,), "schedule": ("1f1b", "zb-h1"), "recompute": ("none",), **given}
+    model, cluster = load_model("llama3.2-1b"), load_cluster("dgx-a100", 8)
+    return Space(model=model, cluster=cluster, global_batch=16, seq_len=2048, **given)
+
+
+def answer(executor: Executor | None) -> list[tuple[float, Any, str, str]]:
+    """Return the best of the space, as *executor* finds them."""
+    found = search_parts([space()], 4, executor=executor)
+    return [(one.cost, one.job.layout, one.job.schedule, one.job.sharding) for one in found.best]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[tuple[float, Any, str, str]]:
+    return answer(None)
+
+
+class InOrder(Here):
+    """This process, as if there were several: parts are cut, and done one after the other."""
+
+    workers = 3
+
+
+def test_parts_find_what_one_process_finds(alone: list[Any]) -> None:
+    assert answer(InOrder()) == alone
+    direct = cheapest(list(space().jobs()), 4)
+    assert [one.cost for one in direct.best] == [cost for cost, *_ in alone]
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 7, 1000])
+def test_parts_have_every_layout_once(n_parts: int) -> None:
+    whole = Part(spaces=(space(), space(cp=(2,))), n_best=1, weights={})
+    dealt = [job for part in cut(whole, n_parts) for job in part.jobs()]
+    assert len(dealt) == len(set(dealt))
+    assert set(dealt) == set(whole.jobs())
+
+
+def _kill_once(argument: tuple[str, int]) -> int:
+    """End this process without a word, unless that was done before."""
+    flag, number = argument
+    if number == 1 and not os.path.exists(flag):  # noqa: PTH110 - of another process
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+@pytest.mark.slow
+def test_a_lost_process_loses_nothing(tmp_path: Path) -> None:
+    executor = Local(2)
+    try:
+        tasks = {executor.start(_kill_once, (str(tmp_path / "killed"), n)): n for n in range(4)}
+        left, found = set(tasks), {}
+        while left:
+            for task, result in executor.wait(left):
+                left.discard(task)
+                found[tasks[task]] = result
+    finally:
+        executor.close()
+    assert found == {n: n * n for n in range(4)}
+    assert (tmp_path / "killed").exists()
+
+
+def _dies(argument: object) -> None:
+    del argument
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_work_that_kills_every_process_is_given_up() -> None:
+    executor = Local(1)
+    task = executor.start(_dies, None)
+    with pytest.raises(SearchError, match="lost 5 times"):
+        executor.wait([task])
+
+
+@pytest.mark.slow
+def test_dask_finds_the_same_and_survives_a_lost_worker(alone: list[Any]) -> None:
+    pytest.importorskip("distributed")
+    executor = open_executor("dask://local:2")
+    try:
+        slow = executor.start(time.sleep, 1)
+        executor.wait([slow])
+        workers = executor._cluster.workers  # type: ignore[attr-defined]
+        os.kill(next(iter(workers.values())).pid, signal.SIGKILL)
+        assert answer(executor) == alone
+    finally:
+        executor.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_ray_finds_the_same(alone: list[Any]) -> None:
+    pytest.importorskip("ray")
+    executor = open_executor("ray://local:2")
+    try:
+        assert answer(executor) == alone
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("text", ["here", "local:0", "local:x", "dask://", "spark://x"])
+def test_an_executor_that_does_not_exist_is_refused(text: str) -> None:
+    with pytest.raises(SearchError, match="executor"):
+        open_executor(text)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_schedule_holds_fewer_in_a_longer_step(schedule: str) -> None:
+    fits = SCHEDULES[schedule].fits
+    for p in (2, 4, 6):
+        for m in (n for n in range(2 * p, 6 * p) if fits(p, n)):
+            short = short_microbatches(schedule, p, m)
+            held = [[in_flight(rank) for rank in plan(schedule, p, n)] for n in (short, m)]
+            assert all(a <= b for a, b in zip(*held, strict=True)), (p, m)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_bound_on_memory_is_never_above_it(schedule: str) -> None:
+    jobs = list(space(schedule=(schedule,), pp=(2, 4), sharding=("zero1", "fsdp")).jobs())
+    assert jobs
+    for job in jobs:
+        assert least_bytes(job) <= max(rank.peak_bytes for rank in rank_memories(job))
+
+
+def test_offload_is_part_of_the_space_and_costs_time() -> None:
+    found = list(space(offload=("none", "optimizer"), tp=(1,), pp=(1,), sharding=("fsdp",)).jobs())
+    assert {job.offload for job in found} == {"none", "optimizer"}
+    best = cheapest(found, 2).best
+    assert best[0].job.offload == "none"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "p", "m", "v"),
+    [("1f1b", 32, 8, 1), ("gpipe", 8, 24, 1), ("1f1b", 4, 64, 1), ("interleaved-1f1b", 4, 16, 4)],
+)
+def test_bubbles_are_those_of_the_closed_forms(schedule: str, p: int, m: int, v: int) -> None:
+    found = bubble(schedule, p, m, v)
+    assert found.fraction == pytest.approx((p - 1) / (v * m + p - 1))
+    assert found.overhead == pytest.approx((p - 1) / (v * m))
+
+
+def test_an_efficiency_is_passed_from_where_the_closed_form_says() -> None:
+    assert passes("1f1b", 8, 0.9) == 9 * 7  # m / (m + p - 1) = 0.9
+    assert passes("1f1b", 8, 0.999) is None
+    assert bubble("zb-h1", 8, 32).fraction < bubble("1f1b", 8, 32).fraction
+
+
+def test_the_verb_says_where_the_efficiency_is_passed() -> None:
+    words = "bubble --stages 8 --micro-batches 8,16 --schedule 1f1b,interleaved-1f1b --json".split()
+    said = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).output)
+    assert said["passes_from"]["1f1b"] == 63
+    assert [row["n_microbatches"] for row in said["rows"]] == [8, 16, 8, 16]
+    shown = CliRunner().invoke(main, words[:-1], catch_exceptions=False).output
+    assert "1f1b reaches 90 % from 63 micro-batches on" in shown
+
+
+def test_links_half_as_fast_slow_down_what_crosses_them() -> None:
+    job: Job = next(iter(space(tp=(8,), pp=(1,)).jobs()))
+    other = replace(job, cluster=half_as_fast(job.cluster))
+    times = [simulate(one).summary["step_time_s"] for one in (job, other)]
+    assert times[0] < times[1] < 2 * times[0]
+
+
+def test_what_if_and_tools_are_in_the_answer() -> None:
+    words = "search --model llama3.2-1b --cluster dgx-a100 --gpus 2 --global-batch 4 --seq-len 1024 --top 2"
+    more = "--micro-batch 1 --recompute none --sharding fsdp --what-if --to megatron --to fsdp2 --json"
+    said = json.loads(
+        CliRunner().invoke(main, [*words.split(), *more.split()], catch_exceptions=False).output
+    )
+    assert [one["what"] for one in said["what_if"]] == ["links were half as fast", "the batch were doubled"]
+    assert set(said["written"]) == {"megatron", "fsdp2"}
+    assert said["layouts"][0]["tied"] is True
+    assert sum(part["seconds"] for part in said["why_not"]["parts"]) == pytest.approx(
+        said["layouts"][1]["step_time_s"] - said["layouts"][0]["step_time_s"], abs=1e-9
+    )
