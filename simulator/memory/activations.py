@@ -193,11 +193,10 @@ def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
 def working_bytes(job: Job, layer: int) -> int:
     """Return what the backward of *layer* holds at its worst moment beside what forward kept.
 
-    In the MLP: the gradients of the activation's inputs and output, and of the block's output; or, where
-    inner widths are small, those of the activation's inputs and of the block's input over all tokens. In
+    In the MLP: the gradients of the activation's inputs and output, and one gathered hidden state. In
     attention: gradients of queries (summed in fp32 by the fused kernel), keys, values and output, of unfused
-    scores, one gathered hidden state, and keys and values gathered over context-parallel ranks with their
-    gradients.
+    scores (one copy: what dropout made is freed as they come), one gathered hidden state, and keys and values
+    gathered over context-parallel ranks with their gradients; by then what the MLP kept is free.
     """
     model, layout = job.model, job.layout
     n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
@@ -210,8 +209,8 @@ def working_bytes(job: Job, layer: int) -> int:
     attention = n_tokens * (heads + kv_heads) * both * width + n_tokens * heads * model.head_dim * 4
     attention += hidden_bytes(job, n_tokens)
     if not job.flash_attention:
-        attention += 2 * heads * n_tokens * job.seq_len * width
+        attention += heads * n_tokens * job.seq_len * width
     if layout.cp > 1:
         parts = WHOLE_AT_ONCE[job.profile.context] or layout.cp
         attention += 2 * n_tokens * min(parts, layout.cp) * kv_heads * both * width
-    return max(mlp, attention) + layer_input_bytes(job)
+    return max(mlp, attention - _mlp_bytes(job, layer)) + layer_input_bytes(job)

@@ -147,6 +147,14 @@ def test_backward_works_on_the_gradients_of_one_block() -> None:
     assert working_bytes(some, 0) == 2048 * 2 * (3 * 14336 + 2 * 4096)
 
 
+def test_without_a_fused_kernel_backward_works_on_scores_once_the_mlp_is_done() -> None:
+    """GPT-3: gradients of q (in fp32 too), k, v, output, scores, two hidden states; MLP and norm: 21 sbh."""
+    some = job(load_model("gpt3-175b"), flash_attention=False)
+    s, h, a = 2048, 12288, 96
+    mlp = 21 * s * h
+    assert working_bytes(some, 0) == s * (2 * 2 * 2 * h + 4 * h + 2 * 2 * h) + 2 * a * s * s - mlp
+
+
 @pytest.mark.parametrize(
     ("vocab", "seq_len", "recompute", "when"),
     [
