@@ -26,6 +26,11 @@ def explain(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> str:
     members = np.flatnonzero(program.instance == instance)
     arrived = members[start_ns[members] >= 0]
     ranks = ", ".join(str(rank) for rank in np.unique(program.rank[arrived]))
+    if len(arrived) == program.instance_participants[instance]:
+        return (
+            f"the program cannot run: {_communication(program, first)} never ends: all of rank {ranks} "
+            f"came by {start_ns[arrived].max()} ns, but a link between them is down and does not recover"
+        )
     came = f"{len(arrived)} of {program.instance_participants[instance]} participants came"
     return (
         f"the program cannot run: {_communication(program, first)} waits for ever: "

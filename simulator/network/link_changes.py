@@ -57,10 +57,15 @@ def _changes(part: str) -> Iterator[Change]:
             f"link_changes: {part!r} is not rank:tier:capacity or rank:tier:capacity@time, "
             "e.g. 3:far:0.25@2ms"
         ) from None
-    if tier not in {NEAR, FAR, *SWITCHES} or found[0] < 0 or not 0 <= found[1] <= 1:
+    if tier not in {NEAR, FAR, *SWITCHES}:
         raise JobError(
-            f"link_changes: {part!r}: a rank of at least 0, near or far (or the number of a switch, leaf or "
-            "spine), and a capacity between 0 and 1"
+            f"link_changes: {part!r}: no tier {tier!r}; near and far are ways of a rank, leaf and spine of a "
+            "switch"
+        )
+    if found[0] < 0 or not 0 <= found[1] <= 1:
+        raise JobError(
+            f"link_changes: {part!r}: a rank or number of at least 0, and a capacity between 0 and 1, the "
+            "share of the width that is left"
         )
     for direction in (IN, OUT):
         yield Change(at_ns, Way(found[0], tier, direction), found[1])

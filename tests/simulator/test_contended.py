@@ -162,7 +162,7 @@ def test_a_link_that_flaps_delays_by_as_long_as_it_was_down() -> None:
 
 def test_a_link_that_stays_down_is_said() -> None:
     found = program([(1, (0, 1), Transfer(0, 1000, "", 1.0, 0.0))])
-    with pytest.raises(ProgramError, match="waits for ever"):
+    with pytest.raises(ProgramError, match="is down and does not recover"):
         contended.times(found, [Change(0, Way(0, NEAR, IN), 0.0)])
     with pytest.raises(ProgramError, match="a rank, near or far, in or out"):
         contended.times(found, [Change(0, Way(0, "sideways", IN), 0.0)])

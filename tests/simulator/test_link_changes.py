@@ -10,7 +10,7 @@ from hypothesis.strategies import floats, integers, sampled_from
 
 from simulator.config import job_from, job_settings
 from simulator.engine.changes import IN, OUT, Way
-from simulator.errors import EngineError, JobError
+from simulator.errors import EngineError, JobError, ProgramError
 from simulator.job import Job
 from simulator.network.link_changes import LINKS, link_changes
 from simulator.simulate import simulate
@@ -44,7 +44,7 @@ def test_a_change_says_rank_tier_what_is_left_and_when(rank: int, tier: str, lef
         ("3", "'3' is not rank:tier:capacity"),
         ("3:far:half", "is not rank:tier:capacity"),
         ("3:far:0.5@2", "is not rank:tier:capacity"),
-        ("3:up:0.5", "near or far"),
+        ("3:up:0.5", "no tier 'up'; near and far are"),
         ("3:far:1.5", "a capacity between 0 and 1"),
     ],
 )
@@ -74,6 +74,12 @@ def test_links_that_change_are_shared_without_being_asked() -> None:
 def test_a_rank_outside_the_world_is_refused() -> None:
     with pytest.raises(JobError, match="link_changes: rank 16 is outside a world of 16"):
         simulate(job(link_changes="16:far:0.5"))
+
+
+@pytest.mark.parametrize("engine", ["contended", "contended-compiled"])
+def test_a_link_that_stays_down_is_named_as_what_stops_the_run(engine: str) -> None:
+    with pytest.raises(ProgramError, match=r"rank 1, 9 came by .* link between them is down and does not"):
+        simulate(job(link_changes="9:far:0"), engine=engine)
 
 
 def test_changes_are_among_the_settings_of_a_run() -> None:
