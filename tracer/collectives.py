@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer import internals
 from tracer.operators import OPERATORS, Operator, dtype_name
 from tracer.records import Communication
-from tracer.stamps import CudaStamp, cuda_stamp, host_stamp
+from tracer.stamps import cuda_stamp, host_stamp
 
 if TYPE_CHECKING:
     from tracer.session import Session
@@ -73,7 +73,7 @@ class CollectiveHook:
             if communication is None:
                 return redispatch(keyset & after, *args, **kwargs)
             # NCCL runs a synchronous collective on the compute stream itself.
-            on_nccl = communication.group.on_nccl and isinstance(communication.start, CudaStamp)
+            on_nccl = communication.group.on_nccl and communication.on_device
             on_compute = on_nccl and args[flag : flag + 1] == (False,)
             is_paused = pause() if on_compute else False
             try:
@@ -95,7 +95,8 @@ class CollectiveHook:
         session = self._session
         group = session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
         tensor = operator.tensor(args)
-        stamp = cuda_stamp if tensor.is_cuda else host_stamp
+        on_device = tensor.is_cuda
+        stamp = cuda_stamp if on_device else host_stamp
         at, block, peer = session.position, session.lane.block, -1
         if operator.peer >= 0:
             peer = group.ranks[args[operator.peer]]
@@ -114,7 +115,8 @@ class CollectiveHook:
             block,
             (at.step, at.stage, at.virtual_stage, at.microbatch),
             stamp(),
-            () if tensor.is_cuda else tuple([_address(output) for output in operator.outputs(args)]),
+            () if on_device else tuple([_address(output) for output in operator.outputs(args)]),
+            on_device,
         )
         session.sink.put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
         session.issued.note(communication)
@@ -141,7 +143,7 @@ class CollectiveHook:
             watchable=watchable,
             is_coalesced=communication.is_p2p and bool(self._coalescing),
         )
-        if isinstance(communication.start, int):
+        if not communication.on_device:
             completions.sweep(communication.start)
 
     def _unboxed(self, boxed: Any) -> Any:

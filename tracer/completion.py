@@ -27,7 +27,7 @@ from typing import Any, Final, cast
 
 from tracer.clock import now_ns
 from tracer.records import Communication
-from tracer.stamps import CudaStamp, Stamp, cuda_stamp, host_stamp
+from tracer.stamps import Stamp, cuda_stamp, host_stamp
 
 LOOSE_NS: Final = 200_000
 """Time after which an unfinished communication is handed to a watcher. Waking one costs some 100 µs on a
@@ -163,11 +163,13 @@ class Completions:
             watchable: whether a second thread may wait for it.
             is_coalesced: whether it has no work of its own but shares one with others of its batch.
         """
-        on_device = isinstance(communication.start, CudaStamp)
-        if on_device and is_coalesced:
+        on_device = communication.on_device
+        if on_device and isinstance(communication.start, int):  # captured into a graph: nothing runs
+            communication.end = now_ns()
+        elif on_device and is_coalesced:
             self._coalesced.append(communication)
             return
-        if on_device:
+        elif on_device and (work is None or communication.group.on_nccl):
             communication.end = _cuda_end(work)
         elif work is None:
             communication.end = now_ns()
@@ -215,6 +217,13 @@ class Completions:
         """Return the communication under way that *work* stands for."""
         return self._by_work.get(id(work))
 
+    def batch_issued(self, work: Any) -> None:
+        """Note the work of a batch: it tells the end of all that were collected."""
+        if self._coalesced and (end := _cuda_end(work)) is not None:
+            batch, self._coalesced = self._coalesced, []
+            for communication in batch:
+                communication.end = end
+
     def batch_ended(self) -> None:
         """Note that a work has been waited for that is not that of any one communication: of a batch."""
         batch, self._coalesced = self._coalesced, []
@@ -230,7 +239,7 @@ class Completions:
     def ended(self, communication: Communication) -> None:
         """Note that somebody who needed *communication* has it."""
         if communication.end is None:
-            communication.end = host_stamp() if isinstance(communication.start, int) else cuda_stamp()
+            communication.end = cuda_stamp() if communication.on_device else host_stamp()
         self.forget(communication)
 
     def forget(self, communication: Communication) -> None:
@@ -277,7 +286,10 @@ def join(watch: Watch, timeout: Any = None) -> bool:
 
 
 def _cuda_end(work: Any) -> Stamp | None:
-    """Return the end of a communication on a CUDA stream, None if its work does not tell."""
+    """Return the end of a communication on a CUDA stream, None if its work does not tell.
+
+    That of gloo must not be asked: its future calls back on a thread of gloo, which would need Python's lock.
+    """
     if work is None:
         return cuda_stamp()
     stamps: list[Stamp] = []

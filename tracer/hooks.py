@@ -26,10 +26,11 @@ def install(session: Session) -> list[Hook]:
     """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
     from tracer.modules import BackwardHook, ModuleHook
     from tracer.steps import OptimizerHook
-    from tracer.waits import StreamHook
+    from tracer.waits import GraphHook, StreamHook
 
     session.backward = BackwardHook(session)
-    hooks: list[Hook] = [session.backward, ModuleHook(session), OptimizerHook(session), StreamHook(session)]
+    hooks: list[Hook] = [session.backward, ModuleHook(session), OptimizerHook(session)]
+    hooks += [StreamHook(session), GraphHook()]
     return hooks + _distributed(session) if is_distributed() else hooks
 
 
@@ -37,10 +38,11 @@ def _distributed(session: Session) -> list[Hook]:
     import torch.distributed as dist
 
     from tracer.collectives import CollectiveHook
-    from tracer.waits import BlockingHook, WaitHook
+    from tracer.waits import BatchHook, BlockingHook, WaitHook
 
     session.completions = Completions(dist.Work.wait)
-    hooks: list[Hook] = [CollectiveHook(session), WaitHook(session), BlockingHook(session), MeshHook(session)]
+    hooks: list[Hook] = [CollectiveHook(session), WaitHook(session), BatchHook(session)]
+    hooks += [BlockingHook(session), MeshHook(session)]
     if internals.PIPELINING in sys.modules:
         return [*hooks, _pipeline(session)]
     late = session.guarded("pipeline", lambda module: session.add_hook(_pipeline(session)))

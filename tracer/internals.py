@@ -51,6 +51,13 @@ def coalescing_groups() -> Mapping[Any, Any]:
     return state
 
 
+def batching() -> tuple[Any, str]:
+    """Return the class and the name of the method that ends a batch of transfers and returns its work."""
+    import torch.distributed as dist
+
+    return dist.ProcessGroup, "_end_coalescing"
+
+
 def default_store() -> Any:
     """Return the store that the default process group was made with."""
     from torch.distributed import distributed_c10d

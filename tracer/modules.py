@@ -113,7 +113,7 @@ class ModuleHook:
         for part in module.modules():
             self._learn(part, blocks.get(part))
         self._session.met_model(module, args)
-        if self._lane.device is None and _on_cuda(module):
+        if self._lane.device is None and _on_cuda(module, args):
             self._lane.move_to(ComputeStream())
         return blocks[module]
 
@@ -215,6 +215,9 @@ class BackwardHook:
         self._lane.replace(self.kind, block)
 
 
-def _on_cuda(module: Any) -> bool:
+def _on_cuda(module: Any, args: Any) -> bool:
+    """Whether a model computes on a GPU: its parameters are there or, if they are offloaded, its input is."""
     parameter = next(module.parameters(), None)
-    return parameter is not None and bool(parameter.is_cuda)
+    if parameter is not None and parameter.is_cuda:
+        return True
+    return any(getattr(value, "is_cuda", False) for value in args)

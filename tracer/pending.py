@@ -20,7 +20,7 @@ from typing import Any, Final
 from tracer.clock import now_ns
 from tracer.groups import Groups
 from tracer.records import Communication
-from tracer.stamps import Resolver, settled
+from tracer.stamps import GATE, Resolver, settled
 from traces.timeline import FORMAT_VERSION
 from traces.writer import write_atomically
 
@@ -73,6 +73,11 @@ class Pending:
         Raises:
             RunError: the file cannot be written.
         """
+        with GATE.asking() as may_ask:
+            if may_ask:
+                self._update()
+
+    def _update(self) -> None:
         now, counts = now_ns(), self._counts()
         found = _unended(self._under_way())
         if counts != self._seen:

@@ -75,6 +75,7 @@ class Communication:
         position: where in the training it was issued.
         start: when it was issued.
         storages: addresses of the tensors that a waiter would ask for.
+        on_device: whether it is one of tensors of a GPU.
         end: when it was complete, None while nobody knows.
         work: the ``torch.distributed.Work``, None once it is complete.
         watch: what the thread that waits for it in our place tells, None if there is none.
@@ -91,6 +92,7 @@ class Communication:
     position: tuple[int, int, int, int]
     start: Stamp
     storages: tuple[int, ...] = ()
+    on_device: bool = False
     end: Stamp | None = None
     work: Any = None
     watch: Any = None

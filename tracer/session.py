@@ -150,6 +150,8 @@ class Session:
             self.note_job(sharding=sharding)
         self.backward.ends_with_graph |= sharding == "ddp"
         is_first = self._model is None
+        if is_first:
+            self._machine = describe_machine(self.world_size)
         if is_first or self.pipeline is not None:  # each stage of a pipeline is a model of its own
             self._model = joined_models([self._model, describe_model(model)])
         if is_first:

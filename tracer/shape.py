@@ -37,12 +37,15 @@ def describe_model(model: Any) -> dict[str, Any]:
 
 
 def describe_machine(world_size: int) -> dict[str, Any]:
-    """Return the device of this process, and how many processes share its machine."""
+    """Return the device of this process, and how many processes share its machine.
+
+    A process that has not used CUDA yet has not said which GPU is its own: asking would settle on the first.
+    """
     import torch
 
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     per_node = int(local) if local.isdecimal() and int(local) else world_size
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = {"name": properties.name, "kind": "gpu", "memory_bytes": int(properties.total_memory)}
     else:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tracer.records import Communication, Segment, StepWindow
-from tracer.stamps import CudaStamp, Resolver, settled
+from tracer.stamps import GATE, CudaStamp, Resolver, settled
 from tracer.streams import Streams
 from traces.timeline import TIMELINE
 from traces.writer import SpanWriter
@@ -153,14 +153,22 @@ class Sink:
         until = time.monotonic() + DEVICE_S
         while time.monotonic() < until:
             self._flush(last=False)
-            stamps = [stamp for one in self.under_way() for stamp in (one.start, one.end)]
-            stamps += [record.end for record in list(self._records) if not isinstance(record, Communication)]
-            if all(settled(stamp) for stamp in stamps if isinstance(stamp, CudaStamp)):
+            if self._is_through():
                 return
             time.sleep(0.01)
 
+    def _is_through(self) -> bool:
+        """Whether no stamp of a device is open."""
+        with GATE.asking() as may_ask:
+            stamps = [stamp for one in self.under_way() for stamp in (one.start, one.end)]
+            stamps += [record.end for record in list(self._records) if not isinstance(record, Communication)]
+            return may_ask and all(settled(stamp) for stamp in stamps if isinstance(stamp, CudaStamp))
+
     def _flush(self, *, last: bool) -> None:
-        rows = [*self._compute_rows(last=last), *self._communication_rows(last=last)]
+        with GATE.asking() as may_ask:
+            if not may_ask:
+                return
+            rows = [*self._compute_rows(last=last), *self._communication_rows(last=last)]
         if rows:
             self._writer.append_table(_table(rows, self._writer.rank))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer import internals
 from tracer.completion import join
+from tracer.stamps import GATE
 
 if TYPE_CHECKING:
     from tracer.session import Session
@@ -83,6 +84,64 @@ class BlockingHook:
         """Give the functions back as they were."""
         for owner, name, original in self._undo:
             setattr(owner, name, original)
+
+
+class BatchHook:
+    """The end of a batch of transfers, of which NCCL makes one work.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._type, self._name = internals.batching()
+        self._original = original = getattr(self._type, self._name, None)
+        issued = session.guarded("collectives", session.completions.batch_issued)
+
+        def end(group: Any, /, *args: Any, **kwargs: Any) -> Any:
+            work = original(group, *args, **kwargs)  # type: ignore[misc]
+            issued(work)
+            return work
+
+        if original is not None:
+            setattr(self._type, self._name, end)
+
+    def remove(self) -> None:
+        """Give the method back as it was."""
+        if self._original is not None:
+            setattr(self._type, self._name, self._original)
+
+
+class GraphHook:
+    """Captures of CUDA graphs, during which no thread of ours may ask CUDA anything."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._type: Any = torch.cuda.CUDAGraph
+        self._begin, self._end = begin, end = self._type.capture_begin, self._type.capture_end
+
+        @functools.wraps(begin)
+        def capture_begin(graph: Any, /, *args: Any, **kwargs: Any) -> Any:
+            GATE.capture_begins()
+            try:
+                return begin(graph, *args, **kwargs)
+            except BaseException:
+                GATE.capture_ended()
+                raise
+
+        @functools.wraps(end)
+        def capture_end(graph: Any, /, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return end(graph, *args, **kwargs)
+            finally:
+                GATE.capture_ended()
+
+        self._type.capture_begin, self._type.capture_end = capture_begin, capture_end
+
+    def remove(self) -> None:
+        """Give the methods back as they were."""
+        self._type.capture_begin, self._type.capture_end = self._begin, self._end
 
 
 class StreamHook:
