@@ -1,5 +1,7 @@
 // What a step loses, in words, and the chain of work and transfers that sets its length.
 
+const TURN_GAP_PX = 6;   // between two lines from row to row
+
 /** Fill the list of what the step loses, with a bar for the share of each; of two runs, under the name of each. */
 function fillFindings() {
   const found = META.findings || [];
@@ -54,14 +56,17 @@ function addCritical(path, run) {
   const { row, start, end } = run.path;
   const rows = new Map(view.slots.flatMap((slot, index) => (slot.run === run ? [[slot.row, index]] : [])));
   const [offset] = view.lanes[0];
-  let before = null;
+  let [before, turned] = [null, -Infinity];
   for (let i = 0; i < row.length; i++) {
     const index = rows.get(row[i]);
     if (index === undefined || end[i] < view.t0 || start[i] > view.t1) { before = null; continue; }
     const y = rowTop(index) + offset - 1;
     const [x0, x1] = [toX(start[i]), toX(end[i])];
-    if (before === null) path.moveTo(x0, y); else path.lineTo(x0, y);
+    const turns = before !== null && y !== before;
+    // where it goes to and fro within a few pixels, lines from row to row would hide the rows
+    if (before === null || (turns && x0 - turned < TURN_GAP_PX)) path.moveTo(x0, y); else path.lineTo(x0, y);
     path.lineTo(x1, y);
+    if (turns) turned = x0;
     before = y;
   }
 }
