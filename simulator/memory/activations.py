@@ -14,8 +14,8 @@ from typing import Final
 from simulator.compute.fusion import is_separate
 from simulator.job import Job
 from simulator.models.model import share
-from simulator.workload.linear import hidden_bytes, tokens_per_rank, tokens_per_shard
-from simulator.workload.ops import DTYPE_BYTES
+from simulator.workload.linear import hidden_bytes, job_recipe, tokens_per_rank, tokens_per_shard
+from simulator.workload.ops import DTYPE_BYTES, operand_bytes
 from simulator.workload.routing import routed_tokens
 
 WHOLE_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"all_gather": 0, "ring": 2, "ulysses": 1})
@@ -59,7 +59,8 @@ def _dropped_bytes(job: Job, layer: int) -> int:
     model, modules, width = job.model, job.recomputed_modules, DTYPE_BYTES[job.precision]
     n_tokens, routed = tokens_per_rank(job), model.is_moe(layer)
     n_norms = 1 if model.parallel_blocks or model.norms_per_layer == 1 else 2
-    found = n_norms * hidden_bytes(job, tokens_per_shard(job)) if "layernorm" in modules else 0
+    norms = n_norms * tokens_per_shard(job) * model.hidden
+    found = matrix_input_bytes(job, norms) if "layernorm" in modules else 0
     if "mla_up_proj" in modules and model.kv_lora_rank:
         heads, kv_heads = model.n_heads // job.layout.tp, model.kv_heads_per_rank(job.layout.tp)
         features = heads * model.head_dim + kv_heads * (model.head_dim + model.value_head_dim)
@@ -68,9 +69,9 @@ def _dropped_bytes(job: Job, layer: int) -> int:
         return found + _mlp_bytes(job, layer) - _branch_bytes(job)
     if "moe_act" in modules and routed:
         rows, inner = routed_tokens(job, n_tokens), share(model.moe_ffn_hidden, job.layout.tp)
-        found += rows * inner * width
+        found += matrix_input_bytes(job, rows * inner)
     if "shared_experts" in modules and routed and model.n_shared_experts:
-        found += _inner_bytes(job, model.shared_ffn_hidden, n_tokens)
+        found += _kept_inner_bytes(job, model.shared_ffn_hidden, n_tokens)
     return found
 
 
@@ -86,6 +87,18 @@ def _saved_bytes(job: Job, layer: int) -> int:
     found = 2 * layer_input_bytes(job) + n_tokens * (features * width + heads * 4)
     ffn_hidden = model.ffn_hidden if not model.is_moe(layer) else model.moe_ffn_hidden * model.top_k
     return found + n_tokens * share(ffn_hidden, layout.tp) * width
+
+
+def matrix_input_bytes(job: Job, n_elements: int) -> int:
+    """Return what is kept of an input of matrices for their weight gradients.
+
+    A framework that quantises weights once per step keeps inputs in the bits of its recipe: Transformer
+    Engine, issue 1764. The others (torchao) keep them as they came, and quantise again.
+    """
+    recipe = job_recipe(job)
+    if recipe is None or recipe.weights_each:
+        return n_elements * DTYPE_BYTES[job.precision]
+    return operand_bytes(n_elements, recipe.dtype)
 
 
 def head_bytes(job: Job) -> int:
@@ -133,6 +146,8 @@ def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
     framework, n_tokens = job.profile, tokens_per_shard(job)
     elements = n_tokens * job.model.hidden
     found = (2 - n_shared) * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
+    if n_shared in (0, 1):
+        found += matrix_input_bytes(job, elements) - hidden_bytes(job, n_tokens)
     if framework.keeps_gathered_inputs and n_shared < 2:
         found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, n_tokens)
     apart = is_separate(job, "norm") and job.model.norm == "rmsnorm"
@@ -159,6 +174,9 @@ def _attention_bytes(job: Job, *, scores: bool) -> int:
     found += (n_tokens * features + tokens_per_shard(job) * compressed) * width
     if model.qk_norm:
         found += n_tokens * (heads + kv_heads) * model.head_dim * width
+    result = n_tokens * heads * model.value_head_dim
+    if (quantised := matrix_input_bytes(job, result)) < result * width:
+        found += quantised  # the core keeps its result as it is
     if not scores:
         return found
     if job.flash_attention:
@@ -171,14 +189,22 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     """Input and output of the activation; for experts also the tokens sent to them and their answers."""
     model = job.model
     if not model.is_moe(layer):
-        return _branch_bytes(job) + _inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
+        return _branch_bytes(job) + _kept_inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
     n_routed = routed_tokens(job, tokens_per_rank(job))
-    found = _branch_bytes(job) + _inner_bytes(job, model.moe_ffn_hidden, n_routed)
-    found += hidden_bytes(job, n_routed) + hidden_bytes(job, routed_tokens(job, tokens_per_shard(job)))
+    found = _branch_bytes(job) + _kept_inner_bytes(job, model.moe_ffn_hidden, n_routed)
+    found += matrix_input_bytes(job, n_routed * model.hidden)
+    found += hidden_bytes(job, routed_tokens(job, tokens_per_shard(job)))
     found += tokens_per_shard(job) * model.n_experts * 4
     if model.n_shared_experts:
-        found += _inner_bytes(job, model.shared_ffn_hidden, tokens_per_rank(job))
+        found += _kept_inner_bytes(job, model.shared_ffn_hidden, tokens_per_rank(job))
     return found
+
+
+def _kept_inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
+    """Inputs and output of the activation function, the output as the next matrix keeps it."""
+    outputs = n_tokens * share(ffn_hidden, job.layout.tp)
+    saved = outputs * DTYPE_BYTES[job.precision] - matrix_input_bytes(job, outputs)
+    return _inner_bytes(job, ffn_hidden, n_tokens) - saved
 
 
 def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:

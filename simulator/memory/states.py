@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from simulator.job import Job
 from simulator.models.model import Linear, share
+from simulator.workload.linear import job_recipe
 from simulator.workload.lora import NF4_BITS, adapter_params
 from simulator.workload.mtp import copied_embedding_params, join_linear
-from simulator.workload.ops import DTYPE_BYTES
+from simulator.workload.ops import DTYPE_BYTES, operand_bytes
 
 
 class StateBytes(NamedTuple):
@@ -130,7 +131,22 @@ def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
         return trained._replace(parameters=trained.parameters + share(frozen, ranks))
     dense = state_bytes(job, sum(unit.dense for unit in units), replicas)
     experts = state_bytes(job, sum(unit.experts for unit in units), max(replicas // job.layout.ep, 1))
-    return StateBytes(*(a + b for a, b in zip(dense, experts, strict=True)))
+    both = StateBytes(*(a + b for a, b in zip(dense, experts, strict=True)))
+    return both._replace(parameters=both.parameters + _quantised_weight_bytes(job, units))
+
+
+def _quantised_weight_bytes(job: Job, units: Sequence[Unit]) -> int:
+    """Return the copies of the matrices of layers in few bits, where they are made once per step.
+
+    By rows and by columns, except where one scale holds for all and products take either: that is Blackwell,
+    not Hopper or Ada, whose 8-bit products also have to be split. Reference: Transformer Engine, issues 1261
+    and 1880; weights in 16 bit stay beside them unless ``--fp8-param-gather`` is given.
+    """
+    recipe = job_recipe(job)
+    if recipe is None or recipe.weights_each or job.sharding in ("zero3", "fsdp"):
+        return 0
+    copies = 2 if recipe.in_blocks or job.cluster.device.gemm_split_share < 1 else 1
+    return copies * operand_bytes(sum(unit.matrices for unit in units), recipe.dtype)
 
 
 def _frozen_bytes(job: Job, unit: Unit) -> int:

@@ -24,6 +24,7 @@ class Recipe(NamedTuple):
         rate: of products over that of products with one scale per tensor.
         splits: products that make gradients add to a second accumulator now and then, where that is needed.
         source: where this was read.
+        in_blocks: a scale holds for a block along the sum, so that rows and columns are quantised apart.
         rescales: products that make gradients are those with one scale per tensor, at their rate, and their
             results are scaled in a pass of their own.
     """
@@ -36,6 +37,7 @@ class Recipe(NamedTuple):
     splits: bool
     source: str
     rescales: bool = False
+    in_blocks: bool = False
 
 
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
@@ -52,17 +54,20 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
             *("fp8", 4.0625, 1, False, 0.82, False),
             "Transformer Engine, Float8BlockScaling: one kernel, an fp32 scale per 128 values each way; "
             "rate from 22.9 ms of a layer on H200 in its GEMM Profiling Tutorial",
+            in_blocks=True,
         ),
         "mxfp8": Recipe(
             *("fp8", 4.5, 1, False, 0.95, False),
             "OCP Microscaling 1.0 in Transformer Engine: one kernel, an 8-bit scale per 32 values each way: "
             "4.06 bytes, that take 1.11 times as long on B300 (GEMM Profiling Tutorial); rate from "
             "6.81 against 7.16 ms",
+            in_blocks=True,
         ),
         "nvfp4": Recipe(
             *("fp4", 6.35, 2, False, 1.0, False),
             "Transformer Engine, NVFP4BlockScaling: maximum of the tensor, then 4 bits, and 8 of scale per "
             "16 values each way: 5.125 bytes, that take 1.24 times as long on B300 (GEMM Profiling Tutorial)",
+            in_blocks=True,
         ),
         "tensorwise": Recipe(
             *("fp8", 6.0, 2, True, 1.0, True),

@@ -437,3 +437,34 @@ def test_what_modules_leave_out_is_what_they_make() -> None:
     assert left_out("core_attn") == 4 * 2048 * 128
     assert left_out("shared_experts") == 2 * 2048 * 3 * 2048
     assert left_out("mlp") == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "recipe", "copies"),
+    [
+        ("dgx-h100", "delayed", 2),
+        ("dgx-b200", "current", 1),
+        ("dgx-b200", "mxfp8", 2),
+        ("dgx-b200", "nvfp4", 2 * 4.5 / 8),
+        ("dgx-b200", "tensorwise", 0),
+    ],
+)
+def test_weights_in_few_bits_stay_beside_those_in_16(machine: str, recipe: str, copies: float) -> None:
+    """Bytes per weight of a layer: by rows and columns, or once; torchao makes them anew for each use."""
+    model = cut("llama3-8b", 2)
+    plain = job(model, sharding="ddp")
+    plain = replace(plain, cluster=cluster(machine, 1))
+    few = replace(plain, fp8=True, recipe=recipe)
+    matrices = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
+    more = memory_of(few).items["parameters"] - memory_of(plain).items["parameters"]
+    assert more == copies * matrices
+    assert memory_of(replace(few, sharding="fsdp")).items["parameters"] == 4 * model.n_params
+
+
+def test_inputs_of_matrices_are_kept_in_few_bits() -> None:
+    """Of a Llama layer two results of norms and the product of the gate; attention keeps its result too."""
+    plain = job(cut("llama3-8b", 2))
+    few = replace(plain, fp8=True, recipe="delayed")
+    assert kept_bytes(plain, 0) - kept_bytes(few, 0) == 2048 * (2 * 4096 + 14336 - 4096)
+    torch = replace(plain, fp8=True, recipe="tensorwise")
+    assert kept_bytes(torch, 0) == kept_bytes(plain, 0)
