@@ -173,6 +173,15 @@ def test_a_factor_that_hardly_matters_is_held_at_one() -> None:
     assert found.values[0] == pytest.approx(1.2, rel=0.05)
 
 
+def test_what_takes_most_of_the_time_is_told_on_a_machine_that_is_far_slower() -> None:
+    """Four times as long, give or take a third: the large part is told, the small one held."""
+    design = np.array([[1.0, 0.001], [2.0, 0.002], [0.5, 0.0]])
+    times = design.sum(axis=1) * np.array([[3.0], [4.0], [5.0]])
+    found = fit_factors(design, times, (1.5, 3.0), misfit=0.05, power=1.0)
+    assert found.held.tolist() == [False, True]
+    assert 2.5 < found.values[0] < 4.5
+
+
 def test_factors_lie_within_their_errors_as_often_as_errors_promise() -> None:
     """Factors as spread as expected, times with noise: 19 of 20 within two standard errors, or nearly."""
     rng = np.random.default_rng(7)
