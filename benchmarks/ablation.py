@@ -139,11 +139,20 @@ def _ideal(network: Network) -> Network:
     return Network(replace(cluster, intra=intra), network.placement, network.choice)
 
 
+def _plain_exchange(step: StepJob) -> StepJob:
+    changed = _conventions(expert_dispatch="copies")(step)
+    if changed.job.schedule != "combined-1f1b":
+        return changed
+    several = (changed.job.virtual_stages or 1) > 1
+    return replace(changed, job=replace(changed.job, schedule="interleaved-1f1b" if several else "1f1b"))
+
+
 WHOLE: Final = "nothing: as it is"
 
 TERMS: Final[Mapping[str, Change]] = {
     WHOLE: lambda step: step,
     "time of the host (launching takes nothing)": _conventions(host_work=0.0),
+    "what tensor-parallel ranks add to that in pipelines": _conventions(host_per_tensor_rank=0.0),
     "the clock of training (as one product after another)": _device(training_clock_fraction=1.0),
     "any derating of the clock": _device(training_clock_fraction=1.0, sustained_clock_fraction=1.0),
     "measured products (three constants instead of tiles)": _device(gemm_tiles=None),
@@ -159,6 +168,7 @@ TERMS: Final[Mapping[str, Change]] = {
         overlap_grad_reduce=True, overlap_param_gather=True
     ),
     "overlap of tensor-parallel communication": _conventions(async_tp=False, overlap_tp_backward=False),
+    "how experts exchange tokens (every copy, none beside computing)": _plain_exchange,
     "free overlap (communication takes processors and memory)": _job(
         lambda job: replace(job, overlap_slowdown=1.0)
     ),

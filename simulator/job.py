@@ -215,6 +215,13 @@ class Job:
             )
         if unknown := sorted(self.recomputed_modules - set(RECOMPUTE_MODULES)):
             raise JobError(f"recompute_modules={', '.join(unknown)}: of {', '.join(RECOMPUTE_MODULES)}")
+        if not self.model.n_experts and (self.capacity_factor or self.expert_imbalance):
+            raise JobError(
+                f"capacity_factor={self.capacity_factor}, expert_imbalance={self.expert_imbalance}: "
+                f"{self.model.name} has no experts"
+            )
+        if self.offload == "none" and self.offload_to != "host":
+            raise JobError(f"offload_to={self.offload_to!r} needs offload: nothing is offloaded")
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         if self.recompute == "none" and (self.recompute_layers or self.recompute_every > 1):

@@ -20,6 +20,7 @@ from simulator.config import job_settings
 from simulator.engine import choose
 from simulator.engine.changes import Above, Change, Throttle
 from simulator.folding import representatives
+from simulator.idle import idle_conventions
 from simulator.job import Job
 from simulator.memory.over_time import memory_over_time
 from simulator.memory.ranks import rank_memories
@@ -152,7 +153,12 @@ def simulate(
     memories = rank_memories(job)
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     simulation = Simulation(
-        info=_info(job, groups, stands_for, [*memory_warnings(job, memories), *_slow(job, network)]),
+        info=_info(
+            job,
+            groups,
+            stands_for,
+            [*memory_warnings(job, memories), *idle_conventions(job), *_slow(job, network)],
+        ),
         spans=spans,
         memory=memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored}),
         links=links,

@@ -287,7 +287,7 @@ class Model:
             linears += self.mlp_linears(self.shared_ffn_hidden) if self.n_shared_experts else ()
         return sum(linear.n_in * linear.n_out for linear in linears)
 
-    def flops_per_token(self, seq_len: int, *, causal: bool = False) -> int:
+    def flops_per_token(self, seq_len: int, *, causal: bool = False, frozen: bool = False) -> int:
         """Return model FLOPs of forward and backward per token, without any recomputation.
 
         Modules for multi-token prediction count, each with its matrix, its layer and its pass of the head.
@@ -299,6 +299,7 @@ class Model:
             causal: count only the half of the attention matrix that a causal mask keeps. The default counts
                 it whole, as PaLM (arXiv:2204.02311, appendix B) and Megatron-LM (arXiv:2104.04473, eq. 3) do;
                 MFU is stated with the default.
+            frozen: weights have no gradients of their own (adapters are trained beside them): ``4 N``.
         """
         layers = [*range(self.n_layers), *[self.n_layers - 1] * self.n_mtp]
         weights = sum(self.matmul_params(layer) for layer in layers)
@@ -308,7 +309,7 @@ class Model:
         for layer in layers:
             window = min(self.window_of(layer) or seq_len, seq_len)
             seen += window * (1 - window / (2 * seq_len)) if causal and seq_len else window
-        return 6 * weights + round(3 * per_key * seen)
+        return (4 if frozen else 6) * weights + round(3 * per_key * seen)
 
     def describe(self) -> dict[str, object]:
         """Return the shape and the counts derived from it, as written to ``run.json``."""

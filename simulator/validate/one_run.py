@@ -15,8 +15,8 @@ from simulator.validate.steps_scores import score, score_by
 TURNS: Final = 12
 """Most runs of a machine that take their turn as the one that was measured."""
 
-CLIP: Final = 0.3
-"""Errors that count as this large if they are larger, so that single cold steps do not decide a variance."""
+NORMAL: Final = 1.4826
+"""Standard deviation over median absolute deviation of a normal distribution."""
 
 Runs = dict[str, list[Step]]
 
@@ -71,12 +71,13 @@ def checked(steps: Iterable[Step]) -> dict[str, Any]:
 def spreads_of(machines: Iterable[Sequence[Step]]) -> Spreads:
     """Return the spreads in the runs of *machines*: nested analysis of variance, each model counting once.
 
+    Runs of a model spread as their median deviation says, so that single cold steps do not decide.
     Without two runs of a model, two models of a machine or two machines, that part is as in ``SPREADS``.
     """
     runs, models, whole = [], [], []
     for own in machines:
-        families = [[_error(step) for step in same] for same in _by(own, _family).values()]
-        runs += [_variance(errors, median(errors)) for errors in families if len(errors) > 1]
+        families = [[step.scored.log_ratio for step in same] for same in _by(own, _family).values()]
+        runs += [_typical(errors) ** 2 for errors in families if len(errors) > 1]
         medians = [median(errors) for errors in families]
         middle = fmean(medians)
         models += [_variance(medians, middle)] * len(medians) if len(medians) > 1 else []
@@ -87,8 +88,10 @@ def spreads_of(machines: Iterable[Sequence[Step]]) -> Spreads:
     return Spreads(max(machine, 0.0) ** 0.5, model**0.5, run**0.5)
 
 
-def _error(step: Step) -> float:
-    return min(max(step.scored.log_ratio, -CLIP), CLIP)
+def _typical(errors: Sequence[float]) -> float:
+    """Return the standard deviation that the middle half of *errors* speaks of."""
+    middle = median(errors)
+    return NORMAL * median(abs(error - middle) for error in errors)
 
 
 def _variance(values: Sequence[float], middle: float) -> float:

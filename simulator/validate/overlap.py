@@ -23,7 +23,7 @@ SAID: Final = (
 
 NOTED: Final = (
     (r'"moe_flex_dispatcher_backend": "(?:hybridep|deepep)"|deepep', (("expert_dispatch", "once"),)),
-    (r'"cuda_graph_impl": "full_iteration"', (("host_work", 0.05),)),
+    (r'"cuda_graph_impl": "(?:full_iteration"|local", "cuda_graph_scope": "full_it)', (("host_work", 0.05),)),
     (r"mixedprecision mode default", (("reduces_in_16_bit", OFF),)),
 )
 """The same for notes, which quote the recipe or the mode that a run was started with.

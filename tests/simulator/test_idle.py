@@ -1,0 +1,97 @@
+"""Settings that can have no effect are refused or said, and what is said to have none has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.builder.step import build
+from simulator.compute.timing import ComputeModel
+from simulator.config import job_from
+from simulator.engine import compiled
+from simulator.errors import JobError
+from simulator.framework import OVERRIDABLE
+from simulator.idle import REASONS, idle_conventions
+from simulator.job import Job
+from simulator.network.cost import Network
+from simulator.simulate import simulate
+
+OTHER = {
+    **dict.fromkeys(REASONS, (False, True)),
+    "bucket_mib": (0.0, 5.0),
+    "host_per_tensor_rank": (0.0, 3.0),
+    "context": ("all_gather", "ulysses"),
+    "expert_dispatch": ("copies", "once"),
+    "grouped": ("streams", "torch"),
+    "wrap": ("block", "model"),
+    "selective": ("core", "operations"),
+    "fp8_recipe": ("delayed", "rowwise"),
+}
+"""Two values of each convention."""
+
+
+def make_job(**given: Any) -> Job:
+    base = {"model": "mixtral-8x7b" if given.get("ep") else "llama3-8b", "cluster": "dgx-h100", "gpus": 16}
+    job = job_from({**base, "global_batch": 32, "seq_len": 1024, **given})
+    return replace(job, model=replace(job.model, n_layers=4))
+
+
+def times(job: Job) -> tuple[int, int]:
+    """Return the number of tasks and the end of the last one."""
+    program = build(job, Network(job.cluster), ComputeModel(job.cluster.device, job.precision))
+    return program.n_tasks, int(compiled.times(program)[1].max())
+
+
+layouts = st.sampled_from(
+    [{}, {"tp": 8}, {"tp": 2, "pp": 4}, {"tp": 4, "cp": 4}, {"ep": 8}, {"tp": 8, "pp": 2}]
+)
+shardings = st.sampled_from(["ddp", "zero1", "zero2", "zero3", "fsdp"])
+further = st.sampled_from([{}, {"recompute": "selective"}, {"fp8": True}, {"sequence_parallel": False}])
+
+
+@settings(deadline=None, max_examples=30)
+@given(layout=layouts, sharding=shardings, more=further, name=st.sampled_from(sorted(REASONS)))
+def test_what_is_said_to_have_no_effect_has_none(
+    layout: dict[str, Any], sharding: str, more: dict[str, Any], name: str
+) -> None:
+    job = make_job(**layout, **more, sharding=sharding)
+    one, other = (replace(job, conventions=((name, value),)) for value in OTHER[name])
+    if idle_conventions(one):
+        assert times(one) == times(other)
+
+
+def test_every_reason_is_of_a_convention() -> None:
+    assert set(REASONS) <= set(OVERRIDABLE)
+    assert set(OTHER) == set(REASONS)
+
+
+def test_a_convention_that_has_an_effect_is_not_complained_of() -> None:
+    assert not idle_conventions(make_job(tp=8, conventions={"async_tp": True, "host_work": 2.0}))
+    job = make_job(conventions={"async_tp": True, "context": "ring"})
+    assert [words.split(" = ")[0] for words in idle_conventions(job)] == ["async_tp", "context"]
+    assert set(idle_conventions(job)) <= set(simulate(job).info.warnings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"capacity_factor": 1.5}, "llama3-8b has no experts"),
+        ({"expert_imbalance": 0.5}, "llama3-8b has no experts"),
+        ({"offload_to": "nvme"}, "needs offload"),
+    ],
+)
+def test_what_needs_something_else_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        make_job(**given)
+
+
+def test_frozen_weights_have_no_gradients_to_count() -> None:
+    """4 N for 6 N: two thirds, and all of the attention, whose FLOPs are not those of weights."""
+    model = make_job().model
+    assert model.flops_per_token(0, frozen=True) * 3 == model.flops_per_token(0) * 2
+    attention = model.flops_per_token(4096) - model.flops_per_token(0)
+    assert model.flops_per_token(4096, frozen=True) - model.flops_per_token(0, frozen=True) == attention
