@@ -93,8 +93,10 @@ function drawRatioAxes(g, { width, height, left, right, bottom, low, high, sprea
   g.globalAlpha = 0.07;
   g.fillRect(left, toY(1.1), width - left - right, toY(0.9) - toY(1.1));
   g.globalAlpha = 1;
-  for (const ratio of [0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 5, 10]) {
-    if (Math.abs(Math.log10(ratio)) > spread || (spread > 0.5 && [0.7, 0.8, 0.9, 1.1, 1.25].includes(ratio))) continue;
+  const drawn = [];
+  for (const ratio of [1, 2, 0.5, 5, 0.2, 10, 0.1, 1.5, 0.7, 1.25, 0.8, 1.1, 0.9]) {   // the rounder ones have the room
+    if (Math.abs(Math.log10(ratio)) > spread || drawn.some(y => Math.abs(y - toY(ratio)) < 13)) continue;
+    drawn.push(toY(ratio));
     g.fillStyle = ratio === 1 ? surface().ink : surface().grid;
     g.fillRect(left, Math.round(toY(ratio)), width - left - right, 1);
     text(g, '× ' + ratio, left - 6, toY(ratio), { align: 'right', size: 11, colour: surface().muted });

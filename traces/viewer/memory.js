@@ -96,11 +96,11 @@ function drawMemoryLegend(g, curves, toY) {
   free = MEMORY_HEIGHT - 8;
   for (const label of labels.reverse()) { label.y = Math.min(label.y, free); free = label.y - spacing; }
   const left = view.left + view.plot + 12;
-  text(g, 'peak in this step', left, 6, { size: 11, colour: surface().muted });
+  text(g, RUNS.length > 1 ? `peak; dashed: ${RUNS[1].label}` : 'peak in this step', left, 6, { size: 11, colour: surface().muted });
   for (const { curve, y } of labels) {
     g.fillStyle = curveColour(RUNS.length > 1 ? Math.floor(curve.index / RUNS.length) : curve.index);
     for (const [from, width] of curve.slot.run === RUNS[0] ? [[0, 12]] : [[0, 5], [8, 5]]) g.fillRect(left + from, y - 1.5, width, 3);
-    textWithin(g, `${formatSI(curve.peak, 'B')}  ${curve.slot.label}${RUNS.length > 1 ? `, ${curve.slot.run.label}` : ''}`, left + 17, y, view.width - left - 20, { size: 11 });
+    textWithin(g, `${formatSI(curve.peak, 'B')}  ${curve.slot.label}`, left + 17, y, view.width - left - 20, { size: 11 });
   }
 }
 
