@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.rehearse.errors import Finished, RehearsalError
-from tracer.rehearse.words import explain
+from tracer.rehearse.words import explain, place
 
 
 def main() -> None:
@@ -127,10 +127,10 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
             raise RehearsalError(
                 f"the script ended with {error.code}; its output is in {spec['log']}"
             ) from error
-    except RehearsalError:
-        raise
+    except RehearsalError as error:
+        raise RehearsalError(f"{place(error)}: {error}") from error
     except Exception as error:
-        raise RehearsalError(explain(error, session.where(), spec)) from error
+        raise RehearsalError(explain(error, spec)) from error
 
 
 def _known_shapes(folder: Path) -> dict[int, Any]:

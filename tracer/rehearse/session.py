@@ -187,14 +187,6 @@ class RehearsalSession:
         while self._modules and self._modules.pop() is not module:
             pass
 
-    def where(self) -> str:
-        """Return the place in the model at which something happens, in words."""
-        block = self.lane.block.name
-        inner = type(self._modules[-1]).__name__ if self._modules else ""
-        if block and inner:
-            return f"{block} ({inner})"
-        return block or inner or "outside of the model"
-
     def _allocated(self, n_bytes: int) -> None:
         self.tape.allocated_bytes = n_bytes
 

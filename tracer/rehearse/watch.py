@@ -205,6 +205,8 @@ class Watcher:
                 self._under_way[_storage_key(output)] = number
             if operator.kind == "all_gather":
                 self._gathered(outputs)
+            if operator.kind == "all_to_all" and outputs and args[0] is outputs[0]:
+                self._session.stated.note("_c10d_functional.all_to_all_single", args[1:2], args[0])
             if not self._fake:
                 return func(*args, **kwargs)
             work = self._work(number if is_async else -1)
@@ -308,10 +310,21 @@ class Watcher:
             raise self._depends(func)
         return counts.new_empty((known,), dtype=self._torch.int64)
 
+    def _bincount(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle counting: there are as many bins as the script says there are at least."""
+        data = args[0]
+        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        if not isinstance(data, self._FakeTensor):
+            return func(*args, **kwargs)
+        if not least:
+            raise self._depends(func)
+        counts = data.new_empty((least,), dtype=self._torch.int64)
+        self._session.stated.note("aten.bincount", args, counts)
+        return counts
+
     def _depends(self, func: Any) -> RehearsalError:
-        where = self._session.where()
         return RehearsalError(
-            f"{where}: {func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
+            f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
             f"give it a size in a stub file (--stub, docs/rehearse.md section 6)"
         )
 
@@ -333,6 +346,7 @@ _DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.masked_select": "_masked_select",
     "aten.index": "_index",
     "aten.repeat_interleave": "_repeat_interleave",
+    "aten.bincount": "_bincount",
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
@@ -13,46 +14,60 @@ DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeE
 UNSUPPORTED: Final = frozenset({"UnsupportedOperatorException", "UnsupportedFakeTensorException"})
 """Errors of fake tensors where nobody has said what an operator makes."""
 
+LIBRARIES: Final = ("/torch/", "/tracer/", "<frozen")
+"""Parts of the paths of files that are not of a script."""
 
-def explain(error: BaseException, where: str, spec: Mapping[str, Any]) -> str:
+STUB: Final = "--stub, docs/rehearse.md section 6"
+
+
+def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
     """Return what went wrong, for a person who knows the script.
 
     Args:
         error: what was raised.
-        where: the part of the model that ran.
         spec: what was to be done; ``log`` names the file that has the whole story.
     """
-    kind, line = type(error).__name__, _line(error, spec)
+    kind, where = type(error).__name__, place(error)
     if kind in DEPENDS:
         operator = getattr(error, "func", "an operator")
         return (
-            f"{where}, {line}: {operator} needs numbers, which a rehearsal does not have; "
-            "say in a stub file what it makes (--stub, docs/rehearse.md section 6)"
+            f"{where}: {operator} needs numbers, which a rehearsal does not have; say in a stub file what "
+            f"it makes ({STUB})"
         )
-    if kind in UNSUPPORTED or "no fake impl" in str(error) or "register_fake" in str(error):
-        operator = str(getattr(error, "func", "")) or _operator(str(error))
+    if kind in UNSUPPORTED or "fake impl" in str(error) or "register_fake" in str(error):
+        found = re.search(r"\w+::\w+", f"{getattr(error, 'func', '')} {error}")
+        operator = found[0] if found else str(getattr(error, "func", "of the script"))
         return (
-            f"{where}, {line}: nobody has said what the custom operator {operator} makes; in a stub file: "
-            f'@torch.library.register_fake("{operator.partition(".default")[0].replace(".", "::", 1)}") '
-            "def _(x, ...): return torch.empty_like(x)   (--stub, docs/rehearse.md section 6)"
+            f"{where}: nobody has said what the custom operator {operator} makes; in a stub file ({STUB}): "
+            f'@torch.library.register_fake("{operator}") def _(x, ...): return torch.empty_like(x)'
         )
     words = " ".join(str(error).split())[:200]
-    return f"{where}, {line}: {kind}: {words}; all of it is in {spec['log']}"
+    return f"{where}: {kind}: {words}; all of it is in {spec['log']}"
 
 
-def _line(error: BaseException, spec: Mapping[str, Any]) -> str:
-    """Return the innermost line of the script, or of what is beside it, that led to *error*."""
-    frames = traceback.extract_tb(error.__traceback__)
-    beside = str(Path(spec["command"][0]).resolve().parent)
-    own = [frame for frame in frames if str(Path(frame.filename).resolve()).startswith(beside)]
-    others = [frame for frame in frames if "/torch/" not in frame.filename and "tracer" not in frame.filename]
-    for found in (own, others, list(frames)):
-        if found:
-            return f"{Path(found[-1].filename).name}:{found[-1].lineno}"
-    return "before the script"
+def place(error: BaseException) -> str:
+    """Return the innermost module of the script's that ran, and the line of it or of the script."""
+    frames = [frame for frame in _frames(error) if not _is_library(frame[0].f_code.co_filename)]
+    modules = [found for frame, _ in frames if (found := _module(frame))]
+    if not frames:
+        return "before the script"
+    frame, number = frames[-1]
+    line = f"{Path(frame.f_code.co_filename).name}:{number}"
+    return f"{modules[-1]} at {line}" if modules else line
 
 
-def _operator(text: str) -> str:
-    """Return the first word of *text* that looks like the name of an operator."""
-    words = (word.strip("`'\".,:;()") for word in text.split())
-    return next((word for word in words if "::" in word or word.count(".") == 1), "of the script")
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    found = error.__traceback__
+    while found is not None:
+        yield found.tb_frame, found.tb_lineno
+        found = found.tb_next
+
+
+def _is_library(name: str) -> bool:
+    return any(part in name for part in LIBRARIES)
+
+
+def _module(frame: FrameType) -> str:
+    """Return the class of the module whose method a frame is, empty if it is none's."""
+    owner = frame.f_locals.get("self")
+    return type(owner).__name__ if hasattr(owner, "named_parameters") else ""

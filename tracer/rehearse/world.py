@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -152,11 +153,13 @@ def _meshes_without_fakes() -> None:
         return real(original)("cpu", *args, **kwargs)
 
     kind.__init__ = init
-    import torch.distributed as dist
+    import torch.distributed.fsdp  # asks for it by a name of its own
 
-    for place in (module, dist):
-        anywhere: Any = place
-        anywhere.init_device_mesh = init_device_mesh
+    del torch
+    for place in list(sys.modules.values()):
+        if getattr(place, "init_device_mesh", None) is original:
+            anywhere: Any = place
+            anywhere.init_device_mesh = init_device_mesh
 
 
 def _reduce_as_nccl() -> None:

@@ -1,0 +1,285 @@
+"""From what ranks issue to a program: the order of CUDA streams, who meets whom, what it costs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from simulator.compute.timing import ComputeModel
+from simulator.network.cost import Network
+from simulator.rehearsed.rank import RankWriter
+from simulator.rehearsed.run import model_flops, simulate_rehearsal, tokens_per_step
+from simulator.rehearsed.works import op_of, priced
+from simulator.workload.ops import gemm
+from topologies.catalog import load_cluster
+from topologies.cluster import Cluster
+from traces.errors import RunError
+from traces.layout import Group, Layout
+from traces.rehearsal import (
+    EVENTS,
+    MESSAGES,
+    PLACES,
+    WHAT,
+    WORKS,
+    RankTables,
+    Rehearsal,
+    read_rank,
+    read_rehearsal,
+    write_rank,
+    write_rehearsal,
+)
+
+MACHINE = "dgx-h100"
+SIDE = 8192
+GIB = 2**30
+
+
+def machine(n_gpus: int) -> Cluster:
+    """Return the machine of all tests."""
+    return load_cluster(MACHINE, max(n_gpus, 8))
+
+
+def work(**changes: Any) -> dict[str, Any]:
+    """Return a large product, or something else."""
+    product = {
+        "name": "aten.mm",
+        "kind": "gemm",
+        "shapes": "",
+        "dtype": "bf16",
+        "m": SIDE,
+        "n": SIDE,
+        "k": SIDE,
+    }
+    sizes = {"flops": 2 * SIDE**3, "bytes_moved": 6 * SIDE**2, "batch": 1, "v_dim": 0}
+    return {**product, **sizes, "causal": False, "kernels": 1, "is_known": True, **changes}
+
+
+def message(kind: str = "all_reduce", **changes: Any) -> dict[str, Any]:
+    """Return a collective of group 1, or a transfer."""
+    fixed = {
+        "group": 1,
+        "size_bytes": GIB,
+        "dtype": "bf16",
+        "peer": -1,
+        "is_async": True,
+        "name": "gradients",
+    }
+    return {"kind": kind, **fixed, **changes}
+
+
+def place(**changes: Any) -> dict[str, Any]:
+    """Return a place in a forward."""
+    fixed = {"kind": "forward", "name": "layers.0", "layer": 0, "step": 1, "microbatch": -1, "stage": -1}
+    return {**fixed, "virtual_stage": -1, **changes}
+
+
+def tables(
+    events: Sequence[tuple[str, int, int, int]],
+    works: Sequence[dict[str, Any]] = (),
+    messages: Sequence[dict[str, Any]] = (),
+    places: Sequence[dict[str, Any]] = (),
+) -> RankTables:
+    """Return the tables of events (what, item, stream, number), all at the first place."""
+    rows = [
+        {
+            "what": WHAT.index(what),
+            "item": item,
+            "place": 0,
+            "stream": stream,
+            "number": number,
+            "allocated_bytes": 100,
+        }
+        for what, item, stream, number in events
+    ]
+    return RankTables(
+        pa.Table.from_pylist(rows, EVENTS),
+        pa.Table.from_pylist(list(works) or [work()], WORKS),
+        pa.Table.from_pylist(list(messages) or [message()], MESSAGES),
+        pa.Table.from_pylist(list(places) or [place()], PLACES),
+    )
+
+
+def written(found: RankTables) -> RankWriter:
+    """Return the tasks of a rank."""
+    compute = ComputeModel(machine(8).device, "bf16")
+    groups = {1: Group(id=1, axis="dp", ranks=(0, 1))}
+    return RankWriter(found, priced(found.works, compute), groups, range(1, 2))
+
+
+def run(folder: Path, ranks: dict[int, RankTables], groups: Sequence[Group], **changes: Any) -> Any:
+    """Write a rehearsal and time it."""
+    world = changes.pop("world_size", 2)
+    for rank, found in ranks.items():
+        write_rank(folder / "rehearsal", rank, found)
+    settings: dict[str, Any] = {
+        "layout": Layout(dp=world),
+        "representatives": (0,) * world,
+        "job": {"first_step": 1, "steps": 1, "input_shape": [1, 4096], "forwards_per_step": 1},
+    }
+    rehearsal = Rehearsal(
+        world_size=world, ranks=tuple(ranks), name="test", groups=tuple(groups), **{**settings, **changes}
+    )
+    write_rehearsal(folder / "rehearsal", rehearsal)
+    return simulate_rehearsal(folder, machine)
+
+
+DP = Group(id=1, axis="dp", ranks=(0, 1))
+
+
+def test_a_rehearsal_is_read_as_it_was_written(tmp_path: Path) -> None:
+    found = tables([("op", 0, 0, -1), ("communication", 0, 0, 3)])
+    write_rank(tmp_path, 5, found)
+    assert read_rank(tmp_path, 5) == found
+    rehearsal = Rehearsal(world_size=2, ranks=(0,), representatives=(0, 0), groups=(DP,), layout=Layout(dp=2))
+    write_rehearsal(tmp_path, rehearsal)
+    assert read_rehearsal(tmp_path) == rehearsal
+
+
+def test_what_is_no_rehearsal_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no rehearsal"):
+        read_rehearsal(tmp_path)
+    (tmp_path / "rehearsal.json").write_text('{"format_version": 99}')
+    with pytest.raises(RunError, match="reads up to 1"):
+        read_rehearsal(tmp_path)
+
+
+def test_a_product_costs_what_it_costs_in_any_simulation() -> None:
+    compute = ComputeModel(machine(8).device, "bf16")
+    assert compute.op_s(op_of(work(), compute.device)) == compute.op_s(
+        gemm("aten.mm", SIDE, SIDE, SIDE, "bf16")
+    )
+
+
+def test_operations_on_end_become_one_task() -> None:
+    found = written(tables([("op", 0, 0, -1)] * 3)).tasks
+    one = written(tables([("op", 0, 0, -1)])).tasks
+    assert len(found) == len(one) == 1
+    assert found[0].duration_ns == pytest.approx(3 * one[0].duration_ns, abs=3)
+    assert found[0].flops == 3 * 2 * SIDE**3
+
+
+def test_an_asynchronous_collective_runs_beside_its_stream_until_it_is_waited_for() -> None:
+    events = [
+        ("op", 0, 0, -1),
+        ("communication", 0, 0, 0),
+        ("op", 0, 0, -1),
+        ("wait", -1, 0, 1),
+        ("op", 0, 0, -1),
+    ]
+    before, collective, beside, after = written(tables(events)).tasks
+    assert (before.stream, collective.stream) == ("compute", "dp")
+    assert collective.after == (0,)
+    assert 1 not in beside.after
+    assert 1 in after.after
+
+
+def test_one_that_is_not_asynchronous_holds_its_stream_up() -> None:
+    events = [("communication", 0, 0, 0), ("op", 0, 0, -1)]
+    _, after = written(tables(events, messages=[message(is_async=False)])).tasks
+    assert after.after == (0,)
+
+
+def test_a_mark_stands_for_what_its_stream_had_been_given_by_then() -> None:
+    """Stream 1 goes on when the first operation of stream 0 is done, not the second."""
+    events = [
+        ("op", 0, 0, -1),
+        ("mark", 7, 0, -1),
+        ("op", 0, 0, -1),
+        ("wait_mark", 7, 1, -1),
+        ("op", 0, 1, -1),
+    ]
+    first, side, second = written(tables(events)).tasks[0], None, None
+    for number, task in enumerate(written(tables(events)).tasks[1:], 1):
+        side, second = (task, second) if task.stream == "copy" else (side, number)
+    assert first.stream == "compute"
+    assert side is not None
+    assert 0 in side.after
+    assert second not in side.after
+
+
+def test_steps_that_warm_up_are_left_out() -> None:
+    assert written(tables([("op", 0, 0, -1)], places=[place(step=0)])).tasks == []
+
+
+def test_a_step_with_hidden_communication_lasts_as_long_as_its_compute(tmp_path: Path) -> None:
+    events = [("communication", 0, 0, 0), *[("op", 0, 0, -1)] * 50, ("wait", -1, 0, 0)]
+    simulation = run(tmp_path, {0: tables(events)}, [DP])
+    alone_s = 50 * ComputeModel(machine(8).device, "bf16").op_s(gemm("x", SIDE, SIDE, SIDE, "bf16"))
+    assert simulation.summary["step_time_s"] == pytest.approx(alone_s, rel=1e-6)
+    assert simulation.summary["hidden_by_axis"]["dp"] > 0
+    assert simulation.summary["exposed_comm_fraction"] == 0
+
+
+def test_a_collective_that_nothing_hides_costs_what_the_network_says(tmp_path: Path) -> None:
+    simulation = run(tmp_path, {0: tables([("communication", 0, 0, 0)])}, [DP])
+    found = Network(machine(2)).collective("all_reduce", GIB, (0, 1))
+    assert simulation.summary["step_time_s"] == pytest.approx((found.latency_ns + found.wire_ns) / 1e9)
+    assert simulation.info.representatives == (0, 0)
+    assert simulation.run.spans([1]).num_rows == simulation.run.spans([0]).num_rows
+
+
+PP = Group(id=1, axis="pp", ranks=(0, 1))
+
+
+def test_sender_and_receiver_meet(tmp_path: Path) -> None:
+    """The receiver waits while the sender computes: a bubble, and both end together."""
+    send, recv = message("send", peer=1), message("recv", peer=0)
+    sender = tables([*[("op", 0, 0, -1)] * 20, ("communication", 0, 0, 0)], messages=[send])
+    receiver = tables([("communication", 0, 0, 0), ("wait", -1, 0, 0), ("op", 0, 0, -1)], messages=[recv])
+    simulation = run(tmp_path, {0: sender, 1: receiver}, [PP], layout=Layout(pp=2), representatives=(0, 1))
+    ends = {
+        row["kind"]: row["start_ns"] + row["duration_ns"]
+        for row in simulation.spans.to_pylist()
+        if row["category"] == "p2p"
+    }
+    assert ends["send"] == ends["recv"]
+    assert simulation.summary["bubble_fraction"] > 0.1
+    assert not [warning for warning in simulation.info.warnings if "not rehearsed" in warning]
+
+
+def test_a_ring_of_ranks_of_which_one_stands_for_all_meets_itself(tmp_path: Path) -> None:
+    ring = Group(id=1, axis="cp", ranks=(0, 1, 2, 3))
+    both = [message("send", peer=1), message("recv", peer=3)]
+    found = tables([("communication", 0, 0, 0), ("communication", 1, 0, 0)], messages=both)
+    simulation = run(tmp_path, {0: found}, [ring], world_size=4, layout=Layout(cp=4))
+    assert not [warning for warning in simulation.info.warnings if "not rehearsed" in warning]
+
+
+def test_a_peer_that_was_not_rehearsed_is_said(tmp_path: Path) -> None:
+    sender = tables([("communication", 0, 0, 0)], messages=[message("send", peer=1)])
+    simulation = run(tmp_path, {0: sender}, [PP], layout=Layout(pp=2), representatives=(0, 0))
+    assert any("rehearse with --ranks auto" in warning for warning in simulation.info.warnings)
+
+
+def test_unknown_kernels_are_listed_with_their_share(tmp_path: Path) -> None:
+    custom = work(name="mine.kernel", kind="memory", flops=0, is_known=False)
+    simulation = run(tmp_path, {0: tables([("op", 0, 0, -1)], works=[custom])}, [DP])
+    assert any("mine.kernel 100.0%" in warning for warning in simulation.info.warnings)
+
+
+def test_a_small_model_waits_for_its_host(tmp_path: Path) -> None:
+    """A thousand kernels of four microseconds take the host longer to launch."""
+    small = work(kind="memory", flops=0, bytes_moved=512)
+    simulation = run(tmp_path, {0: tables([("op", 0, 0, -1)] * 1000, works=[small])}, [DP])
+    launch_s = 1000 * 0.65 * machine(8).device.launch_s
+    assert simulation.summary["step_time_s"] >= launch_s
+    assert any("launching takes longer" in line for line in simulation.summary["rests_on"])
+
+
+def test_tokens_and_flops_are_those_of_all_ranks(tmp_path: Path) -> None:
+    found = tables([("op", 0, 0, -1)])
+    run(tmp_path, {0: found}, [DP])
+    rehearsal = read_rehearsal(tmp_path)
+    assert tokens_per_step(rehearsal) == 2 * 4096
+    assert model_flops(rehearsal, {0: found}) == 2 * 2 * SIDE**3
+
+
+def test_attention_counts_in_full_and_recomputation_not_at_all(tmp_path: Path) -> None:
+    attention = work(kind="attention_backward", causal=True, flops=1000)
+    run(tmp_path, {0: tables([("op", 0, 0, -1)], works=[attention])}, [DP])
+    rehearsal = read_rehearsal(tmp_path)
+    assert model_flops(rehearsal, {0: tables([("op", 0, 0, -1)], works=[attention])}) == 2 * 1600
+    again = tables([("op", 0, 0, -1)], works=[attention], places=[place(kind="recompute")])
+    assert model_flops(rehearsal, {0: again}) == 0
