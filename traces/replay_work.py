@@ -50,7 +50,14 @@ class Work:
 
 
 def collected(run: Run) -> tuple[Work, BoolArray]:
-    """Return the spans of *run* as columns, sorted by rank, step and start; and which are passes."""
+    """Return the spans of *run* as columns, sorted by rank, step and start; and which are passes.
+
+    Steps in which a pass does not say its micro-batch are left out: before its first step, PyTorch's pipeline
+    sends one through to learn the shapes of what stages exchange.
+
+    Raises:
+        RunError: there is no other step.
+    """
     table = run.spans()
     chosen = is_one_of(table, "category", ("compute", "collective", "p2p", "host", "copy"))
     chosen &= (int64(table, "step") >= 0) & ~is_one_of(table, "stream", ("idle",))
@@ -58,7 +65,10 @@ def collected(run: Run) -> tuple[Work, BoolArray]:
     order = np.lexsort((int64(table, "start_ns"), int64(table, "step"), int64(table, "rank")))
     table = table.take(order)
     line = is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",))
-    if not line.any() or (int64(table, "microbatch")[line] < 0).any():
+    untold = np.unique(int64(table, "step")[line & (int64(table, "microbatch") < 0)])
+    told = ~np.isin(int64(table, "step"), untold)
+    table, line = table.filter(told), line[told]
+    if not line.any():
         raise RunError(
             f"{run.path}: its passes do not say their micro-batch, so that it cannot be played again; "
             "what-if needs a pipeline run"

@@ -335,3 +335,13 @@ def test_gaps_of_the_path_are_explained_as_far_as_the_trace_knows(tmp_path: Path
     path = critical_path(run, 0)
     assert path.by_kind()[GAP] == 20
     assert gaps_on_path(run, path) == {"host": 15, "launch": 2}
+
+
+def test_a_step_in_which_a_pass_is_of_no_micro_batch_is_not_played(tmp_path: Path) -> None:
+    """PyTorch's pipeline learns shapes in the first step; the others can be played."""
+    more = {"microbatch": 0, "stage": 0}
+    rows = [compute(0, 0, 10, microbatch=-1, stage=0), compute(0, 10, 20, **more)]
+    rows += [compute(0, 30, 50, step=1, **more), compute(0, 50, 60, step=1, **more | {"microbatch": 1})]
+    run = made(tmp_path / "run", rows, 1)
+    assert scaled(run, {}) == {1: pytest.approx(30e-9)}
+    assert what_if(run).step_time_s == pytest.approx(30e-9)
