@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 
-class Tokens(Dataset[dict[str, Any]]):
+class Tokens(Dataset[dict[str, Any]]):  # type: ignore[misc]  # torch is untyped here
     """Random sequences."""
 
     def __init__(self, n_tokens: int, vocab: int) -> None:

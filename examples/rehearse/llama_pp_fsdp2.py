@@ -5,6 +5,7 @@ foretrace rehearse --world-size 512 --ranks 0 -o runs/pipeline -- examples/rehea
 
 from __future__ import annotations
 
+import argparse
 import os
 
 import torch
@@ -21,7 +22,7 @@ from torch.nn import functional
 class Stage(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """Some layers of the model, with the embedding before the first and the head behind the last."""
 
-    def __init__(self, args: object, number: int, n_stages: int) -> None:
+    def __init__(self, args: argparse.Namespace, number: int, n_stages: int) -> None:
         super().__init__()
         settings = vars(args)
         hidden, vocab = settings["hidden"], settings["vocab"]
