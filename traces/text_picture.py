@@ -24,6 +24,10 @@ _STATES: Final = {"bubble": "·", "other": "?", "exposed": "=", "wait": "-"}
 """Letter of each state; work has the letter of its legend."""
 
 
+PAIR: Final = 254
+"""Kind of the time in which a forward and a backward pass take turns, as DualPipe pairs them."""
+
+
 class Piece(NamedTuple):
     """Letters of one kind, side by side.
 
@@ -76,12 +80,12 @@ def picture(run: Run, width: int) -> Picture | None:
         stored = run.source(rank)
         if stored in present:
             done = rank_step(run, stored, step, labels, labels.of_rank(run, stored))
-            found.append((named[stored], _shrunk(slices(done, origin_ns, length_ns), width)))
+            found.append((named[stored], _shrunk(slices(done, origin_ns, length_ns, PAIR), width)))
     shown = sorted({kind for _, row in found for kind in row} - {NOTHING})
     return Picture(
         tuple(Line(name, tuple(_pieces(row, kinds))) for name, row in found),
         format_time(length_ns / 1e9),
-        tuple((_piece(kind, 1, kinds), kinds.entries[kind]["label"]) for kind in shown),
+        tuple((_piece(kind, 1, kinds), _label(kind, kinds)) for kind in shown),
     )
 
 
@@ -98,9 +102,16 @@ def _pieces(row: list[int], kinds: Kinds) -> list[Piece]:
     return [_piece(kind, len(list(same)), kinds) for kind, same in groupby(row)]
 
 
+def _label(kind: int, kinds: Kinds) -> str:
+    return "Forward and backward in turns" if kind == PAIR else str(kinds.entries[kind]["label"])
+
+
 def _piece(kind: int, n_letters: int, kinds: Kinds) -> Piece:
     if kind == NOTHING:
         return Piece(" " * n_letters, "", works=False)
+    if kind == PAIR:
+        own = palette()["light"]["compute"]
+        return Piece("X" * n_letters, mix(own["forward"], own["backward"], 0.5), works=True)
     entry = kinds.entries[kind]
     if entry["group"] == "compute":
         letter = (entry["letter"] or "c")[0]

@@ -20,6 +20,7 @@ from traces.report.labels import Labels
 from traces.report.pairs import pairs_of
 from traces.run import Run
 from traces.store import open_run, write_run
+from traces.text_picture import picture
 from traces.timeline import timeline
 
 Turn = tuple[str, int, int]
@@ -143,3 +144,14 @@ def test_rows_of_one_name_stay_two_rows_in_a_figure() -> None:
     run = dualpipe()
     names = {name for trace in figures.schedule(run).data for name in trace.y}
     assert len(names) == len(run.stored_ranks)
+
+
+def test_a_terminal_has_a_letter_for_pairs() -> None:
+    found = picture(dualpipe(), 200)
+    assert found is not None
+    letters = {piece.text: said for piece, said in found.legend}
+    assert letters["X"] == "Forward and backward in turns"
+    assert all("X" in "".join(piece.text for piece in line.pieces) for line in found.lines)
+    plain = picture(dualpipe("1f1b"), 200)
+    assert plain is not None
+    assert "X" not in {piece.text for piece, _ in plain.legend}

@@ -61,16 +61,19 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
     return description, pixels.reshape(-1), busy.tolist()
 
 
-def slices(done: RankStep, origin_ns: int, length_ns: int) -> NDArray[np.uint8]:
+def slices(done: RankStep, origin_ns: int, length_ns: int, pair: int | None = None) -> NDArray[np.uint8]:
     """Return the kind that covers most of each slice of the step, ``NOTHING`` where none does.
 
     Args:
         done: what the rank does.
         origin_ns: start of the first slice.
         length_ns: length of all slices together.
+        pair: kind of the time in which a forward and a backward pass take turns; None: what runs.
     """
     edges = origin_ns + np.linspace(0, length_ns, BINS + 1)
     kind_of = done.kind_of_passes(length_ns * SHORT_GAP // BINS)
+    if pair is not None:
+        kind_of = np.where(done.pair > 0, pair, kind_of)
     kinds = np.unique(kind_of)
     covered = np.empty((len(kinds), BINS))
     start, end = done.compute.start_ns, done.compute.end_ns
