@@ -18,7 +18,7 @@ from tracer.issued import Issued
 from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
-from tracer.parallelism import data_parallel
+from tracer.parallelism import data_parallel, name_axes, parameter_meshes
 from tracer.pending import Pending
 from tracer.process import process_groups, versions
 from tracer.records import Block, Position
@@ -144,6 +144,8 @@ class Session:
     def met_model(self, model: Any, args: Any) -> None:
         """Learn from a model that is called for the first time."""
         sharding, groups = data_parallel(model)
+        for mesh in parameter_meshes(model):
+            name_axes(self.groups, mesh)
         for group in groups:
             self.groups.name_axis(group, "dp")
         if sharding:
