@@ -250,6 +250,17 @@ def test_full_sharding_holds_at_most_two_units(kind: str) -> None:
     assert begin >= gathers[0]["end_ns"]
 
 
+def test_without_a_limit_all_units_are_asked_for_before_the_first_computes() -> None:
+    job = make_job(dp=2, m=1, sharding="fsdp", seq_len=512, conventions=(("limit_all_gathers", False),))
+    rows = rows_of(job, Wire(0, 0.001))
+    begin = min(row["start_ns"] for row in rows if row["kind"] == "forward")
+    gathers = [row for row in rows if row["kind"] == "all_gather" and row["axis"] == "dp"]
+    forward = sorted(gathers, key=lambda row: row["start_ns"])[: len(gathers) // 2]
+    assert begin == forward[0]["end_ns"]
+    for row, after in pairwise(forward):
+        assert after["start_ns"] == row["end_ns"], "one follows the other, whatever computes"
+
+
 def test_experts_reduce_over_their_own_replicas() -> None:
     job = make_job("mixtral-8x7b", dp=4, ep=2, m=1)
     rows = [row for row in rows_of(job) if row["kind"] == "reduce_scatter" and row["axis"] == "dp"]

@@ -171,7 +171,7 @@ def products(draw: st.DrawFn) -> Callable[[], Job]:
     given_: dict[str, Any] = {
         "seq_len": 512,
         "global_batch": layout.dp * draw(st.sampled_from([1, 4])),
-        "schedule": draw(st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"])),
+        "schedule": draw(st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b", "combined-1f1b", "zb-h1"])),
         "sharding": draw(st.sampled_from(SHARDINGS)),
         "recompute": draw(st.sampled_from(RECOMPUTES)),
         "offload": draw(st.sampled_from(OFFLOADS)),
