@@ -36,6 +36,8 @@ MACHINES: Final = (
     (r"b200|\bb\b.*\bnvlink ?5|8 ?x? ?b\b", "dgx-b200"),
     (r"h200", "dgx-h200"),
     (r"h100.*pcie", "h100-pcie-8"),
+    (r"h100[ -]?nvl\b", "azure-nc-h100-v5"),
+    (r"a100.*pcie", "a40-8"),  # other cards on the same PCIe
     (r"h100|h20\b", "dgx-h100"),
     (r"h800", "hgx-h800"),
     (r"mi(250|3[0-9]+)", "mi300x"),
@@ -116,9 +118,9 @@ def machine(words: str, n_gpus: int, n_nodes: int, most_per_node: int = 0) -> Cl
     if text not in names():
         name = next((less for full, n, less in SMALLER if full == name and 0 < most_per_node <= n), name)
     cluster = load_cluster(name)
+    if (per_node := -(-n_gpus // n_nodes)) > cluster.gpus_per_node:
+        cluster = replace(cluster, gpus_per_node=per_node)
     if n_nodes < 2:
-        if n_gpus > cluster.gpus_per_node:
-            cluster = replace(cluster, gpus_per_node=n_gpus)
         return cluster.sized(cluster.gpus_per_node)
     if cluster.gpus_per_node >= RACK:  # a rack is one node; tables count its trays
         return cluster.sized(-(-n_gpus // cluster.gpus_per_node) * cluster.gpus_per_node)

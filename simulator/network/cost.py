@@ -68,15 +68,23 @@ class Network:
     def shift(self, size_bytes: int, ranks: Sequence[int]) -> Transfer:
         """Return the cost of every rank sending *size_bytes* to the next of *ranks* and getting as much.
 
-        One step of a ring: no faster than the slowest send alone, nor, inside a node, than the ring goes.
+        One step of a ring: no faster than the slowest send alone, nor, inside a node, than the ring goes. A
+        node sends to the next one once, and that send has a NIC to itself.
         """
-        pairs = zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)
-        slowest = max((self.p2p(size_bytes, *pair) for pair in pairs), key=lambda sent: sum(sent[:2]))
+        pairs = self.unlike(list(zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)))
+        slowest = max((self._alone(size_bytes, pair) for pair in pairs), key=lambda sent: sum(sent[:2]))
         shape = self.shape(ranks)
         if shape.n_domains > 1 or shape.n_ranks < 3:
             return slowest
         ring = self.collective("all_gather", round(size_bytes * shape.n_ranks / (shape.n_ranks - 1)), ranks)
         return slowest._replace(wire_ns=max(slowest.wire_ns, ring.wire_ns))
+
+    def _alone(self, size_bytes: int, pair: tuple[int, ...]) -> Transfer:
+        """Return the cost of a send over NICs that nobody else uses."""
+        if self.shape(pair).n_domains == 1:
+            return self.p2p(size_bytes, *pair)
+        network = Network(self.cluster, [self.placement[rank] for rank in pair], self.choice)
+        return network.p2p(size_bytes, 0, 1)
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +24,21 @@ from topologies.cluster import Cluster
 from topologies.errors import TopologyError
 from topologies.words import RACK, SHARP, assumed, machine
 
-KIND: Final = {"alltoall": "all_to_all", "sendrecv": "send_recv", "allreduce": "all_reduce"}
-"""What tables call an operation, where it is not our name."""
+KIND: Final = {
+    **{kind.replace("_", ""): kind for kind in (*KINDS, "send_recv")},
+    "alltoallv": "all_to_all",
+    "alltoallsingle": "all_to_all",
+    "allgatherintotensor": "all_gather",
+    "reducescattertensor": "reduce_scatter",
+    "bcast": "broadcast",
+    "p2p": "send_recv",
+    "send": "send_recv",
+    "recv": "send_recv",
+}
+"""What an operation is called in tables, in small letters alone."""
+
+ROOTED: Final = ("scatter", "gather")
+"""One rank sends each other its part of the array, or gets it from them."""
 
 FP8_BLOCK: Final = 128
 """Values of fp8 that share a scale of four bytes. DeepSeek-V3 technical report 2024, arXiv:2412.19437."""
@@ -66,6 +80,8 @@ def validate_collectives(table: str | Path, machines: Sequence[tuple[str, str]] 
         family = f"{source} · {hardware} · {kind} · {n_gpus} GPUs"
         try:
             (predicted_us, by, cluster), measured_us = _predicted_us(row, meant), _measured_us(row)
+            if not (predicted_us > 0 and 0 < measured_us < inf):
+                raise TableError(f"{predicted_us:g} us against {measured_us:g}: there is nothing to compare")
         except (SimulationError, TopologyError) as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
             continue
@@ -140,7 +156,7 @@ def _n_gpus(row: Row) -> int:
 
 def _kind(row: Row) -> str:
     name = row.text("op").lower()
-    return KIND.get(name, name)
+    return KIND.get(re.sub(r"[^a-z0-9]", "", name), name)
 
 
 def _measured_us(row: Row) -> float:
@@ -148,12 +164,15 @@ def _measured_us(row: Row) -> float:
     for column in ("time_us", "us"):
         if row.text(column):
             return row.number_in(column)
-    if row.text("algbw_GBps"):
-        return array_bytes(row) / row.number_in("algbw_GBps") * 1e-3
-    if _kind(row).startswith("ep_"):
-        return _counted_bytes(row) / row.number_in("busbw_GBps") * 1e-3
-    factor = bus_factor(_kind(row), _n_gpus(row))
-    return factor * array_bytes(row) / row.number_in("busbw_GBps") * 1e-3
+    kind, column = _kind(row), "algbw_GBps" if row.text("algbw_GBps") else "busbw_GBps"
+    if (bandwidth := row.number_in(column)) <= 0:
+        raise TableError(f"{column} = {bandwidth:g}: must be above 0")
+    if column == "algbw_GBps":
+        return array_bytes(row) / bandwidth * 1e-3
+    if kind.startswith("ep_"):
+        return _counted_bytes(row) / bandwidth * 1e-3
+    factor = bus_factor("p2p" if kind == "send_recv" else kind, _n_gpus(row))
+    return factor * array_bytes(row) / bandwidth * 1e-3
 
 
 def _predicted_us(row: Row, meant: _Meant) -> tuple[float, str, Cluster]:
@@ -162,20 +181,36 @@ def _predicted_us(row: Row, meant: _Meant) -> tuple[float, str, Cluster]:
     if kind.startswith("ep_"):
         return _experts_us(row, kind, n_gpus)
     words, n_nodes = _hardware(row), row.integer("nodes", 1)
+    if not 1 <= n_nodes <= n_gpus:
+        raise TableError(f"{n_gpus} GPUs in {n_nodes} nodes")
     stated, most = meant.stated_for(words), meant.most_per_node.get(words, 0)
     if n_nodes > 1 and SHARP.search(row.text("notes").lower()):
         words += ", SHARP"
     shared = among_others(row) and n_nodes > 1
     network, ranks = _network(words, n_gpus, n_nodes, algorithm(row), shared=shared, most=most, stated=stated)
-    size_bytes = array_bytes(row)
+    if (size_bytes := array_bytes(row)) < 0:
+        raise TableError(f"{size_bytes} bytes")
     if kind == "send_recv":
         around = n_gpus > 2  # every rank sends to the next, as sendrecv_perf of nccl-tests does
         transfer = network.shift(size_bytes, ranks) if around else network.p2p(size_bytes, *ranks[:2])
     elif kind in KINDS:
         transfer = network.collective(kind, size_bytes, ranks)
+    elif kind in ROOTED:
+        transfer = network.all_to_all_v(_rooted(kind, size_bytes // n_gpus, n_gpus), ranks)
+    elif kind == "barrier":
+        transfer = network.barrier(ranks)
     else:
-        raise TableError(f"operation {kind!r}: one of {', '.join((*KINDS, 'send_recv'))}")
+        known = (*KINDS, "send_recv", *ROOTED, "barrier")
+        raise TableError(f"operation {kind!r}: one of {', '.join(known)}")
     return timed_us(row, kind, transfer, network.cluster), transfer.algorithm, network.cluster
+
+
+def _rooted(kind: str, part_bytes: int, n_ranks: int) -> list[list[int]]:
+    """Return what each rank sends each other when the first sends, or gets, *part_bytes* of each."""
+    none = [0] * n_ranks
+    if kind == "scatter":
+        return [[0, *[part_bytes] * (n_ranks - 1)], *[none] * (n_ranks - 1)]
+    return [none, *[[part_bytes, *none[1:]]] * (n_ranks - 1)]
 
 
 def _experts_us(row: Row, kind: str, n_gpus: int) -> tuple[float, str, Cluster]:

@@ -86,7 +86,7 @@ def timed_us(row: Row, kind: str, took: Transfer, cluster: Cluster) -> float:
     alone_us = (took.latency_ns + took.wire_ns) / 1e3
     if PROFILED.search(notes) and kind not in _ONE_SIDED:
         return max(alone_us, _launch_us(row))
-    if PROFILED.search(notes) and _over_socket(row, cluster):
+    if PROFILED.search(notes) and kind in _ONE_SIDED and _over_socket(row, cluster):
         return _into_buffers_us(array_bytes(row), took.wire_ns / 1e3)
     if _copied(row, kind):
         device = cluster.device
@@ -104,7 +104,7 @@ def said(row: Row, kind: str, cluster: Cluster) -> list[str]:
         found.append(f"a kernel in a profile: at least {_launch_us(row):g} us, until every rank has launched")
     if ONE_BY_ONE.search(notes):
         found.append(f"timed around one call from Python: {CALL_US:g} us more")
-    if PROFILED.search(notes) and _over_socket(row, cluster):
+    if PROFILED.search(notes) and kind in _ONE_SIDED and _over_socket(row, cluster):
         found.append("a send in a profile over a socket: over when its bytes are in buffers")
     if _copied(row, kind):
         found.append("middle of many runs of a framework: the array is copied out of, or into, a list")
@@ -114,8 +114,7 @@ def said(row: Row, kind: str, cluster: Cluster) -> list[str]:
 
 
 def _over_socket(row: Row, cluster: Cluster) -> bool:
-    far = row.integer("nodes", 1) > 1 and cluster.nic is not None and cluster.nic.kind == "ethernet"
-    return far and row.text("op").lower().replace("_", "") == "sendrecv"
+    return row.integer("nodes", 1) > 1 and cluster.nic is not None and cluster.nic.kind == "ethernet"
 
 
 def _into_buffers_us(size_bytes: int, wire_us: float) -> float:

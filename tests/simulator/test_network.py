@@ -192,6 +192,13 @@ def test_a_ring_leaves_by_as_many_nics_as_nccl_finds_rings() -> None:
     assert together.wire_ns == pytest.approx(size / 2 / (2 * 5.1 / 8), rel=1e-3)  # eight such groups at once
 
 
+def test_sends_around_a_ring_have_the_nics_of_a_node_to_themselves() -> None:
+    shared = network("aws-p4d", 16)  # 4 NICs for 8 GPUs
+    one = Network(load_cluster("aws-p4d", 16), (7, 8)).p2p(GIB, 0, 1)
+    assert shared.shift(GIB, range(16)) == one
+    assert total_ns(one) < 0.6 * total_ns(shared.p2p(GIB, 7, 8))
+
+
 def test_a_rack_of_72_needs_no_nic() -> None:
     net = network("gb200-nvl72", 144)
     inside, across = (net.collective("all_gather", GIB, range(n)) for n in (72, 144))

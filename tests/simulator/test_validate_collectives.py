@@ -40,7 +40,7 @@ def test_every_row_is_predicted_or_counted_as_failed(table: Path) -> None:
     assert {failed.id: failed.reason.split(";")[0] for failed in found.failures} == {
         "f": "hardware 'abacus' names no machine of the catalogue",
         "g": "operation 'gossip': one of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, "
-        "reduce, send_recv",
+        "reduce, send_recv, scatter, gather, barrier",
         "j": "the notes do not say how many tokens, how wide, and to how many experts",
     }
     assert {row.group for row in found.rows} == {"single-node", "multi-node"}
@@ -198,6 +198,52 @@ def test_sends_around_a_ring_go_no_faster_than_a_ring(tmp_path: Path) -> None:
     around, alone = (row.predicted for row in table.rows)
     assert around > alone
     assert abs(table.rows[0].log_ratio) < 0.1
+
+
+def test_operations_have_many_names(tmp_path: Path) -> None:
+    names = ("AllReduce", "All-Gather", "reduce_scatter_tensor", "AlltoAllv", "bcast", "SendRecv", "p2p")
+    rows = [f"{name},x,H100 DGX,2,16,{name},1048576,50,,," for name in names]
+    assert [row.id for row in validated(tmp_path, *rows).rows] == list(names)
+
+
+def test_one_rank_deals_out_as_long_as_it_collects(tmp_path: Path) -> None:
+    rows = [
+        f"{kind}{at},x,H100 DGX,{at},{8 * at},{kind},67108864,50,,,"
+        for kind in ("scatter", "gather")
+        for at in (1, 2)
+    ]
+    took = {row.id: row.predicted for row in validated(tmp_path, *rows).rows}
+    assert took["scatter1"] == took["gather1"]
+    assert took["scatter2"] == took["gather2"] > took["scatter1"]
+    assert took["scatter1"] > 7 / 8 * 67108864 / 450e9 * 1e6
+
+
+def test_a_barrier_has_no_bytes(tmp_path: Path) -> None:
+    (row,) = validated(tmp_path, "a,x,H100 DGX,2,16,barrier,0,50,,,").rows
+    assert 20 < row.predicted < 60
+
+
+def test_the_bus_bandwidth_of_a_send_is_its_bandwidth(tmp_path: Path) -> None:
+    (row,) = validated(tmp_path, "a,x,H100 DGX,1,2,sendrecv,1000000,,,100,").rows
+    assert row.measured == 10
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("a,x,H100 DGX,0,8,all_reduce,1024,10,,,", "8 GPUs in 0 nodes"),
+        ("a,x,H100 DGX,16,8,all_reduce,1024,10,,,", "8 GPUs in 16 nodes"),
+        ("a,x,H100 DGX,1,8,all_reduce,-1,10,,,", "-1 bytes"),
+        ("a,x,H100 DGX,1,8,all_reduce,1024,0,,,", "us against 0: there is nothing to compare"),
+        ("a,x,H100 DGX,1,1,all_reduce,1024,10,,,", "0 us against 10: there is nothing to compare"),
+        ("a,x,H100 DGX,1,8,all_reduce,1024,,0,,", "algbw_GBps = 0: must be above 0"),
+    ],
+)
+def test_a_row_that_cannot_be_is_counted_as_failed(tmp_path: Path, row: str, says: str) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(HEAD + row + "\n", encoding="utf-8")
+    (failed,) = validate_collectives(table).failures
+    assert says in failed.reason
 
 
 def test_a_node_is_as_large_as_the_largest_part_of_it_that_was_used(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ READ = [
     ("GB200 NVL72", 144, 36, "gb200-nvl72", 72, 400),
     ("a3-megagpu-8g", 64, 8, "gcp-a3-mega", 8, 200),
     ("h100_sxm", 4, 1, "dgx-h100", 8, 400),
+    ("2 x H100 NVL", 2, 1, "azure-nc-h100-v5", 1, 100),
+    ("A100-PCIe-80GB", 8, 1, "a40-8", 1, 200),
+    ("V100-SXM2 Jean Zay, 8 per node", 16, 2, "jean-zay-v100", 4, 100),
 ]
 
 
