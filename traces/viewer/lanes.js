@@ -236,6 +236,9 @@ function drawWorkLabel(g, run, i, level, x0, x1, y, height) {
   }
 }
 
+/** Return whether the micro-batch of span i tells it from others: not where a step has a single one. */
+const isNumbered = (run, i) => run.microbatch[i] >= 0 && run.most_microbatch > 0;
+
 /**
  * Return the labels of a cell from longest to shortest: text, size relative to the largest, and what must fit
  * if not the text itself, so that cells of one size are labelled alike whatever their number.
@@ -244,14 +247,14 @@ function workLabels(run, i, level) {
   const kind = KINDS[run.kind[i]];
   const batch = run.microbatch[i];
   if (level === 0) {
-    if (batch < 0) return [[kind.label, 1], [kind.letter, 1]];
+    if (!isNumbered(run, i)) return [[kind.label, 1], [kind.letter, 1]];
     const widest = '0'.repeat(run.n_digits);
     return [[`${kind.letter} ${batch}`, 1, `${kind.letter} ${widest}`], [`${batch}`, 1, widest], [`${batch}`, 0.77, widest], [`${batch}`, 0.66, widest]];
   }
   const layer = run.layer[i] >= 0 ? `L${run.layer[i]}` : '';
   const name = level === 2 ? labelOf(run, i).name : '';
   if (!layer && !name) return workLabels(run, i, 0);
-  const which = batch >= 0 ? `${kind.letter} ${batch}` : kind.letter;
+  const which = isNumbered(run, i) ? `${kind.letter} ${batch}` : kind.letter;
   const long = [layer && !name ? layer : '', name].filter(Boolean).join(' ');
   const short = name.split('.').filter(part => part && isNaN(part)).pop() || '';
   const labels = [[`${which} · ${long}`, 0.88], [long, 0.85]];

@@ -81,8 +81,10 @@ function drawLaneNames(g, lanes, top) {
     const from = view.lanes[first][0];
     const tall = view.lanes[last][0] + view.lanes[last][1] - from;
     if (tall < 5) continue;
+    const { axis } = lanes[first];
+    const named = axis !== 'world' && axis in colours().axes;
     const words = lanes[first].label === lanes[last].label ? lanes[first].label : lanes[first].label.split(' ')[0];
-    text(g, words, view.left - 5, top + from + tall / 2 + 0.5, { align: 'right', size: Math.min(9, tall + 2), colour: axisColour(lanes[first].axis) });
+    text(g, words, view.left - 5, top + from + tall / 2 + 0.5, { align: 'right', size: Math.min(9, tall + 2), colour: named ? axisColour(axis) : surface().muted });
   }
 }
 

@@ -25,10 +25,10 @@ function layoutView() {
   view.right = narrow() ? 6 : GEOMETRY.right;
   view.plot = view.width - view.left - view.right;
   const lanes = Math.max(...view.slots.map(slot => slot.run.lanes.length), 1) - 1;
-  const target = Math.min(104, Math.max(26, 620 / Math.max(1, view.slots.length)));
+  const target = Math.min(view.slots.length > 2 ? 104 : 124, Math.max(26, 620 / Math.max(1, view.slots.length)));
   const lane = Math.max(3, Math.min(15, Math.floor((target * 0.46) / Math.max(1, lanes)) - 1));
   const least = view.slots.some(slot => slot.run.pair) ? 30 : 16;   // a pair has two halves to read
-  const compute = Math.max(least, Math.min(42, Math.round(target - lanes * (lane + 1) - 6)));
+  const compute = Math.max(least, Math.min(view.slots.length > 2 ? 42 : 58, Math.round(target - lanes * (lane + 1) - 6)));
   view.lanes = [[3, compute]];
   for (let l = 0; l < lanes; l++) view.lanes.push([3 + compute + 2 + l * (lane + 1), lane]);
   const words = compute + 8 + 13 * 3;   // three lines beside the row, where there is room for them
