@@ -21,7 +21,7 @@ from simulator.search.space import Space
 PARTS_PER_WORKER: Final = 4
 """Parts for each process: a lost one costs a part, and parts take different times."""
 
-FEW: Final = 2_000
+FEW: Final = 20_000
 """Layouts below which one process is done before others have started."""
 
 
@@ -85,13 +85,14 @@ def search_parts(
     executor = executor or Here()
     whole = Part(spaces=tuple(spaces), n_best=n_best, weights=weights or {})
     parts = cut(whole, PARTS_PER_WORKER * executor.workers if executor.workers > 1 else 1)
+    ahead = _pilot(whole) if len(parts) > 1 else math.inf
     best: list[Timed] = []
     counts = Counts()
     waiting, running = list(reversed(parts)), 0
     tasks: set[object] = set()
     while waiting or tasks:
         while waiting and running < executor.workers:
-            cutoff = best[n_best - 1].cost if len(best) >= n_best else math.inf
+            cutoff = best[n_best - 1].cost if len(best) >= n_best else ahead
             tasks.add(executor.start(work_on, replace(waiting.pop(), cutoff=cutoff)))
             running += 1
         for task, (found, looked_at) in executor.wait(tasks):
@@ -106,6 +107,19 @@ def search_parts(
                 f"{counts.n_simulated} simulated"
             )
     return Found(best=_all(executor, summarise, best), counts=counts)
+
+
+def _pilot(whole: Part) -> float:
+    """Return a cost that the last of the best is not above: theirs among the simplest layouts alone.
+
+    With it every part drops most layouts at once, which it could not know to be too slow by itself.
+    """
+    spaces = tuple(
+        replace(space, schedule=space.schedule[:1], sharding=space.sharding[:1], offload=space.offload[:1])
+        for space in whole.spaces
+    )
+    found, _ = work_on(replace(whole, spaces=spaces))
+    return found[-1].cost if len(found) >= whole.n_best else math.inf
 
 
 def cut(whole: Part, n_parts: int) -> list[Part]:
