@@ -161,11 +161,19 @@ def test_pareto_names_the_best_that_fits_and_the_front() -> None:
     assert sorted(fits.text) == ["a", "b", "d"]
     assert list(misfits.text) == ["c"]
     assert list(edge.x) == [20, 60, 90]
-    assert "best that fits: b" in figure.layout.annotations[0].text
+    assert [note.text for note in figure.layout.annotations if "best that fits: b" in note.text]
     with pytest.raises(FigureError, match="d: tokens_per_s_per_gpu=None"):
         figures.pareto([{"name": "d", "peak_memory_bytes": 1}])
     with pytest.raises(FigureError, match="no layout"):
         figures.pareto([])
+
+
+def test_pareto_tells_a_setting_apart_by_colour_and_shape() -> None:
+    rows = [row | {"tp": 2 ** (number % 3)} for number, row in enumerate(SWEEP)]
+    groups = [trace for trace in figures.pareto(rows).data if trace.mode == "markers"]
+    assert [trace.name for trace in groups] == ["tp 1, fits", "tp 2, fits", "tp 4, does not fit"]
+    assert len({(trace.marker.color, trace.marker.symbol) for trace in groups}) == 3
+    assert sum(len(trace.x) for trace in groups) == len(rows)
 
 
 def test_accuracy_draws_every_prediction_once() -> None:
