@@ -24,7 +24,9 @@ import click
 @click.option("--interval", help="Training between checkpoints. [default: the best]")
 @click.option("--restart-time", help="From a failure to the first new step. [default: 10 min]")
 @click.option(
-    "--step-error", type=click.FloatRange(0, 2), default=0.0, help="Spread of true step times, 0.1 is 10 %."
+    "--step-error",
+    type=click.FloatRange(0, 2),
+    help="Spread of true step times, 0.1 is 10 %. [default: as measured of such predictions]",
 )
 @click.option("--start", type=click.DateTime(["%Y-%m-%d"]), help="First day. [default: today]")
 @click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which it has to be done.")
@@ -45,6 +47,7 @@ def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
         training_of(open_run(run), tokens_per_step=flags["tokens_per_step"]),
         step_time_s=_read(parse_time, flags["step_time"]),
         usd_per_gpu_hour=_read(parse_price, flags["price"]),
+        step_error=None if flags["step_time"] is None else 0.0,  # no prediction, no error of one
     )
     found = plan(
         training,

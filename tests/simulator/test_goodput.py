@@ -27,8 +27,9 @@ from simulator.goodput.failures import (
     optimal_interval_s,
     sampled_times_s,
 )
-from simulator.goodput.plan import Risks, Training, plan
+from simulator.goodput.plan import Risks, Training, plan, training_of
 from simulator.simulate import simulate
+from traces.store import open_run
 
 rates = floats(1e-7, 1e-3)
 costs = floats(0.1, 300)
@@ -164,3 +165,17 @@ def test_the_verb_answers(run: Path) -> None:
 def test_what_cannot_be_planned_is_said_in_one_line(run: Path, words: list[str], what: str) -> None:
     with pytest.raises((GoodputError, ValueError), match=what):
         CliRunner().invoke(goodput, [str(run), *words], catch_exceptions=False)
+
+
+def test_a_prediction_brings_the_error_that_was_measured_of_its_class(run: Path) -> None:
+    training = training_of(open_run(run))
+    assert "measured figures of" in training.step_error_from
+    low, high = open_run(run).info.summary["intervals"]["step_time_s"]
+    assert training.step_error == pytest.approx(math.log(high / low) / (2 * 1.2815515655446004))
+    start = date(2026, 1, 1)
+    wide = plan(training, 1e12, Risks(), start=start, n_samples=400)
+    narrow = plan(training, 1e12, Risks(step_error=0.0), start=start, n_samples=400)
+    spread = [one["days"]["95%"] / one["days"]["5%"] for one in (wide, narrow)]
+    assert spread[0] > spread[1]
+    assert any("log-normal" in note for note in wide["rests_on"])
+    assert not any("log-normal" in note for note in narrow["rests_on"])
