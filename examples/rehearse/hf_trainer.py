@@ -1,4 +1,4 @@
-"""The Trainer of transformers on a Llama with random weights, as its documentation shows it; FSDP by its arguments.
+"""The Trainer of transformers on a Llama with random weights, as its documentation shows it.
 
 foretrace rehearse --world-size 64 -o runs/trainer -- examples/rehearse/hf_trainer.py
 """

@@ -129,7 +129,7 @@ class RankWriter:
         events = tables.events
         columns = [events[name].to_numpy().tolist() for name in events.column_names]
         for number, (what, item, place, stream, other, allocated) in enumerate(zip(*columns, strict=True)):
-            if not self._kept[place]:
+            if not self._kept[place] and what != WAIT:  # a step may begin with transfers that were asked for
                 continue
             if what == OP:
                 self._operation(stream, item, place, allocated)

@@ -29,7 +29,7 @@ class RehearsedPipeline(PipelineHook):
         found = self._transfers.pop((kind, id(tensor)), None)
         if found is None:
             return self._session.position, self._session.lane.block
-        found[0].step = self._session.position.step
+        found[0].step = max(self._session.position.step, 0)  # of the first step, if before its first forward
         return found
 
     def _announce(self, kind: str, content: Block, stage: Any, microbatch: int, transfers: Any) -> None:

@@ -95,9 +95,16 @@ class Tape:
         return len(self._events) // _COLUMNS
 
     def start_again(self) -> None:
-        """Forget what was written so far; numbers go on."""
-        self._n_forgotten += self.n_events
-        del self._events[:]
+        """Forget what was written of earlier steps; numbers go on.
+
+        A step may begin with transfers that a pipeline asks for before its first forward.
+        """
+        steps = [place.step for place in self._places.rows]
+        keep, now = self.n_events, self._position.step
+        while keep and steps[self._events[(keep - 1) * _COLUMNS + 2]] == now:
+            keep -= 1
+        self._n_forgotten += keep
+        del self._events[: keep * _COLUMNS]
 
     def number_of(self, work: Work) -> int:
         """Return the number by which ``op`` knows *work*."""

@@ -175,7 +175,9 @@ class Watcher:
     def _made(self, out: Any) -> None:
         """Count the memory of new tensors."""
         session = self._session
-        category = OF_KIND.get(session.lane.owner[0], "activations")
+        category = OF_KIND[session.lane.owner[0]]
+        if not session.lane.depth and category != "parameters":  # between the parts of a step
+            category = "activations"
         for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
             session.memory.add(tensor.untyped_storage(), category)
 
@@ -228,7 +230,7 @@ class Watcher:
             name = block.name
         else:
             sequence = group.next_collective()
-        if session.position.step < 0:
+        if (position or session.position).step < 0:
             return -1
         message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind)
         return session.tape.communication(message, sequence, position)
