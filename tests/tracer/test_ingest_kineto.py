@@ -19,7 +19,6 @@ from foretrace import main
 from tracer.errors import IngestError
 from tracer.ingest.ingest import ingest
 from tracer.ingest.kernels import collective_kind, is_communication, kernel
-from tracer.ingest.layout import Events
 from tracer.ingest.recording import innermost, lanes
 from traces.arrivals import arrivals
 from traces.columns import int64, is_one_of
@@ -313,27 +312,3 @@ def test_dlrm_on_8_gpus_waits_much_more_than_it_moves(tmp_path: Path) -> None:
     assert sum(min(own) for own in durations.values()) == pytest.approx(217_000, rel=0.005)
     assert sum(sum(own) for own in durations.values()) / 8 == pytest.approx(6_067_750)
     assert max(clock.uncertainty_ns for clock in run.info.clock.values()) <= 7_000
-
-
-NAMES = st.text('ab{}\n "\\', max_size=6)
-CATEGORIES = ("kernel", "gpu_memcpy", "cpu_op", "cuda_runtime", "kernels_of_mine")
-PLAIN = st.builds(lambda name, cat: event(cat, name, 1.0, 2.0, x=name), NAMES, st.sampled_from(CATEGORIES))
-TRACK = st.builds(lambda name: {"name": name, "ph": "M", "ts": 1.0, "args": {"name": name}}, NAMES)
-INSTANT = st.builds(lambda name: {"ph": "i", "cat": "kernel", "name": name, "ts": 1.0, "args": {}}, NAMES)
-
-
-@settings(max_examples=200, deadline=None)
-@given(found=st.lists(st.one_of(PLAIN, TRACK, INSTANT), max_size=8), stale=st.binary(max_size=40))
-def test_events_are_found_whatever_stands_beside_them(found: list[Event], stale: bytes) -> None:
-    """Tracks and instants in between, braces and quotes in names, stale bytes behind."""
-    texts = []
-    for one in found:
-        head = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in one.items() if key != "args")
-        args = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in one["args"].items())
-        texts.append(f'{{\n    {head},\n    "args": {{\n      {args}\n    }}\n  }}')
-    block = ("\n  " + ",\n  ".join(texts)).encode()
-    events = Events(bytearray(block + stale), len(block))
-    for category in ("kernel", "gpu_mem", "cuda_"):
-        wanted = [e for e in found if e["ph"] == "X" and e["cat"].startswith(category)]
-        assert [json.loads(text) for text in events.texts((category.encode(),))] == wanted
-    assert events.n_events == sum("cat" in e for e in found)

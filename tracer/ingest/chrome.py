@@ -7,9 +7,11 @@ looked at. Any other layout is decoded event by event. Both hold one block of th
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import IO, Any, Final
 
 from tracer.errors import IngestError
@@ -83,15 +85,28 @@ def read_any_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
     trace = Trace()
     held: dict[str, list[dict[str, Any]]] = {"device": [], "launch": []}
     try:
-        for event in Decoder(stream, trace).events():
-            trace.n_events += 1
-            _keep(trace, held, event, operators=operators)
-            if len(held["device"]) + len(held["launch"]) >= 1 << 16:
-                _flush(trace, held)
+        with _uncollected():
+            for event in Decoder(stream, trace).events():
+                trace.n_events += 1
+                _keep(trace, held, event, operators=operators)
+                if len(held["device"]) + len(held["launch"]) >= 1 << 16:
+                    _flush(trace, held)
     except RecursionError as error:
         raise IngestError("values are nested too deeply to be a trace") from error
     _flush(trace, held)
     return trace
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage meanwhile: decoded JSON has no circles, and looking takes a quarter of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _keep(trace: Trace, held: dict[str, list[dict[str, Any]]], event: object, *, operators: bool) -> None:

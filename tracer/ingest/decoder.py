@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from tracer.errors import IngestError
 from tracer.ingest.sources import UNREADABLE
@@ -12,6 +12,9 @@ from tracer.ingest.trace import Trace
 
 BLOCK_BYTES: Final = 1 << 22
 """Part of a file that is held at a time: larger ones were not faster."""
+
+_BEGIN: Final = 4
+"""Characters of a value that tell how values of a file begin: a brace, a quote, and two of the first key."""
 
 _LARGEST_VALUE: Final = 1 << 28
 """Longest single value, in characters, that is decoded; a trace has none near it."""
@@ -28,6 +31,7 @@ class Decoder:
         self._at = 0
         self._tail = b""
         self._ended = False
+        self._tried: str | None = None  # text in which values were decoded together already
 
     def events(self) -> Iterator[object]:
         """Yield the events, whatever the order of the other keys."""
@@ -59,19 +63,42 @@ class Decoder:
             self._trace.cut = self._trace.cut or "the file ends in the middle"
 
     def _array(self) -> Iterator[object]:
+        between = ""
+        end = 0
         while (mark := self._peek()) and mark != "]":
             if mark == ",":
                 self._at += 1
                 continue
+            if 0 < end < self._at:  # how two values are told apart in this file, and how the second begins
+                between = self._text[end - 1 : self._at + _BEGIN]
+            yield from self._many(between)
+            end = 0
             value = self._value()
             if value is _NOTHING:
                 self._trace.cut = self._trace.cut or f"not JSON after event {self._trace.n_events}"
                 return
             yield value
+            end = self._at
         if mark == "]":
             self._at += 1
         else:
             self._trace.cut = self._trace.cut or "the file ends in the middle"
+
+    def _many(self, between: str) -> list[Any]:
+        """Return the values up to the last *between* in the text, all at once; none if that is not JSON.
+
+        A *between* in the middle of a value leaves brackets or quotes open: nothing wrong is returned.
+        """
+        cut = self._text.rfind(between, self._at + 1) if between and self._text is not self._tried else -1
+        if cut < 0:
+            return []
+        self._tried = self._text
+        try:
+            found = json.loads(f"[{self._text[self._at : cut + 1]}]")
+        except (ValueError, RecursionError):
+            return []
+        self._at = cut + 1 + between[1:].index(between[-_BEGIN:])
+        return found if isinstance(found, list) else []
 
     def _peek(self) -> str:
         """Return the next character that is not a space, "" at the end."""

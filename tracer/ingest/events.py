@@ -68,6 +68,9 @@ CALL_NAME: Final = "record_param_comms"
 """Operator in which torch notes what each collective is."""
 
 _LABELS: Final = ("cat", "name", *(name for name, kind in ARGUMENTS.items() if kind == pa.string()))
+_OUTER: Final = frozenset({"cat", "name", "ts", "dur", "tid"})
+"""Columns that stand beside the arguments of an event, not in them."""
+
 _STRUCT: Final = pa.struct(list(ARGUMENTS.items()))
 _JSON_DEVICE: Final = pa.schema([*list(DEVICE)[:4], ("args", _STRUCT)])
 _JSON_LAUNCH: Final = pa.schema([*list(LAUNCH)[:4], ("args", pa.struct([("correlation", pa.int64())]))])
@@ -102,11 +105,28 @@ def objects(texts: Iterable[bytes | bytearray], lost: Counter[str]) -> list[dict
 
 def from_objects(events: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     """Return *events* in the columns of *schema*; a value of a wrong type becomes null."""
+    inner = [arguments(event) for event in events]
     columns = {
-        name: [_value(event, name, kind) for event in events]
+        name: _typed([event.get(name) for event in (events if name in _OUTER else inner)], kind)
         for name, kind in zip(schema.names, schema.types, strict=True)
     }
     return _encoded(pa.table(columns, schema=schema))
+
+
+def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return *values* in a column; those that cannot be of its type are null."""
+    types = set(map(type, values)) - {type(None)}
+    try:
+        if not types:
+            return pa.nulls(len(values), kind)
+        if kind == pa.float64() and types <= {int, float}:
+            numbers = pa.array(values, kind).to_numpy(zero_copy_only=False)
+            return pa.array(numbers, kind, mask=~np.isfinite(numbers))
+        if (kind, types) in ((pa.int64(), {int}), (pa.string(), {str})):
+            return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        pass  # one of them is out of range, or no character
+    return pa.array([_value(value, kind) for value in values], kind)
 
 
 def number(value: object) -> float | None:
@@ -184,9 +204,8 @@ def _validated(table: pa.Table) -> pa.Table:
     return table
 
 
-def _value(event: Mapping[str, Any], name: str, kind: pa.DataType) -> object:
-    """Return the value of column *name* in *event*, None if there is none of that type."""
-    value = event.get(name) if name in {"cat", "name", "ts", "dur", "tid"} else arguments(event).get(name)
+def _value(value: object, kind: pa.DataType) -> object:
+    """Return *value* in the type *kind*, None if it is of another."""
     if value is None:
         return None
     if kind == pa.string():
