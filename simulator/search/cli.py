@@ -74,6 +74,9 @@ def _names(which: str) -> Choices:
 @click.option(
     "--by", type=click.Choice(["time", "cost"]), default="time", show_default=True, help="What is best."
 )
+@click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), help="Dollars for --tokens: fastest within."
+)
 @click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Layouts to list.")
 @click.option("--why", type=click.IntRange(2), default=2, show_default=True, help="Say why this one loses.")
 @click.option("--what-if", is_flag=True, help="Search again: links half as fast; twice the batch.")
@@ -100,7 +103,11 @@ def search(*, as_json: bool, **flags: Any) -> None:
     prices = {(s.cluster.name, s.cluster.n_gpus): _price(flags["price"], s.cluster) for s in spaces}
     what_if: list[dict[str, Any]] = []
     with _searching(flags, spaces, _weights(flags, prices), quiet=as_json) as search_all:
-        found = search_all(spaces, flags["top"])
+        found = (
+            _affordable(search_all, spaces, prices, flags)
+            if flags["budget"]
+            else search_all(spaces, flags["top"])
+        )
         if not found.best:
             raise JobError(nothing(found.counts))
         if flags["what_if"]:
@@ -137,6 +144,41 @@ def search(*, as_json: bool, **flags: Any) -> None:
     for one in made:
         click.echo(f"\n{one.target}:\n{one.text.rstrip()}")
         show_differences(one)
+
+
+def _affordable(
+    search_all: SearchAll,
+    spaces: Sequence[Any],
+    prices: Mapping[tuple[str, int], float | None],
+    flags: Mapping[str, Any],
+) -> Found:
+    """Return the fastest layouts that train the tokens within the budget, of all machines.
+
+    On one machine the fastest is the cheapest, so the best of each is enough.
+
+    Raises:
+        ConfigError: there is no number of tokens, or no price.
+        JobError: nothing is cheap enough; the message has what is cheapest.
+    """
+    from simulator.search.best import Counts, Found
+    from simulator.search.describe import described
+
+    if flags["tokens"] is None:
+        raise ConfigError("--budget needs --tokens: what the dollars are to pay for, e.g. --tokens 2T")
+    _weights({"by": "cost"}, prices)
+    each = [search_all([space], flags["top"]) for space in spaces]
+    costs = [(described(one, prices, flags["tokens"])["usd"], one) for found in each for one in found.best]
+    within = sorted(
+        (one.summary["step_time_s"], at) for at, (usd, one) in enumerate(costs) if usd <= flags["budget"]
+    )
+    if costs and not within:
+        usd, one = min(costs, key=lambda cost: cost[0])
+        raise JobError(
+            f"nothing trains {flags['tokens']} tokens for {flags['budget']:,.0f} USD: the cheapest takes "
+            f"{usd:,.0f} USD, on {one.job.cluster.n_gpus} {one.job.cluster.name}"
+        )
+    best = tuple(costs[at][1] for _, at in within[: flags["top"]])
+    return Found(best=best, counts=sum((found.counts for found in each), Counts()))
 
 
 SearchAll = Callable[[Sequence[Any], int], "Found"]
@@ -181,7 +223,7 @@ def _weights(flags: Mapping[str, Any], prices: Mapping[tuple[str, int], float | 
         return {}
     for (name, _), price in prices.items():
         if price is None:
-            raise ConfigError(f"--by cost needs a price: {name} has none, give --price '2.5 USD/h'")
+            raise ConfigError(f"dollars need a price: {name} has none, give --price '2.5 USD/h'")
     return {key: (price or 0.0) * key[1] for key, price in prices.items()}
 
 

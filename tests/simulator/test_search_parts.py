@@ -208,3 +208,23 @@ def test_what_if_and_tools_are_in_the_answer() -> None:
     assert sum(part["seconds"] for part in said["why_not"]["parts"]) == pytest.approx(
         said["layouts"][1]["step_time_s"] - said["layouts"][0]["step_time_s"], abs=1e-9
     )
+
+
+BUDGET = (
+    "search --model llama3.2-1b --cluster dgx-a100 --gpus 1,2,4 --global-batch 8 --seq-len 1024 --tokens 1B "
+    "--micro-batch 1 --recompute none --sharding zero1 --top 5 --json"
+).split()
+
+
+def test_a_budget_leaves_the_fastest_that_it_pays_for() -> None:
+    every = json.loads(CliRunner().invoke(main, [*BUDGET, "--by", "cost"], catch_exceptions=False).output)
+    costs = sorted(one["usd"] for one in every["layouts"])
+    limit = str((costs[0] + costs[-1]) / 2)
+    said = json.loads(CliRunner().invoke(main, [*BUDGET, "--budget", limit], catch_exceptions=False).output)
+    assert said["layouts"]
+    assert all(one["usd"] <= float(limit) for one in said["layouts"])
+    steps = [one["step_time_s"] for one in said["layouts"]]
+    assert steps == sorted(steps)
+    short = CliRunner().invoke(main, [*BUDGET, "--budget", str(costs[0] / 2)])
+    assert isinstance(short.exception, SystemExit)
+    assert "the cheapest takes" in short.output
