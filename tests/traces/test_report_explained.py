@@ -133,8 +133,13 @@ def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, pipeline_run: Run)
     assert told(open_run(path))[0]["runs"][0]["links"] is None
 
 
-@pytest.mark.parametrize(("slow", "expected"), [(1.0, None), (1.02, None), (1.5, 3), (0.5, None)])
-def test_a_rank_slower_than_its_like_is_named(tmp_path: Path, slow: float, expected: int | None) -> None:
+@pytest.mark.parametrize(
+    ("slow", "step", "expected"),
+    [(1.0, 2000, None), (1.02, 2000, None), (1.5, 2000, 3), (0.5, 2000, None), (1.5, 30_000, None)],
+)
+def test_a_rank_slower_than_its_like_is_named(
+    tmp_path: Path, slow: float, step: int, expected: int | None
+) -> None:
     lengths = [1000] * 8
     lengths[3] = round(1000 * slow)
     columns: dict[str, object] = {
@@ -143,7 +148,7 @@ def test_a_rank_slower_than_its_like_is_named(tmp_path: Path, slow: float, expec
         "kind": ["forward"] * 8 + ["step"] * 8,
         "stream": ["compute"] * 8 + ["step"] * 8,
         "start_ns": [0] * 16,
-        "duration_ns": [*lengths, *[2000] * 8],
+        "duration_ns": [*lengths, *[step] * 8],
         "step": [0] * 16,
     }
     run = open_run(write_run(tmp_path / "run", RunInfo(origin="recorded", world_size=8), timeline(columns)))

@@ -29,6 +29,9 @@ OTHER_COMPUTE: Final = "compute"
 _MOST_KINDS: Final = 6
 """Kinds of compute that a timeline may name besides those above; a legend cannot hold more."""
 
+_LEAST_SHARE: Final = 0.005
+"""Share of all compute from which another kind has an entry of its own: less cannot be seen."""
+
 HOST: Final = "host"
 """Kind of the lane that shows what the host does."""
 
@@ -122,7 +125,9 @@ def _compute_kinds(runs: Iterable[Run]) -> list[str]:
             for kind, ns in zip(sums["kind"].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True):
                 total[kind] = total.get(kind, 0) + ns
     known = [kind for kind in _COMPUTE if kind in total and kind != OTHER_COMPUTE]
-    others = sorted((kind for kind in total if kind and kind not in _COMPUTE), key=lambda kind: -total[kind])
+    least_ns = _LEAST_SHARE * sum(total.values())
+    named = (kind for kind, ns in total.items() if kind and kind not in _COMPUTE and ns >= least_ns)
+    others = sorted(named, key=lambda kind: -total[kind])
     return [*known, *others[:_MOST_KINDS], OTHER_COMPUTE]
 
 

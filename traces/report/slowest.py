@@ -14,6 +14,9 @@ from traces.run import Run
 NOTABLE: Final = 1.05
 """How many times as long a rank must compute as its like to be worth a word: 5 % is more than noise makes."""
 
+LEAST_LOSS: Final = 0.02
+"""Share of the step that it must compute longer: where ranks hardly compute, another one is to blame."""
+
 FEWEST: Final = 3
 """Ranks of one stage that it takes to call one of them slow."""
 
@@ -42,7 +45,9 @@ def slowest(run: Run) -> Slowest | None:
     Means over the steps that averages are over; ranks that stand for others count as often as they stand.
     """
     rows = breakdown(run)
-    steps = set(averaged_steps(run, step_times_ns(rows)))
+    lengths_ns = step_times_ns(rows)
+    steps = set(averaged_steps(run, lengths_ns))
+    least_ns = LEAST_LOSS * float(np.mean([lengths_ns[step] for step in steps] or [0]))
     times: dict[int, list[int]] = defaultdict(list)
     weight: dict[int, int] = {}
     for row in rows:
@@ -62,6 +67,7 @@ def slowest(run: Run) -> Slowest | None:
             continue
         rank = max(ranks, key=lambda one: mean[one])
         ratio = mean[rank] / middle
-        if ratio >= NOTABLE and (found is None or ratio > found.ratio):
+        is_notable = ratio >= NOTABLE and mean[rank] - middle >= least_ns
+        if is_notable and (found is None or ratio > found.ratio):
             found = Slowest(rank, ratio)
     return found

@@ -190,7 +190,8 @@ function drawWork(paint, i, j, level) {
     g.fillRect(x0, y, x1 - x0, 0.8);
     g.fillRect(x0, y + height - 0.8, x1 - x0, 0.8);
   }
-  if (!dimmed) drawWorkLabel(g, run, i, level, x0, x1, y, solid >= 12 ? solid : height);
+  const room = solid >= 12 ? solid : solid >= height / 2 ? height : 0;   // words on a strip of waiting cannot be read
+  if (!dimmed) drawWorkLabel(g, run, i, level, x0, x1, y, room);
   g.globalAlpha = 1;
 }
 
