@@ -39,6 +39,7 @@ def tables(found: Mapping[str, Any]) -> dict[str, Sequence[str]]:
         "classes": _grid(found["score_by_class_and_gpu"], found["score_by_class"], found["score_by_gpu"]),
         "sizes": list(_rows(("GPUs", "score"), found["score_by_size"].items())),
         "families": _families(found["families"]),
+        "calibration": _calibration(found),
         "choices": _choices(found["choices_by_source"]),
         "wrong": _wrong(found["choices"]),
         "others": _others(found["worst"]),
@@ -126,6 +127,20 @@ def _families(families: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
     rows.sort(key=lambda row: row[3], reverse=True)
     return list(_rows(("source", "families", "rows", "score", "bias"), rows))
+
+
+def _calibration(found: Mapping[str, Any]) -> list[str]:
+    check = found["calibration_check"]
+    rows = [
+        ("one run of each machine, its other runs", found["calibrated_before"], found["calibrated_score"]),
+        (
+            "one run of each model on each machine, its other runs",
+            found["calibrated_model_before"],
+            found["calibrated_model_score"],
+        ),
+        ("any one run of a machine that is not known", check["before"], check["after"]),
+    ]
+    return list(_rows(("calibrated on", "before", "after"), rows))
 
 
 def _choices(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:

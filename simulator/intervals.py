@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from simulator.job import FULLY_SHARDED, Job
 
-LEAST_FAMILIES: Final = 3
+LEAST_FAMILIES: Final = 5
 """Fewest families of runs that the errors of a class are taken from; else those of a wider class are."""
 
 

@@ -28,6 +28,7 @@ def calibrated(steps: Sequence[Step]) -> dict[str, Any]:
     planned. Its label has no part in the choice. A machine with one run has nothing left to score.
     """
     rest: list[Step] = []
+    before: list[Step] = []
     used: dict[str, Any] = {}
     for name, runs in _by(steps, lambda step: step.machine).items():
         one = _middle(runs)
@@ -35,15 +36,20 @@ def calibrated(steps: Sequence[Step]) -> dict[str, Any]:
         trust = {same: SPREADS.trust(same_model=same) for same in (True, False)}
         used[name] = {"id": one.scored.id, "rows": len(runs) - 1, **factors._asdict()}
         rest += _others(runs, one, factors, trust)
+        before += _but(runs, one)
     of_model: list[Step] = []
+    of_model_before: list[Step] = []
     for runs in _by(steps, _family).values():
         one = _middle(runs)
         trust = {True: SPREADS.trust(same_model=True)}
         of_model += _others(runs, one, fit(one.curve, one.scored.measured), trust)
+        of_model_before += _but(runs, one)
     return {
         "calibrated_score": score(rest),
+        "calibrated_before": score(before),
         "calibrated_score_by_class": score_by(rest, lambda step: step.scored.group),
         "calibrated_model_score": score(of_model),
+        "calibrated_model_before": score(of_model_before),
         "calibration": used,
         "calibration_check": checked(steps),
     }
@@ -63,7 +69,7 @@ def checked(steps: Iterable[Step]) -> dict[str, Any]:
         trust = {same: spreads.trust(same_model=same) for same in (True, False)}
         ordered = _ordered(runs)
         for one in ordered[:: max(1, len(ordered) // TURNS)]:
-            before += [step for step in runs if step is not one]
+            before += _but(runs, one)
             after += _others(runs, one, fit(one.curve, one.scored.measured), trust)
     return {"before": score(before), "after": score(after), "machines": len(machines)}
 
@@ -101,7 +107,11 @@ def _variance(values: Sequence[float], middle: float) -> float:
 def _others(runs: Iterable[Step], one: Step, factors: Factors, trust: dict[bool, float]) -> list[Step]:
     """Return *runs* but *one*, predicted anew with as much of *factors* as each is trusted to share."""
     found = {same: factors.trusted(share) for same, share in trust.items()}
-    return [_with(step, found[_family(step) == _family(one)]) for step in runs if step is not one]
+    return [_with(step, found[_family(step) == _family(one)]) for step in _but(runs, one)]
+
+
+def _but(runs: Iterable[Step], one: Step) -> list[Step]:
+    return [step for step in runs if step is not one]
 
 
 def _with(step: Step, factors: Factors) -> Step:
