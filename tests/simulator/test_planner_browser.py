@@ -157,7 +157,7 @@ def test_a_price_is_what_the_tokens_cost(browser: Any, address: str) -> None:
     visit.after(lambda: visit.page.fill("#plan-price", "3"))
     tokens_per_s = simulate(job_from(SETTINGS)).summary["tokens_per_s"]
     assert visit.figures()["Cost"] == f"${8 * 3 / 3600 / tokens_per_s * 1e9:,.0f}"
-    assert "at $3 per GPU-hour" in visit.page.inner_text("#headline")
+    assert "at $3\u00a0per GPU-hour" in visit.page.inner_text("#headline")
     assert "price=3" in visit.page.url
     visit.after(lambda: visit.page.fill("#plan-price", "-1"))
     assert "price='-1'" in visit.page.inner_text("#mistake")
