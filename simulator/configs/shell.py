@@ -22,6 +22,8 @@ _VARIABLE: Final = re.compile(
 _WHOLE_ARRAY: Final = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
 _PARAMETER: Final = re.compile(r"\$\{\d+:?-([^{}]*)\}")
 _TEST: Final = re.compile(r"^(?:if|elif)\s+\[{1,2}\s+(.*?)\s+\]{1,2}\s*;?\s*(?:then)?$")
+_EITHER: Final = re.compile(r"\s*\]{1,2}\s*\|\|\s*\[{1,2}\s*")
+_BOTH: Final = re.compile(r"\s*\]{1,2}\s*&&\s*\[{1,2}\s*")
 _PROGRAM: Final = re.compile(r"\b(pretrain|train|finetune|torchrun|torch\.distributed|deepspeed)")
 _OF_NUMBERS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "-eq": operator.eq,
@@ -126,7 +128,14 @@ def _holds(line: str, variables: dict[str, str]) -> bool:
     found = _TEST.match(line)
     if found is None:
         return False
-    parts = _tokens(_expanded(found.group(1), variables))
+    either = _EITHER.split(found.group(1))
+    if len(either) > 1:
+        return any(_says(_tokens(_expanded(test, variables))) for test in either)
+    return all(_says(_tokens(_expanded(test, variables))) for test in _BOTH.split(found.group(1)))
+
+
+def _says(parts: list[str]) -> bool:
+    """Return whether one test holds, given as words."""
     if len(parts) == 3 and parts[1] in _COMPARES:
         left, how, right = parts
         numbers = how in _OF_NUMBERS

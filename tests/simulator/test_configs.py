@@ -54,6 +54,30 @@ torchrun ${ARGS[@]} pretrain_gpt.py ${MODEL[@]} $BATCH \\
     --lr 1e-4 --not-an-argument 3
 """
 
+NESTED = """
+D=${3:-"MOCK"}
+X=()
+if [[ "$D" == "MOCK" ]] || [[ -z "$D" ]]; then
+    X+=(
+        "--b 1"
+        "--c 9,1"
+    )
+fi
+if [ "$D" = y ] && [ 1 = 1 ]; then
+    X+=(--d)
+fi
+if [ ! -f "$P" ]; then
+    exit 1
+fi
+A=(--a)
+A+=("${X[@]}")
+P="t.py"
+torchrun "$P" \\
+    ${A[@]}
+
+set +x
+"""
+
 DEEPSPEED: dict[str, Any] = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": 2,
@@ -397,6 +421,7 @@ def test_files_that_cannot_be_read_say_why(content: str, name: str, message: str
             'if [ -z "$1" ]; then\nA=1\nelif [ 1 = 2 ]; then\nA=2\nelse\nA=3\nfi\ntorchrun t.py --a $A',
             {"a": "3"},
         ),
+        (NESTED, {"a": True, "b": "1", "c": "9,1"}),
         ("ARGS=(--a 1)\nARGS+=(--b 2)", {"a": "1", "b": "2"}),
         ("# --a 1\nmkdir --parents x\ntorchrun t.py --split 99,1,0", {"split": "99,1,0"}),
         ("torchrun t.py --c $((1/0))", {"c": "1/0"}),
