@@ -186,14 +186,17 @@ def _attention_bytes(job: Job, *, scores: bool) -> int:
 
 
 def _mlp_bytes(job: Job, layer: int) -> int:
-    """Input and output of the activation; for experts also the tokens sent to them and their answers."""
+    """Input and output of the activation; for experts also the tokens sent to them.
+
+    What experts answer is not kept: the weight of a token is applied in the activation. Reference:
+    Megatron-LM ``moe/experts.py``, ``weighted_bias_swiglu_impl`` of ``permuted_probs``.
+    """
     model = job.model
     if not model.is_moe(layer):
         return _branch_bytes(job) + _kept_inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
     n_routed = routed_tokens(job, tokens_per_rank(job))
     found = _branch_bytes(job) + _kept_inner_bytes(job, model.moe_ffn_hidden, n_routed)
     found += matrix_input_bytes(job, n_routed * model.hidden)
-    found += hidden_bytes(job, routed_tokens(job, tokens_per_shard(job)))
     found += tokens_per_shard(job) * model.n_experts * 4
     if model.n_shared_experts:
         found += _kept_inner_bytes(job, model.shared_ffn_hidden, tokens_per_rank(job))
