@@ -26,8 +26,12 @@ from traces.model_parts import joined_models
 
 _Result = TypeVar("_Result")
 
-LONG_STEP: Final = 100_000
-"""Events of a first step after which no second one is run: some ten seconds of processor time."""
+LONG_STEP: Final = 15_000
+"""Events of a first step after which no second one is run: some seconds of processor time. DDP always has a
+second one, in which it has other buckets."""
+
+MADE_ONCE: Final = frozenset({"aten.zeros_like", "aten.full_like", "aten.zeros", "aten.full"})
+"""Operators by which an optimizer makes its states in its first step."""
 
 
 class _Nowhere:
@@ -123,6 +127,9 @@ class RehearsalSession:
             self.groups.name_axis(group, "dp")
         if sharding:
             self.note_job(sharding=sharding)
+        for tensor in (*model.parameters(), *model.buffers()):  # copied ones come from no operator
+            own = getattr(tensor, "_local_tensor", tensor)
+            self.memory.add(own.untyped_storage(), "parameters")
         is_first = self.model is None
         self.model = joined_models([self.model, describe_model(model)])
         if is_first:
@@ -157,7 +164,8 @@ class RehearsalSession:
     def step_ended(self) -> None:
         """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
         self.by_step[self.position.step - 1] = self.forwards
-        if self.position.step == 1 and self.warmup == 1 and self.tape.n_events > LONG_STEP:
+        is_long = self.tape.n_events > LONG_STEP and self.job.get("sharding") != "ddp"
+        if self.position.step == 1 and self.warmup == 1 and is_long:
             self._keep_first()
         if self.position.step >= self.warmup + self.n_steps:
             raise Finished
@@ -171,9 +179,10 @@ class RehearsalSession:
         """Keep the first step after all: another one would take as long and show the same."""
         self.warmup = 0
         self.memory.count_always("optimizer")
+        self.tape.leave_out("optimizer", MADE_ONCE)
         self.warn(
-            "the first step was kept, for it is long: its optimizer still makes its states, which memory "
-            "counts as if they had been there before"
+            "the first step was kept, for it is long: what its optimizer makes for itself is left out of its "
+            "time, and in memory as if it had been there before"
         )
 
     def entered(self, module: Any) -> None:

@@ -38,6 +38,10 @@ CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
 SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
 
 
+FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | {"aten.eq", "aten.ne", "aten.scatter_", "aten.scatter"}
+"""Operators of whose results something may be known."""
+
+
 @dataclass(slots=True)
 class Known:
     """What is known of the elements of a storage.

@@ -106,6 +106,15 @@ class Tape:
         self._n_forgotten += keep
         del self._events[: keep * _COLUMNS]
 
+    def leave_out(self, kind: str, names: frozenset[str]) -> None:
+        """Take the operations *names* of a kind of work for nothing; other events keep their numbers."""
+        works = [work.name in names for work in self._works.rows]
+        places = [place.kind == kind for place in self._places.rows]
+        events = self._events
+        for at in range(0, len(events), _COLUMNS):
+            if events[at] == OP and works[events[at + 1]] and places[events[at + 2]]:
+                events[at], events[at + 1] = MARK, -1
+
     def number_of(self, work: Work) -> int:
         """Return the number by which ``op`` knows *work*."""
         return self._works.number(work)

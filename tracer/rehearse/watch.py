@@ -11,6 +11,7 @@ from tracer.operators import OPERATORS, Operator, dtype_name, tensor_bytes
 from tracer.records import Position
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.memory import OF_KIND
+from tracer.rehearse.stated import FOLLOWED
 from tracer.rehearse.tape import HOST_WAIT, WAIT, Message
 from tracer.rehearse.works import SILENT, Call, Work, tensors_in, work_of
 
@@ -116,7 +117,7 @@ class Watcher:
         """Return the handler of an operator that launches a kernel."""
         session, numbers, tape = self._session, self._numbers, self._session.tape
         note, made, is_ours = session.stated.note, self._made, self._is_ours
-        position = session.position
+        position, follows = session.position, name in FOLLOWED
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out = func(*args, **kwargs)
@@ -125,7 +126,8 @@ class Watcher:
             made(out)
             if name in _UNSHARDS:
                 self._gathered(kwargs["out"])
-            note(name, args, out)
+            if follows:
+                note(name, args, out)
             if position.step >= 0:
                 key = (func, _signature(args), _signature(out))
                 number = numbers.get(key)
