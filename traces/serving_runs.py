@@ -218,7 +218,7 @@ def _row(runs: Runs, path: Path) -> str:
     try:
         info = RunInfo.from_json((path / "run.json").read_text("utf-8"), name)
         run = Run(name, info, (), MEMORY.empty_table(), ())
-        cells = [title(run), info.origin, layout_words(run), *runs.figures(name, info)]
+        cells = [title(run), info.origin, _layout(run), *runs.figures(name, info)]
     except (OSError, TraceError) as error:
         cells = [f"cannot be read: {error}", "", "", "", "", ""]
     when = datetime.fromtimestamp(_changed(path) / 1e9, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -226,6 +226,13 @@ def _row(runs: Runs, path: Path) -> str:
     check = f'<input type="checkbox" name="run" value="{html.escape(name)}" aria-label="compare">'
     said = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*cells, when))
     return f"<tr><td>{check}</td><th scope=row>{link}</th>{said}</tr>"
+
+
+def _layout(run: Run) -> str:
+    """Return how a run was laid out, and how its pipeline was scheduled."""
+    schedule = (run.info.job or {}).get("schedule")
+    is_pipeline = run.info.layout is not None and run.info.layout.pp > 1
+    return layout_words(run) + (f" · {schedule}" if is_pipeline and isinstance(schedule, str) else "")
 
 
 def _figures(runs: Runs, name: str, info: RunInfo) -> list[str]:

@@ -119,6 +119,7 @@ def test_the_list_has_every_run_with_its_headline(client: Client, folder: Path) 
     assert "<img" not in text
     assert "cannot be read" in text
     assert str(folder) in text
+    assert " · 1f1b</td>" in text
 
 
 def test_a_served_document_is_that_of_the_report(client: Client, pipeline_run: Run) -> None:
