@@ -115,6 +115,11 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "flash_attention", words(flash=True, fused=True, auto=True, unfused=False, local=False)
         ),
         "moe-expert-capacity-factor": Use("capacity_factor", float),
+        "moe-token-dispatcher-type": Use(
+            "convention.expert_dispatch", words(alltoall="copies", allgather="copies", flex="once")
+        ),
+        "moe-enable-deepep": on("convention.expert_dispatch", gives="once"),
+        "overlap-moe-expert-parallel-comm": on("schedule", gives="combined-1f1b"),
         "clip-grad": Use("convention.grad_norm", _is_on),
         # The model.
         "num-layers": Use("model.n_layers", whole),
@@ -245,12 +250,12 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                *("moe-router-load-balancing-type", "moe-aux-loss-coeff", "moe-token-dispatcher-type"),
+                *("moe-router-load-balancing-type", "moe-aux-loss-coeff"),
                 *("moe-grouped-gemm", "moe-router-score-function", "moe-router-pre-softmax"),
                 *("moe-router-enable-expert-bias", "moe-router-bias-update-rate", "moe-z-loss-coeff"),
                 *("moe-permute-fusion", "moe-router-dtype", "moe-router-group-topk", "moe-router-num-groups"),
                 *("moe-router-topk-scaling-factor", "moe-pad-expert-input-to-capacity", "moe-router-fusion"),
-                *("moe-token-drop-policy", "moe-enable-deepep"),
+                "moe-token-drop-policy",
             ),
             _ROUTING,
         ),

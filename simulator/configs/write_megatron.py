@@ -77,8 +77,9 @@ def _parallel(job: Job) -> Iterator[Argument]:
         yield "expert-model-parallel-size", layout.ep
     if layout.tp > 1:
         yield from (("sequence-parallel", job.sequence_parallel), ("tp-comm-overlap", job.profile.async_tp))
-    if job.schedule == "interleaved-1f1b" and layout.pp > 1:
-        yield "num-virtual-stages-per-pipeline-rank", job.virtual_stages or 2
+    several = job.virtual_stages or (2 if job.schedule == "interleaved-1f1b" else 1)
+    if job.schedule in ("interleaved-1f1b", "combined-1f1b") and layout.pp > 1 and several > 1:
+        yield "num-virtual-stages-per-pipeline-rank", several
     if job.overlap_p2p is not None:
         yield "overlap-p2p-communication" if job.overlap_p2p else "no-overlap-p2p-communication", True
     if len(job.layers_per_stage) == layout.pp > 1:
@@ -120,5 +121,8 @@ def _overlap(job: Job) -> Iterator[Argument]:
     yield "overlap-param-gather", profile.overlap_param_gather and job.sharding != "ddp"
     yield "grad-reduce-in-bf16", profile.reduces_in_16_bit
     yield "no-gradient-accumulation-fusion", not profile.fused_wgrad
+    if job.layout.ep > 1:
+        yield "moe-token-dispatcher-type", "flex" if profile.expert_dispatch == "once" else "alltoall"
+        yield "overlap-moe-expert-parallel-comm", job.schedule == "combined-1f1b"
     yield "ddp-bucket-size", round(profile.bucket_mib * 2**20 / 4) if profile.bucket_mib else None
     yield "clip-grad", 1.0 if profile.grad_norm else 0.0

@@ -33,6 +33,17 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("megatron", {"tp": 2, "cp": 2, "recompute": "full", "recompute_layers": 4, "pp": 4}),
     ("megatron", {"sharding": "fsdp", "recompute": "selective", "micro_batch": 2}),
     ("megatron", {"model": "mixtral-8x7b", "ep": 8, "sharding": "zero1"}),
+    (
+        "megatron",
+        {
+            "model": "mixtral-8x7b",
+            "ep": 8,
+            "pp": 2,
+            "schedule": "combined-1f1b",
+            "virtual_stages": 2,
+            "conventions": {"expert_dispatch": "once"},
+        },
+    ),
     ("megatron", {"model": "gpt3-175b", "tp": 8, "pp": 8, "precision": "fp16"}),
     ("megatron", {"model": "deepseek-v2-lite", "ep": 8, "conventions": {"overlap_param_gather": True}}),
     ("megatron", {"tp": 4, "sequence_parallel": False, "fp8": True, "recipe": "current"}),
@@ -78,6 +89,7 @@ def test_what_a_tool_can_express_comes_back_as_it_was(target: str, given: dict[s
     back = read_back(asked, target, made.text, made.asks)
     assert back.layout == asked.layout
     assert back.profile == asked.profile
+    assert back.schedule == asked.schedule
     assert back.model.n_params == asked.model.n_params
 
 
