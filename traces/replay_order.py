@@ -79,6 +79,8 @@ def _posted(work: Work, receives: Int64Array, spans: Int64Array) -> dict[int, in
 
 def _passes(work: Work, spans: Int64Array) -> list[_Pass]:
     """Return the passes that *spans* make: neighbours of one direction, micro-batch and chunk are one."""
+    if not len(spans):
+        return []
     names = np.array([_direction(name) for name in work.names])[work.what[spans]]
     microbatch, chunk = work.microbatch[spans], work.chunk[spans]
     is_new = np.ones(len(spans), np.bool_)

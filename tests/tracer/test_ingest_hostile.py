@@ -14,6 +14,7 @@ from pyarrow import parquet as pq
 
 from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
+from traces.analysis import analysis
 from traces.errors import TraceError
 from traces.metrics import breakdown
 from traces.store import open_run
@@ -199,6 +200,7 @@ def try_one(data: bytes, path: Path, outcome: Counter[str]) -> None:
         for row in breakdown(run):
             assert sum(row.ns.values()) == row.window_ns
             assert min(row.ns.values()) >= 0
+        json.dumps(analysis(run, 2.0))
         outcome["said" if info.dropped or info.warnings else "read"] += 1
     except (RecordError, TraceError) as error:
         outcome["refused"] += 1

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from tracer.errors import IngestError
 from tracer.ingest.clocks import common_clock
 from tracer.ingest.kineto import rank_in_name
 from tracer.ingest.matching import numbered_in_order, unmatched_ranks
@@ -18,6 +19,10 @@ from tracer.ingest.rows import stacked
 from traces.columns import int64, is_one_of
 from traces.info import Clock, RunInfo, rank_list
 from traces.layout import Group
+
+NS_PER_YEAR: Final = 365.25 * 24 * 3600 * 1e9
+LONGEST_NS: Final = 1 << 62
+"""Half of what 64 bits hold, so that durations can be added."""
 
 TIMELESS: Final = (
     "no times in the files: operators are drawn 1 µs long in the order of their calls; counts, sizes, FLOPs "
@@ -159,8 +164,20 @@ def _unnumbered(table: pa.Table) -> pa.Table:
 
 
 def _first_ns(tables: dict[int, pa.Table], clock: dict[int, Clock]) -> int:
-    """Return when the first span begins, on the common clock."""
-    return min(int(int64(table, "start_ns").min()) + clock[rank].offset_ns for rank, table in tables.items())
+    """Return when the first span begins, on the common clock.
+
+    Raises:
+        IngestError: the last begins longer after it than a timeline can say.
+    """
+    starts = [(int64(table, "start_ns"), clock[rank].offset_ns) for rank, table in tables.items()]
+    first = min(int(start.min()) + offset for start, offset in starts)
+    last = max(int(start.max()) + offset for start, offset in starts)
+    if max(last - first, abs(first)) > LONGEST_NS:
+        raise IngestError(
+            f"times lie {(last - first) / NS_PER_YEAR:,.0f} years apart: at most "
+            f"{LONGEST_NS / NS_PER_YEAR:.0f} can be told in nanoseconds"
+        )
+    return first
 
 
 def _moved(table: pa.Table, rank: int, clock: dict[int, Clock], first_ns: int) -> pa.Table:

@@ -22,6 +22,9 @@ from tracer.ingest.rows import stacked
 from tracer.ingest.sources import Progress, Source, first_line, head, opened
 from tracer.ingest.trace import Trace
 
+LATEST_NS: Final = 4 * 10**18
+"""Latest base time that is believed, in the year 2096. Times of events may be as large: sums of both fit."""
+
 MOST_RANKS: Final = 1 << 20
 """Largest world that is believed."""
 
@@ -55,6 +58,9 @@ def translated(trace: Trace, name: str) -> Recording:
     info = info if isinstance(info, dict) else {}
     rank, world_size = _rank(info), _world_size(info)
     base_ns = whole(trace.header.get("baseTimeNanoseconds")) or 0
+    if abs(base_ns) > LATEST_NS:
+        base_ns = 0
+        trace.lost["base time that is no time"] += 1
     groups = TraceGroups.from_header(-1 if rank is None else rank, world_size or 0, info)
     notes = Notes.of(trace.notes, base_ns)
     steps = steps_of(notes)
