@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.activity import axes
+from traces.columns import Int64Array
 from traces.meetings import CAUSES, Did, Waits, followed
 from traces.metrics import represented
 from traces.run import Run
@@ -135,7 +136,7 @@ def _traced(
     n = len(place)
     blame, direct = np.zeros((n, len(CAUSES), n + n_axes)), np.zeros((n, n))
     of_rank = {rank: np.flatnonzero(waits.rank == rank) for rank in place}
-    until = {rank: waits.until_ns[rows] for rank, rows in of_rank.items()}
+    before, until = _earlier(waits, of_rank)
     sums = {rank: np.append(0, np.cumsum(waits.waited_ns[rows])) for rank, rows in of_rank.items()}
     turn = {rank: len(rows) for rank, rows in of_rank.items()}
     carried = np.zeros((n, n + n_axes))  # by rank: what its waits have to carry, per ns of their length
@@ -148,8 +149,7 @@ def _traced(
         if (rank, turn[rank]) in ends:
             carried[me] -= ends.pop((rank, turn[rank]))
         load[[me, n + waits.axis[row]]] += waited
-        low = int(np.searchsorted(until[late], waits.late_since_ns[row], side="right"))
-        high = min(int(np.searchsorted(until[late], waits.until_ns[row], side="right")), turn[late])
+        low, high = int(before[row]), min(int(until[row]), turn[late])
         length = sums[late][high] - sums[late][low] if high > low else 0
         own = shares[row]
         if passed_on[row] > 0 and not length:  # it waited for nobody that is known
@@ -161,3 +161,13 @@ def _traced(
         blame[other] += own[:, None] * load
         direct[other, me] += own.sum() * waited
     return blame, direct
+
+
+def _earlier(waits: Waits, of_rank: Mapping[int, NDArray[np.intp]]) -> tuple[Int64Array, Int64Array]:
+    """Return of each wait how many of the late rank had ended when it began to be late, and when it came."""
+    before, until = np.zeros((2, len(waits.rank)), np.int64)
+    for late, rows in of_rank.items():
+        ended, ours = waits.until_ns[rows], np.flatnonzero(waits.late == late)
+        before[ours] = np.searchsorted(ended, waits.late_since_ns[ours], side="right")
+        until[ours] = np.searchsorted(ended, waits.until_ns[ours], side="right")
+    return before, until
