@@ -213,7 +213,8 @@ class _Search:
     def add(self, job: Job) -> None:
         """Let *job* be a candidate."""
         try:
-            floor_ns = self._pipeline(job).floor_ns(job)
+            times = self._pipeline(job)
+            floor_ns = max(times.floor_ns(job), times.replicas_ns(job))
         except SimulationError:  # its parts cannot be built
             return
         self.n_candidates += 1
@@ -236,7 +237,9 @@ class _Search:
             if stage is Stage.FLOOR:
                 if self._fits(job, least_bytes(job)):
                     self.n_run += 1
-                    self._push(Stage.PIPELINE, job, self._pipeline(job).pipeline_ns(job), number)
+                    times = self._pipeline(job)
+                    least_ns = max(times.pipeline_ns(job), times.replicas_ns(job))
+                    self._push(Stage.PIPELINE, job, least_ns, number)
             elif self._fits(job, max(rank.peak_bytes for rank in rank_memories(job))):
                 self.n_simulated += 1
                 self._push(Stage.STEP, job, self._step_ns(job), number)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from simulator.builder.chain import Chains, Pass
+from simulator.builder.gradients import DataParallel
 from simulator.builder.groups import Groups
 from simulator.builder.instances import Costs
 from simulator.builder.pairs import write_both
@@ -24,7 +25,7 @@ from simulator.builder.step import job_groups
 from simulator.builder.templates import gather_received
 from simulator.compute.timing import ComputeModel
 from simulator.engine import choose
-from simulator.job import Job
+from simulator.job import FULLY_SHARDED, Job
 from simulator.models.model import Model
 from simulator.network.cost import Network
 from simulator.program import Int64Array
@@ -61,6 +62,7 @@ class PipelineTimes:
         self._schedules: dict[Any, tuple[ScheduleProgram, Any]] = {}
         self._groups: dict[Any, Groups] = {}
         self._actions: dict[Hashable, Int64Array] = {}
+        self._gradients: dict[Hashable, int] = {}
 
     def pipeline_ns(self, job: Job) -> int:
         """Return the time from the first forward to the last backward of a step of *job*, in ns.
@@ -110,6 +112,36 @@ class PipelineTimes:
             + job.n_microbatches * together((int(forward[own].sum()), int(back[own].sum())))
             for own in map(list, held)
         )
+
+    def replicas_ns(self, job: Job) -> int:
+        """Return a time that a step of *job* is never below for its gradients alone; 0 where they can hide.
+
+        Where parameters are sharded every micro-batch reduces the gradients of every layer, one after the
+        other in the stream of data parallelism. Those of rank 0 are counted, the embedding aside.
+
+        Raises:
+            SimulationError: the job cannot run.
+        """
+        if job.sharding not in FULLY_SHARDED or job.cluster.others:
+            return 0
+        held = _shape(job.schedule, job.layout.pp, job.virtual_stages)[0]
+        layers = stage_layers(job, 1 + max(map(max, held)))
+        shared = (job.layout, *(getattr(job, name) for name in (*_OF_UNITS, "sharding")))
+        total = 0
+        for stage in held[0]:
+            for kind, same in _alike(job.model, tuple(layers[stage])).items():
+                key = ("gradients", kind, shared)
+                if key not in self._gradients:
+                    self._gradients[key] = self._gradient_ns(job, same[0])
+                total += len(same) * self._gradients[key]
+        return total * job.n_microbatches
+
+    def _gradient_ns(self, job: Job, layer: int) -> int:
+        """Return how long the gradients of *layer* take to their shards."""
+        groups, template = self._groups_of(job), Template()
+        DataParallel(job, groups).scatter(template, Unit(layer, layer_blocks(job, layer)), ())
+        template.tails = tuple(range(len(template.tasks)))
+        return _template_ns(template, Costs(groups, self._network, folded=False))
 
     def _link_ns(self, n_ranks: int, stride: int, size_bytes: int) -> Int64Array:
         """Return the time of a message between any two pipeline ranks that may be neighbours."""

@@ -82,6 +82,31 @@ def test_no_bound_is_above_what_it_bounds(schedule: str) -> None:
         assert pipeline_ns <= simulate(job, engine="compiled").summary["step_time_s"] * 1e9
 
 
+@pytest.mark.parametrize(
+    ("model", "framework"), [("llama3.2-1b", "megatron"), ("deepseek-v2-lite", "torchtitan")]
+)
+def test_gradients_of_sharded_parameters_are_a_bound(model: str, framework: str) -> None:
+    cluster = load_cluster("a100-ethernet", 16)
+    times = PipelineTimes(cluster)
+    some = Space(
+        model=load_model(model),
+        cluster=cluster,
+        global_batch=32,
+        seq_len=1024,
+        tp=(1,),
+        pp=(1, 2),
+        micro_batch=(1,),
+        schedule=("1f1b", "zb-v"),
+        sharding=("fsdp",),
+        recompute=("none",),
+        others={"framework": framework, "shard_ranks": 2},
+    )
+    jobs = list(some.jobs())
+    assert any(times.replicas_ns(job) > times.pipeline_ns(job) for job in jobs)
+    for job in jobs:
+        assert times.replicas_ns(job) <= simulate(job, engine="compiled").summary["step_time_s"] * 1e9
+
+
 def test_every_layout_of_the_space_is_there_once() -> None:
     jobs = list(space(gpus=8, schedule=("1f1b",), sharding=("zero1",), recompute=("none",)).jobs())
     described = [(job.layout, job.micro_batch) for job in jobs]
