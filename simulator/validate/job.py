@@ -108,7 +108,9 @@ def job_of(row: Row) -> Job:
         kernels="fused" if "compile" in row.text("framework").lower() else "",
         framework=framework,
         conventions=conventions_then(framework, row.text("date"))
-        + conventions_of(row.text("comm_overlap"), row.text("sharding"), row.text("notes")),
+        + conventions_of(
+            row.text("comm_overlap"), row.text("sharding"), f"{row.text('notes')} {row.text('framework')}"
+        ),
         overlap_p2p=p2p_of(row.text("comm_overlap")),
     )
 

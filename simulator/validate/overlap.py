@@ -22,11 +22,14 @@ SAID: Final = (
 """What people write, in lower case, and the conventions it means; every pattern that is found counts."""
 
 NOTED: Final = (
-    (r'"moe_flex_dispatcher_backend": "(?:hybridep|deepep)"|deepep', (("expert_dispatch", "once"),)),
+    (
+        r'"moe_flex_dispatcher_backend": "(?:hybridep|deepep)"|(?:\+|with) deepep',
+        (("expert_dispatch", "once"),),
+    ),
     (r'"cuda_graph_impl": "(?:full_iteration"|local", "cuda_graph_scope": "full_it)', (("host_work", 0.05),)),
     (r"mixedprecision mode default", (("reduces_in_16_bit", OFF),)),
 )
-"""The same for notes, which quote the recipe or the mode that a run was started with.
+"""The same for notes, which quote the recipe or the mode that a run was started with, and for frameworks.
 
 A step that is one CUDA graph is launched at once; 0.05 is what ``frameworks/jax.toml`` has for one program.
 Composer's ``DEFAULT`` reduces gradients in fp32, ``PURE`` in 16 bit (composer/trainer/mosaic_fsdp_utils.py).

@@ -57,7 +57,10 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
         console.print(_scores(name, extra[key]))
     lines = [
         (f"{extra['stress_rows']} rows flagged as stress", extra["stress_score"]),
-        (f"with {extra['slow_rows']} rows flagged as slow", extra["with_slow_score"]),
+        (
+            f"with {extra['slow_rows']} rows flagged as slow",
+            extra["with_slow_score"] if extra["slow_rows"] else None,
+        ),
         ("regret, median over groups", extra["regret_median"]),
         ("regret, mean over groups", extra["regret_mean"]),
         ("calibrated on one run per machine", extra.get("calibrated_score")),

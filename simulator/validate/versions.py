@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 SINCE: Final = (
-    # NVIDIA/Megatron-LM: megatron/core/distributed came in 2023, with --overlap-grad-reduce; before, gradients
-    # of fp16 models were reduced after backward and in fp16 (model/distributed.py of v2.5)
+    # NVIDIA/Megatron-LM: megatron/core/distributed came in 2023, with --overlap-grad-reduce; before,
+    # gradients of fp16 models were reduced after backward and in fp16 (model/distributed.py of v2.5)
     ("megatron", "2023", (("overlap_grad_reduce", False), ("reduces_in_16_bit", True))),
     # pytorch/torchtitan pull request 1033, merged 1 April 2025: torch.compile takes in the loss
     ("torchtitan", "2025-04", (("compiles_loss", False),)),

@@ -364,3 +364,27 @@ def test_kimi_k2_is_known_however_it_is_written() -> None:
     )
     assert model.n_params == pytest.approx(1.04e12, rel=0.02)
     assert model.kv_lora_rank == 512
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "value"),
+    [
+        ({"comm_overlap": "no --overlap-grad-reduce"}, "overlap_grad_reduce", False),
+        ({"notes": 'recipe {"moe_flex_dispatcher_backend": "hybridep"}'}, "expert_dispatch", "once"),
+        ({"framework": "NeMo AutoModel (PyTorch) TE + DeepEP"}, "expert_dispatch", "once"),
+        ({"notes": "compared with another run"}, "expert_dispatch", "copies"),
+        ({"notes": '{"cuda_graph_impl": "full_iteration"}'}, "host_work", 0.05),
+        ({"notes": '{"cuda_graph_impl": "none", "cuda_graph_scope": "full_iteration"}'}, "host_work", 1.0),
+        ({"framework": "Megatron-LM", "date": "2021"}, "overlap_grad_reduce", False),
+        ({"framework": "Megatron-LM", "date": "2024"}, "overlap_grad_reduce", True),
+    ],
+)
+def test_what_a_table_says_is_a_convention(said: dict[str, object], name: str, value: object) -> None:
+    assert getattr(step_job(Row({**LLAMA, **said}, 1)).job.profile, name) == value
+
+
+def test_a_recipe_that_pairs_micro_batches_has_the_combined_schedule() -> None:
+    pipeline = {**LLAMA, "tp": 1, "pp": 4, "dp": 2, "virtual_pp": 2, "schedule": "1f1b"}
+    for notes, schedule in (("", "interleaved-1f1b"), ('{"moe_a2a_overlap": true}', "combined-1f1b")):
+        job = step_job(Row({**pipeline, "notes": notes}, 1)).job
+        assert (job.schedule, job.virtual_stages) == (schedule, 2)
