@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tracer.importing import Expectation
 from tracer.launched import is_one_of_many
+from tracer.optimizing import optimizer_steps
 from tracer.record import Recording, activate, begin_now, wrap_init
 from tracer.window import Window
 
@@ -59,14 +60,7 @@ def _begin_alone(recording: Recording) -> None:
     """Have *recording* begin with the first step of an optimizer if no process group was joined by then."""
 
     def register(module: Any) -> None:
-        handles: list[Any] = []
-
-        def begin(*_: object) -> None:
-            while handles:
-                handles.pop().remove()
-            begin_now(recording)
-
-        handles.append(module.register_optimizer_step_pre_hook(begin))
+        optimizer_steps(module).first = lambda: begin_now(recording)
 
     if _OPTIMIZER in sys.modules:
         register(sys.modules[_OPTIMIZER])

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tracer.optimizing import optimizer_steps
 from tracer.records import Block, StepWindow
 from tracer.stamps import Stamp
 
@@ -78,27 +80,23 @@ class Steps:
 
 
 class OptimizerHook:
-    """Global hooks around ``Optimizer.step``.
+    """What each ``Optimizer.step`` means.
 
     Args:
         session: the recording.
     """
 
     def __init__(self, session: Session) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
+        module = import_module("torch.optim.optimizer")  # torch.optim hides it behind its class
         self._session = session
         self._depth = 0
-        begins, ends = (session.guarded("modules", f) for f in (self._begins, self._ends))
-        self._handles = [
-            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: begins(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: ends(optimizer)),
-        ]
+        self._steps = optimizer_steps(module)
+        self._steps.begins = session.guarded("modules", self._begins)
+        self._steps.ends = session.guarded("modules", self._ends)
 
     def remove(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        """Listen no more."""
+        self._steps.release()
 
     def _begins(self, optimizer: Any) -> None:
         session = self._session

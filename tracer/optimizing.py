@@ -1,0 +1,68 @@
+"""Tells of the steps of all optimizers of a process.
+
+Torch's global hooks on optimizers must not be added or taken away while a step calls them: it walks over the
+dict that holds them, and the step would fail. So each process gets one pair of them, which calls whoever
+listens at the time, and goes when nobody does and no step is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Listener = Callable[[Any], Any]
+"""Called with an optimizer; must not raise."""
+
+
+class OptimizerSteps:
+    """The hooks of this process; made once, while no optimizer steps.
+
+    Args:
+        module: ``torch.optim.optimizer``.
+
+    Attributes:
+        first: called once, before the next step; None if nobody waits for it.
+        begins: called before each step.
+        ends: called after each step.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.first: Callable[[], None] | None = None
+        self.begins: Listener | None = None
+        self.ends: Listener | None = None
+        self._is_stepping = False
+        self._handles = [
+            module.register_optimizer_step_pre_hook(self._before),
+            module.register_optimizer_step_post_hook(self._after),
+        ]
+
+    def release(self) -> None:
+        """Listen no more."""
+        self.begins = self.ends = None
+        if not self._is_stepping and self.first is None:
+            _made.clear()
+            for handle in self._handles:
+                handle.remove()
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._is_stepping = True
+        first, self.first = self.first, None
+        if first is not None:
+            first()
+        if self.begins is not None:
+            self.begins(optimizer)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.ends is not None:
+            self.ends(optimizer)
+        self._is_stepping = False
+
+
+_made: list[OptimizerSteps] = []
+
+
+def optimizer_steps(module: Any) -> OptimizerSteps:
+    """Return the hooks of this process; *module* is ``torch.optim.optimizer``."""
+    if not _made:
+        _made.append(OptimizerSteps(module))
+    return _made[0]
