@@ -70,7 +70,7 @@ function drawGroups(g, line) {
 
 function drawOverviewAxis(g, run) {
   const far = stepOf(run).length_ns;
-  const [ticks, step] = ticksBetween(0, far, Math.max(2, view.plot / 115));
+  const [ticks, step] = ticksBetween(0, far, Math.max(3, view.plot / 115));
   for (const t of ticks) {
     const x = view.left + t / far * view.plot;
     if (x < view.left + view.plot - 20) {

@@ -36,7 +36,7 @@ function textWithin(g, words, x, y, room, style) {
 
 /** Draw vertical grid lines and their labels. */
 function drawTimeAxis(g, top, bottom, labelY) {
-  const [ticks, step] = ticksBetween(view.t0, view.t1, Math.max(2, view.plot / 115));
+  const [ticks, step] = ticksBetween(view.t0, view.t1, Math.max(3, view.plot / 115));
   const right = view.left + view.plot;
   for (const t of ticks) {
     const x = toX(t);
@@ -57,9 +57,10 @@ function drawRow(g, slot, index) {
   const wide = view.rowHeight >= 34;
   const room = view.left - 14;
   const isSlow = META.slowest?.rank === slot.rank;
-  const name = isSlow ? `${slot.label} ◀ slow` : slot.label;
+  const label = narrow() ? slot.label.replace(/^Stages /, 'St. ') : slot.label;
+  const name = isSlow ? `${label} ◀${narrow() ? '' : ' slow'}` : label;
   textWithin(g, name, 8, wide ? top + offset + 7 : middle, room, { size: 12.5, weight: 600, colour: isSlow ? surface().limit : surface().ink });
-  if (wide) textWithin(g, slot.sub, 8, top + offset + 23, narrow() ? room : room - 24, { size: 11, colour: surface().muted });
+  if (wide) textWithin(g, narrow() ? slot.sub.split(',')[0] : slot.sub, 8, top + offset + 23, narrow() ? room : room - 24, { size: 11, colour: surface().muted });
   drawCompute(g, slot, top + offset, height);
   for (let lane = 1; lane < lanes.length; lane++) drawCommunication(g, slot, lane, top + view.lanes[lane][0], view.lanes[lane][1]);
   if (!narrow()) drawLaneNames(g, lanes, top);
