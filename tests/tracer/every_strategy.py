@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from matrix import MADE, SCHEDULES, Step, batch, layers, trained
+from matrix import MADE, SCHEDULES, Step, batch, layers, trained  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -1,8 +1,8 @@
 """What an operator of PyTorch is to a GPU: a matrix product, attention, or memory traffic, with its size.
 
 Pure functions of shapes; importing this module does not import torch. A tensor here is anything with
-``shape``, ``dtype``, ``numel()`` and ``element_size()``. FLOPs are those that are executed: two per
-multiply-add, half of the scores under a causal mask; element-wise arithmetic counts as none.
+``shape``, ``dtype``, ``nbytes``, ``numel()`` and ``element_size()``. FLOPs are those that are executed: two
+per multiply-add, half of the scores under a causal mask; element-wise arithmetic counts as none.
 """
 
 from __future__ import annotations

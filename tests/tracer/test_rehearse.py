@@ -1,0 +1,228 @@
+"""The parts of a rehearsal that need no training: sizes of operators, classes of ranks, mistakes."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis.strategies import integers
+
+import foretrace
+from tracer.rehearse.classes import Classes, differences
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.memory import rounded
+from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, script_of, wanted_ranks
+from tracer.rehearse.words import explain
+from tracer.rehearse.works import Call, work_of
+from traces.layout import Group, Layout
+from traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
+
+sizes = integers(min_value=1, max_value=4096)
+
+
+class Type(str):
+    """The type of elements."""
+
+    __slots__ = ()
+
+    is_floating_point = True
+
+
+BF16 = Type("torch.bfloat16")
+
+
+@dataclass
+class Tensor:
+    """What a formula asks of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: Any = BF16
+    width: int = 2
+
+    def numel(self) -> int:
+        found = 1
+        for side in self.shape:
+            found *= side
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self.width
+
+    def element_size(self) -> int:
+        return self.width
+
+
+def call(name: str, *args: Any, out: Any = None, **named: Any) -> Call:
+    """Return a call of an operator."""
+    return Call(name, args, named, out)
+
+
+@given(m=sizes, n=sizes, k=sizes)
+def test_a_product_is_two_operations_per_multiply_add(m: int, n: int, k: int) -> None:
+    found = work_of(call("aten.mm", Tensor((m, k)), Tensor((k, n)), out=Tensor((m, n))))
+    assert (found.kind, found.m, found.n, found.k) == ("gemm", m, n, k)
+    assert found.flops == 2 * m * n * k
+    assert found.bytes_moved == 2 * (m * k + k * n + m * n)
+
+
+@given(batch=integers(1, 64), m=sizes, n=sizes, k=sizes)
+def test_a_batch_of_products_is_that_many(batch: int, m: int, n: int, k: int) -> None:
+    one = work_of(call("aten.mm", Tensor((m, k)), Tensor((k, n)), out=Tensor((m, n))))
+    many = Tensor((batch, m, k)), Tensor((batch, k, n))
+    found = work_of(call("aten.bmm", *many, out=Tensor((batch, m, n))))
+    assert (found.flops, found.bytes_moved) == (batch * one.flops, batch * one.bytes_moved)
+
+
+@given(heads=integers(1, 64), tokens=integers(1, 512), width=integers(1, 128))
+def test_attention_backward_is_two_and_a_half_forwards(heads: int, tokens: int, width: int) -> None:
+    q = Tensor((1, heads, 2 * tokens, width))
+    name = "aten._scaled_dot_product_flash_attention_for_cpu"
+    forward = work_of(call(name, q, q, q, out=[q]))
+    backward = work_of(call(f"{name}_backward", q, q, q, q, out=[q, q, q]))
+    assert 2 * backward.flops == 5 * forward.flops
+    causal = work_of(call(name, q, q, q, out=[q], is_causal=True))
+    assert 2 * causal.flops == forward.flops == 4 * heads * (2 * tokens) ** 2 * width
+
+
+@given(n=sizes)
+def test_what_reads_two_and_writes_one_moves_three(n: int) -> None:
+    x = Tensor((n,))
+    assert work_of(call("aten.add", x, Tensor((n,)), out=Tensor((n,)))).bytes_moved == 3 * 2 * n
+    assert work_of(call("aten.zero_", x, out=x)).bytes_moved == 2 * n
+
+
+def test_an_embedding_reads_the_rows_that_it_gives() -> None:
+    table, tokens, out = Tensor((100_000, 64)), Tensor((10,)), Tensor((10, 64))
+    assert work_of(call("aten.embedding", table, tokens, out=out)).bytes_moved == 2 * 2 * 640 + 20
+
+
+def test_fused_adam_reads_four_lists_and_writes_three() -> None:
+    lists = [[Tensor((1000,))] for _ in range(4)]
+    found = work_of(call("aten._fused_adamw_", *lists))
+    assert found.bytes_moved == 7 * 2 * 1000
+
+
+def test_an_operator_of_somebody_else_is_not_known() -> None:
+    x = Tensor((8,))
+    assert not work_of(call("mine.kernel", x, out=x)).is_known
+    assert work_of(call("aten.mul", x, out=x)).is_known
+
+
+@given(n=integers(min_value=0, max_value=2**40))
+def test_the_allocator_rounds_up_to_its_blocks(n: int) -> None:
+    assert 0 <= rounded(n) - n < 512
+    assert rounded(n) % 512 == 0
+
+
+def pipeline(layout: Layout) -> list[Group]:
+    """Return the groups of a layout's pipelines."""
+    return [Group(id=i, axis="pp", ranks=ranks) for i, ranks in enumerate(layout.groups("pp"))]
+
+
+@given(pp=integers(2, 6), dp=integers(1, 6))
+def test_a_rank_stands_for_those_at_its_place_of_the_pipeline(pp: int, dp: int) -> None:
+    layout = Layout(pp=pp, dp=dp)
+    classes = Classes(layout.world_size, pipeline(layout))
+    found = classes.representatives(classes.pipeline)
+    assert [layout.coord(stands).pp for stands in found] == [layout.coord(r).pp for r in range(pp * dp)]
+    assert Counter(found) == dict.fromkeys(classes.pipeline, dp)
+
+
+def test_of_other_pipelines_nothing_need_be_known() -> None:
+    layout = Layout(pp=4, dp=3)
+    classes = Classes(layout.world_size, pipeline(layout)[:1])
+    assert classes.representatives(classes.pipeline) == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+
+
+def test_without_a_pipeline_one_stands_for_all_and_the_last_is_the_sample() -> None:
+    classes = Classes(8, [])
+    assert classes.representatives([0]) == [0] * 8
+    assert list(classes.samples(1)) == [(7, 0)]
+
+
+def issued(n_ops: int) -> RankTables:
+    """Return a rank that does *n_ops* operations."""
+    event = {"what": 0, "item": 0, "place": 0, "stream": 0, "number": -1, "allocated_bytes": 0}
+    row = {"name": "aten.mm", "kind": "gemm", "shapes": "8x8", "dtype": "bf16", "flops": 1, "bytes_moved": 1}
+    work = {**row, "m": 1, "n": 1, "k": 1, "batch": 1, "v_dim": 0, "causal": False, "kernels": 1}
+    return RankTables(
+        pa.Table.from_pylist([event] * n_ops, EVENTS),
+        pa.Table.from_pylist([{**work, "is_known": True}], WORKS),
+        MESSAGES.empty_table(),
+        PLACES.empty_table(),
+    )
+
+
+def test_differences_are_said_in_numbers() -> None:
+    assert not differences(issued(2), issued(2))
+    assert differences(issued(2), issued(3)) == "aten.mm (8x8) 2 against 3 times"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["train.py", "--x"], (("train.py", "--x"), False)),
+        (["accelerate", "launch", "--use_fsdp", "train.py"], (("train.py",), False)),
+        (["torchrun", "-m", "pkg.train", "a"], (("pkg.train", "a"), True)),
+        (["python", "-m", "torch.distributed.run", "train.py"], (("train.py",), False)),
+    ],
+)
+def test_launchers_are_left_out(words: list[str], found: tuple[tuple[str, ...], bool]) -> None:
+    assert script_of(words) == found
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3,x", ""])
+def test_ranks_that_are_none_are_refused(text: str) -> None:
+    if text == "1-":
+        assert wanted_ranks(text, 8) == (1,)
+        return
+    with pytest.raises(RehearsalError, match="--ranks"):
+        wanted_ranks(text, 8)
+
+
+def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with pytest.raises(RehearsalError, match="no script"):
+        rehearse(Asked(command=(), world_size=2), tmp_path / "run")
+    with pytest.raises(RehearsalError, match="no such script"):
+        rehearse(Asked(command=("gone.py",), world_size=2), tmp_path / "run")
+    with pytest.raises(RehearsalError, match="outside a world of 2"):
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(2,)), tmp_path / "run")
+    with pytest.raises(RehearsalError, match="no such stub"):
+        rehearse(Asked(command=(str(script),), world_size=2, stub="gone.py"), tmp_path / "run")
+    with pytest.raises(RehearsalError, match="other files"):
+        rehearse(Asked(command=(str(script),), world_size=2), tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_next_free_directory_bears_the_name_of_the_script() -> None:
+    assert free_directory(["torchrun", "somewhere/train.py"]) == Path("runs/train-1")
+
+
+def test_a_report_without_a_machine_is_refused() -> None:
+    with pytest.raises(Exception, match="name a machine"):
+        CliRunner().invoke(
+            foretrace.main,
+            ["rehearse", "--world-size", "2", "--report", "x.html", "--", "train.py"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+
+
+class UnsupportedOperatorException(Exception):  # noqa: N818 - torch's name
+    """As torch raises it."""
+
+
+def test_a_custom_operator_is_named_with_its_stub() -> None:
+    try:
+        raise UnsupportedOperatorException("mine::kernel")
+    except UnsupportedOperatorException as error:
+        said = explain(error, {"log": "x.log", "command": ["train.py"]})
+    assert '@torch.library.register_fake("mine::kernel")' in said
+    assert "\n" not in said
