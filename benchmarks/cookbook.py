@@ -22,7 +22,8 @@ COMMANDS = {
     "zero": "advise --model llama2-7b --cluster dgx-a100 --gpus 4 --seq-len 4096",
     "bubble": "bubble --stages 32 --micro-batches 8,16,32,64 --schedule 1f1b,interleaved-1f1b,zb-h1",
     "layout": "search --model llama3-405b --cluster dgx-h100 --gpus 2048 --global-batch 2048 --seq-len 8192 "
-    "--tp 8 --micro-batch 1 --schedule 1f1b,zb-v --sharding zero1 --recompute none,selective --top 4 --why 4",
+    "--tp 8 --pp 16,32,64 --micro-batch 1 --schedule 1f1b,zb-v --sharding zero1 --recompute none --top 3 "
+    "--why 3",
     "all-reduce": 'topology cost a100-ethernet all_reduce "141 GB" --gpus 256',
     "gpt3": "simulate --model gpt3-175b --cluster dgx-a100 --gpus 1024 --tp 8 --pp 16 --global-batch 1536 "
     "--recompute full --no-picture",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from simulator.search.describe import TIED
@@ -53,7 +54,7 @@ def _table(layouts: Sequence[Mapping[str, Any]]) -> Table:
     for number, one in enumerate(layouts, 1):
         table.add_row(
             f"{'=' if one['tied'] and len(layouts) > 1 else ''}{number}",
-            *([f"{one['gpus']} {one['cluster']}"] if several else []),
+            *([escape(f"{one['gpus']} {one['cluster']}")] if several else []),
             _degrees(one),
             f"{one['micro_batch']}×{one['n_microbatches']}",
             _schedule(one),

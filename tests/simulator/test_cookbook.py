@@ -28,7 +28,17 @@ def test_there_is_a_command_for_every_question() -> None:
     assert {command.split()[0] for command in COMMANDS} == set(ANSWERS)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            command,
+            id=command.split()[0],
+            marks=pytest.mark.slow if command.startswith("search") else [],
+        )
+        for command in COMMANDS
+    ],
+)
 def test_every_command_runs_and_answers(command: str) -> None:
     pytest.importorskip("numba")
     done = CliRunner(env={"COLUMNS": "110"}).invoke(main, shlex.split(command))
