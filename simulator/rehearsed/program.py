@@ -36,6 +36,9 @@ class Joiner:
 
     def __init__(self, network: Network, groups: Mapping[int, Group], representatives: Sequence[int]) -> None:
         self._network, self._groups, self._stands_for = network, groups, representatives
+        self._places = {
+            rank: at for group in groups.values() if group.axis == "pp" for at, rank in enumerate(group.ranks)
+        }
         self.keys: dict[tuple[Any, ...], int] = {}
         self.meetings: list[tuple[int, Meeting]] = []
         self.participants: list[int] = []
@@ -64,7 +67,16 @@ class Joiner:
         ranks = self._groups[meeting.group].ranks if meeting.group in self._groups else (sender, receiver)
         distance = (ranks.index(receiver) - ranks.index(sender)) % len(ranks)
         stands = self._stands_for
+        if not self._is_acted(meeting, ranks):
+            return (meeting.group, meeting.sequence, sender, receiver, meeting.kind)
         return (meeting.group, meeting.sequence, stands[sender], stands[receiver], distance)
+
+    def _is_acted(self, meeting: Meeting, ranks: Sequence[int]) -> bool:
+        """Whether the rank that stands for the peer is at the same place of its pipeline, if it is in one."""
+        group = self._groups.get(meeting.group)
+        if group is None or group.axis != "pp":
+            return True
+        return self._places.get(self._stands_for[meeting.peer]) == ranks.index(meeting.peer)
 
     def alone(self) -> list[tuple[int, Meeting]]:
         """Return transfers of which one side is nobody's."""

@@ -22,6 +22,7 @@ from simulator.rehearsed.works import Priced, counts_of, precision_of, priced
 from simulator.simulate import Progress, Simulation
 from topologies.cluster import Cluster
 from topologies.placement import place
+from topologies.units import format_bytes
 from traces.info import RunInfo
 from traces.metrics import summarize
 from traces.rehearsal import RankTables, Rehearsal, read_rank, read_rehearsal, rehearsal_folder
@@ -33,6 +34,9 @@ forward of a Llama layer has 17 of them (docs/compute.md) and launches 26 kernel
 
 SHOWN: Final = 5
 """Most unknown operators that a note lists."""
+
+SHOWN_PARTS: Final = 3
+"""Parts of a memory that is too full that are named."""
 
 RULES: Final = (
     "streams: those that the script and FSDP ask for; collectives of a group follow one another (NCCL)",
@@ -91,7 +95,13 @@ def simulate_rehearsal(
     runner = choose(engine, program.n_tasks, tell)
     spans = runner.run(program, ())
     tell("adding up")
-    notes = [*_missing(joiner), *rehearsal.notes, *rehearsal.stated, *_unknown(tables, costs)]
+    notes = [
+        *_too_full(rehearsal, machine),
+        *_missing(joiner),
+        *rehearsal.notes,
+        *rehearsal.stated,
+        *_unknown(tables, costs),
+    ]
     simulation = Simulation(
         info=_info(rehearsal, machine, precision, notes),
         spans=spans,
@@ -131,6 +141,21 @@ def _rank_tasks(
         )
         found[rank] = (writer.tasks, writer.places)
     return found, bound
+
+
+def _too_full(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
+    """Return a sentence for each rehearsed rank that does not fit into the memory of a device."""
+    limit, found = machine.device.memory_bytes, []
+    for rank in rehearsal.ranks:
+        stage = _stage(rehearsal, rank, machine)
+        if stage["peak_bytes"] > limit:
+            largest = sorted(stage["bytes"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
+            words = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+            found.append(
+                f"rank {rank} does not fit: {format_bytes(stage['peak_bytes'])} of {format_bytes(limit)}; "
+                f"largest: {words}"
+            )
+    return found
 
 
 def _missing(joiner: Joiner) -> list[str]:

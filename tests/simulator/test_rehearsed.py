@@ -253,6 +253,19 @@ def test_a_peer_that_was_not_rehearsed_is_said(tmp_path: Path) -> None:
     assert any("rehearse with --ranks auto" in warning for warning in simulation.info.warnings)
 
 
+def test_a_pipeline_rank_alone_is_not_taken_for_its_neighbours(tmp_path: Path) -> None:
+    """It sends to the next stage and receives from the last: nobody is there, and nothing waits for ever."""
+    both = [message("send", peer=1), message("recv", peer=3)]
+    found = tables(
+        [("communication", 1, 0, 0), ("wait", -1, 0, 0), ("communication", 0, 0, 0)], messages=both
+    )
+    ring = Group(id=1, axis="pp", ranks=(0, 1, 2, 3))
+    simulation = run(
+        tmp_path, {0: found}, [ring], world_size=4, layout=Layout(pp=4), representatives=(0,) * 4
+    )
+    assert any("2 transfers go to" in warning for warning in simulation.info.warnings)
+
+
 def test_unknown_kernels_are_listed_with_their_share(tmp_path: Path) -> None:
     custom = work(name="mine.kernel", kind="memory", flops=0, is_known=False)
     simulation = run(tmp_path, {0: tables([("op", 0, 0, -1)], works=[custom])}, [DP])
