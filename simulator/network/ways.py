@@ -80,7 +80,7 @@ class Between:
             SimulationError: the choice leaves no protocol that the network bears, or no algorithm.
         """
         shape = self._crowded(shape)
-        names = self._protocols()
+        names = self._protocols(shape)
         taken = self._tuned(size_bytes, shape, names) if tuned and kind == "all_reduce" else None
         for name in names:
             protocol = PROTOCOLS[name]
@@ -90,8 +90,16 @@ class Between:
         for algorithm, way in self._in_simple(kind, size_bytes, shape):
             yield _way(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
 
-    def _protocols(self) -> list[str]:
-        """Return the protocols that may be used. Raises SimulationError if the network bears none of them."""
+    def _protocols(self, shape: GroupShape) -> list[str]:
+        """Return the protocols that may be used in a group of *shape*.
+
+        NCCL takes LL128 by default only where nothing passes a host's memory, which might hand on half a
+        line: over NVLink inside nodes, and NICs that reach the memory of GPUs (``ncclTopoTuneModel`` in
+        src/graph/tuning.cc: ``typeIntra <= PATH_NVB``, ``typeInter <= PATH_PXB``).
+
+        Raises:
+            SimulationError: the network bears none of them.
+        """
         nic = self.cluster.nic
         allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
         names = [name for name in self.choice.protocols if name in allowed]
@@ -100,7 +108,8 @@ class Between:
                 f"protocol {', '.join(self.choice.protocols)}: link {nic.name if nic else 'none'} bears only "
                 f"{', '.join(allowed)}"
             )
-        return names
+        hosts = (nic and not nic.gpu_direct) or (shape.n_local > 1 and self.cluster.intra.kind == "pcie")
+        return [name for name in names if not (hosts and name == "ll128")] or names
 
     def _crowded(self, shape: GroupShape) -> GroupShape:
         """Return *shape* with what other jobs leave of its ways out.
@@ -262,7 +271,7 @@ class Between:
             SimulationError: the choice leaves no protocol that the network bears.
         """
         shape = self._crowded(shape)
-        for name in self._protocols():
+        for name in self._protocols(shape):
             way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
             yield _way(*way, f"pairwise/{name}")
 

@@ -12,6 +12,7 @@ from hypothesis.strategies import integers, sampled_from
 from simulator.errors import SimulationError
 from simulator.network.collectives import KINDS, bus_factor, nvls_factor
 from simulator.network.cost import Network
+from simulator.network.nccl import choice
 from simulator.program import Transfer
 from topologies.catalog import load_cluster, names
 from topologies.cluster import Cluster
@@ -180,6 +181,15 @@ def test_without_gpudirect_what_leaves_a_node_passes_the_host() -> None:
     )
     assert staged.p2p(size, 0, 8).wire_ns > size / 7.7 > 2 * direct.p2p(size, 0, 8).wire_ns
     assert staged.collective("all_reduce", size, range(8)) == direct.collective("all_reduce", size, range(8))
+
+
+@pytest.mark.parametrize(("name", "kept"), [("dgx-a100", True), ("dgx-a100-staged", False), ("a40-8", False)])
+def test_lines_of_128_bytes_pass_no_hosts_memory(name: str, kept: bool) -> None:
+    cluster = load_cluster(name, 16)
+    ways = Network(cluster).ways("all_reduce", 2**20, range(16))
+    assert any(way.name.endswith("/ll128") for way in ways) == kept
+    asked = Network(cluster, choice=choice("", "LL128")).ways("all_reduce", 2**20, range(16))
+    assert any(way.name.endswith("/ll128") for way in asked)
 
 
 def test_a_ring_leaves_by_as_many_nics_as_nccl_finds_rings() -> None:

@@ -124,7 +124,7 @@ def test_a_leaf_that_loses_width_holds_up_everyone_behind_it() -> None:
         ("switch", "0:leaf:0.5", "contended", "has no leaf 0 with a way upward"),
         ("rail", "0:spine:0.5", "contended", "has no spine 0 with a way upward"),
         ("rail", "0:leaf:0.5", "event", "--engine contended"),
-        ("rail", "0:roof:0.5", "contended", "leaf or spine"),
+        ("rail", "0:roof:0.5", "contended", "leaf and spine"),
     ],
 )
 def test_switches_that_are_not_there_are_named(kind: str, change: str, engine: str, said: str) -> None:
