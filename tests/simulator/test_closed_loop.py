@@ -69,11 +69,13 @@ def test_a_real_recording_calibrates_the_machine_and_predicts_another_layout(
     result = runner.invoke(main, ["calibrate", str(recorded), "-o", str(file), "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert {"compute.products", "compute.fixed", "compute.optimizer"} <= set(found["factors"])
+    left_out = {said.partition(":")[0] for said in found["left_out"]}  # what did not help held-back steps
+    for what, name in (("compute", "products"), ("compute", "fixed"), ("optimizer", "optimizer")):
+        assert (f"compute.{name}" in found["factors"]) != (what in left_out)
     assert any(said.startswith("copies: ") for said in found["not_identified"])
     (work,) = (row for row in found["held_back"] if row["name"] == "forward and backward")
     assert all(math.isfinite(work[name]) and work[name] > 0 for name in ("measured_s", "before_s", "after_s"))
-    assert work["after_s"] != work["before_s"]
+    assert work["after_s"] == work["before_s"] or "compute" not in left_out
     other = ["simulate", "--like", str(recorded), "--calibration", str(file), "--sharding", "fsdp", "--json"]
     result = runner.invoke(main, other)
     assert result.exit_code == 0, result.output
