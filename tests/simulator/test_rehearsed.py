@@ -9,8 +9,9 @@ import pytest
 
 from simulator.compute.timing import ComputeModel
 from simulator.network.cost import Network
+from simulator.rehearsed.figures import model_flops, tokens_per_step
 from simulator.rehearsed.rank import RankWriter
-from simulator.rehearsed.run import model_flops, simulate_rehearsal, tokens_per_step
+from simulator.rehearsed.run import simulate_rehearsal
 from simulator.rehearsed.works import op_of, priced
 from simulator.workload.ops import gemm
 from topologies.catalog import load_cluster

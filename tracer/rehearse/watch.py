@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.operators import OPERATORS, Operator, dtype_name, tensor_bytes
 from tracer.records import Position
-from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.calls import Call, tensors_in
 from tracer.rehearse.memory import OF_KIND
+from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.stated import FOLLOWED
-from tracer.rehearse.tape import HOST_WAIT, WAIT, Message
-from tracer.rehearse.works import SILENT, Call, Work, tensors_in, work_of
+from tracer.rehearse.tape import WAIT, Message
+from tracer.rehearse.works import SILENT, Work, work_of
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
-
-Kernel = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
 """Operators in place that a fake tensor cannot go through, and need not."""
@@ -61,6 +60,7 @@ class Watcher:
         self._handlers: dict[Any, Kernel] = {}
         self._under_way: dict[int, int] = {}
         self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
+        self._questions = Questions(session, self._computing("aten.index"))
         self._work = _work_class(dist, session.tape)
         self._kept: list[Any] = []
 
@@ -105,8 +105,8 @@ class Watcher:
             return self._functional(FUNCTIONAL[name]) if name in FUNCTIONAL else _through
         if namespace == "prim" or (func.is_view and full != "aten._to_copy"):
             return _through
-        if full in _DATA_DEPENDENT:
-            return getattr(self, _DATA_DEPENDENT[full])  # type: ignore[no-any-return]
+        if full in DATA_DEPENDENT:
+            return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
         if full in INERT:
             return self._inert(full)
         if full in SILENT:
@@ -267,71 +267,6 @@ class Watcher:
             self._session.tape.note(WAIT, number=number)
         return func(*args) if not self._fake else args[0]
 
-    # --- numbers that nobody has
-
-    def _local_scalar_dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor = args[0]
-        if self._session.position.step >= 0:
-            self._session.tape.note(HOST_WAIT)
-        if not isinstance(tensor, self._FakeTensor) or tensor.constant is not None:
-            return func(*args, **kwargs)
-        return self._session.stated.scalar(tensor)
-
-    def _nonzero(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        mask = args[0]
-        if not isinstance(mask, self._FakeTensor):
-            return func(*args, **kwargs)
-        found = self._session.stated.count_true(mask)
-        if found is None:
-            raise self._depends(func)
-        return mask.new_empty((found, mask.dim()), dtype=self._torch.int64)
-
-    def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        data, mask = args[:2]
-        if not isinstance(data, self._FakeTensor):
-            return func(*args, **kwargs)
-        found = self._session.stated.count_true(mask)
-        if found is None:
-            raise self._depends(func)
-        return data.new_empty((found,))
-
-    def _index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle indexing: by a mask, as many rows come out as it is told to have."""
-        data, indices = args[:2]
-        masks = [i for i in indices if i is not None and str(i.dtype) in {"torch.bool", "torch.uint8"}]
-        if masks and isinstance(data, self._FakeTensor):
-            if len(indices) > 1 or (found := self._session.stated.count_true(masks[0])) is None:
-                raise self._depends(func)
-            return data.new_empty((found, *data.shape[masks[0].dim() :]))
-        return self._computing("aten.index")(func, args, kwargs)
-
-    def _repeat_interleave(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counts = args[0]
-        known = kwargs.get("output_size") or self._session.stated.sum_of(counts)
-        if not isinstance(counts, self._FakeTensor):
-            return func(*args, **kwargs)
-        if known is None:
-            raise self._depends(func)
-        return counts.new_empty((known,), dtype=self._torch.int64)
-
-    def _bincount(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle counting: there are as many bins as the script says there are at least."""
-        data = args[0]
-        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-        if not isinstance(data, self._FakeTensor):
-            return func(*args, **kwargs)
-        if not least:
-            raise self._depends(func)
-        counts = data.new_empty((least,), dtype=self._torch.int64)
-        self._session.stated.note("aten.bincount", args, counts)
-        return counts
-
-    def _depends(self, func: Any) -> RehearsalError:
-        return RehearsalError(
-            f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
-            f"give it a size in a stub file (--stub, docs/rehearse.md section 6)"
-        )
-
 
 _UNSHARDS: Final = frozenset({"fsdp.split_with_sizes_copy"})
 """Operators whose results are whole parameters, put together out of shards."""
@@ -343,15 +278,6 @@ _OPS: Final = frozenset(
     {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "unused"}
 )
 """Names of reductions, which stand among the arguments of functional collectives beside the group's."""
-
-_DATA_DEPENDENT: Final[Mapping[str, str]] = {
-    "aten._local_scalar_dense": "_local_scalar_dense",
-    "aten.nonzero": "_nonzero",
-    "aten.masked_select": "_masked_select",
-    "aten.index": "_index",
-    "aten.repeat_interleave": "_repeat_interleave",
-    "aten.bincount": "_bincount",
-}
 
 
 def _through(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

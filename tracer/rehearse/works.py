@@ -7,12 +7,14 @@ per multiply-add, half of the scores under a causal mask; element-wise arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse.calls import Call, tensors_in, total_bytes
+from tracer.rehearse.traffic import traffic
 
 
 class Work(NamedTuple):
@@ -49,22 +51,6 @@ class Work(NamedTuple):
     is_known: bool = True
 
 
-class Call(NamedTuple):
-    """A call of an operator.
-
-    Attributes:
-        name: of the operator without its overload, e.g. ``"aten.mm"``.
-        args: positional arguments.
-        named: arguments by name, positional ones included.
-        out: what it returned.
-    """
-
-    name: str
-    args: Sequence[Any]
-    named: Mapping[str, Any]
-    out: Any
-
-
 KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
 """Operators of PyTorch itself; others are custom kernels, of which only the operands are known."""
 
@@ -92,17 +78,6 @@ BACKWARD_PRODUCTS: Final = 5
 """Matrix products of a fused attention backward; a forward has two (FlashAttention-2, arXiv:2307.08691)."""
 
 
-def tensors_in(values: Any) -> list[Any]:
-    """Return the tensors in arguments or results, lists included."""
-    if hasattr(values, "element_size"):
-        return [values]
-    if isinstance(values, list | tuple):
-        return [tensor for value in values for tensor in tensors_in(value)]
-    if isinstance(values, dict):
-        return [tensor for value in values.values() for tensor in tensors_in(value)]
-    return []
-
-
 def work_of(call: Call) -> Work:
     """Return what *call* is to the device."""
     special = _PRODUCTS.get(call.name)
@@ -110,7 +85,7 @@ def work_of(call: Call) -> Work:
         return special(call)
     if "attention" in call.name and call.name.startswith("aten._"):
         return _attention(call)
-    bytes_moved = _TRAFFIC.get(call.name, _operands)(call)
+    bytes_moved = traffic(call)
     everything = [*tensors_in(call.args), *tensors_in(call.out)]
     return Work(
         name=call.name,
@@ -128,10 +103,6 @@ def _dtype(tensors: Sequence[Any]) -> str:
     """Return the type of the first floating-point tensor, else of the first."""
     floating = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
     return dtype_name((floating or list(tensors))[0]) if tensors else ""
-
-
-def _total(tensors: Iterable[Any]) -> int:
-    return sum(map(tensor_bytes, tensors))
 
 
 def _shapes(call: Call) -> str:
@@ -243,7 +214,7 @@ def _attention(call: Call) -> Work:
         n_seen //= 2
     heads = prod(q.shape[:-2])
     flops = 2 * heads * n_seen * (q.shape[-1] + v.shape[-1])
-    moved = _total([q, k, v]) + tensor_bytes(q) // q.shape[-1] * v.shape[-1]
+    moved = total_bytes([q, k, v]) + tensor_bytes(q) // q.shape[-1] * v.shape[-1]
     return Work(
         name=call.name,
         kind="attention_backward" if backward else "attention",
@@ -258,89 +229,3 @@ def _attention(call: Call) -> Work:
         v_dim=v.shape[-1],
         causal=causal,
     )
-
-
-def _operands(call: Call) -> int:
-    """Every operand is read once, every result written once; what an operator changes in place is both."""
-    written = tensors_in(call.named.get("out"))
-    read = {id(tensor): tensor for tensor in tensors_in(call.args)}
-    for tensor in written:
-        read.pop(id(tensor), None)
-    results = tensors_in(call.out) or written
-    if not results and call.name.endswith("_"):  # foreach operators in place return nothing
-        results = tensors_in(call.args[0])
-    return _total(read.values()) + _total(results)
-
-
-def _written(call: Call) -> int:
-    return _total(tensors_in(call.out) or tensors_in(call.args[:1]))
-
-
-def _copied(call: Call) -> int:
-    """The first operand is written and not read."""
-    return _total(tensors_in(call.args[1:])) + _total(tensors_in(call.args[0]))
-
-
-def _picked(call: Call) -> int:
-    """Of the first operand only what is picked is read."""
-    return 2 * _total(tensors_in(call.out)) + _total(tensors_in(call.args[1:]))
-
-
-def _put(call: Call) -> int:
-    """What is put somewhere is read, and read, added to and written where it goes."""
-    return 3 * _total(tensors_in(call.args[-1:])) + _total(tensors_in(call.args[1:-1]))
-
-
-def _embedding_backward(call: Call) -> int:
-    """Zeros are written, then a row is read, added to and written for every token."""
-    return 3 * tensor_bytes(call.args[0]) + tensor_bytes(call.args[1]) + _total(tensors_in(call.out))
-
-
-def _adam(call: Call) -> int:
-    """Parameters, gradients and two moments are read; all but the gradients are written."""
-    lists = [tensors_in(value) for value in call.args[:4]]
-    return sum(map(_total, lists)) + _total(lists[0]) + _total(lists[2]) + _total(lists[3])
-
-
-def _one_of_each_row(call: Call) -> int:
-    """The loss reads one logit of each row."""
-    return 2 * _total(tensors_in(call.args[1:2])) + _total(tensors_in(call.out))
-
-
-def _gathered(call: Call) -> int:
-    """Shards are copied to their place in the buffer that is gathered."""
-    return 2 * _total(tensors_in(call.args[0]))
-
-
-_TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
-    {
-        "aten.copy_": _copied,
-        "aten._foreach_copy_": _copied,
-        "aten.fill_": _written,
-        "aten.zero_": _written,
-        "aten._foreach_zero_": _written,
-        "aten.full_like": _written,
-        "aten.zeros_like": _written,
-        "aten.ones_like": _written,
-        "aten.new_zeros": _written,
-        "aten.new_full": _written,
-        "aten.normal_": _written,
-        "aten.uniform_": _written,
-        "aten.embedding": _picked,
-        "aten.index": _picked,
-        "aten.index_select": _picked,
-        "aten.gather": _picked,
-        "aten.index_put_": _put,
-        "aten.index_put": _put,
-        "aten.index_add_": _put,
-        "aten.index_add": _put,
-        "aten.scatter_add_": _put,
-        "aten.embedding_dense_backward": _embedding_backward,
-        "aten.nll_loss_forward": _one_of_each_row,
-        "aten.nll_loss_backward": _written,
-        "aten._fused_adam_": _adam,
-        "aten._fused_adamw_": _adam,
-        "fsdp.all_gather_copy_in": _gathered,
-    }
-)
-"""Traffic of operators that do not read every operand once and write every result once."""

@@ -1,0 +1,104 @@
+"""The figures of a rehearsed run, in the keys of docs/simulation.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from simulator.rehearsed.rank import OP
+from simulator.simulate import Simulation
+from topologies.cluster import Cluster
+from traces.metrics import summarize
+from traces.rehearsal import RankTables, Rehearsal
+
+
+def steps_of(rehearsal: Rehearsal) -> range:
+    """Return the steps that were kept."""
+    first = int(rehearsal.job.get("first_step", 0))
+    return range(first, first + int(rehearsal.job.get("steps", 1)))
+
+
+def figures(
+    simulation: Simulation,
+    rehearsal: Rehearsal,
+    machine: Cluster,
+    precision: str,
+    tables: Mapping[int, RankTables],
+) -> dict[str, Any]:
+    """Return the summary, in the keys of docs/simulation.md."""
+    found = summarize(simulation.run)
+    step_s, n_ranks, limit = found["step_time_s"], rehearsal.world_size, machine.device.memory_bytes
+    tokens_per_s = tokens_per_step(rehearsal) / step_s
+    flops = model_flops(rehearsal, tables)
+    stages = [stage_of(rehearsal, rank, machine) for rank in rehearsal.ranks]
+    peak = max(stage["peak_bytes"] for stage in stages)
+    return {
+        "step_time_s": step_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_gpu": tokens_per_s / n_ranks,
+        "mfu": flops / step_s / (n_ranks * machine.device.peak(precision)),
+        "peak_memory_bytes": peak,
+        "memory_limit_bytes": limit,
+        "fits": peak <= limit,
+        **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
+        **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
+        **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
+        "intervals": {},
+        "stages": stages,
+    }
+
+
+def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster) -> dict[str, Any]:
+    """Return the memory of *rank*, what the device reserves for itself included."""
+    memory = rehearsal.memory.get(str(rank), {})
+    layout = rehearsal.layout
+    items = {**memory.get("bytes", {}), "reserved": machine.device.reserved_bytes}
+    return {
+        "stage": layout.coord(rank).pp if layout else 0,
+        "holds": memory.get("stages", []),
+        "layers": memory.get("layers", 0),
+        "in_flight": memory.get("in_flight", 1),
+        "peak_bytes": sum(items.values()),
+        "bytes": items,
+        "rank": rank,
+    }
+
+
+def tokens_per_step(rehearsal: Rehearsal) -> int:
+    """Return the tokens of a step over all ranks: those of the model's input, if that has two dimensions.
+
+    Ranks along ``dp`` and ``cp`` have a share each, others work on the same.
+    """
+    shape = rehearsal.job.get("input_shape") or [0]
+    per_forward = int(np.prod(shape[:2])) if len(shape) > 1 else 0
+    forwards = rehearsal.job.get("n_microbatches") or rehearsal.job.get("forwards_per_step", 1)
+    layout = rehearsal.layout
+    shares = layout.dp * layout.cp if layout else rehearsal.world_size
+    return per_forward * int(forwards) * shares
+
+
+def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float:
+    """Return the FLOPs of a step over all ranks as MFU counts them (PaLM, arXiv:2204.02311, appendix B).
+
+    Attention in full and its backward twice its forward, nothing that is computed again.
+    """
+    members = Counter(rehearsal.representatives)
+    total = 0.0
+    for rank, one in tables.items():
+        works = one.works.select(["kind", "flops", "causal"]).to_pylist()
+        weight = np.array([_counted(row) for row in works])
+        again = np.array([place["kind"] == "recompute" for place in one.places.to_pylist()], np.bool_)
+        kept = np.array([p["step"] in steps_of(rehearsal) for p in one.places.to_pylist()], np.bool_)
+        at = one.events["place"].to_numpy()
+        rows = (one.events["what"].to_numpy() == OP) & kept[at] & ~again[at]
+        total += members[rank] * float(weight[one.events["item"].to_numpy()[rows]].sum())
+    return total / len(steps_of(rehearsal))
+
+
+def _counted(row: Mapping[str, Any]) -> float:
+    whole = 2.0 if row["causal"] else 1.0
+    backward = 4 / 5 if row["kind"] == "attention_backward" else 1.0
+    return float(row["flops"]) * (whole * backward if row["kind"].startswith("attention") else 1.0)

@@ -1,0 +1,40 @@
+"""A call of an operator, and the tensors in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracer.operators import tensor_bytes
+
+
+class Call(NamedTuple):
+    """A call of an operator.
+
+    Attributes:
+        name: of the operator without its overload, e.g. ``"aten.mm"``.
+        args: positional arguments.
+        named: arguments by name, positional ones included.
+        out: what it returned.
+    """
+
+    name: str
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+    out: Any
+
+
+def tensors_in(values: Any) -> list[Any]:
+    """Return the tensors in arguments or results, lists included."""
+    if hasattr(values, "element_size"):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [tensor for value in values for tensor in tensors_in(value)]
+    if isinstance(values, dict):
+        return [tensor for value in values.values() for tensor in tensors_in(value)]
+    return []
+
+
+def total_bytes(tensors: Iterable[Any]) -> int:
+    """Return the size of all *tensors*."""
+    return sum(map(tensor_bytes, tensors))
