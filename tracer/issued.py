@@ -103,13 +103,12 @@ class Issued:
             number, issued_ns, one.sequence, one.peer, one.size_bytes, step, microbatch, stage,
         )  # fmt: skip
 
-    def close(self, *, is_told: bool) -> None:
-        """Give the ring up; *is_told* says that spans tell all that is in it, so that the file can go."""
+    def close(self) -> None:
+        """Give the ring up, and its file: the process ends in order, and its spans tell the same."""
         made, self._map = self._map, None
         if made is not None:
             made.close()
-            if is_told:
-                self.path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
 
 def file_system(folder: Path) -> str:

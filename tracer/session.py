@@ -226,7 +226,7 @@ class Session:
         self.clock.close()
         self.sink.close()
         self._tell_pending(last=True)
-        self.issued.close(is_told=not self._has_failed)
+        self.issued.close()
         if self._has_failed:  # and has said so; the disk may have room for what is known of the run
             with suppress(Exception):
                 write_info(self.path, self.info(finished=False), self.rank)

@@ -34,7 +34,7 @@ def test_the_newest_calls_are_kept_in_order(tmp_path_factory: pytest.TempPathFac
     assert all(row["issued_ns"] == row["sequence"] + 1000 for row in rows)
     (one,) = read_pending(path)[0]
     assert (one.rank, dict(one.collectives)) == (3, {5: n})
-    ring.close(is_told=True)
+    ring.close()
     ring.note(call(n))
     assert read_issued(path) == {}
 
@@ -53,14 +53,12 @@ def test_a_line_holds_any_name(
     (row,) = read_issued(path)[0]
     assert (row["size_bytes"], row["sequence"]) == (size, 2**62)
     assert str(row["name"]) in name
-    ring.close(is_told=False)
 
 
 def test_half_a_line_is_none(tmp_path: Path) -> None:
     ring = Issued(tmp_path, 0, 0)
     for sequence in range(3):
         ring.note(call(sequence))
-    ring.close(is_told=False)
     data = bytearray(ring.path.read_bytes())
     data[SLOT_BYTES + 40 : 2 * SLOT_BYTES - 1] = bytes(SLOT_BYTES - 41)
     ring.path.write_bytes(data)
