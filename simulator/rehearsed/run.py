@@ -91,6 +91,8 @@ def simulate_rehearsal(
     joiner = Joiner(network, groups, rehearsal.representatives)
     parts = [RankTasks(rank, *one) for rank, one in ranks.items()]
     program = assembled(parts, joiner, steps_of(rehearsal).start)
+    if not program.n_tasks:
+        raise JobError(f"{path}: the steps that were kept hold no work; rehearse with --warmup 0")
     tell(f"running {program.n_tasks:,} tasks")
     runner = choose(engine, program.n_tasks, tell)
     spans = runner.run(program, ())

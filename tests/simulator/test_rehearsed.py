@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from simulator.compute.timing import ComputeModel
+from simulator.errors import JobError
 from simulator.network.cost import Network
 from simulator.rehearsed.figures import model_flops, tokens_per_step
 from simulator.rehearsed.rank import RankWriter
@@ -265,6 +266,11 @@ def test_a_pipeline_rank_alone_is_not_taken_for_its_neighbours(tmp_path: Path) -
         tmp_path, {0: found}, [ring], world_size=4, layout=Layout(pp=4), representatives=(0,) * 4
     )
     assert any("2 transfers go to" in warning for warning in simulation.info.warnings)
+
+
+def test_steps_without_work_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="hold no work"):
+        run(tmp_path, {0: tables([("op", 0, 0, -1)], places=[place(step=0)])}, [DP])
 
 
 def test_unknown_kernels_are_listed_with_their_share(tmp_path: Path) -> None:

@@ -153,14 +153,14 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     shapes = session.shapes
     if shapes is not None and shapes.found:
         (folder / f"stages-{rank:05d}.pickle").write_bytes(pickle.dumps(shapes.found))
-    layout = session.groups.layout(rank)
+    layout, first_step = session.groups.layout(rank), session.first_kept()
     last = max(session.by_step, default=session.position.step)
     return {
         "groups": [asdict(group) for group in world.groups(session)],
         "layout": None if layout is None else layout.degrees,
         "model": session.model,
         "job": {**session.job, "forwards_per_step": session.by_step.get(last, session.forwards)},
-        "first_step": min(session.warmup, session.position.step),
+        "first_step": first_step,
         "memory": {"peak_bytes": session.memory.peak, "bytes": session.memory.at_peak},
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "notes": session.notes,

@@ -175,6 +175,15 @@ class RehearsalSession:
             self.tape.start_again()
             self.memory.start_peak()
 
+    def first_kept(self) -> int:
+        """Return the first step that is kept: fewer warm up where the script did fewer in all."""
+        done = self.position.step
+        first = max(min(self.warmup, done - self.n_steps), 0)
+        if first < self.warmup:
+            steps = f"{done} step{'s' if done != 1 else ''}"
+            self.warn(f"the script did {steps} only: step {first} was kept, in which much is set up")
+        return first
+
     def _keep_first(self) -> None:
         """Keep the first step after all: another one would take as long and show the same."""
         self.warmup = 0
