@@ -23,6 +23,9 @@ from tracer.launch import environment
 from traces.run import Run
 from traces.store import open_run
 
+collect_ignore = ["every_strategy.py", "matrix.py", "tracked_memory.py"]
+"""Scripts that tests start as processes of their own."""
+
 ROOT = Path(__file__).parents[2]
 FLAKES = re.compile(
     "connectFullMesh|EADDRINUSE|Address already in use|terminate called without an active exc"
