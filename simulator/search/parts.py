@@ -110,13 +110,12 @@ def search_parts(
 
 
 def _pilot(whole: Part) -> float:
-    """Return a cost that the last of the best is not above: theirs among the simplest layouts alone.
+    """Return a cost that the last of the best is not above: theirs with the first schedule alone.
 
     With it every part drops most layouts at once, which it could not know to be too slow by itself.
     """
     spaces = tuple(
-        replace(space, schedule=space.schedule[:1], sharding=space.sharding[:1], offload=space.offload[:1])
-        for space in whole.spaces
+        replace(space, schedule=space.schedule[:1], offload=space.offload[:1]) for space in whole.spaces
     )
     found, _ = work_on(replace(whole, spaces=spaces))
     return found[-1].cost if len(found) >= whole.n_best else math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,27 +108,36 @@ def test_work_that_kills_every_process_is_given_up() -> None:
         executor.wait([task])
 
 
-@pytest.mark.slow
-def test_dask_finds_the_same_and_survives_a_lost_worker(alone: list[Any]) -> None:
-    pytest.importorskip("distributed")
-    executor = open_executor("dask://local:2")
-    try:
-        slow = executor.start(time.sleep, 1)
-        executor.wait([slow])
-        workers = executor._cluster.workers  # type: ignore[attr-defined]
-        os.kill(next(iter(workers.values())).pid, signal.SIGKILL)
-        assert answer(executor) == alone
-    finally:
-        executor.close()
+def _pid(argument: object) -> int:
+    del argument
+    return os.getpid()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_ray_finds_the_same(alone: list[Any]) -> None:
-    pytest.importorskip("ray")
-    executor = open_executor("ray://local:2")
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("local:2", "numba"), ("dask://local:2", "distributed"), ("ray://local:2", "ray")],
+)
+def test_a_worker_that_is_killed_on_the_way_changes_nothing(
+    name: str, package: str, alone: list[Any]
+) -> None:
+    pytest.importorskip(package)
+    executor = open_executor(name)
     try:
-        assert answer(executor) == alone
+        ((_, pid),) = executor.wait([executor.start(_pid, None)])
+        killed: list[int] = []
+
+        def kill() -> None:
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+        timer = threading.Timer(0.3, kill)
+        timer.start()
+        found = answer(executor)
+        timer.join()
+        assert killed == [pid]
+        assert found == alone
     finally:
         executor.close()
 
