@@ -19,7 +19,7 @@ def main() -> None:
     accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin)
     model = GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=24, n_head=25))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(0, 50257, (2048, 1024))
+    tokens = torch.randint(0, 50257, (16384, 1024))
     loader = DataLoader(TensorDataset(tokens), batch_size=4, shuffle=True, num_workers=2)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for step, (batch,) in enumerate(loader):

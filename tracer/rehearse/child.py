@@ -119,6 +119,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
             else:
                 sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
                 runpy.run_path(spec["command"][0], run_name="__main__")
+            session.is_over = True
             session.steps.finish()
     except Finished:
         pass

@@ -53,6 +53,7 @@ class RehearsalSession:
 
     Attributes:
         forwards: calls of models from outside, in the present step.
+        is_over: whether the script has come to its end.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class RehearsalSession:
         self.job: dict[str, Any] = {}
         self.model: dict[str, Any] | None = None
         self.forwards = 0
-        self.tokens = 0
+        self.is_over = False
         self.by_step: dict[int, int] = {}
         self._modules: list[Any] = []
         self._install()
@@ -171,7 +172,7 @@ class RehearsalSession:
             raise Finished
         self.tell(f"step {self.position.step}")
         self.forwards = 0
-        if self.position.step <= self.warmup:
+        if self.position.step <= self.warmup and not self.is_over:
             self.tape.start_again()
             self.memory.start_peak()
 
