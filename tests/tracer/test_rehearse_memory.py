@@ -7,6 +7,8 @@ import pytest
 
 from tracer.rehearse.rehearsing import Asked, rehearse
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent / "tracked_memory.py"
 TOLERANCE = 0.03
 

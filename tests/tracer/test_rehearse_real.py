@@ -11,6 +11,8 @@ from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 from traces.store import open_run
 
+pytestmark = pytest.mark.slow
+
 STEPS, COMPARED = 4, 2
 """Steps of every strategy in ``every_strategy.py``, and the one that is compared."""
 
