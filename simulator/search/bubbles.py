@@ -62,8 +62,8 @@ def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: in
     """Return what idles when *n_stages* ranks work on *n_microbatches*.
 
     >>> found = bubble("1f1b", 4, 12)
-    >>> found.fraction == 3 / 15, found.overhead == 3 / 12
-    (True, True)
+    >>> round(found.fraction, 3), found.overhead
+    (0.2, 0.25)
 
     Raises:
         ScheduleError: the schedule does not allow these sizes.
