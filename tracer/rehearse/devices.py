@@ -63,6 +63,7 @@ def device_mode() -> Any:
 
     to, stay = torch.Tensor.to, {torch.Tensor.cuda, torch.Tensor.pin_memory}
     cpu = torch.device("cpu")
+    attention = torch.nn.functional.scaled_dot_product_attention
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         """Replaces devices in arguments."""
@@ -76,9 +77,28 @@ def device_mode() -> Any:
                 args = (args[0], cpu, *args[2:])
             elif func in stay:
                 return args[0]
+            elif func is attention:
+                args, kwargs = _without_dropout(args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
     return DeviceMode()
+
+
+DROPOUT_AT: Final = 4
+"""Place of the dropout among the arguments of ``scaled_dot_product_attention``."""
+
+
+def _without_dropout(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return arguments of attention without its dropout.
+
+    The fused kernel of CUDA drops on its way, at no traffic of its own; that of the processor cannot, so that
+    attention would fall into products and softmax over all scores.
+    """
+    if len(args) > DROPOUT_AT:
+        args = (*args[:DROPOUT_AT], 0.0, *args[DROPOUT_AT + 1 :])
+    return args, {name: value for name, value in kwargs.items() if name != "dropout_p"}
 
 
 def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
