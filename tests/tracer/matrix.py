@@ -21,6 +21,8 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -224,6 +226,43 @@ def classic() -> Step:
     return step
 
 
+def compiled() -> Step:
+    """Functional collectives inside of a compiled graph, in which no Python calls them."""
+    model, group = layers(1), dist.group.WORLD
+    plain = trained(model, model.parameters())
+
+    def exchanged(x: Tensor) -> Tensor:
+        everywhere = functional.all_gather_tensor(functional.all_reduce(x, "sum", group), 0, group)
+        return functional.reduce_scatter_tensor(everywhere * 2, "sum", 0, group) + 1
+
+    graph: Callable[[Tensor], Tensor] = torch.compile(exchanged, backend="aot_eager", fullgraph=True)
+
+    def step() -> Tensor:
+        return plain() + graph(batch()).mean()
+
+    return step
+
+
+def cp_split() -> Step:
+    """Context parallelism of torch: sequences are split for each step; its ring of attention needs a GPU."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
+    model = layers(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        x = torch.linspace(-1, 1, 16 * WIDTH).reshape(1, 16, WIDTH)
+        with context_parallel(mesh, buffers=[x], buffer_seq_dims=[1]):
+            y = model(x)
+            loss = y.square().mean()
+            loss.backward()
+            context_parallel_unshard(mesh, [y.detach()], [1])
+        optimizer.step()
+        return loss
+
+    return step
+
+
 SCHEDULES = {
     "gpipe": pipelining.ScheduleGPipe,
     "1f1b": pipelining.Schedule1F1B,
@@ -290,6 +329,8 @@ MADE = {
     "ring": ring,
     "objects": objects,
     "classic": classic,
+    "compiled": compiled,
+    "cp_split": cp_split,
     "pp_fsdp": pp_fsdp,
 } | {name: functools.partial(pipeline, name) for name in SCHEDULES}
 

@@ -28,7 +28,9 @@ ON_TWO = (
     "ring",
     "objects",
     "classic",
+    "compiled",
     *SCHEDULES,
+    "cp_split",  # the last: torch keeps its mesh, which names the group of the whole world
 )
 ON_FOUR = ("hsdp1", "hsdp2", "pp_fsdp", "ring", "ep", "gpipe")
 
@@ -62,6 +64,12 @@ EXPECTED: dict[tuple[str, int], Counts] = {
         ("world", "scatter", 128): 1,
         ("world", "gather", 128): 1,
     },
+    ("compiled", 2): {
+        ("world", "all_reduce", ROWS): 1,
+        ("world", "all_gather", 2 * ROWS): 1,
+        ("world", "reduce_scatter", 2 * ROWS): 1,
+    },
+    ("cp_split", 2): {("cp", "all_gather", 4 * ROWS): 1},
     # A stage is a root of its own, whose parameters stay; its gradient is reduced once, at the end.
     ("pp_fsdp", 4): {("dp", "all_gather", LAYER): 1, ("dp", "reduce_scatter", LAYER): 1},
 }
@@ -73,6 +81,7 @@ LAYOUTS = {
     "ep": {"dp", "ep"},
     "cp": {"cp"},
     "ring": {"cp"},
+    "cp_split": {"cp"},
     "pp_fsdp": {"pp", "dp"},
 }
 """Axes whose degree is more than one."""
