@@ -9,6 +9,7 @@ from simulator.builder.stage_layers import ENDS, check_layers
 from simulator.errors import JobError
 from simulator.framework import Framework, framework_names, profile
 from simulator.models.model import Model
+from simulator.nearest import near_divisors, near_multiples
 from simulator.variation import Variation
 from simulator.workload.recipes import RECIPES
 from topologies.cluster import Cluster
@@ -39,27 +40,6 @@ RECOMPUTE_MODULES: Final = (
 
 MOST_SLOWDOWN: Final = 4.0
 """Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
-
-
-def near_divisors(number: int, degree: int) -> str:
-    """Return the divisors of *number* next to *degree*, in words.
-
-    >>> near_divisors(64, 6), near_divisors(64, 100)
-    ('4 or 8', '64')
-    """
-    found = [n for n in range(1, number + 1) if number % n == 0]
-    below, above = [n for n in found if n < degree], [n for n in found if n > degree]
-    return " or ".join(map(str, [*below[-1:], *above[:1]]))
-
-
-def near_multiples(number: int, of: int) -> str:
-    """Return the multiples of *of* next to *number*, in words.
-
-    >>> near_multiples(100, 8), near_multiples(5, 8)
-    ('96 or 104', '8')
-    """
-    below = number // of * of
-    return f"{below} or {below + of}" if below else str(of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

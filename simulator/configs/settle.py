@@ -9,8 +9,8 @@ from typing import Any, Final
 from simulator.config import CONVENTIONS, KINDS, SHAPE
 from simulator.configs.rules import CONVENTION, MODEL
 from simulator.errors import ConfigError
-from simulator.job import near_multiples
 from simulator.models.sources import load_model
+from simulator.nearest import near_multiples
 
 _PLACES: Final = {"cpu": "host", "nvme": "nvme"}
 

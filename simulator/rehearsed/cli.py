@@ -62,7 +62,7 @@ def time_and_show(
     path: str, settings: Mapping[str, Any], *, output: str | None, report: str | None, as_json: bool
 ) -> dict[str, Any]:
     """Time the rehearsal at *path*, write the run, print it unless *as_json*; return the figures."""
-    from simulator.cli import document, show
+    from simulator.render import document, show
 
     console = Console(stderr=True, quiet=as_json)
     with console.status("simulating") if console.is_terminal else nullcontext() as status:

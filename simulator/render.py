@@ -1,0 +1,154 @@
+"""Shows a simulated run to a person, or as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from topologies.units import format_bytes, format_time
+from traces.text_picture import Piece, picture
+
+if TYPE_CHECKING:
+    from simulator.simulate import Simulation
+
+NAME_LETTERS: Final = 14
+"""Letters for the name of a row beside its picture."""
+
+RANGES: Final = (("times", "step_time_from"), ("memory", "peak_memory_from"))
+"""What stands in brackets behind a figure, and where ``intervals`` says what it comes from."""
+
+SHOWN_STAGES: Final = 8
+"""Most pipeline stages that the table of memory lists."""
+
+
+def document(simulation: Simulation, output: str | None, report: str | None) -> dict[str, Any]:
+    """Return everything that ``--json`` prints."""
+    return {
+        "name": simulation.info.name,
+        **simulation.summary,
+        "warnings": list(simulation.info.warnings),
+        "job": simulation.info.job,
+        "run": output,
+        "report": report,
+    }
+
+
+def show(
+    simulation: Simulation, output: str | None, report: str | None, *, picture: bool | None = None
+) -> None:
+    """Print the figures, the memory of the stages, what they rest on and where the run is."""
+    console, summary = Console(), simulation.summary
+    console.print(f"[bold]{escape(simulation.info.name)}[/]", highlight=False)
+    console.print(_headline(summary))
+    if picture or (picture is None and console.is_terminal):
+        _draw(console, simulation)
+    console.print(_memory(summary))
+    for warning in simulation.info.warnings:
+        console.print(f"[yellow]![/] {escape(warning)}", highlight=False)
+    console.print("rests on", style="dim")
+    ranges = [
+        f"({name} in brackets) {summary['intervals'][key]}"
+        for name, key in RANGES
+        if key in summary["intervals"]
+    ]
+    for line in [*ranges, *summary["rests_on"]]:
+        console.print(Padding(escape(line), (0, 0, 0, 2)), style="dim", highlight=False)
+    if output is not None:
+        console.print(
+            f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True, markup=False
+        )
+    if report is not None:
+        console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
+    if output is None and report is None:
+        console.print("nothing saved; -o DIR keeps the timeline", style="dim")
+
+
+def _draw(console: Console, simulation: Simulation) -> None:
+    """Print the schedule as letters, one row per rank that is drawn, as wide as the terminal."""
+
+    def style(piece: Piece) -> str:
+        return f"{'white on ' if piece.works else 'bold '}{piece.colour}" if piece.colour else ""
+
+    found = picture(simulation.run, min(console.width, 160) - NAME_LETTERS - 2)
+    if found is None:
+        return
+    for line in found.lines:
+        name = (f"{line.name[: NAME_LETTERS - 1]:<{NAME_LETTERS}}", "dim")
+        pieces = [(piece.text, style(piece)) for piece in line.pieces]
+        console.print(Text.assemble(name, *pieces), no_wrap=True, overflow="crop")
+    legend = [part for piece, label in found.legend for part in ((piece.text, style(piece)), f" {label}  ")]
+    console.print(Text.assemble(f"{'':<{NAME_LETTERS}}", f"{found.length}: ", *legend))
+
+
+def _headline(summary: Mapping[str, Any]) -> Table:
+    """Return the figures that a person looks at first."""
+    exposed = summary["exposed_by_axis"]
+    by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in exposed.items() if share > 5e-4)
+    likely = summary.get("intervals", {})
+
+    def with_interval(name: str, value: str, shown: Callable[[float], str]) -> str:
+        return f"{value}  [dim]({' to '.join(map(shown, likely[name]))})[/]" if name in likely else value
+
+    per_gpu = "tokens_per_s_per_gpu"
+    rows = {
+        "step time": with_interval("step_time_s", format_time(summary["step_time_s"]), format_time),
+        "throughput": with_interval(
+            per_gpu, f"{summary[per_gpu]:,.0f} tokens/s per GPU", lambda rate: f"{rate:,.0f}"
+        )
+        + f", {summary['tokens_per_s']:,.0f} in all",
+        "MFU": with_interval("mfu", _percent(summary["mfu"]), _percent),
+        "peak memory": with_interval(
+            "peak_memory_bytes", format_bytes(summary["peak_memory_bytes"]), format_bytes
+        ),
+        "bubble": _percent(summary["bubble_fraction"]),
+        "exposed communication": f"{_percent(summary['exposed_comm_fraction'])}"
+        + (f"  ({by_axis})" if by_axis else ""),
+        "waiting for other ranks": _percent(summary["waiting_fraction"]),
+        "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
+        f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
+    }
+    if drawn := summary.get("step_time_distribution"):
+        low, middle, high = (format_time(drawn["quantiles_s"][q]) for q in ("0.05", "0.5", "0.95"))
+        rows["with jitter"] = (
+            f"{middle}, 5 to 95 %: {low} to {high} ({drawn['samples']} steps, seed {drawn['seed']})"
+        )
+    table = Table(box=None, show_header=False, pad_edge=True)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _memory(summary: Mapping[str, Any]) -> Table:
+    """Return the memory of the stages, the fullest ones if there are many."""
+    limit, stages = summary["memory_limit_bytes"], summary["stages"]
+    fullest = sorted(stages, key=lambda stage: -stage["peak_bytes"])[:SHOWN_STAGES]
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for name in ("stage", "layers", "in flight", "peak memory", f"of {format_bytes(limit)}"):
+        table.add_column(name, justify="right")
+    table.add_column("most of it")
+    for stage in stages:
+        if stage not in fullest:
+            continue
+        items = sorted(stage["bytes"].items(), key=lambda item: -item[1])[:3]
+        colour = "red" if stage["peak_bytes"] > limit else "default"
+        table.add_row(
+            str(stage["stage"]),
+            str(stage["layers"]),
+            str(stage["in_flight"]),
+            f"[{colour}]{format_bytes(stage['peak_bytes'])}[/]",
+            f"[{colour}]{_percent(stage['peak_bytes'] / limit)}[/]",
+            ", ".join(f"{name} {format_bytes(size)}" for name, size in items),
+        )
+    if len(stages) > len(fullest):
+        table.caption = f"the fullest {len(fullest)} of {len(stages)} stages"
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
