@@ -92,16 +92,22 @@ def test_a_device_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nobody_asks_while_a_graph_is_captured() -> None:
-    gate, events = Gate(), []
+    gate = Gate()
+    events: list[str] = []
+
+    def capture() -> None:
+        gate.capture_begins()
+        events.append("began")
+
     gate.capture_begins()
     with gate.asking() as may_ask:
         assert not may_ask
     gate.capture_ended()
     with gate.asking() as may_ask:
         assert may_ask
-        capture = threading.Thread(target=lambda: (gate.capture_begins(), events.append("began")))
-        capture.start()
+        capturing = threading.Thread(target=capture)
+        capturing.start()
         time.sleep(0.05)
         assert events == []  # it waits until nobody asks
-    capture.join()
+    capturing.join()
     assert events == ["began"]
