@@ -24,6 +24,7 @@ from simulator.job import SHARDINGS, Job
 from simulator.models.sources import load_model
 from simulator.network.cost import Network
 from simulator.program import Program, Transfer
+from simulator.workload.dispatch import Routing
 from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from simulator.workload.ops import DTYPE_BYTES
 from topologies.catalog import load_cluster
@@ -43,6 +44,9 @@ class Wire:
     def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
         assert src != dst
         return Transfer(self.latency_ns, round(size_bytes * self.ns_per_byte))
+
+    def experts(self, routing: Routing, ranks: Sequence[int]) -> Transfer:
+        raise AssertionError("no experts are spread here")
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         return list(groups)

@@ -17,6 +17,7 @@ from simulator.builder.program_builder import COMPUTE, DP, ProgramBuilder, Task,
 from simulator.builder.stages import Unit
 from simulator.compute.timing import ComputeModel
 from simulator.program import Label, Program, Transfer
+from simulator.workload.dispatch import Routing
 from simulator.workload.ops import Block, Comm, Op, memory
 from topologies.catalog import load_cluster
 from traces.layout import Layout
@@ -31,6 +32,9 @@ class Free:
         return Transfer(0, 0)
 
     def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
+        return Transfer(0, 0)
+
+    def experts(self, routing: Routing, ranks: Sequence[int]) -> Transfer:
         return Transfer(0, 0)
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
