@@ -20,6 +20,7 @@ from simulator.models.sources import load_model
 from simulator.network.cost import Network
 from simulator.program import Transfer
 from simulator.schedules import SCHEDULES, holders, plan, write_csv
+from simulator.workload.dispatch import Routing
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 
@@ -34,6 +35,9 @@ class Wire:
         return Transfer(self.latency_ns, 0)
 
     def p2p(self, size_bytes: int, src: int, dst: int) -> Transfer:
+        return Transfer(self.latency_ns, 0)
+
+    def experts(self, routing: Routing, ranks: Sequence[int]) -> Transfer:
         return Transfer(self.latency_ns, 0)
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
