@@ -14,6 +14,7 @@ from tracer.rehearse.memory import OF_KIND
 from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.stated import FOLLOWED
 from tracer.rehearse.tape import WAIT, Message
+from tracer.rehearse.waits import work_class
 from tracer.rehearse.works import SILENT, Work, work_of
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Watcher:
         self._under_way: dict[int, int] = {}
         self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
         self._questions = Questions(session, self._computing("aten.index"))
-        self._work = _work_class(dist, session.tape)
+        self._work = work_class(dist, session.tape)
         self._kept: list[Any] = []
 
     def mode(self) -> Any:
@@ -302,43 +303,3 @@ def _default_of(func: Any, at: int) -> bool:
     """Return whether an operator is asynchronous if it does not say."""
     arguments = func._schema.arguments
     return bool(arguments[at].default_value) if at < len(arguments) else True
-
-
-def _work_class(dist: Any, tape: Any) -> Any:
-    """Return the class of works whose waits are written down."""
-
-    class RehearsedWork(dist.Work):  # type: ignore[misc]
-        """A communication that nobody carries out."""
-
-        def __init__(self, number: int) -> None:
-            super().__init__()
-            self.number = number
-
-        def wait(self, timeout: Any = None) -> bool:
-            """Let the current stream wait."""
-            del timeout
-            if self.number >= 0:
-                tape.note(WAIT, number=self.number)
-            return True
-
-        def is_completed(self) -> bool:
-            """Say that it is done."""
-            return True
-
-        def is_success(self) -> bool:
-            """Say that it went well."""
-            return True
-
-        def synchronize(self) -> None:
-            """Let the current stream wait."""
-            self.wait()
-
-        def get_future(self) -> Any:
-            """Return a future that is done."""
-            import torch
-
-            future: Any = torch.futures.Future()
-            future.set_result([])
-            return future
-
-    return RehearsedWork
