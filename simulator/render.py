@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from topologies.units import format_bytes, format_time
-from traces.text_picture import Piece, picture
 
 if TYPE_CHECKING:
     from simulator.simulate import Simulation
@@ -71,6 +70,7 @@ def show(
 
 def _draw(console: Console, simulation: Simulation) -> None:
     """Print the schedule as letters, one row per rank that is drawn, as wide as the terminal."""
+    from traces.text_picture import Piece, picture
 
     def style(piece: Piece) -> str:
         return f"{'white on ' if piece.works else 'bold '}{piece.colour}" if piece.colour else ""

@@ -17,8 +17,8 @@ from simulator.errors import EngineError
 ENGINES: Final = ("auto", "event", "compiled", "contended", "contended-compiled")
 """Names of engines: on SimPy, on numba, or the one that is sooner done; both again with shared links."""
 
-WORTH_LOADING: Final = 50_000
-"""Tasks from which loading numba and compiled code (about 0.2 s) pays off, at 300,000 tasks/s on SimPy."""
+WORTH_LOADING: Final = 250_000
+"""Tasks from which loading numba and compiled code (some 0.8 s) pays off, at 300,000 tasks/s on SimPy."""
 
 
 def choose(

@@ -38,7 +38,7 @@ def test_the_headline_example_prints_its_figures() -> None:
     } <= set(found)
     assert found["world_size"] == 512
     assert found["job"]["dp"] == 16
-    assert found["engine"] == "compiled"
+    assert found["engine"] == "event"
     assert found["fits"] is True
     assert 0.3 < found["mfu"] < 0.6
     assert found["n_spans"] > 10_000_000
