@@ -81,8 +81,12 @@ def idle_conventions(job: Job) -> list[str]:
     """
     found = []
     for name, value in job.conventions:
-        why = next((words for reason in REASONS.get(name, ()) if (words := reason(job))), "")
-        if why:
+        if why := why_idle(job, name):
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
             found.append(f"{name} = {shown} has no effect here: {why}")
     return found
+
+
+def why_idle(job: Job, convention: str) -> str:
+    """Return why *convention* has no effect on *job*, empty if it may have one."""
+    return next((words for reason in REASONS.get(convention, ()) if (words := reason(job))), "")

@@ -13,6 +13,7 @@ import numpy as np
 
 from simulator.config import CONVENTIONS, KINDS, TABLES, job_from
 from simulator.errors import LikeError, TableError
+from simulator.idle import why_idle
 from simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
 from simulator.models.model import Model
 from simulator.recorded.model import recorded_model
@@ -110,7 +111,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
         return job
     conventions = dict(found.conventions)
     if job.cluster.device.kind == "cpu":
-        conventions |= dict.fromkeys(WAITS, False)
+        conventions |= {name: False for name in WAITS if not why_idle(job, name)}
         conventions["overlap_grad_reduce"] = job.sharding not in FULLY_SHARDED
     conventions |= given.get(CONVENTIONS) or {}
     return replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))
