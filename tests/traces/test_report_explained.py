@@ -125,7 +125,7 @@ def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, pipeline_run: Run)
         writer.write_table(table)
     page, columns = told(open_run(path))
     (tier,) = page["runs"][0]["links"]["groups"]
-    assert tier["fullest"] == {"rank": 0, "direction": "in", "mean": pytest.approx(1)}
+    assert tier["fullest"] == {"name": "rank 0 in", "mean": pytest.approx(1)}
     assert (columns["a.links"][:BINS] == FULL).all()
     assert columns["a.links"][BINS + 1 :].max() == 0
     json.dumps(page, allow_nan=False)

@@ -16,7 +16,7 @@ from traces.figures.drawing import chosen_ranks, empty_figure, heading, row_name
 from traces.metrics import breakdown
 from traces.report.colours import palette
 from traces.report.kinds import axis_label
-from traces.report.links import TIERS, links_of, utilisation
+from traces.report.links import TIERS, links_of, utilisation, way_name
 from traces.report.words import title
 from traces.run import Run
 from traces.windows import windows
@@ -108,7 +108,7 @@ def links(run: Run, *, step: int | None = None, theme: str = "light") -> go.Figu
         fullest = sorted(sorted(rows, key=lambda row: -used[row].mean())[:MOST_LINKS])
         figure.add_heatmap(
             x=times_ms,
-            y=[f"rank {lines[row][1]} {lines[row][2]}" for row in fullest],
+            y=[way_name(*lines[row]) for row in fullest],
             z=used[fullest].astype(np.float32),
             zmin=0,
             zmax=1,

@@ -23,8 +23,24 @@ MOST_LINES: Final = 192
 FULL: Final = 250
 """Value of a pixel whose link is full."""
 
-TIERS: Final = {"near": "inside the node", "far": "out of the node"}
+TIERS: Final = {
+    "near": "inside the node",
+    "far": "out of the node",
+    "leaf": "from leaf switches upward",
+    "spine": "from spine switches upward",
+}
 """What the tiers of ``links.arrow`` are called."""
+
+
+def way_name(tier: str, number: int, direction: str) -> str:
+    """Return what a way is called: that of a rank, or of a switch upward.
+
+    >>> way_name("far", 3, "out"), way_name("leaf", 3, "in")
+    ('rank 3 out', 'leaf 3 down')
+    """
+    if tier in ("near", "far"):
+        return f"rank {number} {direction}"
+    return f"{tier} {number} {'down' if direction == 'in' else 'up'}"
 
 
 def links_of(run: Run) -> pa.Table | None:
@@ -65,16 +81,15 @@ def links_entry(view: View, pack: Pack, key: str) -> dict[str, Any] | None:
         shown = len(pixels) - sum(group["n_lines"] for group in groups)
         mean, high = used[rows].mean(axis=1), np.quantile(used[rows], 0.99, axis=1)
         fullest = int(mean.argmax())
-        _, rank, direction = lines[rows[fullest]]
         groups.append(
             {
                 "label": TIERS.get(tier, tier),
                 "n_lines": shown,
                 "n_ways": len(rows),
                 "mean": float(mean.mean()),
-                "fullest": {"rank": rank, "direction": direction, "mean": float(mean[fullest])},
+                "fullest": {"name": way_name(*lines[rows[fullest]]), "mean": float(mean[fullest])},
                 "high": float(high.max()),
-                "names": [f"rank {lines[row][1]} {lines[row][2]}" for row in rows[::every]],
+                "names": [way_name(*lines[row]) for row in rows[::every]],
             }
         )
     pack.add(f"{key}.links", np.rint(np.concatenate(pixels).clip(0, 1) * FULL).astype(np.uint8))

@@ -50,7 +50,7 @@ function drawTier(g, group, top, line) {
   if (narrow()) return;
   const left = view.left + view.plot + 12;
   const room = view.width - left - 8;
-  [`mean ${formatShare(group.mean)}`, `fullest: rank ${group.fullest.rank} ${group.fullest.direction}, ${formatShare(group.fullest.mean)}`]
+  [`mean ${formatShare(group.mean)}`, `fullest: ${group.fullest.name}, ${formatShare(group.fullest.mean)}`]
     .forEach((words, i) => textWithin(g, words, left, top + 6 + 14 * i, room, { size: 11, colour: i ? surface().muted : surface().ink }));
 }
 
