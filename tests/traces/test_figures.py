@@ -141,7 +141,7 @@ def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, fsdp_run: Run) -> 
     )  # fmt: skip
     with pa.OSFile(str(path / "links.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    far, near = figures.links(open_run(path)).data
+    near, far = figures.links(open_run(path)).data
     assert (list(far.y), list(near.y)) == (["rank 0 in"], ["rank 1 out"])
     assert np.array(far.z).max() == pytest.approx(0.5)
     assert np.array(near.z).max() == pytest.approx(1)

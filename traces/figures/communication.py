@@ -16,7 +16,7 @@ from traces.figures.drawing import chosen_ranks, empty_figure, heading, row_name
 from traces.metrics import breakdown
 from traces.report.colours import palette
 from traces.report.kinds import axis_label
-from traces.report.links import TIERS, links_of, utilisation, way_name
+from traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
 from traces.report.words import title
 from traces.run import Run
 from traces.windows import windows
@@ -97,7 +97,7 @@ def links(run: Run, *, step: int | None = None, theme: str = "light") -> go.Figu
     length_ns = max(window.end_ns for window in ends) - origin_ns
     used, lines = utilisation(table, origin_ns, length_ns)
     base = empty_figure(heading("Links: share in use", title(run)), theme, height=420)
-    tiers = list(dict.fromkeys(line[0] for line in lines))
+    tiers = tiers_of(lines)
     figure = make_subplots(
         rows=len(tiers), cols=1, shared_xaxes=True, subplot_titles=[TIERS.get(tier, tier) for tier in tiers]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,12 @@ TIERS: Final = {
     "spine": "from spine switches upward",
 }
 """What the tiers of ``links.arrow`` are called."""
+
+
+def tiers_of(lines: Sequence[tuple[str, int, str]]) -> list[str]:
+    """Return the tiers of *lines*, from inside the node outward."""
+    found = dict.fromkeys(line[0] for line in lines)
+    return [*(tier for tier in TIERS if tier in found), *(tier for tier in found if tier not in TIERS)]
 
 
 def way_name(tier: str, number: int, direction: str) -> str:
@@ -72,7 +79,7 @@ def links_entry(view: View, pack: Pack, key: str) -> dict[str, Any] | None:
     used, lines = utilisation(table, view.origin_ns(step), view.length_ns(step))
     groups: list[dict[str, Any]] = []
     pixels = []
-    for tier in dict.fromkeys(line[0] for line in lines):
+    for tier in tiers_of(lines):
         rows = [row for row, line in enumerate(lines) if line[0] == tier]
         every = -(-len(rows) // MOST_LINES)
         for first in range(0, len(rows), every):
