@@ -33,12 +33,12 @@ API: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Job": "simulator.job",
         "Layout": "traces.layout",
-        "analysis": "traces.analysis",
-        "breakdown": "traces.metrics",
+        "analysis": "traces.analysis.everything",
+        "breakdown": "traces.analysis.metrics",
         "calibrate": "simulator.recorded.calibrate",
         "compare": "traces.compare",
         "figures": "traces.figures",
-        "findings": "traces.findings",
+        "findings": "traces.analysis.findings",
         "job_like": "simulator.recorded.like",
         "load_cluster": "topologies.catalog",
         "load_model": "simulator.models.sources",
@@ -48,7 +48,7 @@ API: Final[Mapping[str, str]] = MappingProxyType(
         "report_html": "traces.report.html",
         "simulate": "simulator.simulate",
         "step": "tracer.record",
-        "summarize": "traces.metrics",
+        "summarize": "traces.analysis.metrics",
     }
 )
 """Public names and the module each one comes from."""

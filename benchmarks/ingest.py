@@ -59,8 +59,8 @@ OURS = """
 import json, resource, sys, time
 begun = time.perf_counter()
 from tracer.ingest.ingest import ingest
-from traces.device_time import device_times
-from traces.metrics import breakdown
+from traces.analysis.device_time import device_times
+from traces.analysis.metrics import breakdown
 from traces.store import open_run
 ingest(sys.argv[2:], sys.argv[1])
 run = open_run(sys.argv[1])

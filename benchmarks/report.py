@@ -29,8 +29,8 @@ from simulator.what_if.planner import Planner
 from traces.info import RunInfo
 from traces.layout import Group, Layout
 from traces.report.html import write_report
-from traces.serving import Server
-from traces.serving_runs import Runs
+from traces.serving.runs import Runs
+from traces.serving.server import Server
 from traces.store import open_run, write_run
 from traces.timeline import timeline
 

@@ -11,8 +11,8 @@ from simulator.intervals import intervals
 from simulator.job import RECOMPUTES, SHARDINGS, Job
 from simulator.memory.ranks import RankMemory, rank_memories
 from topologies.units import format_bytes
+from traces.analysis.metrics import summarize
 from traces.layout import Coord
-from traces.metrics import summarize
 from traces.run import Run
 
 

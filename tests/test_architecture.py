@@ -118,9 +118,9 @@ def test_a_module_imports_only_what_its_package_may(module: str, path: Path) -> 
         ("tracer.record", "class Hook:\n    import torch.distributed"),
         ("tracer.record", "try:\n    from torch import nn\nexcept ImportError:\n    pass"),
         ("topologies.cluster", "from traces.layout import Layout"),
-        ("traces.metrics", "import plotly.graph_objects as go"),
-        ("traces.metrics", "from simulator import job"),
-        ("traces.metrics", "import click"),
+        ("traces.analysis.metrics", "import plotly.graph_objects as go"),
+        ("traces.analysis.metrics", "from simulator import job"),
+        ("traces.analysis.metrics", "import click"),
         ("traces.report.html", "from traces.report.cli import report"),
     ],
 )

@@ -13,11 +13,11 @@ from pyarrow import ipc
 from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
 from tracer.kernels import KERNELS, KINETO
+from traces.analysis.hang import hang
+from traces.analysis.metrics import summarize
+from traces.analysis.mismatch import mismatches
 from traces.errors import TraceError
-from traces.hang import hang
 from traces.info import RunInfo
-from traces.metrics import summarize
-from traces.mismatch import mismatches
 from traces.store import open_run, write_info
 from traces.timeline import MEMORY
 
@@ -26,7 +26,7 @@ def finish(path: Path) -> dict[str, Any] | None:
     """Join what the ranks have left in the run directory *path* and return its summary.
 
     Returns:
-        The summary of ``traces.metrics.summarize``; None if no rank has recorded a span.
+        The summary of ``traces.analysis.metrics.summarize``; None if no rank has recorded a span.
     """
     _join_memory(path)
     try:

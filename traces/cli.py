@@ -31,13 +31,13 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
     runs still being written, are read alike.
     """
-    from traces.analysis import analysis
-    from traces.bus_limits import parse_limit
+    from traces.analysis.bus_limits import parse_limit
+    from traces.analysis.everything import analysis
+    from traces.analysis.findings import findings
+    from traces.analysis.hang import hang
+    from traces.analysis.metrics import breakdown, summarize
+    from traces.analysis.mismatch import mismatches
     from traces.errors import RunError
-    from traces.findings import findings
-    from traces.hang import hang
-    from traces.metrics import breakdown, summarize
-    from traces.mismatch import mismatches
     from traces.opening import open_whole
     from traces.render import (
         show_analysis,

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from traces.causes import causes, precedence
+from traces.analysis.causes import causes, precedence
+from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from traces.errors import RunError
 from traces.join import JoinedSpans, join_spans
-from traces.metrics import averaged_steps, breakdown, step_times_ns
 from traces.run import Run
 
 _BACKWARD: Final = ("compute:backward", "compute:backward_input", "compute:backward_weight")
@@ -25,7 +25,7 @@ _BACKWARD: Final = ("compute:backward", "compute:backward_input", "compute:backw
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause of step time in two runs: a state of ``traces.activity``, compute split by kind."""
+    """One cause of step time in two runs: a state of ``traces.analysis.activity``, compute split by kind."""
 
     name: str
     a_ns: int

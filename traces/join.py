@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from traces.arrivals import arrivals
+from traces.analysis.arrivals import arrivals
+from traces.analysis.windows import windows
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
 from traces.run import Run
-from traces.windows import windows
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 

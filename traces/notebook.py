@@ -6,9 +6,9 @@ import html
 from collections.abc import Iterable
 from typing import Final
 
+from traces.analysis.metrics import summarize
 from traces.compare import Comparison
 from traces.errors import TraceError
-from traces.metrics import summarize
 from traces.report.format import format_time
 from traces.report.kinds import Kinds
 from traces.report.words import headline, story, subtitle, title

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from traces.analysis.critical_path import GAP, CriticalPath, critical_path
+from traces.analysis.findings import LEAST_SHARE, Finding
+from traces.analysis.gaps import gaps_on_path
+from traces.analysis.hang import Wait
+from traces.analysis.metrics import Breakdown, breakdown
+from traces.analysis.mismatch import Mismatch
 from traces.compare import Comparison, typical_step
-from traces.critical_path import GAP, CriticalPath, critical_path
-from traces.findings import LEAST_SHARE, Finding
-from traces.gaps import gaps_on_path
-from traces.hang import Wait
-from traces.metrics import Breakdown, breakdown
-from traces.mismatch import Mismatch
 from traces.report.format import format_si, format_time
 from traces.run import Run
 

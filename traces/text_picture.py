@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from traces.analysis.windows import windows
 from traces.report.cells import rank_step
 from traces.report.colours import fill, mix, palette
 from traces.report.format import format_time
@@ -15,7 +16,6 @@ from traces.report.labels import Labels
 from traces.report.overview import BINS, NOTHING, slices
 from traces.report.rows import picks, rows_of
 from traces.run import Run
-from traces.windows import windows
 
 LEAST_WIDTH: Final = 24
 """Slices below which a picture says nothing."""

@@ -24,7 +24,7 @@ from simulator.goodput.failures import (
     optimal_interval_s,
     sampled_times_s,
 )
-from traces.metrics import summarize
+from traces.analysis.metrics import summarize
 from traces.run import Run
 
 STORAGE_BYTES_PER_S: Final = 2e9

@@ -20,7 +20,7 @@ from simulator.recorded.calibration import Calibration
 from simulator.recorded.compute import compute_factors, measured, pass_seconds
 from simulator.recorded.network import network_factors
 from simulator.simulate import Simulation, simulate
-from traces.metrics import averaged_steps, breakdown, step_times_ns
+from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from traces.run import Run
 
 LEAST_STEPS: Final = 4

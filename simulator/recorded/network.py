@@ -22,7 +22,7 @@ from simulator.network.nccl import choice
 from simulator.recorded.calibration import OTHERS, Factor
 from simulator.recorded.least_squares import Floats, fit_factors, median_error
 from topologies.placement import place
-from traces.collectives import in_averaged_steps
+from traces.analysis.collectives import in_averaged_steps
 from traces.columns import int64, is_one_of, labels
 from traces.run import Run
 

@@ -11,7 +11,7 @@ import numpy as np
 from simulator.rehearsed.rank import OP
 from simulator.simulate import Simulation
 from topologies.cluster import Cluster
-from traces.metrics import summarize
+from traces.analysis.metrics import summarize
 from traces.rehearsal import RankTables, Rehearsal
 
 

@@ -22,8 +22,8 @@ def serve(folder: str, port: int, *, opens: bool) -> None:
     are sent in parts. The what-if page, at /plan, simulates every change.
     """
     from simulator.what_if.planner import Planner
-    from traces.serving import Server
-    from traces.serving_runs import Runs
+    from traces.serving.runs import Runs
+    from traces.serving.server import Server
 
     runs, planner = Runs(Path(folder)), Planner()
     with Server({**runs.routes(), **planner.routes()}, port) as server:

@@ -26,7 +26,7 @@ from traces.errors import TraceError
 from traces.pack import Pack
 from traces.report.document import document
 from traces.report.html import served_page
-from traces.serving import JSON, Answer, Route, document_answer, page
+from traces.serving.server import JSON, Answer, Route, document_answer, page
 
 NUMBERS: Final = ("gpus", "tp", "pp", "cp", "ep", "virtual_stages", "global_batch", "micro_batch", "seq_len")
 """Settings that are whole numbers; an empty one is left to its default."""

@@ -10,13 +10,13 @@ from simulator.job import Job
 from simulator.network.cost import Network
 from simulator.simulate import simulate
 from simulator.variation import Variation
-from traces.collectives import bandwidths, bus_factor, collectives
+from traces.analysis.collectives import bandwidths, bus_factor, collectives
+from traces.analysis.critical_path import critical_path
+from traces.analysis.held_up import held_up
+from traces.analysis.roots import roots
+from traces.analysis.stragglers import stragglers
 from traces.compare import compare
-from traces.critical_path import critical_path
-from traces.held_up import held_up
-from traces.roots import roots
-from traces.stragglers import stragglers
-from traces.whatif import scaled, what_if
+from traces.replay.whatif import scaled, what_if
 
 LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}
 

@@ -21,7 +21,7 @@ from simulator.recorded.least_squares import fit_factors, median_error
 from simulator.simulate import simulate
 from simulator.variation import Variation
 from topologies.catalog import load_cluster
-from traces.metrics import breakdown, step_times_ns
+from traces.analysis.metrics import breakdown, step_times_ns
 
 LOCAL = {"model": "llama3.2-1b", "cluster": "localhost", "precision": "fp32", "seq_len": 256, "steps": 4}
 

@@ -17,8 +17,8 @@ from simulator.errors import JobError
 from simulator.job import RECOMPUTES, SHARDINGS, Job
 from simulator.memory.ranks import rank_memories
 from simulator.simulate import simulate
+from traces.analysis.metrics import breakdown
 from traces.errors import RunError
-from traces.metrics import breakdown
 from traces.store import open_run
 from traces.timeline import TIMELINE
 

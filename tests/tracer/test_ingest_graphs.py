@@ -10,7 +10,7 @@ import pytest
 
 from tracer.errors import IngestError
 from tracer.ingest.ingest import ingest
-from traces.findings import findings
+from traces.analysis.findings import findings
 from traces.run import Run
 from traces.store import open_run
 

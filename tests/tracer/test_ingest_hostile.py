@@ -14,9 +14,9 @@ from pyarrow import parquet as pq
 
 from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
-from traces.analysis import analysis
+from traces.analysis.everything import analysis
+from traces.analysis.metrics import breakdown
 from traces.errors import TraceError
-from traces.metrics import breakdown
 from traces.store import open_run
 
 N_INPUTS = 60

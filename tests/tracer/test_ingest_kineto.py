@@ -20,9 +20,9 @@ from tracer.errors import IngestError
 from tracer.ingest.ingest import ingest
 from tracer.ingest.kernels import collective_kind, is_communication, kernel
 from tracer.ingest.recording import innermost, lanes
-from traces.arrivals import arrivals
+from traces.analysis.arrivals import arrivals
+from traces.analysis.metrics import breakdown
 from traces.columns import int64, is_one_of
-from traces.metrics import breakdown
 from traces.run import Run
 from traces.store import open_run
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from traces.analysis.mismatch import mismatches
 from traces.errors import RunError
-from traces.mismatch import mismatches
 from traces.run import Run
 from traces.store import open_run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from traces.metrics import breakdown
+from traces.analysis.metrics import breakdown
 
 Row = dict[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from traces.activity import activity
+from traces.analysis.activity import activity
 from traces.store import open_run
 
 SLACK_NS = 20_000_000

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.activity import activity, states
-from traces.arrivals import arrivals
+from traces.analysis.activity import activity, states
+from traces.analysis.arrivals import arrivals
+from traces.analysis.metrics import breakdown, summarize
 from traces.errors import RunError
 from traces.info import Clock, RunInfo
 from traces.layout import AXES, Group, Layout
-from traces.metrics import breakdown, summarize
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline

@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import main
-from traces.analysis import analysis
-from traces.collectives import bandwidths, bus_factor, collectives
-from traces.critical_path import GAP, critical_path
-from traces.device_time import device_times
+from traces.analysis.collectives import bandwidths, bus_factor, collectives
+from traces.analysis.critical_path import GAP, critical_path
+from traces.analysis.device_time import device_times
+from traces.analysis.everything import analysis
+from traces.analysis.findings import findings
+from traces.analysis.gaps import gaps, gaps_on_path
+from traces.analysis.kernels import group_of, kernel_groups
+from traces.analysis.stragglers import stragglers
+from traces.analysis.windows import windows
 from traces.errors import RunError
-from traces.findings import findings
-from traces.gaps import gaps, gaps_on_path
 from traces.info import RunInfo
-from traces.kernels import group_of, kernel_groups
 from traces.layout import Group
-from traces.replay import replay
+from traces.replay.play import replay
+from traces.replay.whatif import scaled, what_if
 from traces.run import Run
 from traces.store import open_run, write_run
-from traces.stragglers import stragglers
 from traces.timeline import timeline
-from traces.whatif import scaled, what_if
-from traces.windows import windows
 
 MS = 1_000_000
 

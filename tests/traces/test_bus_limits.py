@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from traces.analysis import analysis
-from traces.bus_limits import bus_limit, parse_limit
-from traces.collectives import bandwidths
+from traces.analysis.bus_limits import bus_limit, parse_limit
+from traces.analysis.collectives import bandwidths
+from traces.analysis.everything import analysis
+from traces.analysis.findings import findings
 from traces.errors import RunError
-from traces.findings import findings
 from traces.info import RunInfo
 from traces.layout import Group
 from traces.run import Part, Run

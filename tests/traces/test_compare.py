@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.causes import RANK_SPREAD, causes
+from traces.analysis.causes import RANK_SPREAD, causes
 from traces.compare import compare, typical_step
 from traces.errors import RunError
 from traces.info import RunInfo

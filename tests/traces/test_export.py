@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.arrivals import arrivals
+from traces.analysis.arrivals import arrivals
 from traces.errors import RunError
 from traces.export import ENDINGS, FORMATS, export
 from traces.export.protobuf import number, numbers, tag, varint, width

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tracer.ingest.ingest import ingest
-from traces.arrivals import COMMUNICATION, arrivals
+from traces.analysis.arrivals import COMMUNICATION, arrivals
 from traces.errors import RunError
 from traces.export import export
 from traces.run import Run

@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from traces import figures
+from traces.analysis.metrics import breakdown, summarize
 from traces.compare import compare
 from traces.errors import FigureError
 from traces.figures import timelines
 from traces.info import RunInfo
-from traces.metrics import breakdown, summarize
 from traces.report.colours import palette
 from traces.report.words import headline
 from traces.run import Run

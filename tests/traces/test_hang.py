@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import main
-from traces.hang import hang, waits
+from traces.analysis.hang import hang, waits
 from traces.info import RunInfo
 from traces.layout import Group
 from traces.pending import read_pending

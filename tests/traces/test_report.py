@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from traces.analysis.metrics import breakdown, summarize
 from traces.compare import compare
 from traces.errors import ReportError, RunError
 from traces.info import RunInfo
-from traces.metrics import breakdown, summarize
 from traces.pack import decode
 from traces.report.html import report_html, write_report
 from traces.report.view import NO_SEQUENCE

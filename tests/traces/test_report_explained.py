@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from simulator.config import job_from
 from simulator.simulate import simulate
-from traces.critical_path import critical_path
-from traces.findings import findings
+from traces.analysis.critical_path import critical_path
+from traces.analysis.findings import findings
+from traces.analysis.metrics import breakdown as rows_of_breakdown
+from traces.analysis.metrics import step_times_ns
 from traces.info import RunInfo
-from traces.metrics import breakdown as rows_of_breakdown
-from traces.metrics import step_times_ns
 from traces.pack import Pack, decode
 from traces.report.document import document
 from traces.report.links import BINS, FULL, utilisation

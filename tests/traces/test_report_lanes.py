@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from traces.activity import activity
+from traces.analysis.activity import activity
+from traces.analysis.metrics import breakdown
 from traces.info import RunInfo
-from traces.metrics import breakdown
 from traces.report.cells import COMPUTE_LANE, RankStep, rank_step
 from traces.report.kinds import Kinds
 from traces.report.labels import Labels

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.findings import findings
-from traces.held_up import held_up
+from traces.analysis.findings import findings
+from traces.analysis.held_up import held_up
+from traces.analysis.meetings import CAUSES, followed
+from traces.analysis.roots import roots
 from traces.info import RunInfo
 from traces.layout import Group
-from traces.meetings import CAUSES, followed
-from traces.roots import roots
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import timeline

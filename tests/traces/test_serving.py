@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from traces import serving_runs
+from traces.analysis.metrics import breakdown
 from traces.errors import RunError, ServeError
 from traces.info import RunInfo
-from traces.metrics import breakdown
 from traces.pack import Pack, taken_apart
 from traces.report.document import document
 from traces.run import Run
-from traces.serving import Answer, Server, page
-from traces.serving_runs import Runs
+from traces.serving import runs as serving_runs
+from traces.serving.runs import Runs
+from traces.serving.server import Answer, Server, page
 from traces.store import write_run
 from traces.timeline import timeline
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from traces.metrics import breakdown
+from traces.analysis.metrics import breakdown
 from traces.run import Run
 from traces.text_picture import LEAST_WIDTH, picture
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traces.errors import RunError
-from traces.waves import Edges, waves
+from traces.replay.waves import Edges, waves
 
 
 @st.composite

@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 import numpy as np
 import pyarrow as pa
 
-from traces.arrivals import COMMUNICATION, arrivals
+from traces.analysis.arrivals import COMMUNICATION, arrivals
 from traces.columns import Int64Array, int64, is_one_of, labels
 from traces.export.protobuf import message, number, varint
 from traces.run import Run

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.arrivals import COMMUNICATION
+from traces.analysis.arrivals import COMMUNICATION
 from traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
 from traces.run import Run
 

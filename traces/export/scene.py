@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.arrivals import arrivals
+from traces.analysis.arrivals import arrivals
 from traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
 from traces.layout import Coord
 from traces.run import Run

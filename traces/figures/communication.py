@@ -10,16 +10,16 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from traces.analysis.metrics import breakdown
+from traces.analysis.windows import windows
 from traces.compare import typical_step
 from traces.errors import FigureError
 from traces.figures.drawing import chosen_ranks, empty_figure, heading, row_names
-from traces.metrics import breakdown
 from traces.report.colours import palette
 from traces.report.kinds import axis_label
 from traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
 from traces.report.words import title
 from traces.run import Run
-from traces.windows import windows
 
 MOST_LINKS: Final = 512
 """Lines of the picture of links; of more ways, the fullest are drawn."""

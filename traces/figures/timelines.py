@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from traces.analysis.windows import windows
 from traces.compare import typical_step
 from traces.errors import FigureError
 from traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
@@ -20,7 +21,6 @@ from traces.report.labels import Labels
 from traces.report.memory import curves
 from traces.report.words import memory_limit_bytes, subtitle, title
 from traces.run import Run
-from traces.windows import windows
 
 MOST_CELLS: Final = 3_000
 """Cells of a schedule; with 10,000 a zoom takes plotly about a second."""

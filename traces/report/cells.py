@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from traces.activity import activity, states
-from traces.arrivals import arrivals
+from traces.analysis.activity import activity, states
+from traces.analysis.arrivals import arrivals
 from traces.columns import BoolArray, Int64Array, int64, is_one_of
 from traces.report.labels import Labels
 from traces.report.lanes import LaneKey, Pieces, communication_lanes, compute_lane, hidden_ns

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from traces.activity import UNNAMED_AXIS
-from traces.arrivals import COMMUNICATION
-from traces.causes import RANK_SPREAD
+from traces.analysis.activity import UNNAMED_AXIS
+from traces.analysis.arrivals import COMMUNICATION
+from traces.analysis.causes import RANK_SPREAD
 from traces.columns import Int64Array, factorized, int64, labels
 from traces.compare import Cause, Comparison
 from traces.pack import Pack

@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from traces.activity import is_pipelined
+from traces.analysis.activity import is_pipelined
+from traces.analysis.metrics import breakdown, step_times_ns, summarize
 from traces.compare import Comparison, compare
 from traces.errors import RunError
 from traces.join import rank_pairs
-from traces.metrics import breakdown, step_times_ns, summarize
 from traces.pack import Pack
 from traces.report.cells import COMPUTE_LANE
 from traces.report.colours import palette

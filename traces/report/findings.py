@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.activity import axes
-from traces.critical_path import GAP, Piece, critical_path
-from traces.findings import findings
+from traces.analysis.activity import axes
+from traces.analysis.critical_path import GAP, Piece, critical_path
+from traces.analysis.findings import findings
 from traces.pack import Pack
 from traces.report.kinds import Kinds
 from traces.report.view import View

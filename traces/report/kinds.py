@@ -1,7 +1,7 @@
 """What things are called in a report, and which colour each has: kinds of work, states, axes.
 
 A *kind* is anything with an entry in the legend. Compute kinds come from the timeline, states from
-``traces.activity``, communication has one kind per axis. The page refers to kinds by their position.
+``traces.analysis.activity``, communication has one kind per axis. The page refers to kinds by their position.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from traces.activity import axes, states
+from traces.analysis.activity import axes, states
 from traces.columns import is_one_of
 from traces.run import Run
 
@@ -36,7 +36,7 @@ HOST: Final = "host"
 """Kind of the lane that shows what the host does."""
 
 COMPUTE_CATEGORIES: Final = ("compute", "copy")
-"""Categories of spans during which a rank computes, as ``traces.activity`` counts them."""
+"""Categories of spans during which a rank computes, as ``traces.analysis.activity`` counts them."""
 
 AXIS_WORDS: Final = {
     "tp": "tensor parallel",
@@ -83,7 +83,7 @@ class Kinds:
         return self._number.get(kind if kind in self._number else OTHER_COMPUTE, 0)
 
     def state(self, name: str) -> int:
-        """Return the number of a state of ``traces.activity``."""
+        """Return the number of a state of ``traces.analysis.activity``."""
         return self._number[name]
 
     def axis(self, axis: str) -> int:

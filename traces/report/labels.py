@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.activity import UNNAMED_AXIS
-from traces.arrivals import COMMUNICATION
+from traces.analysis.activity import UNNAMED_AXIS
+from traces.analysis.arrivals import COMMUNICATION
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels
 from traces.report.kinds import HOST, OTHER_COMPUTE, Kinds
 from traces.run import Run
@@ -49,7 +49,7 @@ class Labels:
         return self._plain(self._kinds.compute(OTHER_COMPUTE))
 
     def of_state(self, state: str) -> int:
-        """Return the number of the description of a state of ``traces.activity``."""
+        """Return the number of the description of a state of ``traces.analysis.activity``."""
         return self._plain(self._kinds.state(state))
 
     def of_rank(self, run: Run, rank: int) -> Int64Array:

@@ -1,8 +1,8 @@
 """The lanes of one rank in one step, as the viewer draws them.
 
-The first lane covers the step exactly: work as it ran, and between it the states of ``traces.activity``.
-Below it lie lanes for the communication of each axis, as few as keep spans from overlapping, and one for
-what the host does.
+The first lane covers the step exactly: work as it ran, and between it the states of
+``traces.analysis.activity``. Below it lie lanes for the communication of each axis, as few as keep spans
+from overlapping, and one for what the host does.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.activity import UNNAMED_AXIS, Activity
-from traces.arrivals import COMMUNICATION
+from traces.analysis.activity import UNNAMED_AXIS, Activity
+from traces.analysis.arrivals import COMMUNICATION
 from traces.columns import Int64Array, int64, is_one_of, labels
 from traces.layout import AXES
 from traces.report.kinds import COMPUTE_CATEGORIES, HOST

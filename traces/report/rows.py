@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from traces.activity import is_pipelined
+from traces.analysis.activity import is_pipelined
+from traces.analysis.metrics import represented
 from traces.columns import int64
-from traces.metrics import represented
 from traces.run import Run
 
 MOST_ROWS: Final = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from traces.analysis.metrics import breakdown
 from traces.columns import int64
-from traces.metrics import breakdown
 from traces.pack import Pack
 from traces.report.kinds import Kinds, axis_label
 from traces.report.labels import Labels
@@ -75,7 +75,7 @@ def overview_entry(
 
 
 def _step_entry(view: View, step: int, kinds: Kinds) -> dict[str, Any]:
-    """Return the numbers of one step; those of ``traces.metrics``, with work split by kind."""
+    """Return the numbers of one step; those of ``traces.analysis.metrics``, with work split by kind."""
     of_rank = {row.rank: row for row in breakdown(view.run) if row.step == step}
     rows: list[dict[str, Any]] = []
     for rank in view.rows:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from traces.metrics import averaged_steps, breakdown, step_times_ns
+from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from traces.run import Run
 
 NOTABLE: Final = 1.05

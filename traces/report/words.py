@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from traces.activity import is_pipelined
-from traces.metrics import averaged_steps, breakdown, step_times_ns
+from traces.analysis.activity import is_pipelined
+from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from traces.report.format import format_share, format_si, format_time, lines, number, quantity
 from traces.report.kinds import AXIS_WORDS, Kinds, axis_label
 from traces.run import Run
@@ -92,7 +92,7 @@ def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
 
     Args:
         run: the run.
-        summary: what ``traces.metrics.summarize`` says of it.
+        summary: what ``traces.analysis.metrics.summarize`` says of it.
     """
     figures = [
         figure(

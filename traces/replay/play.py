@@ -1,7 +1,7 @@
 """Plays the steps of a recorded pipeline again with other durations: what would the step have taken?
 
 Every span of a step begins when what it depends on has ended, after the delay that the recording shows; a
-communication moves data once its last participant has come. ``traces.replay_order`` says what depends on what
+communication moves data once its last participant has come. ``traces.replay.order`` says what depends on what
 in pipeline training.
 
 With the recorded durations and delays the recorded times come out again, to the nanosecond. Method: Lin et
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.replay_order import dependencies
-from traces.replay_work import by_place, collected
+from traces.replay.order import dependencies
+from traces.replay.waves import Edges, FloatArray, waves
+from traces.replay.work import by_place, collected
 from traces.run import Run
-from traces.waves import Edges, FloatArray, waves
 
 
 class Replay:

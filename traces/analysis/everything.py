@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from traces.collectives import bandwidths
+from traces.analysis.collectives import bandwidths
+from traces.analysis.critical_path import critical_path
+from traces.analysis.findings import findings
+from traces.analysis.gaps import gaps, gaps_on_path
+from traces.analysis.kernels import kernel_groups
+from traces.analysis.roots import roots
+from traces.analysis.stragglers import stragglers
 from traces.compare import typical_step
-from traces.critical_path import critical_path
 from traces.errors import RunError
-from traces.findings import findings
-from traces.gaps import gaps, gaps_on_path
-from traces.kernels import kernel_groups
-from traces.roots import roots
+from traces.replay.whatif import what_if
 from traces.run import Run
-from traces.stragglers import stragglers
-from traces.whatif import what_if
 
 WHAT_IF: Final[Mapping[str, float]] = MappingProxyType({"half": 0.5, "none": 0.0})
 """How many times as long a kind of work takes in the questions that are asked of the critical path."""

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.activity import axes
+from traces.analysis.activity import axes
+from traces.analysis.meetings import CAUSES, Did, Waits, followed
+from traces.analysis.metrics import represented
 from traces.columns import Int64Array
-from traces.meetings import CAUSES, Did, Waits, followed
-from traces.metrics import represented
 from traces.run import Run
 
 Floats = NDArray[np.float64]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from traces.collectives import bandwidths
+from traces.analysis.collectives import bandwidths
+from traces.analysis.gaps import gaps
+from traces.analysis.held_up import held_up
+from traces.analysis.metrics import breakdown, summarize
 from traces.errors import RunError
-from traces.gaps import gaps
-from traces.held_up import held_up
-from traces.metrics import breakdown, summarize
+from traces.replay.whatif import what_if
 from traces.report.format import format_si, format_time
 from traces.run import Run
-from traces.whatif import what_if
 
 LEAST_SHARE: Final = 0.005
 """What costs less of a step than this is not worth a sentence."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from traces.activity import PASSES
+from traces.analysis.activity import PASSES
 from traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels, occurrence
 from traces.errors import RunError
 from traces.run import Run

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from traces.analysis.metrics import summarize
 from traces.compare import typical_step
 from traces.errors import RunError, TraceError
 from traces.info import RunInfo
-from traces.metrics import summarize
 from traces.opening import open_whole
 from traces.pack import Pack
 from traces.report.document import Window, document, outlier, overview_document
@@ -24,7 +24,7 @@ from traces.report.format import format_share, format_time, number
 from traces.report.html import served_page
 from traces.report.words import layout_words, title
 from traces.run import Run
-from traces.serving import Answer, Route, document_answer, page
+from traces.serving.server import Answer, Route, document_answer, page
 from traces.timeline import MEMORY
 
 MOST_DEEP: Final = 4

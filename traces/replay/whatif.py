@@ -17,9 +17,9 @@ import numpy as np
 
 from traces.columns import BoolArray, Int64Array
 from traces.errors import RunError
-from traces.replay import Replay, replay
+from traces.replay.play import Replay, replay
+from traces.replay.waves import FloatArray
 from traces.run import Run
-from traces.waves import FloatArray
 
 AT_ONCE: Final = 1 << 23
 """Durations that are held at a time, of all spans in some scenarios: 64 MB in each of three arrays."""

@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.activity import PASSES, UNNAMED_AXIS, Sweep, covered_by, states, sweep, window_state
-from traces.arrivals import COMMUNICATION, arrivals
+from traces.analysis.activity import PASSES, UNNAMED_AXIS, Sweep, covered_by, states, sweep, window_state
+from traces.analysis.arrivals import COMMUNICATION, arrivals
+from traces.analysis.metrics import represented
+from traces.analysis.windows import Window, windows
 from traces.columns import int64, is_one_of, labels
-from traces.metrics import represented
 from traces.run import Run
-from traces.windows import Window, windows
 
 RANK_SPREAD: Final = "rank spread"
 """Cause: the mean rank ends its step before the slowest one, which says how long the step took."""
@@ -23,7 +23,7 @@ RANK_SPREAD: Final = "rank spread"
 def causes(run: Run, step: int, *, detailed: bool = False) -> dict[str, int]:
     """Return where the time of *step* went, in ns on the mean rank; the values add up to the slowest rank.
 
-    Causes are the states of ``traces.activity`` with ``compute`` split into ``compute:<kind>``, and
+    Causes are the states of ``traces.analysis.activity`` with ``compute`` split into ``compute:<kind>``, and
     ``RANK_SPREAD``, by which the mean rank ends before the slowest. Rounding loses nothing: what is left
     over goes to the causes with the largest remainders. If *detailed*, exposed communication and waiting are
     split by the kind of communication.

@@ -1,8 +1,8 @@
 """What a step is made of, rank by rank, adding up to the whole; and the headline of a run.
 
-Everything is a sum of whole nanoseconds over the intervals of ``traces.activity``, so that the parts of a
-step add up to its window exactly. Folded runs are analysed on the ranks that are stored, each counted as
-often as it stands for a rank.
+Everything is a sum of whole nanoseconds over the intervals of ``traces.analysis.activity``, so that the
+parts of a step add up to its window exactly. Folded runs are analysed on the ranks that are stored, each
+counted as often as it stands for a rank.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.activity import in_window, sweep
+from traces.analysis.activity import in_window, sweep
+from traces.analysis.windows import windows
 from traces.columns import factorized, int64, labels
 from traces.errors import RunError
 from traces.run import Run
-from traces.windows import windows
 
 WARM_STEPS = 3
 """From this many steps on, the first recorded one is left out of averages: it fills caches and compiles."""
@@ -34,7 +34,7 @@ class Breakdown:
         step: optimizer step, -1 if unnumbered.
         represents: number of ranks that share these spans, 1 unless the run is folded.
         window_ns: length of the step.
-        ns: by state, in the order of ``traces.activity.states``; adds up to ``window_ns``.
+        ns: by state, in the order of ``traces.analysis.activity.states``; adds up to ``window_ns``.
         hidden_ns: by axis, time in which data of that axis moves behind compute; beside ``ns``, not in it.
         communication_ns: by axis, time in which a communication of that axis runs, waiting included.
     """

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.activity import UNNAMED_AXIS, states, sweep, window_state
-from traces.arrivals import arrivals
+from traces.analysis.activity import UNNAMED_AXIS, states, sweep, window_state
+from traces.analysis.arrivals import arrivals
+from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from traces.analysis.windows import windows
 from traces.columns import Int64Array, int64, is_one_of, labels
-from traces.metrics import averaged_steps, breakdown, step_times_ns
-from traces.replay_work import instances
+from traces.replay.work import instances
 from traces.run import Run
-from traces.windows import windows
 
 CAUSES: Final = ("compute", "transfer", "other")
 """What a rank can have done longer than those that wait for it; ``other`` is host work and launches."""
@@ -160,7 +160,7 @@ def _axes(whole: pa.Table, names: Sequence[str]) -> Int64Array:
 
 
 def _column(state: str) -> int:
-    """Return what a state of ``traces.activity`` counts as: an index into ``CAUSES``, behind them waiting."""
+    """Return the index into ``CAUSES`` that a state of ``activity`` counts as; waiting comes behind."""
     head = state.partition(":")[0]
     return {"compute": 0, "exposed": 1, "other": 2}.get(head, len(CAUSES))
 

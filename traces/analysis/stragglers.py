@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.collectives import in_averaged_steps
+from traces.analysis.collectives import in_averaged_steps
 from traces.columns import int64, labels
 from traces.run import Run
 

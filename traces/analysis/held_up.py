@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from traces.activity import is_pipelined
+from traces.analysis.activity import is_pipelined
+from traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from traces.analysis.roots import Root, roots
 from traces.info import rank_list
-from traces.metrics import averaged_steps, breakdown, represented, step_times_ns
-from traces.roots import Root, roots
 from traces.run import Run
 
 MOST: Final = 3

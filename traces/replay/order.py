@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from traces.columns import BoolArray, Int64Array
-from traces.replay_work import Work
+from traces.replay.work import Work
 
 FORWARD: Final = ("forward",)
 """Kinds of compute that send their result to the next stage."""

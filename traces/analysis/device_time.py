@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.activity import covered_by
-from traces.arrivals import COMMUNICATION
+from traces.analysis.activity import covered_by
+from traces.analysis.arrivals import COMMUNICATION
 from traces.columns import BoolArray, distinct, int64, is_one_of
 from traces.run import Run
 

@@ -24,13 +24,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.arrivals import COMMUNICATION, arrivals
+from traces.analysis.arrivals import COMMUNICATION, arrivals
+from traces.analysis.windows import Window, windows
 from traces.columns import BoolArray, Int64Array, distinct, int64, is_one_of, labels
 from traces.errors import RunError
 from traces.info import rank_list
 from traces.layout import AXES
 from traces.run import Run
-from traces.windows import Window, windows
 
 PASSES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 """Kinds of spans that are a rank's forward and backward work."""

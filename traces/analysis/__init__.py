@@ -1,0 +1,1 @@
+"""Where the time of a run goes: states, waiting, causes, the longest path, and findings in words."""

@@ -1,0 +1,1 @@
+"""Plays recorded steps again with other durations: what would the run have taken?"""

@@ -1,0 +1,1 @@
+"""A web server for the person at this machine, and the runs that it shows."""
