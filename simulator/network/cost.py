@@ -7,13 +7,14 @@ from typing import Final
 
 from simulator.clock import to_ns
 from simulator.errors import SimulationError
-from simulator.network.collectives import KINDS, bus_factor, ring_steps
+from simulator.network.collectives import KINDS, ring_steps
 from simulator.network.exchange import load
+from simulator.network.experts import over_nics, over_rails
 from simulator.network.nccl import Choice
 from simulator.network.ways import Between, Way
 from simulator.network.within import Within
 from simulator.program import Transfer
-from simulator.workload.dispatch import Routing, exchange_s, rdma_exchange_s
+from simulator.workload.dispatch import Routing
 from topologies.cluster import Cluster
 from topologies.folded import reach
 from topologies.reach import GroupShape, Reach
@@ -157,31 +158,12 @@ class Network:
         Raises:
             SimulationError: the low-latency form was asked for on a machine without NICs.
         """
-        shape, nic = self.shape(ranks), self.cluster.nic
-        far_share = nic.efficiency if nic else 1.0
+        shape = self.shape(ranks)
         if low_latency:
-            if nic is None:
-                raise SimulationError(
-                    f"cluster {self.cluster.name} has no NICs, which the low-latency form needs"
-                )
-            rail = (
-                far_share
-                * nic.bandwidth_bytes_per_s
-                * self.cluster.nics_per_node
-                / self.cluster.gpus_per_node
-            )
-            return Transfer(
-                to_ns(nic.latency_s), to_ns(rdma_exchange_s(routing, shape.n_domains, rail)), "experts/rdma"
-            )
-        near_share = 1.0
-        if shape.n_local > 1:
-            latency_s, wire_s = self._within.parts(
-                "all_to_all", LARGE, shape.n_local, shape.intra_bytes_per_s
-            )
-            near_share = bus_factor("all_to_all", shape.n_local) * LARGE / wire_s / shape.intra_bytes_per_s
-        latency_s = shape.inter_latency_s or self.cluster.intra.latency_s
-        wire_s = exchange_s(routing, shape, near_share, far_share)
-        return Transfer(to_ns(latency_s), to_ns(wire_s), "experts/rails")
+            way = over_nics(self.cluster, routing, shape)
+        else:
+            way = over_rails(self.cluster, routing, shape, self._within.parts)
+        return self._priced([way], "all_to_all", shape)
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return what the group of *ranks* gets out of the fabric."""
@@ -223,9 +205,6 @@ class Network:
         turns_s = ring_steps(kind, shape.n_ranks) * self.cluster.turn_s
         yield Way(latency_s + turns_s, wire_s, self._within.how(kind, shape.intra_bytes_per_s), wire_s, 0.0)
 
-
-LARGE: Final = 1 << 29
-"""Bytes at which a collective inside a node goes as fast as it can."""
 
 BARRIER_BYTES: Final = 4
 """What a barrier reduces."""

@@ -89,8 +89,10 @@ def expected_places(n_places: int, n_balls: float) -> float:
     return n_places * (1 - (1 - 1 / n_places) ** n_balls) if n_places > 1 else 1.0
 
 
-def exchange_s(routing: Routing, shape: GroupShape, near_share: float, far_share: float) -> float:
-    """Return the wire time of one dispatch or combine in a group of *shape*.
+def exchange_s(
+    routing: Routing, shape: GroupShape, near_share: float, far_share: float
+) -> tuple[float, float]:
+    """Return what one dispatch or combine takes inside the nodes and between them, in a group of *shape*.
 
     Rails and NVLink work at the same time; the slower one sets the pace.
 
@@ -106,7 +108,8 @@ def exchange_s(routing: Routing, shape: GroupShape, near_share: float, far_share
         copies.near_hops * rank_bytes / (near_share * shape.intra_bytes_per_s) if shape.n_local > 1 else 0.0
     )
     rail_bytes_per_s = far_share * shape.inter_bytes_per_s / shape.n_local
-    return max(near_s, copies.far_nodes * rank_bytes / rail_bytes_per_s if shape.n_domains > 1 else 0.0)
+    far_s = copies.far_nodes * rank_bytes / rail_bytes_per_s if shape.n_domains > 1 else 0.0
+    return near_s, far_s
 
 
 def rdma_exchange_s(routing: Routing, n_nodes: int, rail_bytes_per_s: float) -> float:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import contended, event
+from simulator.engine import contended, contended_compiled, event
 from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Way
 from simulator.errors import ProgramError
+from simulator.network.cost import Network
 from simulator.program import Label, Program, Transfer
+from simulator.workload.dispatch import Routing
+from topologies.catalog import load_cluster
 
 STREAMS = ("compute", "tp", "dp")
 KINDS = ("all_reduce", "send", "recv")
@@ -128,6 +132,25 @@ def test_sharing_never_makes_a_transfer_shorter(
 def test_two_transfers_on_one_way_take_twice_as_long() -> None:
     cost = Transfer(10, 1000, "", 0.0, 1.0)
     assert end_ns(program([(1, (0, 1), cost), (2, (0, 1), cost)])) == [2010, 2010]
+
+
+@pytest.mark.parametrize("low_latency", [False, True])
+@pytest.mark.parametrize("n_nodes", [1, 2, 8])
+@pytest.mark.parametrize("engine", [contended, contended_compiled])
+def test_two_equal_dispatches_to_experts_take_twice_as_long(
+    engine: ModuleType, n_nodes: int, low_latency: bool
+) -> None:
+    """On the NICs between nodes, or on NVLink in one; a third job beside them, in other nodes, does not."""
+    network = Network(load_cluster("hgx-h800", 8 * n_nodes))
+    ranks, others = tuple(range(8 * n_nodes)), tuple(range(8 * n_nodes, 16 * n_nodes))
+    routing = Routing(tokens=4096, token_bytes=7168, top_k=8)
+    cost = network.experts(routing, ranks, low_latency=low_latency)
+    found = program([(1, ranks, cost), (2, ranks, cost), (1, others, cost)])
+    _, ends = engine.times(found)
+    alone_ns = cost.latency_ns + cost.wire_ns
+    assert [int(ends[found.instance == at].max()) for at in range(3)] == pytest.approx(
+        [alone_ns + cost.wire_ns, alone_ns + cost.wire_ns, alone_ns], abs=2
+    )
 
 
 def test_a_transfer_inside_a_node_does_not_hold_up_one_between_nodes() -> None:

@@ -1,5 +1,7 @@
 """What a dispatch to experts moves: closed forms, laws, and what DeepEP measured."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
@@ -53,3 +55,23 @@ def test_a_machine_without_nics_has_no_low_latency_form() -> None:
 def test_routing_to_no_expert_is_refused() -> None:
     with pytest.raises(SimulationError, match="to 0 experts"):
         Routing(tokens=1, token_bytes=1, top_k=0)
+
+
+@pytest.mark.parametrize(("n_nodes", "tier"), [(1, "near"), (4, "far")])
+def test_a_calibration_of_all_to_alls_counts_for_experts(n_nodes: int, tier: str) -> None:
+    cluster = load_cluster("hgx-h800", 8 * n_nodes)
+    slower = replace(
+        cluster, transfer_factors={f"{tier}.all_to_all.wire": 2.0, f"{tier}.all_to_all.latency": 3.0}
+    )
+    found, base = (Network(one).experts(BATCH, range(8 * n_nodes)) for one in (slower, cluster))
+    assert found.wire_ns == pytest.approx(2 * base.wire_ns, abs=1)
+    assert found.latency_ns == pytest.approx(3 * base.latency_ns, abs=3)
+    assert (found.near, found.far) == (base.near, base.far)
+
+
+def test_the_slower_of_rails_and_nvlink_is_full() -> None:
+    two, eight = (Network(load_cluster("hgx-h800", 8 * n)).experts(BATCH, range(8 * n)) for n in (2, 8))
+    assert two.near == 1.0 > two.far > 0  # NVLink sets the pace of two nodes, the NICs that of eight
+    assert eight.far == 1.0 > eight.near > 0
+    alone = Network(load_cluster("hgx-h800", 8)).experts(BATCH, range(8))
+    assert (alone.near, alone.far) == (1.0, 0.0)
