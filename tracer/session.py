@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,16 +18,15 @@ from tracer.issued import Issued
 from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
-from tracer.parallelism import data_parallel, name_axes, parameter_meshes
+from tracer.parallelism import name_axes, parameter_meshes
 from tracer.pending import Pending
-from tracer.process import process_groups, versions
-from tracer.records import Block, Position
-from tracer.shape import describe_machine, describe_model
+from tracer.process import versions
+from tracer.shape import describe_machine
 from tracer.sink import FLUSH_S, Sink
 from tracer.steps import Steps
+from tracer.training import Training
 from tracer.window import Window
 from traces.info import RunInfo
-from traces.model_parts import joined_models
 from traces.store import SpanWriter, write_info
 
 _Result = TypeVar("_Result")
@@ -37,7 +36,7 @@ HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
 """Names of the hooks, as warnings call them."""
 
 
-class Session:
+class Session(Training[Lane]):
     """A recording in this process.
 
     Hooks never disturb the training: the first exception inside of one switches it off, and is told as a
@@ -69,21 +68,18 @@ class Session:
         window: Window | None = None,
         depth: str = "light",
     ) -> None:
+        super().__init__(rank, world_size)
         self.window = Window() if window is None else window
-        self.path, self.rank, self.world_size, self.clock, self.name = path, rank, world_size, clock, name
+        self.path, self.clock, self.name = path, clock, name
         self.is_closed = False
         self._has_failed = False
-        self.position = Position()
         self.memory = MemoryLog()
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._disabled: set[str] = set()
         self._warnings: list[str] = [clock.warning] if clock.warning else []
-        self._job: dict[str, Any] = self.window.describe(world_size)
-        self._n_notes = 0
-        self._model: dict[str, Any] | None = None
+        self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
         self._written_state: object = None
-        self.groups = process_groups(world_size)
         self._pending = Pending(
             path,
             rank,
@@ -103,7 +99,6 @@ class Session:
         self.issued = Issued(path, rank, clock.shift_ns)
         self.lane = Lane(self.position, self.sink.put)
         self.steps = Steps(self)
-        self.pipeline: Any = None
         self.completions: Any = None
         self.backward: Any = None
         self._hooks: list[Hook] = []
@@ -136,45 +131,14 @@ class Session:
         if warning not in self._warnings:
             self._warnings.append(warning)
 
-    def note_job(self, **settings: Any) -> None:
-        """Note settings of the training for ``RunInfo.job``."""
-        self._job.update(settings)
-        self._n_notes += 1
-
     def met_model(self, model: Any, args: Any) -> None:
         """Learn from a model that is called for the first time."""
-        sharding, groups = data_parallel(model)
+        if self.model is None:
+            self._machine = describe_machine(self.world_size)
         for mesh in parameter_meshes(model):
             name_axes(self.groups, mesh)
-        for group in groups:
-            self.groups.name_axis(group, "dp")
-        if sharding:
-            self.note_job(sharding=sharding)
-        self.backward.ends_with_graph |= sharding == "ddp"
-        is_first = self._model is None
-        if is_first:
-            self._machine = describe_machine(self.world_size)
-        if is_first or self.pipeline is not None:  # each stage of a pipeline is a model of its own
-            self._model = joined_models([self._model, describe_model(model)])
-        if is_first:
-            self.note_input(args)
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether a model has been called, but not yet with a tensor whose shape could be noted."""
-        return "input_shape" in self._job and self._job["input_shape"] is None
-
-    def note_input(self, values: Iterable[Any]) -> None:
-        """Note the shape of the first tensor among *values*, the arguments of the model."""
-        shape = next((list(value.shape) for value in values if hasattr(value, "shape")), None)
-        self.note_job(input_shape=shape)
-
-    def transfer(self, kind: str, tensor: Any) -> tuple[Position, Block]:
-        """Return where in the training a p2p transfer belongs, and what it carries."""
-        if self.pipeline is None:
-            return self.position, self.lane.block
-        found: tuple[Position, Block] = self.pipeline.announced(kind, tensor)
-        return found
+        super().met_model(model, args)
+        self.backward.ends_with_graph |= self.job.get("sharding") == "ddp"
 
     def sweep(self) -> None:
         """A moment to look at communications that nobody waits for."""
@@ -201,9 +165,9 @@ class Session:
             name=self.name,
             world_size=self.world_size,
             layout=self.groups.layout(self.rank),
-            model=self._model,
+            model=self.model,
             cluster=self._machine,
-            job=self._job or None,
+            job=self.job or None,
             groups=groups,
             clock={self.rank: self.clock.shown()},
             warnings=tuple(self._warnings),
@@ -270,7 +234,7 @@ class Session:
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
-        known = self.groups.n_changes, len(self._warnings), self._n_notes, id(self._model)
+        known = self.groups.n_changes, len(self._warnings), self.n_notes, id(self.model)
         state = (*known, self.clock.shown())
         if state != self._written_state:
             self._written_state = state

@@ -7,22 +7,19 @@ of the real run would have, and the two can be compared span by span.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from tracer import internals
 from tracer.importing import Expectation
-from tracer.parallelism import MeshHook, data_parallel
-from tracer.process import process_groups
-from tracer.records import Block, Position
+from tracer.parallelism import MeshHook
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.memory import Memory
 from tracer.rehearse.stated import Stated
 from tracer.rehearse.tape import Tape
-from tracer.shape import describe_model
 from tracer.steps import Steps
-from traces.model_parts import joined_models
+from tracer.training import Training
 
 _Result = TypeVar("_Result")
 
@@ -41,7 +38,7 @@ class _Nowhere:
         """Forget *record*."""
 
 
-class RehearsalSession:
+class RehearsalSession(Training[IssueLane]):
     """What ``tracer.session.Session`` is to a recording.
 
     Args:
@@ -65,22 +62,17 @@ class RehearsalSession:
         steps: int = 1,
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.warmup, self.n_steps, self.tell = warmup, steps, tell
-        self.position = Position()
+        super().__init__(rank, world_size)
         self.lane = IssueLane()
+        self.warmup, self.n_steps, self.tell = warmup, steps, tell
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated)
         self.stated = Stated()
-        self.groups = process_groups(world_size)
         self.sink = _Nowhere()
         self.steps: Any = Steps(self)  # type: ignore[arg-type]
-        self.pipeline: Any = None
         self.shapes: Any = None
         self.completions = None
         self.notes: list[str] = []
-        self.job: dict[str, Any] = {}
-        self.model: dict[str, Any] | None = None
         self.forwards = 0
         self.is_over = False
         self.by_step: dict[int, int] = {}
@@ -117,41 +109,12 @@ class RehearsalSession:
         if warning not in self.notes:
             self.notes.append(warning)
 
-    def note_job(self, **settings: Any) -> None:
-        """Note settings of the training."""
-        self.job.update(settings)
-
     def met_model(self, model: Any, args: Any) -> None:
         """Learn from a model that is called for the first time."""
-        sharding, groups = data_parallel(model)
-        for group in groups:
-            self.groups.name_axis(group, "dp")
-        if sharding:
-            self.note_job(sharding=sharding)
         for tensor in (*model.parameters(), *model.buffers()):  # copied ones come from no operator
             own = getattr(tensor, "_local_tensor", tensor)
             self.memory.add(own.untyped_storage(), "parameters")
-        is_first = self.model is None
-        self.model = joined_models([self.model, describe_model(model)])
-        if is_first:
-            self.note_input(args)
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether a model has been called, but not yet with a tensor whose shape could be noted."""
-        return "input_shape" in self.job and self.job["input_shape"] is None
-
-    def note_input(self, values: Iterable[Any]) -> None:
-        """Note the shape of the first tensor among *values*, the arguments of the model."""
-        shape = next((list(value.shape) for value in values if hasattr(value, "shape")), None)
-        self.note_job(input_shape=shape)
-
-    def transfer(self, kind: str, tensor: Any) -> tuple[Position, Block]:
-        """Return where in the training a p2p transfer belongs, and what it carries."""
-        if self.pipeline is None:
-            return self.position, self.lane.block
-        found: tuple[Position, Block] = self.pipeline.announced(kind, tensor)
-        return found
+        super().met_model(model, args)
 
     def sweep(self) -> None:
         """Nothing is under way that had to be looked at."""
