@@ -334,8 +334,8 @@ def test_legend_hides_a_kind(pipeline: Opened) -> None:
 
 def test_the_critical_path_is_drawn_and_taken_away(pipeline: Opened) -> None:
     painted = (
-        "() => { const c = document.querySelector('#overlay'); const d = c.getContext('2d')"
-        ".getImageData(0, 0, c.width, c.height).data; let n = 0;"
+        "() => { const c = document.querySelector('#overlay'); if (c.hidden) return 0;"
+        "const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0;"
         "for (let i = 3; i < d.length; i += 4) n += d[i] > 200; return n; }"
     )
     assert pipeline.page.evaluate(painted) == 0

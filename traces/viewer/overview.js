@@ -9,28 +9,41 @@ function overviewHeight() {
   return Math.min(most, lines * Math.max(1, Math.floor(192 / lines)));
 }
 
-/** Draw the overview; its pixels are kept until the theme, the step or the width changes. */
+/** Draw the overview where it has changed, and mark in it what the schedule shows: most frames move that alone. */
 function drawOverview() {
   if (!META.overview) return;
+  const rows = shownLines();
+  const image = imageOf(RUNS[0]);
+  const drawn = [view.width, view.printing, window.devicePixelRatio, ...rows].join();
+  if (image.drawn !== drawn) paintOverview(image.canvas, rows);
+  image.drawn = drawn;
+  placeWindow(rows);
+}
+
+/** Return which lines of the overview the rows of the schedule are. */
+const shownLines = () => view.slots.map(slot => META.overview.order.indexOf(slot.rank)).filter(row => row >= 0);
+
+/** Paint all of the overview but the window of time. */
+function paintOverview(image, rows) {
   const run = RUNS[0];
   const height = overviewHeight();
   const g = sizeCanvas($('#overview'), view.width, height + GEOMETRY.axis + 4);
   g.fillStyle = surface().bg;
   g.fillRect(0, 0, view.width, height + GEOMETRY.axis + 4);
   g.imageSmoothingEnabled = false;
-  g.drawImage(imageOf(run), view.left, GEOMETRY.axis, view.plot, height);
+  g.drawImage(image, view.left, GEOMETRY.axis, view.plot, height);
   const line = height / META.overview.order.length;
   drawGroups(g, line);
   drawOverviewAxis(g, run);
   drawBusy(g, run, line, height);
   drawSlowest(g, line);
-  drawWindow(g, run, line);
+  drawPointers(g, rows, line);
 }
 
-/** Return the picture of a step: one pixel per rank and time bin. */
+/** Return the picture of a step, one pixel per rank and time bin, and what it was last drawn for. */
 function imageOf(run) {
   const key = [theme, run.step].join();
-  if (overviewImage && overviewImage.key === key) return overviewImage.canvas;
+  if (overviewImage?.key === key) return overviewImage;
   const { bins, order, pattern, n_patterns: patterns } = META.overview;
   const canvas = document.createElement('canvas');
   canvas.width = bins;
@@ -50,8 +63,8 @@ function imageOf(run) {
     }
   });
   g.putImageData(image, 0, 0);
-  overviewImage = { key, canvas };
-  return canvas;
+  overviewImage = { key, canvas, drawn: '' };
+  return overviewImage;
 }
 
 /** Name the groups of ranks at the left and draw a line between them. */
@@ -107,11 +120,9 @@ function drawSlowest(g, line) {
   text(g, words, x + 2, y, { size: 11, weight: 600, colour: surface().limit });
 }
 
-/** Mark the rows that the schedule shows, and its time window. */
-function drawWindow(g, run, line) {
-  const far = stepOf(run).length_ns;
-  const rows = view.slots.map(slot => META.overview.order.indexOf(slot.rank)).filter(row => row >= 0);
-  g.fillStyle = g.strokeStyle = surface().ink;
+/** Point at the rows that the schedule shows. */
+function drawPointers(g, rows, line) {
+  g.fillStyle = surface().ink;
   for (const row of rows) {
     const y = GEOMETRY.axis + (row + 0.5) * line;
     g.beginPath();
@@ -120,15 +131,24 @@ function drawWindow(g, run, line) {
     g.lineTo(view.left - 8, y + 3);
     g.fill();
   }
-  g.lineWidth = 1.5;
-  const x0 = view.left + Math.min(1, view.t0 / far) * view.plot;
-  const x1 = view.left + Math.min(1, view.t1 / far) * view.plot;
-  if (!rows.length) return;
+}
+
+/** Frame the ranks and the time that the schedule shows; the frame is an element, to leave the pixels alone. */
+function placeWindow(rows) {
   const { order, pattern } = META.overview;
+  const frame = $('#overview-window');
+  frame.hidden = !rows.length;
+  if (!rows.length) return;
+  const line = overviewHeight() / order.length;
+  const far = stepOf(RUNS[0]).length_ns;
+  const [x0, x1] = [view.t0, view.t1].map(t => view.left + Math.min(1, t / far) * view.plot);
   const shown = new Set(rows.map(row => pattern[row]));
   const all = pattern.every(one => shown.has(one));   // the rows stand for every rank
   const [first, last] = all ? [0, order.length] : [Math.min(...rows), Math.max(...rows) + 1];
-  g.strokeRect(x0, GEOMETRY.axis + first * line, x1 - x0, Math.max(3, (last - first) * line));
+  const [wide, tall] = [view.width / 100, (overviewHeight() + GEOMETRY.axis + 4) / 100];   // paper has another size
+  const box = { left: (x0 - 1) / wide, width: (x1 - x0 + 2) / wide,
+    top: (GEOMETRY.axis + first * line - 1) / tall, height: (Math.max(3, (last - first) * line) + 2) / tall };
+  for (const [side, percent] of Object.entries(box)) frame.style[side] = `${percent}%`;
 }
 
 /** Let a click on a rank show the rows of its pipeline. */

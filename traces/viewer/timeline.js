@@ -123,6 +123,9 @@ function wrapped(g, phrases, room) {
 
 /** Draw what lies on top and changes with every move of the pointer. */
 function drawOverlay() {
+  const isEmpty = !(view.path || view.follow || search.hits.length || view.hover || view.measure);
+  $('#overlay').hidden = isEmpty || view.printing;   // an empty layer costs every frame as much as a full one
+  if (isEmpty) return;
   const g = sizeCanvas($(view.printing ? '#schedule' : '#overlay'), view.width, view.height);
   if (!view.printing) g.clearRect(0, 0, view.width, view.height);
   g.save();

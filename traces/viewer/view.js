@@ -110,7 +110,7 @@ function sizeCanvas(canvas, width, height) {
     canvas.style.width = width + 'px';
     canvas.style.height = height + 'px';
   }
-  const g = canvas.getContext('2d');
+  const g = canvas.getContext('2d', { alpha: canvas.id === 'overlay' });   // the others are painted all over
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
   return g;
 }
