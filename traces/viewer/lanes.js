@@ -26,7 +26,8 @@ class Columns {
 
   flush() {
     if (this.column < 0) return;
-    const kind = this.cover.indexOf(Math.max(...this.cover));
+    let kind = 0;
+    for (let k = 1; k < this.cover.length; k++) if (this.cover[k] > this.cover[kind]) kind = k;
     if (this.column >= view.left && this.column < view.left + view.plot) {
       this.g.globalAlpha = Math.min(1, 0.3 + 0.7 * this.used);
       this.g.fillStyle = fillOf(this.g, KINDS[kind]);
@@ -231,7 +232,7 @@ function drawWorkLabel(g, run, i, level, x0, x1, y, height) {
   g.textBaseline = 'middle';
   for (const [text, scale, widest] of workLabels(run, i, level)) {
     g.font = `600 ${size * scale}px ${FONT}`;
-    if (g.measureText(widest || text).width > room + (scale < 0.7 ? 1.5 : 0)) continue;
+    if (widthOf(g, widest || text) > room + (scale < 0.7 ? 1.5 : 0)) continue;
     g.fillText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
     return;
   }
@@ -276,7 +277,7 @@ function drawState({ g, run, y, height, small }, i) {
   if (x1 - x0 < 60 || height < 14) return;
   const text = `${KINDS[kind].short} ${formatTime(run.end[i] - run.start[i], 1)}`;
   g.font = `500 11.5px ${FONT}`;
-  const width = g.measureText(text).width;
+  const width = widthOf(g, text);
   if (x1 - x0 < width + 16) return;
   g.fillStyle = hatchOf(KINDS[kind]).back;
   g.fillRect((x0 + x1 - width) / 2 - 5, y + height / 2 - 8.5, width + 10, 17);

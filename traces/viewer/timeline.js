@@ -26,11 +26,22 @@ function text(g, words, x, y, { align = 'left', size = 11.5, weight = 400, colou
   g.fillText(words, x, y);
 }
 
+const widths = new Map();   // by font, then by words: measuring them is a large part of a frame
+
+/** Return how wide words are in the font that is set, in pixels. */
+function widthOf(g, words) {
+  let known = widths.get(g.font);
+  if (!known || known.size > 20000) widths.set(g.font, known = new Map());
+  let width = known.get(words);
+  if (width === undefined) known.set(words, width = g.measureText(words).width);
+  return width;
+}
+
 /** Write text, cut with an ellipsis where it does not fit. */
 function textWithin(g, words, x, y, room, style) {
   g.font = `${style.weight || 400} ${style.size || 11.5}px ${FONT}`;
   let shown = words;
-  while (shown.length > 1 && g.measureText(shown).width > room) shown = shown.slice(0, -2).trimEnd() + '…';
+  while (shown.length > 1 && widthOf(g, shown) > room) shown = shown.slice(0, -2).trimEnd() + '…';
   text(g, shown, x, y, style);
 }
 
@@ -116,7 +127,7 @@ function wrapped(g, phrases, room) {
   g.font = `400 11px ${FONT}`;
   return phrases.reduce((lines, phrase) => {
     const longer = lines.length ? `${lines[lines.length - 1]} · ${phrase}` : phrase;
-    const fits = g.measureText(longer).width <= room;
+    const fits = widthOf(g, longer) <= room;
     return fits ? [...lines.slice(0, -1), longer] : [...lines, phrase];
   }, []);
 }
