@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import networkx as nx
 
@@ -14,6 +14,9 @@ from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, build
 from topologies.link import LinkSpec
 from topologies.node import NodeSpec
+
+CPUS: Final = ("", "amd", "arm", "intel")
+"""Makers of processors that NCCL tells apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Cluster:
         nics_used: those of them that software uses, however many there are; all if 0.
         rings_out: rings between nodes that NCCL finds for one group, each of which leaves by one NIC; 0 where
             there are as many as NICs.
+        cpu: who made the processor of a node, one of ``CPUS``, which drives its NICs; empty if not known.
         fabric_spec: how NICs are wired.
         others: the last nodes, where they are of other kinds; each has as many GPUs as the rest.
         node: how the GPUs of a node are wired to each other.
@@ -73,6 +77,7 @@ class Cluster:
     nics_per_node: int = 0
     nics_used: int = 0
     rings_out: int = 0
+    cpu: str = ""
     fabric_spec: FabricSpec = field(default_factory=FabricSpec)
     node: NodeSpec = field(default_factory=NodeSpec)
     others: tuple[Others, ...] = ()
@@ -93,6 +98,10 @@ class Cluster:
             raise CatalogError(
                 f"cluster {self.name}: nics_used = {self.nics_used}: from 0, all of them, to nics_per_node = "
                 f"{self.nics_per_node}"
+            )
+        if self.cpu not in CPUS:
+            raise CatalogError(
+                f"cluster {self.name}: cpu = {self.cpu!r}: one of {', '.join(filter(None, CPUS))}"
             )
         for other in self.others:
             self._check_other(other)
@@ -188,6 +197,7 @@ class Cluster:
             "nics_per_node": self.nics_per_node,
             "nics_used": self.nics_used,
             "rings_out": self.rings_out,
+            "cpu": self.cpu,
             "cores": self.cores,
             "time_slice_s": self.time_slice_s,
             "device": self.device.describe(),

@@ -33,6 +33,8 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
     spec = cluster.fabric_spec
     facts = {"gpus_per_node": str(cluster.gpus_per_node), "nics_per_node": str(cluster.nics_per_node)}
     facts |= {key: str(n) for key in ("nics_used", "rings_out") if (n := getattr(cluster, key))}
+    if cluster.cpu:
+        facts["cpu"] = cluster.cpu
     if cluster.nic and not spec.links:
         facts["fabric.nodes_per_leaf"] = str(spec.nodes_per_leaf)
         facts["fabric.oversubscription"] = f"{spec.oversubscription:g}"

@@ -182,6 +182,7 @@ def cluster_from(
         nics_per_node=section.get("nics_per_node", whole, 0),
         nics_used=section.get("nics_used", whole, 0),
         rings_out=section.get("rings_out", whole, 0),
+        cpu=section.get("cpu", text, ""),
         fabric_spec=fabric_spec,
         node=NodeSpec(kind=node.get("kind", text, "switch"), host=host),
         others=others,

@@ -1,7 +1,8 @@
 """What NCCL may do: protocols and algorithms with their latencies, and what a user forbids or demands.
 
-Figures are those of NCCL 2.30.7, ``src/graph/tuning.cc``. Its latencies between nodes include 2.7 us of an
-InfiniBand network in the low-latency protocol; here the link says its own, and the rest is the protocol's.
+Figures are those of NCCL 2.30.7, ``src/graph/tuning.cc``, since then ``src/tuning``. Its latencies between
+nodes include 2.7 us of an InfiniBand network in the low-latency protocol; here the link says its own, and the
+rest is the protocol's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from simulator.errors import SimulationError
 class Protocol(NamedTuple):
     """How NCCL moves bytes: what one hop costs, and what share of the wire carries data.
 
+    Buffers of ``ll`` lie in the memory of the host, whatever the NICs reach (``src/transport/net.cc``:
+    ``p != NCCL_PROTO_LL && useGdr``).
+
     Attributes:
         ring_base_s, tree_base_s: time of an operation without any hop.
         ring_intra_s, tree_intra_s: one hop inside a node, over NVLink.
@@ -31,6 +35,10 @@ class Protocol(NamedTuple):
     ring_net_s: float
     tree_net_s: float
     share: float
+
+    def net_s(self, n_local: int) -> float:
+        """Return one hop of a ring between nodes of *n_local* ranks: of one rank as exposed as in a tree."""
+        return self.tree_net_s if n_local == 1 else self.ring_net_s
 
 
 PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
@@ -58,8 +66,17 @@ ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet", "pat", "pai
 TEXTBOOK: Final = ("halving_doubling", "direct", "hierarchical")
 """Algorithms that NCCL does not have; used only where they are asked for by name."""
 
-LL_OF_NVLINK: Final = 0.1
-"""Most that LL carries between nodes, as a share of a GPU's NVLink: 45 of 450 GB/s (Hopper, 2 nodes)."""
+LL_MOST_BYTES_PER_S: Final[Mapping[str, tuple[float, float]]] = MappingProxyType({"amd": (22.5e9, 19.0e9)})
+LL_MOST_ELSEWHERE_BYTES_PER_S: Final = (39.0e9, 20.4e9)
+"""Most that LL carries out of a node, by maker of the processor, among two nodes and among more: it checks
+every flag before it lets the NIC send (``llMaxBws``, ``ncclTuningGetConstantsIndexes``: "for multi-node, we
+look at CPU type")."""
+
+POSTING_S: Final[Mapping[str, float]] = MappingProxyType({"amd": 2.0e-6})
+POSTING_ELSEWHERE_S: Final = 1.0e-6
+POSTS_OF_SIMPLE: Final = 3
+"""What the processor takes to post a message to a NIC, by maker, and how often it does in Simple: in a ring
+over nodes no hop takes less, those inside a node included (``getNetOverhead``)."""
 
 LL_TREE: Final = 1 / 1.9
 """What a tree in LL carries of what a ring in LL does: 1/3.8 against 1/2 of the bus."""
@@ -87,6 +104,10 @@ with 200 Gb/s NICs (microsoft/vidur 7d47513, a100_dgx); 6 from a 100 Gb/s card (
 
 STAGED_ONE_WAY_BYTES_PER_S: Final = 7.7e9
 """The same while it only sends: 7.6 and 7.8 GB/s of one send from 1 MiB (microsoft/vidur 7d47513)."""
+
+STAGED_COUNTED_BYTES_PER_S: Final = 12e9
+"""What NCCL counts for such a NIC: half of PCIe 4.0 x16, 24 GB/s to it, for bytes pass that from the GPU to
+the host, and again from there to the NIC (``ncclTopoComputePaths``)."""
 
 P2P_CHANNELS: Final = 2
 """Channels of one send between nodes: NCCL's log of H20 nodes (NVIDIA/nccl issue 1189)."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from math import inf
 
 from simulator.network.nccl import (
-    LL_OF_NVLINK,
+    LL_MOST_BYTES_PER_S,
+    LL_MOST_ELSEWHERE_BYTES_PER_S,
     P2P_CHANNELS,
+    POSTING_ELSEWHERE_S,
+    POSTING_S,
+    POSTS_OF_SIMPLE,
     PROTOCOLS,
     STAGED_BYTES_PER_S,
+    STAGED_COUNTED_BYTES_PER_S,
     STAGED_ONE_WAY_BYTES_PER_S,
     Protocol,
 )
@@ -17,29 +22,61 @@ from topologies.reach import GroupShape
 
 
 def rate(cluster: Cluster, shape: GroupShape, protocol: Protocol, kind: str = "all_reduce") -> float:
-    """Return what the members of a group in one node send out of it together in *protocol*, in bytes/s.
-
-    A ring leaves a node by one NIC, so that a group has no more NICs than rings; sends take the nearest.
-    """
-    nic, width = cluster.nic, shape.inter_bytes_per_s
+    """Return what the members of a group in one node send out of it together in *protocol*, in bytes/s."""
+    nic, wide = cluster.nic, width(cluster, shape, kind)
     if nic is None:
-        return min(width * protocol.share, most(cluster, protocol))
-    if cluster.nics_used:
-        width *= cluster.nics_used / cluster.nics_per_node
-    if cluster.rings_out and kind not in ("p2p", "all_to_all"):
-        width = min(width, cluster.rings_out * nic.bandwidth_bytes_per_s)
+        return min(wide * protocol.share, most(cluster, protocol, shape.n_domains))
     used = nic.efficiency
-    if not nic.gpu_direct:
+    if not nic.gpu_direct or _through_host(protocol):
         staged = STAGED_ONE_WAY_BYTES_PER_S if kind == "p2p" else STAGED_BYTES_PER_S
         used = min(used, staged / nic.bandwidth_bytes_per_s)
-    found = min(width * used * protocol.share, most(cluster, protocol))
+    found = min(wide * used * protocol.share, most(cluster, protocol, shape.n_domains))
     return min(found, P2P_CHANNELS * nic.flow_bytes_per_s) if kind == "p2p" else found
 
 
-def most(cluster: Cluster, protocol: Protocol) -> float:
-    """Return what *protocol* carries at most out of a node, however wide its NICs are, in bytes/s."""
-    intra, low_latency = cluster.intra, protocol.share <= PROTOCOLS["ll"].share
-    return LL_OF_NVLINK * intra.bandwidth_bytes_per_s if low_latency and intra.kind == "nvlink" else inf
+def counted(cluster: Cluster, shape: GroupShape) -> float:
+    """Return what NCCL takes a group's way out of a node to carry when it chooses, in bytes/s.
+
+    It knows what NICs and PCIe are said to carry, not what they reach.
+    """
+    nic, wide = cluster.nic, width(cluster, shape)
+    if nic is None or nic.gpu_direct:
+        return wide
+    return wide * min(1.0, STAGED_COUNTED_BYTES_PER_S / nic.bandwidth_bytes_per_s)
+
+
+def width(cluster: Cluster, shape: GroupShape, kind: str = "all_reduce") -> float:
+    """Return the width of the NICs that a group uses, in bytes/s.
+
+    A ring leaves a node by one NIC, so that a group has no more NICs than rings; sends take the nearest.
+    """
+    nic, wide = cluster.nic, shape.inter_bytes_per_s
+    if nic is None:
+        return wide
+    if cluster.nics_used:
+        wide *= cluster.nics_used / cluster.nics_per_node
+    if cluster.rings_out and kind not in ("p2p", "all_to_all"):
+        wide = min(wide, cluster.rings_out * nic.bandwidth_bytes_per_s)
+    return wide
+
+
+def most(cluster: Cluster, protocol: Protocol, n_nodes: int) -> float:
+    """Return what *protocol* carries at most out of one of *n_nodes*, however wide the NICs, in bytes/s."""
+    if not _through_host(protocol):
+        return inf
+    among_two, among_more = LL_MOST_BYTES_PER_S.get(cluster.cpu, LL_MOST_ELSEWHERE_BYTES_PER_S)
+    return among_two if n_nodes <= 2 else among_more
+
+
+def _through_host(protocol: Protocol) -> bool:
+    """Return whether the buffers of *protocol* lie in the memory of the host, whatever the NICs can reach."""
+    return protocol.share <= PROTOCOLS["ll"].share
+
+
+def ring_hop_s(cluster: Cluster, protocol: Protocol) -> float:
+    """Return what a hop inside a node takes in a ring over nodes: no less than posting a message to a NIC."""
+    posts = 1 if protocol.share < 1 else POSTS_OF_SIMPLE
+    return max(protocol.ring_intra_s, posts * POSTING_S.get(cluster.cpu, POSTING_ELSEWHERE_S))
 
 
 def fill_s(cluster: Cluster, size_bytes: int, shape: GroupShape, hops: int, protocol: Protocol) -> float:

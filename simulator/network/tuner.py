@@ -9,7 +9,7 @@ Reference: NCCL, ``src/graph/tuning.cc``, ``ncclTopoTuneModel`` and ``ncclTopoGe
 
 from __future__ import annotations
 
-from math import inf, log2
+from math import log2
 from typing import Final, NamedTuple
 
 from simulator.network.collectives import ring_steps, tree_hops
@@ -18,6 +18,9 @@ from topologies.reach import GroupShape
 
 TREE_SHARE: Final = 0.92
 """What NCCL takes a tree to reach of the bandwidth between nodes, before it is halved."""
+
+LL128_TREE: Final = 120 / 128
+"""Share of that which a tree in LL128 carries."""
 
 PLATEAU: Final = 1.4
 PLATEAU_BYTES_PER_RANK: Final = 4096
@@ -61,12 +64,14 @@ class Rates(NamedTuple):
     """What there is between nodes, with all members of a node together.
 
     Attributes:
-        bytes_per_s: of the wire.
+        bytes_per_s: that NCCL counts of the wire.
         most_bytes_per_s: that a protocol can carry whatever the wire.
+        ring_hop_s: what a hop of a ring inside a node takes.
     """
 
     bytes_per_s: float
-    most_bytes_per_s: float = inf
+    most_bytes_per_s: float
+    ring_hop_s: float
 
 
 def ring_estimate_s(
@@ -83,8 +88,8 @@ def ring_estimate_s(
     """
     n = shape.n_ranks
     net_steps = ring_steps("all_reduce", shape.n_domains)
-    latency_s = protocol.ring_base_s + net_steps * (shape.inter_latency_s + protocol.ring_net_s)
-    latency_s += (ring_steps("all_reduce", n) - net_steps) * protocol.ring_intra_s
+    latency_s = protocol.ring_base_s + net_steps * (shape.inter_latency_s + protocol.net_s(shape.n_local))
+    latency_s += (ring_steps("all_reduce", n) - net_steps) * rates.ring_hop_s
     if name == "simple" and size_bytes >= n * PLATEAU_BYTES_PER_RANK:
         latency_s *= PLATEAU
     bytes_per_s = min(protocol.share * rates.bytes_per_s, rates.most_bytes_per_s)
@@ -97,7 +102,9 @@ def tree_estimate_s(
     """Return what NCCL expects of two trees; arguments as for ``ring_estimate_s``."""
     latency_s = protocol.tree_base_s + 2 * (shape.n_local - 1) * protocol.tree_intra_s
     latency_s += tree_hops(shape.n_domains) * (shape.inter_latency_s + protocol.tree_net_s)
-    share = protocol.share * (LL_TREE if name == "ll" else 1.0) * TREE_SHARE
+    share = TREE_SHARE * (
+        LL128_TREE if name == "ll128" else protocol.share * (LL_TREE if name == "ll" else 1.0)
+    )
     bytes_per_s = min(share * rates.bytes_per_s, rates.most_bytes_per_s)
     step = int(log2(size_bytes / 64)) if size_bytes >= 64 else 0
     if step < len(CORRECTION[name]):

@@ -19,7 +19,7 @@ from simulator.network.nccl import (
     Choice,
     Protocol,
 )
-from simulator.network.rates import fill_s, most, rate
+from simulator.network.rates import counted, fill_s, most, rate, ring_hop_s
 from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from simulator.network.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
 from topologies.cluster import Cluster
@@ -142,7 +142,11 @@ class Between:
                 shape,
                 name,
                 PROTOCOLS[name],
-                Rates(rate(self.cluster, shape, PROTOCOLS["simple"]), most(self.cluster, PROTOCOLS[name])),
+                Rates(
+                    counted(self.cluster, shape),
+                    most(self.cluster, PROTOCOLS[name], shape.n_domains),
+                    ring_hop_s(self.cluster, PROTOCOLS[name]),
+                ),
             )
             for algorithm, estimate in estimates.items()
             for name in names
@@ -200,9 +204,9 @@ class Between:
         """Return the cost of one ring through all ranks, on as many rails as the group has."""
         n, n_local = shape.n_ranks, shape.n_local
         net_steps = ring_steps(kind, shape.n_domains)
-        hop_s = shape.inter_latency_s + protocol.ring_net_s
+        hop_s = shape.inter_latency_s + protocol.net_s(n_local)
         latency_s = protocol.ring_base_s + net_steps * hop_s
-        latency_s += (ring_steps(kind, n) - net_steps) * protocol.ring_intra_s
+        latency_s += (ring_steps(kind, n) - net_steps) * ring_hop_s(self.cluster, protocol)
         net_s = bus_factor(kind, n) * size_bytes / rate(self.cluster, shape, protocol, kind)
         if kind == "p2p":
             net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
@@ -221,7 +225,8 @@ class Between:
         hop_s = shape.inter_latency_s + protocol.tree_net_s
         latency_s = protocol.tree_base_s + 2 * (n_local - 1) * protocol.tree_intra_s + hops * hop_s
         slow = LL_TREE if protocol.share <= PROTOCOLS["ll"].share else 1.0
-        net_s = tree_factor(shape.n_domains) * size_bytes / (slow * rate(self.cluster, shape, protocol))
+        carried = protocol._replace(share=slow * protocol.share)
+        net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, carried)
         latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (n_local - 1), protocol)
         if n_local < 2:
             return latency_s, net_s, 0.0
