@@ -47,7 +47,7 @@ def rehearse(spec: Mapping[str, Any]) -> dict[str, Any]:
     _environment(spec)
     import torch
 
-    from tracer.rehearse import devices, reducer, shims
+    from tracer.rehearse import devices, reducer, sharding, shims
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
     from tracer.rehearse.watch import Watcher
@@ -65,6 +65,7 @@ def rehearse(spec: Mapping[str, Any]) -> dict[str, Any]:
     world = World(spec["rank"], spec["world_size"])
     world.install()
     reducer.install()
+    sharding.install(session)
     devices.install(Streams(session.tape), lambda: (session.memory.total, session.memory.peak))
     kept = shims.install(session)
     session.expect_pipeline(_known_shapes(Path(spec["folder"])))

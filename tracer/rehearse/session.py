@@ -7,7 +7,8 @@ of the real run would have, and the two can be compared span by span.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from tracer import internals
@@ -51,6 +52,7 @@ class RehearsalSession(Training[IssueLane]):
     Attributes:
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has come to its end.
+        is_aside: whether operators that come now are of no device.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class RehearsalSession(Training[IssueLane]):
         self.completions = None
         self.notes: list[str] = []
         self.forwards = 0
-        self.is_over = False
+        self.is_over = self.is_aside = False
         self.by_step: dict[int, int] = {}
         self._modules: list[Any] = []
         self._install()
@@ -168,6 +170,15 @@ class RehearsalSession(Training[IssueLane]):
         """A module has returned."""
         while self._modules and self._modules.pop() is not module:
             pass
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let operators be of no device for a while: torch is asking itself something."""
+        before, self.is_aside = self.is_aside, True
+        try:
+            yield
+        finally:
+            self.is_aside = before
 
     def _allocated(self, n_bytes: int) -> None:
         self.tape.allocated_bytes = n_bytes

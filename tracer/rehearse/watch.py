@@ -12,6 +12,7 @@ from tracer.records import Position
 from tracer.rehearse.calls import Call, tensors_in
 from tracer.rehearse.memory import OF_KIND
 from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
+from tracer.rehearse.remembered import Memo
 from tracer.rehearse.stated import FOLLOWED
 from tracer.rehearse.tape import WAIT, Message
 from tracer.rehearse.waits import work_class
@@ -58,6 +59,7 @@ class Watcher:
         self._session, self._torch, self._dist, self._fake = session, torch, dist, fake
         self._FakeTensor = FakeTensor
         self._numbers: dict[Any, int] = {}
+        self._call = Memo().call if fake else _unremembered
         self._handlers: dict[Any, Kernel] = {}
         self._under_way: dict[int, int] = {}
         self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
@@ -70,7 +72,7 @@ class Watcher:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         handlers, made, plain, fake = self._handlers, self._handler, self._plain, self._FakeTensor
-        device_of = self._torch.ops.prim.device.default
+        device_of, session = self._torch.ops.prim.device.default, self._session
 
         class WatchMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
             """Operators on other kinds of tensors, as DTensor, come again with their parts."""
@@ -85,6 +87,8 @@ class Watcher:
                 for kind in types:
                     if kind not in plain:
                         return NotImplemented
+                if session.is_aside:
+                    return func(*args, **(kwargs or {}))
                 return (handlers.get(func) or made(func))(func, args, kwargs or {})
 
         return WatchMode()
@@ -104,8 +108,10 @@ class Watcher:
             if name == "wait_tensor":
                 return self._wait_tensor
             return self._functional(FUNCTIONAL[name]) if name in FUNCTIONAL else _through
-        if namespace == "prim" or (func.is_view and full != "aten._to_copy"):
+        if namespace == "prim":
             return _through
+        if func.is_view and full != "aten._to_copy":
+            return self._viewing
         if full in DATA_DEPENDENT:
             return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
         if full in INERT:
@@ -116,13 +122,13 @@ class Watcher:
 
     def _computing(self, name: str) -> Kernel:
         """Return the handler of an operator that launches a kernel."""
-        session, numbers, tape = self._session, self._numbers, self._session.tape
+        session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._made, self._is_ours
         position, follows = session.position, name in FOLLOWED
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            out = func(*args, **kwargs)
-            if not is_ours(args, kwargs, out):
+            out, known = call(func, args, kwargs)
+            if known is None and not is_ours(args, kwargs, out):
                 return out
             made(out)
             if name in _UNSHARDS:
@@ -130,14 +136,22 @@ class Watcher:
             if follows:
                 note(name, args, out)
             if position.step >= 0:
-                key = (func, _signature(args), _signature(out))
-                number = numbers.get(key)
-                if number is None:
-                    number = numbers[key] = tape.number_of(self._priced(name, func, args, kwargs, out))
+                number = -1 if known is None else known.work
+                if number < 0:
+                    number = self._number(name, func, args, kwargs, out)
+                    if known is not None:
+                        known.work = number
                 tape.op(number)
             return out
 
         return handler
+
+    def _number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+        """Return the number of the work of a call."""
+        key = (func, _signature(args), _signature(out))
+        if key not in self._numbers:
+            self._numbers[key] = self._session.tape.number_of(self._priced(name, func, args, kwargs, out))
+        return self._numbers[key]
 
     def _priced(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
         names = [argument.name for argument in func._schema.arguments]
@@ -161,10 +175,14 @@ class Watcher:
 
     def _allocating(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator that launches nothing but may allocate."""
-        out = func(*args, **kwargs)
-        if self._is_ours(args, kwargs, out):
+        out, known = self._call(func, args, kwargs)
+        if known is not None or self._is_ours(args, kwargs, out):
             self._made(out)
         return out
+
+    def _viewing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator that makes nothing but another view of memory."""
+        return self._call(func, args, kwargs)[0]
 
     def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
         """Whether an operator is one of the device: it takes or makes a fake tensor."""
@@ -284,6 +302,11 @@ _OPS: Final = frozenset(
 def _through(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle an operator that is of no interest."""
     return func(*args, **kwargs)
+
+
+def _unremembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, None]:
+    """Call an operator on tensors that have numbers."""
+    return func(*args, **kwargs), None
 
 
 def _signature(values: Any) -> Any:

@@ -1,0 +1,139 @@
+"""What is remembered of an operator is what asking it again would give."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from tracer.rehearse.remembered import Memo  # noqa: E402
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "new memory": lambda x: x + 1,
+    "another type": lambda x: x.to(torch.bfloat16),
+    "a view": lambda x: x.view(-1, 2)[1:],
+    "a transposed product": lambda x: x.t() @ x,
+    "several views": lambda x: x.split([1, 3], dim=1),
+    "several tensors": lambda x: torch.native_layer_norm(x, (4,), None, None, 1e-5),
+    "complex, conjugate": lambda x: torch.view_as_complex(x.view(-1, 2)).conj(),
+    "a place": lambda x: x.topk(2),
+    "over a list": lambda x: torch._foreach_mul([x, x.t()], 2.0),
+    "numbers of other types": lambda x: [x.sum(dim=0), torch.full_like(x, 1), x * True],
+    "made of nothing": lambda x: torch.empty(3, dtype=x.dtype),
+}
+
+
+def _described(values: Any, source: Any) -> list[Any]:
+    found = []
+    for one in values if isinstance(values, list | tuple) else [values]:
+        shares = one.untyped_storage()._cdata == source.untyped_storage()._cdata
+        at, size = one.storage_offset(), one.untyped_storage().nbytes()
+        found.append(
+            (type(one), one.shape, one.stride(), at, one.dtype, one.device, shares, size, one.is_conj())
+        )
+    return found
+
+
+def _asked(call: Callable[[Any], Any], memo: Memo | None) -> list[list[Any]]:
+    """Return what *call* makes, three times, of tensors of which the last has another shape."""
+
+    class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if memo is None or func.namespace == "prim":
+                return func(*args, **(kwargs or {}))
+            return memo.call(func, args, kwargs or {})[0]
+
+    with FakeTensorMode(), Mode():
+        tensors = [torch.empty(6, 4), torch.empty(6, 4), torch.empty(10, 4)]
+        return [_described(call(tensor), tensor) for tensor in tensors]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_remembered_result_is_the_one_that_fake_tensors_find(call: Callable[[Any], Any]) -> None:
+    """Shapes, strides, types, shared memory and its size, also of the second call and of other shapes."""
+    memo = Memo()
+    assert _asked(call, memo) == _asked(call, None)
+    assert memo.n_answered > 0
+
+
+def test_what_is_changed_in_place_stays_the_same_tensor() -> None:
+    """Also the second time, and for lists."""
+    memo = Memo()
+    with FakeTensorMode():
+        for _ in range(2):
+            x, y = torch.empty(3), torch.empty(3)
+            assert memo.call(torch.ops.aten.add_.Tensor, (x, y), {})[0] is x
+            assert memo.call(torch.ops.aten.mul.out, (x, y), {"out": y})[0] is y
+            assert memo.call(torch.ops.aten._foreach_add_.List, ([x], [y]), {})[0] is None
+    assert memo.n_answered == 3
+
+
+def test_numbers_that_are_known_and_shapes_that_change_are_not_remembered() -> None:
+    """A tensor whose elements are known, and an operator that changes the shape of its operand."""
+    memo = Memo()
+    with FakeTensorMode():
+        for n in (2, 3):
+            known = torch.tensor(float(n))
+            found, _ = memo.call(torch.ops.aten.add.Tensor, (known, 1.0), {})
+            assert found.item() == n + 1
+            flat = torch.empty(4)
+            memo.call(torch.ops.aten.unsqueeze_.default, (flat, 0), {})
+            assert flat.shape == (1, 4)
+    assert memo.n_answered == 0
+
+
+def test_lists_of_equal_tensors_are_cut_as_each_of_them_alone() -> None:
+    """DTensor's answer about lists the short way is that of the long way, in a world of eight."""
+    found = subprocess.run([sys.executable, "-c", _CUT], check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-500:]
+    assert found.stdout.split() == ["same"] * 5
+
+
+_CUT = """
+from contextlib import nullcontext
+from types import SimpleNamespace
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as Asked
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from tracer.rehearse import sharding
+
+def words(found):
+    schema = found.redistribute_schema
+    return str((found.output_spec, schema and schema.args_schema, found.needs_redistribute))
+
+def both(self, schema):
+    found = short(self, schema)
+    if schema.op.name().startswith("aten::_foreach"):
+        print("same" if words(found) == words(long(self, schema)) else "differs")
+    return found
+
+dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+long = Asked.propagate_op_sharding_non_cached
+sharding.install(SimpleNamespace(aside=nullcontext))
+short = Asked.propagate_op_sharding_non_cached
+Asked.propagate_op_sharding_non_cached = both
+mesh = init_device_mesh("cpu", (4, 2))
+
+def tensor(shape, *placements):
+    return distribute_tensor(torch.ones(shape), mesh, placements)
+
+tensors = [tensor((8, 4), Shard(0), Shard(1)), tensor((8,), Shard(0), Replicate())] * 5
+tensors.insert(3, tensor((6, 4), Shard(0), Replicate()))
+others = [t + 1 for t in tensors]
+partial = DTensor.from_local(torch.ones(8, 4), mesh, [Partial(), Replicate()])
+torch._foreach_norm(tensors, 2.0)
+torch._foreach_mul(tensors, others)
+torch._foreach_add([*tensors, partial, partial], 1.0)
+torch._foreach_lerp(tensors, others, 0.5)
+torch._foreach_mul_(tensors, 2.0)
+"""

@@ -1,0 +1,221 @@
+"""Results of operators that were called before with tensors of the same shapes: they need no second look.
+
+Most of a rehearsal is finding out what operators make. That depends on nothing but shapes, strides, types and
+plain numbers, so the results of the second of eighty equal layers are made from what was found for the first:
+each is the tensor that was changed, a view of an operand, or new memory. Whatever is none of these is asked
+for every time.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+Arguments = tuple[Any, ...]
+
+NAMESPACES: Final = frozenset({"aten", "prims", "fsdp"})
+"""Operators of which it is known that nothing but shapes decides what they make."""
+
+
+class Made(NamedTuple):
+    """A result that can be made again.
+
+    Attributes:
+        source: number of the operand that it is, or whose memory it shares; -1: new memory.
+        is_same: whether it is that operand itself.
+        shape, stride, offset: of a view or of new memory.
+        dtype: of its elements.
+        state: attributes of the fake tensor.
+        bits: complex conjugation and sign, where they are put off.
+    """
+
+    source: int
+    is_same: bool
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: Any = None
+    state: dict[str, Any] | None = None
+    bits: tuple[bool, bool] = (False, False)
+
+
+class Remembered:
+    """A call that can be answered.
+
+    Attributes:
+        results: what it makes, None for no tensor at all.
+        container: ``tuple`` or ``list`` if it makes several, else None.
+        work: number of its work on the tape, -1 until it is known.
+    """
+
+    __slots__ = ("container", "results", "work")
+
+    def __init__(self, results: tuple[Made | None, ...], container: type | None) -> None:
+        self.results, self.container, self.work = results, container, -1
+
+
+class _UnknownError(Exception):
+    """A call that depends on more than its key, or cannot be answered."""
+
+
+class Memo:
+    """Answers calls of operators on fake tensors of one mode.
+
+    Attributes:
+        n_answered: calls that were answered without a look.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self._torch, self._kind = torch, FakeTensor
+        self._calls: dict[Arguments, Remembered | None] = {}
+        self._plain = {
+            *(int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format),
+            torch.device,
+        }
+        self._leaf, self._cpu = torch.Tensor._make_subclass, torch.device("cpu")
+        self.n_answered = 0
+
+    def call(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Any, Remembered | None]:
+        """Return what *func* makes, and what is remembered of it, None if nothing is."""
+        operands: list[Any] = []
+        try:
+            key = (func, self._torch.get_default_dtype(), self._whole(args, kwargs, operands))
+            known = self._calls[key]
+        except _UnknownError:
+            return func(*args, **kwargs), None
+        except KeyError:
+            return self._look(key, operands, func, args, kwargs)
+        if known is None or self._torch.is_inference_mode_enabled():
+            return func(*args, **kwargs), None
+        self.n_answered += 1
+        found = [self._again(made, operands) for made in known.results]
+        return (found[0] if known.container is None else known.container(found)), known
+
+    def _look(
+        self, key: Arguments, operands: Sequence[Any], func: Any, args: Arguments, kwargs: dict[str, Any]
+    ) -> tuple[Any, Remembered | None]:
+        out = func(*args, **kwargs)
+        known = None
+        if func.namespace in NAMESPACES and self._torch.Tag.inplace_view not in func.tags:
+            with suppress(_UnknownError):
+                if self._whole(args, kwargs, []) == key[2] and (operands or kwargs.get("dtype")):
+                    known = self._learned(operands, out)
+        self._calls[key] = known
+        return out, known
+
+    def _whole(self, args: Arguments, kwargs: dict[str, Any], operands: list[Any]) -> Arguments:
+        """Return what the result of a call depends on; its tensors go to *operands*."""
+        found = self._key(args, operands)
+        return (*found, *kwargs, *self._key(tuple(kwargs.values()), operands)) if kwargs else found
+
+    def _key(self, values: Sequence[Any], operands: list[Any]) -> Arguments:
+        """Return what the result of a call with *values* depends on; tensors go to *operands*."""
+        found: list[Any] = []
+        kind_of_tensor, plain = self._kind, self._plain
+        for value in values:
+            kind = type(value)
+            if kind is kind_of_tensor:
+                if value.constant is not None:
+                    raise _UnknownError
+                operands.append(value)
+                found.append(self._signature(value))
+            elif kind is list or kind is tuple or kind is self._torch.Size:
+                found.extend((list, len(value), *self._key(value, operands)))
+            elif kind in plain:
+                found.extend((kind, value))
+            else:
+                raise _UnknownError
+        return tuple(found)
+
+    def _signature(self, tensor: Any) -> Arguments:
+        keys = self._torch._C._dispatch_keys(tensor).raw_repr()
+        return (
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            keys,
+            tensor.fake_device,
+        )
+
+    def _learned(self, operands: Sequence[Any], out: Any) -> Remembered:
+        """Return what to remember of a call with *operands* that has made *out*.
+
+        Raises:
+            _UnknownError: it cannot be made again.
+        """
+        if self._torch.is_inference_mode_enabled():
+            raise _UnknownError
+        container = type(out) if isinstance(out, list | tuple) else None
+        results = out if container is not None else (out,)
+        return Remembered(tuple(self._describe(one, operands, results) for one in results), container)
+
+    def _describe(self, out: Any, operands: Sequence[Any], results: Sequence[Any]) -> Made | None:
+        """Return how to make *out*, one of the *results* of a call with *operands*."""
+        if out is None:
+            return None
+        if type(out) is not self._kind or out.constant is not None or out.requires_grad:
+            raise _UnknownError
+        for at, operand in enumerate(operands):
+            if operand is out:
+                return Made(at, is_same=True)
+        if out.layout is not self._torch.strided or out.fake_device != self._cpu:
+            raise _UnknownError
+        memory = _memory(out)
+        source = next((at for at, operand in enumerate(operands) if _memory(operand) == memory), -1)
+        if source < 0 and (
+            not _holds_itself(out) or sum(_memory(t) == memory for t in results if t is not None) > 1
+        ):
+            raise _UnknownError
+        return Made(
+            source,
+            is_same=False,
+            shape=tuple(out.shape),
+            stride=out.stride(),
+            offset=out.storage_offset(),
+            dtype=out.dtype,
+            state=dict(vars(out)),
+            bits=(out.is_conj(), out.is_neg()),
+        )
+
+    def _again(self, made: Made | None, operands: Sequence[Any]) -> Any:
+        """Return a tensor as *made* says."""
+        if made is None:
+            return None
+        if made.is_same:
+            return operands[made.source]
+        torch = self._torch
+        with torch._C._DisableTorchDispatch():
+            found = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
+            if made.source >= 0:
+                found.set_(operands[made.source].untyped_storage(), made.offset, made.shape, made.stride)
+        for is_set, put in zip(made.bits, (torch._C._set_conj, torch._C._set_neg), strict=True):
+            if is_set:
+                put(found, is_set)
+        tensor = self._leaf(
+            self._kind, found, require_grad=False, dispatch_device=True, device_for_backend_keys=self._cpu
+        )
+        state = made.state or {}
+        if state["fake_mode"]._allow_unsafe_data_ptr_access:  # as FakeTensor.__new__ does
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(tensor)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(tensor)
+        vars(tensor).update(state)
+        return tensor
+
+
+def _memory(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _holds_itself(tensor: Any) -> bool:
+    """Whether the memory of *tensor* is as large as it needs, and begins where it does."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    n_elements = last + 1 if tensor.numel() else 0
+    n_bytes = tensor.untyped_storage().nbytes()
+    return not tensor.storage_offset() and n_bytes == n_elements * tensor.element_size()
