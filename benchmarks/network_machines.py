@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
 from unittest.mock import patch
@@ -47,7 +48,7 @@ Errors = Mapping[str, Mapping[str, float]]
 """Median error by name of hardware and family."""
 
 
-def described(text: str, n_gpus: int, n_nodes: int, most: int, meant: Description) -> Cluster:
+def described(meant: Description, text: str, n_gpus: int, n_nodes: int, most: int) -> Cluster:
     """Return the machine that *text* names, with what is *meant* besides."""
     cluster = machine(text, n_gpus, n_nodes, most)
     if cluster.nic is None or meant.gpu_direct is None:
@@ -63,7 +64,7 @@ def errors(path: str, meant: Description) -> Errors:
     """Return how far off the families of several nodes are if all machines are as *meant*."""
     rows_of._network.cache_clear()  # noqa: SLF001 - its answers rest on the description
     found: dict[str, list[float]] = defaultdict(list)
-    with patch.object(rows_of, "machine", lambda *words: described(*words, meant)):
+    with patch.object(rows_of, "machine", partial(described, meant)):
         for row in rows_of.validate_collectives(path).rows:
             if row.group == "multi-node":
                 found[row.family].append(abs(row.log_ratio))
