@@ -68,9 +68,7 @@ def followed(run: Run, names: Sequence[str]) -> tuple[dict[int, Did], Waits]:
         did[rank], blocked_ns[rows] = _rank(run, rank, last[rows])
     rows = np.flatnonzero(instance >= 0)
     rows = rows[np.lexsort((start[rows], instance[rows]))]
-    edges = np.append(np.flatnonzero(np.diff(instance[rows], prepend=-1)), len(rows))
-    groups = [rows[a:b] for a, b in pairwise(edges.tolist()) if b - a > 1]
-    found = _met(run, groups, _Spans(start, end, rank_of, blocked_ns))
+    found = _met(run, rows, instance[rows], _Spans(start, end, rank_of, blocked_ns))
     found = found[np.lexsort((start[found[:, 0]], start[found[:, 1]]))]
     row, late_row = found[:, 0], found[:, 1]
     return did, Waits(
@@ -93,33 +91,53 @@ class _Spans(NamedTuple):
     blocked_ns: Int64Array
 
 
-def _met(run: Run, groups: list[NDArray[np.intp]], spans: _Spans) -> Int64Array:
+def _met(run: Run, rows: NDArray[np.intp], instance: Int64Array, spans: _Spans) -> Int64Array:
     """Return the waits: row, row of the late one, and when each left their last meeting; shape ``(n, 4)``.
 
-    *groups* are the rows of each communication by arrival. A meeting counts if it was over when the one that
-    waits came; before the first, the two met at the start of their first step.
+    *rows* are those of each communication, one after the other by *instance*, each by arrival.
     """
-    place = {rank: i for i, rank in enumerate(run.stored_ranks)}
-    at = [np.array([place[rank] for rank in spans.rank[rows].tolist()]) for rows in groups]
+    stored = np.array(run.stored_ranks)
+    order = np.argsort(stored)
+    place = order[np.searchsorted(stored[order], spans.rank[rows])]
+    edges = np.append(np.flatnonzero(np.diff(instance, prepend=-1)), len(rows))
+    last = np.repeat(edges[1:] - 1, np.diff(edges))  # of each row's communication
+    asked = np.flatnonzero((spans.blocked_ns[rows] > 0) & (place != place[last]))
+    asked = asked[np.argsort(spans.start_ns[rows[asked]], kind="stable")]
+    pairs = np.stack([asked, last[asked]])
+    left = _left(run, edges, place, spans.end_ns[rows], place[pairs], arrived_ns=spans.start_ns[rows[asked]])
+    return np.stack([*rows[pairs], *left], axis=1)
+
+
+def _left(
+    run: Run,
+    edges: NDArray[np.intp],
+    place: NDArray[np.intp],
+    end_ns: Int64Array,
+    pairs: NDArray[np.intp],
+    *,
+    arrived_ns: Int64Array,
+) -> Int64Array:
+    """Return when each of the *pairs* of places left the last meeting of both; shape ``(2, n_pairs)``.
+
+    A meeting, the rows between two *edges*, counts if it was over when the first of a pair arrived; pairs
+    come in that order. Before the first meeting, the two met at the start of their first step.
+    """
+    over = np.maximum.reduceat(end_ns, edges[:-1]) if len(end_ns) else end_ns
+    ended = np.argsort(over, kind="stable")
+    known = np.searchsorted(over[ended], arrived_ns, side="right")
     first = {window.rank: window.start_ns for window in reversed(windows(run))}
-    left = np.repeat(np.array([first.get(rank, 0) for rank in place], np.int64)[:, None], len(place), axis=1)
-    over = [int(spans.end_ns[rows].max()) for rows in groups]
-    ended = sorted(range(len(groups)), key=over.__getitem__)
-    asked = [
-        (int(spans.start_ns[row]), number, k)
-        for number, rows in enumerate(groups)
-        for k, row in enumerate(rows[:-1].tolist())
-        if spans.blocked_ns[row] and at[number][k] != at[number][-1]
-    ]
-    found = np.empty((len(asked), 4), np.int64)
+    begun = np.array([first.get(rank, 0) for rank in run.stored_ranks], np.int64)
+    left = np.repeat(begun[:, None], len(begun), axis=1)
+    found = np.empty(pairs.shape, np.int64)
+    changes = np.append(np.flatnonzero(np.diff(known, prepend=-1)), len(known))
     done = 0
-    for i, (arrived, number, k) in enumerate(sorted(asked)):
-        while done < len(ended) and over[ended[done]] <= arrived:
-            members = at[ended[done]]
-            left[np.ix_(members, members)] = spans.end_ns[groups[ended[done]]][:, None]
-            done += 1
-        own, late = at[number][k], at[number][-1]
-        found[i] = groups[number][k], groups[number][-1], left[own, late], left[late, own]
+    for low, high in pairwise(changes.tolist()):
+        for number in ended[done : known[low]].tolist():
+            here = slice(edges[number], edges[number + 1])
+            left[place[here, None], place[here]] = end_ns[here, None]
+        done = known[low]
+        own, other = pairs[:, low:high]
+        found[:, low:high] = left[own, other], left[other, own]
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -141,26 +142,38 @@ def _traced(
     turn = {rank: len(rows) for rank, rows in of_rank.items()}
     carried = np.zeros((n, n + n_axes))  # by rank: what its waits have to carry, per ns of their length
     ends: defaultdict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(n + n_axes))
-    for row in range(len(waits.rank) - 1, -1, -1):
-        rank, late, waited = int(waits.rank[row]), int(waits.late[row]), float(waits.waited_ns[row])
-        me, other = place[rank], place[late]
-        turn[rank] -= 1
-        load = carried[me] * waited
-        if (rank, turn[rank]) in ends:
-            carried[me] -= ends.pop((rank, turn[rank]))
-        load[[me, n + waits.axis[row]]] += waited
-        low, high = int(before[row]), min(int(until[row]), turn[late])
-        length = sums[late][high] - sums[late][low] if high > low else 0
-        own = shares[row]
-        if passed_on[row] > 0 and not length:  # it waited for nobody that is known
-            own = own + np.array([0.0, 0.0, passed_on[row]])
-        elif passed_on[row] > 0:
-            rate = load * (passed_on[row] / length)
-            carried[other] += rate
-            ends[late, low] += rate
-        blame[other] += own[:, None] * load
-        direct[other, me] += own.sum() * waited
+    for first, last in reversed(_together(waits)):
+        rows, late = np.arange(first, last), int(waits.late[first])
+        me, other = [place[rank] for rank in waits.rank[rows].tolist()], place[late]
+        waited = waits.waited_ns[rows].astype(np.float64)
+        load = carried[me] * waited[:, None]
+        for rank, i in zip(waits.rank[rows].tolist(), me, strict=True):
+            turn[rank] -= 1
+            if (ended := ends.pop((rank, turn[rank]), None)) is not None:
+                carried[i] -= ended
+        load[rows - first, me] += waited
+        load[rows - first, n + waits.axis[rows]] += waited
+        low, high = before[rows], np.maximum(np.minimum(until[rows], turn[late]), before[rows])
+        length, own = sums[late][high] - sums[late][low], shares[rows]
+        own[:, -1] += np.where(length, 0.0, passed_on[rows])  # it waited for nobody that is known
+        rate = load * np.divide(passed_on[rows], length, out=np.zeros(len(rows)), where=length > 0)[:, None]
+        carried[other] += rate.sum(axis=0)
+        for number in set(low[rate.any(axis=1)].tolist()):
+            ends[late, number] += rate[low == number].sum(axis=0)
+        blame[other] += own.T @ load
+        direct[other, me] += own.sum(axis=1) * waited
     return blame, direct
+
+
+def _together(waits: Waits) -> list[tuple[int, int]]:
+    """Return ranges of waits that end at once with the same late rank, each of another rank's."""
+    changes = (np.diff(waits.late) != 0) | (np.diff(waits.until_ns) != 0)
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(waits.late)]
+    found: list[tuple[int, int]] = []
+    for first, last in pairwise(edges):
+        once = len(set(waits.rank[first:last].tolist())) == last - first
+        found += [(first, last)] if once else [(row, row + 1) for row in range(first, last)]
+    return found
 
 
 def _earlier(waits: Waits, of_rank: Mapping[int, NDArray[np.intp]]) -> tuple[Int64Array, Int64Array]:
