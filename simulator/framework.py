@@ -18,6 +18,7 @@ SPLITS: Final = ("even", "cost")
 WRAPS: Final = ("block", "model")
 CONTEXTS: Final = ("all_gather", "ring", "ulysses")
 DISPATCHES: Final = ("copies", "once")
+AMAX_RANKS: Final = ("stage", "tp")
 
 EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -63,6 +64,8 @@ class Framework:
         grouped: how products of experts run, of ``simulator.compute.gemm.GROUPED``.
         fp8_recipe: how products in 8 bits are quantised unless a job says, of
             ``simulator.workload.recipes.RECIPES``.
+        amax_ranks: who agrees on delayed 8-bit scales after every forward and backward: all ranks of a
+            ``"stage"``, or ``"tp"``.
         allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
         attention: fused attention kernels, of which the first one that the device lists is called; empty
             for the device's own.
@@ -122,6 +125,7 @@ class Framework:
     eager: tuple[str, ...] = ()
     grouped: str = "streams"
     fp8_recipe: str = "delayed"
+    amax_ranks: str = "stage"
     allocator_slack: float = 0.03
     attention: tuple[str, ...] = ()
     host_work: float = 1.0
@@ -157,6 +161,7 @@ class Framework:
             "wrap": WRAPS,
             "context": CONTEXTS,
             "expert_dispatch": DISPATCHES,
+            "amax_ranks": AMAX_RANKS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

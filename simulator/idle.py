@@ -66,6 +66,13 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             _unless("fp8 is off", needs=lambda job: job.fp8),
             _unless("recipe says it", needs=lambda job: not job.recipe),
         ),
+        "amax_ranks": (
+            _unless("fp8 is off", needs=lambda job: job.fp8),
+            _unless(
+                "only delayed scales are agreed on",
+                needs=lambda job: (job.recipe or job.profile.fp8_recipe) == "delayed",
+            ),
+        ),
     }
 )
 """What has to be so for a convention to have an effect, by its name; others always may."""

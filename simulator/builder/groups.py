@@ -8,14 +8,20 @@ from math import gcd
 
 from traces.layout import Coord, Group, Layout
 
-SCOPES = ("tp", "cp", "ep", "dp", "edp", "pp", "world", "dp.shard", "dp.copies", "edp.shard", "edp.copies")
-"""Kinds of traffic that have groups of their own; ``edp`` is the data parallelism of experts.
+SCOPES = (
+    *("tp", "cp", "ep", "dp", "edp", "pp", "world"),
+    *("dp.shard", "dp.copies", "edp.shard", "edp.copies", "stage"),
+)
+"""Kinds of traffic that have groups of their own; ``edp`` is the data parallelism of experts, and all ranks
+of a pipeline rank form a ``stage``.
 
 Where states are shared out over some replicas only (HSDP), those form ``dp.shard``, and the ranks with the
 same share form ``dp.copies``.
 """
 
 OF_REPLICAS = ("dp", "edp")
+OF_DATA = (*OF_REPLICAS, "stage")
+"""Scopes that the timeline calls data parallelism."""
 
 
 class Groups:
@@ -31,19 +37,22 @@ class Groups:
         two_copies: pipeline ranks *r* and *p - 1 - r* hold the same stages, as in DualPipe, so that they are
             replicas of each other.
         shard_ranks: replicas that share one copy of the states out among them; 0: all.
+        whole_stages: all ranks of a pipeline rank talk to each other.
 
     Attributes:
         layout: the parallel degrees.
         all: every group of more than one rank, numbered from 0.
     """
 
-    def __init__(self, layout: Layout, *, two_copies: bool = False, shard_ranks: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, *, two_copies: bool = False, shard_ranks: int = 0, whole_stages: bool = False
+    ) -> None:
         self.layout = layout
         self._shard_ranks = shard_ranks
         self._two_copies = two_copies
         self.all: list[Group] = []
         self._of: dict[str, dict[int, Group]] = {scope: {} for scope in SCOPES}
-        for scope in SCOPES:
+        for scope in SCOPES if whole_stages else SCOPES[:-1]:
             for ranks in self._members(scope):
                 self._add(scope, ranks)
 
@@ -69,11 +78,11 @@ class Groups:
     def _add(self, scope: str, ranks: tuple[int, ...]) -> None:
         if len(ranks) == 1:
             return
-        is_of_replicas = scope.partition(".")[0] in OF_REPLICAS
-        known = [self._of[other].get(ranks[0]) for other in SCOPES] if is_of_replicas else []
+        is_of_data = scope.partition(".")[0] in OF_DATA
+        known = [self._of[other].get(ranks[0]) for other in SCOPES] if is_of_data else []
         group = next((one for one in known if one and one.axis == "dp" and one.ranks == ranks), None)
         if group is None:
-            group = Group(id=len(self.all), axis="dp" if is_of_replicas else scope, ranks=ranks)
+            group = Group(id=len(self.all), axis="dp" if is_of_data else scope, ranks=ranks)
             self.all.append(group)
         self._of[scope].update(dict.fromkeys(ranks, group))
 
@@ -81,6 +90,8 @@ class Groups:
         """Return the ranks of every group of *scope*."""
         if "." in scope:
             return self._parts(*scope.split("."))
+        if scope == "stage":
+            return [tuple(self.of_pipeline_rank(pp)) for pp in range(self.layout.pp)]
         if scope not in OF_REPLICAS:
             return self.layout.groups(scope)
         place = {rank: at for ranks in self.layout.groups("ep") for at, rank in enumerate(ranks)}

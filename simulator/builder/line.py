@@ -10,6 +10,7 @@ from simulator.builder.gradients import DataParallel
 from simulator.builder.offload import IN_TRANSIT, Offload
 from simulator.builder.pipeline import Visit
 from simulator.builder.program_builder import COMPUTE, Task, Template
+from simulator.builder.scales import write_amax
 from simulator.builder.stages import Unit
 from simulator.clock import to_ns
 from simulator.compute.timing import ComputeModel
@@ -35,14 +36,23 @@ class MainLine:
         chains: writes the phases of a unit.
         data_parallel: writes the traffic of parameters and gradients.
         compute: how long operations take.
+        amax_ranks: ranks that agree on 8-bit scales after every action.
     """
 
-    def __init__(self, job: Job, chains: Chains, data_parallel: DataParallel, compute: ComputeModel) -> None:
+    def __init__(
+        self,
+        job: Job,
+        chains: Chains,
+        data_parallel: DataParallel,
+        compute: ComputeModel,
+        amax_ranks: int = 1,
+    ) -> None:
         self._job = job
         self._chains = chains
         self._data_parallel = data_parallel
         self._compute = compute
         self._offload = Offload(job)
+        self._amax_ranks = amax_ranks
 
     def passes(self, kind: str, units: Sequence[Unit]) -> list[tuple[Unit, Pass]]:
         """Return what an action of *kind* does with each of the *units* of a stage, in forward order."""
@@ -72,6 +82,8 @@ class MainLine:
         else:
             ahead = self._gather_ahead(template, visit, units, following)
             self._write_whole(template, order, ahead, reduces=reduces)
+        if self._amax_ranks > 1:
+            write_amax(template, self._job, visit.kind, sum(unit.layer >= 0 for unit in units))
 
     def _gather_ahead(
         self, template: Template, visit: Visit, units: Sequence[Unit], following: Sequence[Unit]

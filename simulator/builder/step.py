@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from simulator.builder.groups import Groups
 from simulator.builder.instances import Costs, Message, Network
 from simulator.builder.program_builder import Place, ProgramBuilder
+from simulator.builder.scales import amax_scope
 from simulator.builder.stages import job_plan
 from simulator.builder.templates import Templates
 from simulator.compute.timing import ComputeModel
@@ -69,7 +70,12 @@ def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
 
 def job_groups(job: Job) -> Groups:
     """Return the process groups of *job*."""
-    return Groups(job.layout, two_copies=has_two_copies(job.schedule), shard_ranks=job.shard_ranks)
+    return Groups(
+        job.layout,
+        two_copies=has_two_copies(job.schedule),
+        shard_ranks=job.shard_ranks,
+        whole_stages=amax_scope(job) == "stage",
+    )
 
 
 def _place_step(

@@ -17,6 +17,7 @@ from simulator.builder.offload import Offload
 from simulator.builder.pairs import write_both
 from simulator.builder.pipeline import Pipeline, Visit
 from simulator.builder.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
+from simulator.builder.scales import amax_scope
 from simulator.builder.stages import Unit, job_pairs, scatters_p2p, units_by_stage
 from simulator.clock import to_ns
 from simulator.compute.timing import ComputeModel
@@ -53,7 +54,8 @@ class Templates:
         self._chains = Chains(compute, host_work(job))
         self._data_parallel = DataParallel(job, groups)
         self._offload = Offload(job)
-        self._line = MainLine(job, self._chains, self._data_parallel, compute)
+        amax_ranks = groups.size(scope) if (scope := amax_scope(job)) else 1
+        self._line = MainLine(job, self._chains, self._data_parallel, compute, amax_ranks)
         self._passed_bytes = hidden_bytes(job, tokens_per_shard(job))
         self._scatters_p2p = scatters_p2p(job)
         size_bytes = self._passed_bytes // (job.layout.tp if self._scatters_p2p else 1)

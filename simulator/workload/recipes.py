@@ -27,6 +27,7 @@ class Recipe(NamedTuple):
         in_blocks: a scale holds for a block along the sum, so that rows and columns are quantised apart.
         rescales: products that make gradients are those with one scale per tensor, at their rate, and their
             results are scaled in a pass of their own.
+        is_delayed: scales come from the steps before, and ranks agree on them.
     """
 
     dtype: str
@@ -38,6 +39,7 @@ class Recipe(NamedTuple):
     source: str
     rescales: bool = False
     in_blocks: bool = False
+    is_delayed: bool = False
 
 
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
@@ -45,6 +47,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         "delayed": Recipe(
             *("fp8", 4.0, 1, False, 1.0, True),
             "Transformer Engine, DelayedScaling: one kernel casts, transposes and takes the maximum",
+            is_delayed=True,
         ),
         "current": Recipe(
             *("fp8", 6.0, 2, False, 1.0, True),

@@ -30,6 +30,7 @@ OTHER = {
     "wrap": ("block", "model"),
     "selective": ("core", "operations"),
     "fp8_recipe": ("delayed", "rowwise"),
+    "amax_ranks": ("stage", "tp"),
 }
 """Two values of each convention."""
 
