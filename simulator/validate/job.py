@@ -105,7 +105,7 @@ def job_of(row: Row) -> Job:
         recipe=recipe_of(row.text("precision")),
         fp32_gradients=precision in load_framework(framework).fp32_gradients,
         flash_attention=row.flag("flash_attention", default=True),
-        kernels="fused" if "compile" in row.text("framework").lower() else "",
+        kernels=_kernels(row.text("framework"), row.text("notes")),
         framework=framework,
         conventions=conventions_then(framework, row.text("date"))
         + conventions_of(
@@ -207,6 +207,18 @@ def _sharding(text: str) -> str:
         if any(part == text or (part and part in text) for part in parts):
             return name
     raise TableError(f"sharding {text!r}: one of none, ddp, zero1, zero2, zero3, fsdp")
+
+
+def _kernels(framework: str, notes: str) -> str:
+    """Return whether element-wise work is fused, as ``Job.kernels``: if the row says so and its notes agree.
+
+    Frameworks compile nothing unless asked to (``training.compile`` of torchtitan is off by default).
+
+    >>> _kernels("torchtitan +compile", ""), _kernels("torchtitan +compile", "torch.compile state not stated")
+    ('fused', '')
+    """
+    is_said = "compile" in framework.lower() and "compile state not stated" not in notes
+    return "fused" if is_said else ""
 
 
 def _recomputed(text: str, notes: str = "") -> dict[str, Any]:

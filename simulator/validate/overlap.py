@@ -21,7 +21,16 @@ SAID: Final = (
 )
 """What people write, in lower case, and the conventions it means; every pattern that is found counts."""
 
+WHOLE_STEP: Final = r"moe routing.*recipe v0\.6\.\d+:\w*_fp8mx_"
+"""Recipes for experts in MXFP8 that are one CUDA graph, exchange tokens once and beside other computing.
+
+Since 0.6 Megatron-Bridge says so in functions that its recipes call, not in their lists of settings:
+``_enable_hybridep_full_iteration_mxfp8`` and ``_apply_gpt_oss_120b_full_iter_fp8mx_configs``
+(NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes).
+"""
+
 NOTED: Final = (
+    (WHOLE_STEP, (("expert_dispatch", "once"), ("host_work", 0.05))),
     (
         r'"moe_flex_dispatcher_backend": "(?:hybridep|deepep)"|(?:\+|with) deepep',
         (("expert_dispatch", "once"),),
@@ -35,7 +44,7 @@ A step that is one CUDA graph is launched at once; 0.05 is what ``frameworks/jax
 Composer's ``DEFAULT`` reduces gradients in fp32, ``PURE`` in 16 bit (composer/trainer/mosaic_fsdp_utils.py).
 """
 
-PAIRED: Final = re.compile(r'"moe_a2a_overlap": true|overlap-moe-expert-parallel-comm')
+PAIRED: Final = re.compile(rf'"moe_a2a_overlap": true|overlap-moe-expert-parallel-comm|{WHOLE_STEP}')
 """Exchanges of experts run beside the computing of another micro-batch."""
 
 P2P_ON: Final = re.compile(r"p2p overlap on")
@@ -48,6 +57,8 @@ def conventions_of(overlap: str, sharding: str, notes: str = "") -> tuple[tuple[
 
     >>> conventions_of("DP grad/param overlap on, bf16 grad sync", "zero1")
     (('overlap_grad_reduce', True), ('overlap_param_gather', True), ('reduces_in_16_bit', True))
+    >>> conventions_of("", "zero1", "MoE routing balanced; recipe v0.6.1:a_model_64gpu_gb300_fp8mx_config {}")
+    (('expert_dispatch', 'once'), ('host_work', 0.05))
     """
     found: dict[str, object] = {}
     for text, patterns in ((overlap.lower(), SAID), (notes.lower(), NOTED)):
@@ -69,7 +80,9 @@ def schedule_of(notes: str, virtual_stages: int) -> str:
 
     >>> schedule_of("", 2), schedule_of('{"moe_a2a_overlap": true}', 1)
     ('interleaved-1f1b', 'combined-1f1b')
+    >>> schedule_of("MoE routing balanced; recipe v0.6.1:a_model_64gpu_gb300_fp8mx_config {}", 1)
+    'combined-1f1b'
     """
-    if PAIRED.search(notes):
+    if PAIRED.search(notes.lower()):
         return "combined-1f1b"
     return "interleaved-1f1b" if virtual_stages > 1 else "1f1b"
