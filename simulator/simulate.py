@@ -18,7 +18,7 @@ from simulator.builder.step import build, job_groups
 from simulator.compute.timing import ComputeModel
 from simulator.config import job_settings
 from simulator.engine import choose
-from simulator.engine.changes import Above, Change, Throttle
+from simulator.engine.changes import Above, Change, Throttle, of_links
 from simulator.folding import representatives
 from simulator.idle import idle_conventions
 from simulator.job import Job
@@ -191,7 +191,7 @@ def _run(
     if above is None:
         return runner.run(program, changes), None
     spans, filled = runner.watched(program, changes, above)
-    return spans, links_table(filled)
+    return spans, links_table(filled, of_links(changes))
 
 
 def _straggler_factors(job: Job, network: Network) -> dict[int, float]:

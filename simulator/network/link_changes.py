@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -71,13 +72,21 @@ def _changes(part: str) -> Iterator[Change]:
         yield Change(at_ns, Way(found[0], tier, direction), found[1])
 
 
-def links_table(filled: Filled) -> pa.Table:
-    """Return how full links were in the columns of ``LINKS``, by link and time."""
+def links_table(filled: Filled, changes: Sequence[Change] = ()) -> pa.Table:
+    """Return how full links were in the columns of ``LINKS``, by link and time.
+
+    The metadata of the schema hold *changes* under ``"changes"``: a list in JSON of ``rank``, ``tier``,
+    ``direction``, ``at_ns`` and ``capacity``, the share of the width from then on.
+    """
     rank = np.array([way.rank for way in filled.ways], np.int32)[filled.way]
     tier = _names([way.tier for way in filled.ways], filled.way)
     direction = _names([way.direction for way in filled.ways], filled.way)
+    said = [
+        {**change.way._asdict(), "at_ns": change.at_ns, "capacity": change.capacity} for change in changes
+    ]
     return pa.Table.from_arrays(
-        [rank, tier, direction, filled.start_ns, filled.end_ns, filled.used], schema=LINKS
+        [rank, tier, direction, filled.start_ns, filled.end_ns, filled.used],
+        schema=LINKS.with_metadata({"changes": json.dumps(said)}) if said else LINKS,
     )
 
 

@@ -1,5 +1,6 @@
 """Slow and failing links as part of a run, and the record of how full links were."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -107,3 +108,18 @@ def test_large_programs_share_links_on_the_compiled_engine(
         change: simulate(job(link_changes=change)).summary["engine"] for change in ("3:far:0.5", "0:leaf:0.5")
     }
     assert names == {"3:far:0.5": "contended-compiled", "0:leaf:0.5": "contended-compiled"}
+
+
+def test_the_record_of_links_says_what_happened_to_them() -> None:
+    found = simulate(job(link_changes="3:far:0.1@2ms, 3:far:1@5ms"), engine="contended").links
+    assert found is not None
+    said = json.loads(found.schema.metadata[b"changes"])
+    assert [(one["at_ns"], one["capacity"]) for one in said] == [(2e6, 0.1)] * 2 + [(5e6, 1.0)] * 2
+    assert [(one["rank"], one["tier"], one["direction"]) for one in said] == [
+        (3, "far", "in"),
+        (3, "far", "out"),
+    ] * 2
+    assert found.schema.equals(LINKS)
+    free = simulate(job(), engine="contended").links
+    assert free is not None
+    assert free.schema.metadata is None

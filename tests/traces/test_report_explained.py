@@ -19,7 +19,7 @@ from traces.analysis.metrics import step_times_ns
 from traces.info import RunInfo
 from traces.pack import Pack, decode
 from traces.report.document import document
-from traces.report.links import BINS, FULL, utilisation
+from traces.report.links import BINS, FULL, narrow, utilisation
 from traces.report.slowest import slowest
 from traces.run import Run
 from traces.store import open_run, write_run
@@ -112,6 +112,28 @@ def test_a_link_carries_in_the_picture_what_it_carried(lengths: list[tuple[int, 
     carried = sum((end - start) * used for _, _, _, start, end, used in rows)
     assert shares.sum() * now / BINS == pytest.approx(carried)
     assert shares.max() <= 1 + 1e-9
+
+
+def test_a_link_is_framed_while_it_has_less_than_its_width() -> None:
+    """From a change to the next, within the step; two at once: the later one counts."""
+    said = [
+        {"rank": rank, "tier": "far", "direction": "in", "at_ns": at_ns, "capacity": capacity}
+        for rank, at_ns, capacity in [
+            (3, 50, 0.25),
+            (3, 150, 1.0),
+            (4, 10, 0.5),
+            (5, 190, 0.0),
+            (6, 40, 0.5),
+            (6, 40, 1.0),
+        ]
+    ]
+    table = LINKS.empty_table().replace_schema_metadata({"changes": json.dumps(said)})
+    found = narrow(table, 100, 80)
+    assert {way: spans for way, spans in found.items() if spans} == {
+        ("far", 3, "in"): [(0, 50, 0.25)],
+        ("far", 4, "in"): [(0, 80, 0.5)],
+    }
+    assert narrow(LINKS.empty_table(), 0, 10) == {}
 
 
 def test_links_are_drawn_where_a_run_has_them(tmp_path: Path, pipeline_run: Run) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +79,7 @@ def links_entry(view: View, pack: Pack, key: str) -> dict[str, Any] | None:
         return None
     step = view.steps[view.default_step]
     used, lines = utilisation(table, view.origin_ns(step), view.length_ns(step))
+    slow = narrow(table, view.origin_ns(step), view.length_ns(step))
     groups: list[dict[str, Any]] = []
     pixels = []
     for tier in tiers_of(lines):
@@ -97,10 +100,43 @@ def links_entry(view: View, pack: Pack, key: str) -> dict[str, Any] | None:
                 "fullest": {"name": way_name(*lines[rows[fullest]]), "mean": float(mean[fullest])},
                 "high": float(high.max()),
                 "names": [way_name(*lines[row]) for row in rows[::every]],
+                "narrow": [
+                    {"row": at // every, "from_ns": from_ns, "to_ns": to_ns, "left": left}
+                    for at, row in enumerate(rows)
+                    for from_ns, to_ns, left in slow.get(lines[row], ())
+                ],
             }
         )
     pack.add(f"{key}.links", np.rint(np.concatenate(pixels).clip(0, 1) * FULL).astype(np.uint8))
     return {"bins": BINS, "full": FULL, "groups": groups}
+
+
+def narrow(
+    table: pa.Table, origin_ns: int, length_ns: int
+) -> dict[tuple[str, int, str], list[tuple[int, int, float]]]:
+    """Return when in a step a way had less than its width: from, to (ns into the step), and the share left.
+
+    Args:
+        table: its schema's metadata may hold ``changes``, a list in JSON of ``rank``, ``tier``,
+            ``direction``, ``at_ns`` and ``capacity``, the share of the width from then on.
+        origin_ns: start of the step.
+        length_ns: its length.
+    """
+    said = json.loads((table.schema.metadata or {}).get(b"changes", b"[]"))
+    by_way: dict[tuple[str, int, str], list[tuple[int, float]]] = defaultdict(list)
+    for change in said:
+        way = (change["tier"], change["rank"], change["direction"])
+        by_way[way].append((change["at_ns"] - origin_ns, change["capacity"]))
+    found = {}
+    for way, changes in by_way.items():
+        changes.sort(key=lambda change: change[0])  # of two at once the later one counts
+        ends = [*(at_ns for at_ns, _ in changes[1:]), length_ns]
+        spans = [
+            (max(at_ns, 0), min(to_ns, length_ns), left)
+            for (at_ns, left), to_ns in zip(changes, ends, strict=True)
+        ]
+        found[way] = [span for span in spans if span[2] < 1 and span[0] < span[1]]
+    return found
 
 
 def utilisation(

@@ -37,10 +37,35 @@ function drawLinks() {
     const far = stepOf(group.run).length_ns;
     g.drawImage(image, 0, from, image.width, group.n_lines, toX(0), tops[number], toX(far) - toX(0), group.n_lines * line);
     from += group.n_lines;
+    drawNarrow(g, group, tops[number], line);
   });
   g.restore();
   groups.forEach((group, number) => drawTier(g, group, tops[number], line));
 }
+
+/** Frame each link while it had less than its width, and say what was left of it, once for both directions. */
+function drawNarrow(g, group, top, line) {
+  for (const { row, from_ns, to_ns, left } of group.narrow) {
+    const [x0, x1, y] = [toX(from_ns), toX(to_ns), top + row * line];
+    g.strokeStyle = surface().limit;
+    g.lineWidth = 1.5;
+    g.strokeRect(x0, y - 1, Math.max(x1 - x0, 3), Math.max(line, 3) + 2);
+    const [, name, direction] = group.names[row].match(/^(.*) (\w+)$/);
+    if (direction === 'out' || direction === 'up') continue;
+    const words = `${name}: ${left ? `${formatShare(left)} of its width` : 'down'}`;
+    const from = Math.max(x0, view.left) + 4;
+    g.font = `600 11px ${FONT}`;
+    const width = widthOf(g, words);
+    if (x1 - from < width + 6) continue;
+    g.fillStyle = surface().bg;
+    g.fillRect(from - 3, y - 15, width + 6, 13);
+    text(g, words, from, y - 8, { size: 11, weight: 600, colour: surface().limit });
+  }
+}
+
+/** Return what was left of the width of a line at a time, 1 if all of it. */
+const leftOf = (group, row, ns) =>
+  group.narrow.reduce((left, part) => (part.row === row && part.from_ns <= ns && ns < part.to_ns ? Math.min(left, part.left) : left), 1);
 
 /** Name a tier and say how full it was. */
 function drawTier(g, group, top, line) {
@@ -103,7 +128,9 @@ function wireLinks() {
       if (row < 0 || row >= group.n_lines || bin < 0 || bin >= bins) return;
       const before = groups.slice(0, number).filter(other => other.run === group.run).reduce((sum, other) => sum + other.n_lines, 0);
       const used = group.run.linksUsed[(before + row) * bins + bin] / full;
-      said = [`${group.names[row]}, ${group.label}`, [['in use', formatShare(used)], ['time', formatMoment(toTime(event.offsetX))]]];
+      const left = leftOf(group, row, toTime(event.offsetX));
+      const lost = left < 1 ? [['width left', left ? formatShare(left) : 'none, it is down']] : [];
+      said = [`${group.names[row]}, ${group.label}`, [['in use', formatShare(used)], ...lost, ['time', formatMoment(toTime(event.offsetX))]]];
     });
     showWords(said, event.clientX, event.clientY);
   });
