@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import gc
 import json
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from tracer.errors import IngestError
 from tracer.ingest.decoder import BLOCK_BYTES, Decoder
@@ -28,10 +31,13 @@ from tracer.ingest.events import (
     launch_events,
     objects,
 )
-from tracer.ingest.layout import Events
+from tracer.ingest.layout import Events, NamesLeftOut
 from tracer.ingest.notes import note_of
 from tracer.ingest.sources import UNREADABLE
 from tracer.ingest.trace import Trace
+
+MOST_WAITING: Final = 2
+"""Blocks of which the events are held until Arrow has parsed them."""
 
 _END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
@@ -42,6 +48,15 @@ _EARLY_DEVICE: Final = (b"Kernel", b"Mem")
 _EARLY_LAUNCH: Final = (b"Runtime",)
 _TODAY: Final = b'"cat": "cpu_op"'
 """Category of operators since 2022; before, they were ``Operator``, and others had capitals, too."""
+
+NEITHER: Final = NamesLeftOut(
+    b'cuda_runtime", "name": "cuda',
+    tuple(
+        b"DeviceGe EventCre EventDes EventRec FuncGetA FuncSetA GetDevic GetLastE Occupanc PeekAtLa PointerG "
+        b"SetDevic StreamGe StreamIs StreamWa".split()
+    ),
+)
+"""Runtime calls that neither launch nor block, a third to a half of all; eight letters tell them apart."""
 
 _NOTES: Final = (b"user_annotation", b"gpu_user_annotation", b'cpu_op", "name": "record_param_comms')
 
@@ -60,19 +75,23 @@ def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
         operators: read CPU operators only, for a file without device events.
     """
     trace = Trace()
-    with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses one block while the next is searched
-        waiting: list[Future[None]] = []
+    with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses what was found while the next is searched
+        parsing: deque[Future[_Parsed]] = deque()
         is_early = True  # until a category of today is seen: one program writes a whole file
         for block, size in _blocks(stream, trace):
             events = Events(block, size)
             trace.n_events += events.n_events
+            if operators:
+                trace.operators += objects(events.texts((b'cpu_op"',)), trace.lost)
+                continue
             is_early = is_early and block.find(_TODAY, 0, size) < 0
-            work = _work(events, operators=operators, is_early=is_early)
-            for done in waiting:
-                done.result()
-            waiting = [pool.submit(_parse, trace, work)]
-        for done in waiting:
-            done.result()
+            for event in objects(events.texts(_NOTES), trace.lost):
+                _note(trace, event)
+            parsing.append(pool.submit(_parsed, *_texts(events, is_early=is_early)))
+            if len(parsing) > MOST_WAITING:
+                parsing.popleft().result().added_to(trace)
+        for done in parsing:
+            done.result().added_to(trace)
     return trace
 
 
@@ -196,24 +215,30 @@ def _header(data: bytes) -> dict[str, Any]:
     )
 
 
-def _work(events: Events, *, operators: bool, is_early: bool) -> dict[str, list[bytes | bytearray]]:
-    """Return the texts of the events that matter, by what they are."""
-    if operators:
-        return {"operators": events.texts((b'cpu_op"',))}
-    return {
-        "device": events.texts((*_DEVICE, *(_EARLY_DEVICE if is_early else ()))),
-        "launches": events.texts((*_LAUNCH, *(_EARLY_LAUNCH if is_early else ()))),
-        "notes": events.texts(_NOTES),
-    }
+def _texts(events: Events, *, is_early: bool) -> tuple[list[bytes | bytearray], list[bytes | bytearray]]:
+    """Return the texts of device events, and of the launches that matter."""
+    device = events.texts((*_DEVICE, *(_EARLY_DEVICE if is_early else ())))
+    return device, events.texts((*_LAUNCH, *(_EARLY_LAUNCH if is_early else ())), but=NEITHER)
 
 
-def _parse(trace: Trace, work: dict[str, list[bytes | bytearray]]) -> None:
-    """Parse the texts of one block into *trace*."""
-    trace.operators += objects(work.get("operators", ()), trace.lost)
-    trace.device.append(device_events(work.get("device", ()), trace.lost))
-    trace.launches.append(launch_events(work.get("launches", ()), trace.lost))
-    for event in objects(work.get("notes", ()), trace.lost):
-        _note(trace, event)
+class _Parsed(NamedTuple):
+    """Device events and launches of one block, and what of them was lost."""
+
+    device: pa.Table
+    launches: pa.Table
+    lost: Counter[str]
+
+    def added_to(self, trace: Trace) -> None:
+        """Add it to *trace*."""
+        trace.device.append(self.device)
+        trace.launches.append(self.launches)
+        trace.lost.update(self.lost)
+
+
+def _parsed(device: list[bytes | bytearray], launches: list[bytes | bytearray]) -> _Parsed:
+    """Parse the texts of device events and launches."""
+    lost: Counter[str] = Counter()
+    return _Parsed(device_events(device, lost), launch_events(launches, lost), lost)
 
 
 def _note(trace: Trace, event: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -88,19 +88,24 @@ def launch_events(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> pa.
     return _parsed(texts, _JSON_LAUNCH, LAUNCH, lost)
 
 
-def objects(texts: Iterable[bytes | bytearray], lost: Counter[str]) -> list[dict[str, Any]]:
+def objects(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> list[dict[str, Any]]:
     """Return the JSON objects in *texts*; those that are none are counted in *lost*."""
-    found = []
-    for text in texts:
-        try:
-            value = json.loads(text.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            found.append(value)
-        else:
-            lost["malformed event"] += 1
+    together = _decoded(b"[" + b",".join(texts) + b"]")  # at once: half the time of one by one
+    if isinstance(together, list) and [type(value) for value in together] == [dict] * len(texts):
+        return together
+    values = [_decoded(text.decode("utf-8", "replace")) for text in texts]
+    found = [value for value in values if isinstance(value, dict)]
+    if len(found) < len(texts):
+        lost["malformed event"] += len(texts) - len(found)
     return found
+
+
+def _decoded(text: bytes | str) -> object:
+    """Return the JSON value that *text* is, None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def from_objects(events: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -186,8 +191,11 @@ def _parsed(
         explicit_schema=shape, unexpected_field_behavior="ignore", newlines_in_values=True
     )
     try:
-        table = arrow_json.read_json(
-            pa.BufferReader(b"\n".join(texts)), arrow_json.ReadOptions(block_size=_BLOCK_BYTES), options
+        table = arrow_json.read_json(  # Arrow's own pool keeps 32 MB for every thread that ever asked it
+            pa.BufferReader(b"\n".join(texts)),
+            arrow_json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            options,
+            memory_pool=pa.system_memory_pool(),
         ).flatten()
         flat = table.rename_columns([name.removeprefix("args.") for name in table.column_names])
         return _validated(_encoded(flat.select(schema.names)))

@@ -129,6 +129,7 @@ def dtype(name: str) -> tuple[str, int]:
     return _DTYPES.get(re.sub(r"[^a-z0-9]", "", name.lower().rpartition(":")[2]), ("", 0))
 
 
+@cache
 def kernel_dtype(name: str) -> str:
     """Return the data type in the name of an NCCL kernel, "" if there is none or if it is only bytes."""
     for word in re.split(r"[_(]", name):

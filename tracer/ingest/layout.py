@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ BETWEEN: Final = b"\n  },\n  "
 
 _WORD: Final = 8
 _Places = NDArray[np.intp]
+
+
+class NamesLeftOut(NamedTuple):
+    """Events that are not read: the text from their category to their name, and eight bytes that follow."""
+
+    before: bytes
+    begin: tuple[bytes, ...]
 
 
 class Events:
@@ -49,9 +56,18 @@ class Events:
         self._category = self._words[self._complete + len(COMPLETE)]
         self._opened = np.append(opened, size)
 
-    def texts(self, categories: Iterable[bytes]) -> list[bytes | bytearray]:
-        """Return the text of every event with a duration whose category begins with one of *categories*."""
+    def texts(
+        self, categories: Iterable[bytes], *, but: NamesLeftOut | None = None
+    ) -> list[bytes | bytearray]:
+        """Return the text of every event with a duration whose category begins with one of *categories*.
+
+        Args:
+            categories: how the category begins; the key and the value behind it may follow.
+            but: events of these categories that are left out.
+        """
         places = np.concatenate([self._of(category) for category in categories])
+        if but is not None:
+            places = places[~np.isin(places, self._named(but))]
         later = self._opened[np.searchsorted(self._opened, places, side="right")]
         known = self._words[np.maximum(later - _WORD, 0)] == _number(BETWEEN)
         ends = np.where(known, later - len(BETWEEN) + len(END), -1)
@@ -61,6 +77,13 @@ class Events:
                 ends[i] = block.find(END, int(places[i]), size) + len(END)
         whole = ends >= len(END)
         return [block[a:b] for a, b in zip(places[whole].tolist(), ends[whole].tolist(), strict=True)]
+
+    def _named(self, names: NamesLeftOut) -> _Places:
+        """Return where the events begin that *names* are of."""
+        offset = len(COMPLETE) + len(names.before)
+        places = self._of(names.before)
+        places = places[places < len(self._words) - offset]
+        return places[np.isin(self._words[places + offset], [_number(begin) for begin in names.begin])]
 
     def _of(self, category: bytes) -> _Places:
         """Return where the events whose category begins with *category* begin."""
