@@ -5,7 +5,9 @@
 
 Each ``--rows`` is hardware:implementation, with @device where the hardware is another device of that chip.
 30 % of the rows are held out. A weak prior keeps constants that the rows do not show near what other kernels
-have. A direction that no row measures is printed as the other one at 0.76 of its efficiency.
+have. A direction that no row measures is printed as the other one at 0.76 of its efficiency. What is known of
+the kernel and not fitted is kept as the device's own kernel of that name has it: queries of a row of tiles,
+steps of wide heads, scores per second. ``--only forward`` leaves out the other direction.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fitting import Floats, minimize, split
 
-from simulator.compute.attention import attention_s
 from simulator.validate.kernels import attention_ops
+from simulator.validate.loops import Bench, load_of
 from simulator.validate.table import read_table
 from simulator.workload.ops import Op
 from topologies.catalog import load_device
@@ -34,10 +36,11 @@ BACKWARD_SHARE = 0.76
 """Efficiency of a backward over that of its forward: flash2 on A100 has 0.81, cuDNN on B200 0.70."""
 
 
-def one_pass(x: Floats) -> AttentionPass:
-    """Return the constants that the logarithms *x* stand for."""
+def one_pass(x: Floats, known: AttentionPass) -> AttentionPass:
+    """Return the constants that the logarithms *x* stand for, with what is *known* of the kernel."""
     efficiency, width, tail, overhead, latency = (float(value) for value in np.exp(x))
-    return AttentionPass(
+    return replace(
+        known,
         efficiency=min(efficiency, 1.0),
         score_width=width,
         tail=tail,
@@ -46,9 +49,9 @@ def one_pass(x: Floats) -> AttentionPass:
     )
 
 
-def kernel_of(x: Floats) -> AttentionKernel:
+def kernel_of(x: Floats, known: AttentionKernel) -> AttentionKernel:
     """Return forward and backward from ten logarithms."""
-    return AttentionKernel(forward=one_pass(x[:5]), backward=one_pass(x[5:]))
+    return AttentionKernel(forward=one_pass(x[:5], known.forward), backward=one_pass(x[5:], known.backward))
 
 
 def toml(name: str, kernel: AttentionKernel, source: str) -> str:
@@ -63,12 +66,29 @@ def toml(name: str, kernel: AttentionKernel, source: str) -> str:
             f"tail = {one.tail:.2f}",
             f'overhead = "{one.tile_overhead_s * 1e6:.2f} us"',
             f'latency = "{one.latency_s * 1e6:.1f} us"',
+            *(f"{name} = {value:g}" for name, value in _known(one).items()),
         ]
     return "\n".join(lines)
 
 
-def rows_of(table: str, specs: list[str], device: Device) -> list[tuple[Device, list[Op], float]]:
-    """Return device, operations and seconds of every row that one of *specs* names."""
+def _known(one: AttentionPass) -> dict[str, float]:
+    """What of a pass a file says only where it is not the usual."""
+    usual = {"queries": 128, "wide_step": 0, "scores_per_s": 0}
+    keys = {"scores_per_s": "scores_per_second"}
+    return {keys.get(n, n): getattr(one, n) for n, value in usual.items() if getattr(one, n) != value}
+
+
+class Measured(NamedTuple):
+    """A measured row: its device, operations, the load it was measured under, and seconds."""
+
+    device: Device
+    ops: list[Op]
+    load: str
+    seconds: float
+
+
+def rows_of(table: str, specs: list[str], device: Device) -> list[Measured]:
+    """Return every row that one of *specs* names."""
     found = []
     for spec in specs:
         hardware, _, rest = spec.partition(":")
@@ -79,21 +99,21 @@ def rows_of(table: str, specs: list[str], device: Device) -> list[tuple[Device, 
                 *(hardware, implementation, "attention"),
             ):
                 ops, counted = attention_ops(row, "bf16")
-                found.append(
-                    (on, [replace(op, kernel="fit") for op in ops], counted / row.number_in("tflops") / 1e12)
-                )
+                ops = [replace(op, kernel="fit") for op in ops]
+                seconds = counted / row.number_in("tflops") / 1e12
+                found.append(Measured(on, ops, load_of(row.text("notes")), seconds))
     return found
 
 
-def predictor(rows: list[tuple[Device, list[Op], float]]) -> Callable[[AttentionKernel], Floats]:
+def predictor(rows: list[Measured]) -> Callable[[AttentionKernel], Floats]:
     """Return the log errors of *rows* as a function of the kernel."""
+    devices = {row.device.name: row.device for row in rows}.values()
 
     def errors(kernel: AttentionKernel) -> Floats:
-        found = []
-        for device, ops, seconds in rows:
-            on = replace(device, attention_kernels={"fit": kernel})
-            found.append(np.log(sum(attention_s(op, on) for op in ops) / seconds))
-        return np.array(found)
+        benches = {
+            device.name: Bench(replace(device, attention_kernels={"fit": kernel})) for device in devices
+        }
+        return np.log([benches[row.device.name].seen_s(row.ops, row.load) / row.seconds for row in rows])
 
     return errors
 
@@ -105,24 +125,31 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--rows", nargs="+", required=True)
+    parser.add_argument("--only", choices=("forward", "backward"))
     given: Any = parser.parse_args()
-    rows = [row for table in given.tables for row in rows_of(table, given.rows, load_device(given.device))]
+    device = load_device(given.device)
+    rows = [row for table in given.tables for row in rows_of(table, given.rows, device)]
+    if given.only:
+        kind = {"forward": "attention", "backward": "attention_backward"}[given.only]
+        rows = [row for row in rows if {op.kind for op in row.ops} == {kind}]
+    unknown = AttentionPass(efficiency=1.0, score_width=0.0, tail=0.0, tile_overhead_s=0.0, latency_s=0.0)
+    known = device.attention_kernels.get(given.name, AttentionKernel(forward=unknown, backward=unknown))
     seen = split(len(rows))
     fitted = predictor([row for row, keep in zip(rows, seen, strict=True) if keep])
     prior = np.log([*PRIOR, PRIOR[0] * BACKWARD_SHARE, *PRIOR[1:]])
 
     def loss(x: Floats) -> float:
-        errors = np.abs(fitted(kernel_of(x)))
+        errors = np.abs(fitted(kernel_of(x, known)))
         too_fast = max(float(x[0]), float(x[5]), 0.0)
         return float(errors.mean() + PRIOR_WEIGHT * np.abs(x - prior).mean() + too_fast)
 
     best = minimize(loss, list(prior), n_steps=1200)[0]
-    kernel = kernel_of(best)
-    if not any(op.kind == "attention_backward" for _, ops, _ in rows for op in ops):
+    kernel = kernel_of(best, known)
+    if not any(op.kind == "attention_backward" for row in rows for op in row.ops):
         forward = kernel.forward
         back = {f.name: getattr(forward, f.name) for f in fields(AttentionPass)}
         back["efficiency"] *= BACKWARD_SHARE
-        kernel = AttentionKernel(forward=forward, backward=AttentionPass(**back))
+        kernel = AttentionKernel(forward=forward, backward=replace(known.backward, **back))
     held = predictor([row for row, keep in zip(rows, seen, strict=True) if not keep])(kernel)
     print(toml(given.name, kernel, given.name))
     print(f"# held out: {len(held)} of {len(rows)} rows, median {np.median(np.abs(held)):.3f}")

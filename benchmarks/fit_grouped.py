@@ -1,10 +1,11 @@
-"""Fits what grouped products take to measured ones: two constants of ``simulator.compute.gemm``.
+"""Fits what grouped products take to measured ones: three constants of ``simulator.compute.gemm``.
 
     python benchmarks/fit_grouped.py kernels.csv
 
 ``TORCH_GROUPED_SHARE`` is the median rate of ``torch._grouped_mm`` over that of one product of as many rows;
-``SPACING_S`` the median time per member where members are so small that their size does not matter. 30 % of
-the rows are held out.
+``SPACING_S`` the median time per member where members are so small that their size does not matter;
+``MEMBER_S`` what a member takes beside its share of one kernel, at least mean error. 30 % of the rows are
+held out.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from fitting import Floats, split
 
 from simulator.compute.gemm import SPACING_S, gemm_s
 from simulator.validate.hardware import device_of
-from simulator.validate.kernels import measured_ops, model_of
+from simulator.validate.kernels import measured_ops
+from simulator.validate.loops import REPEATED, Bench, model_of
 from simulator.validate.table import Row, read_table
 from simulator.workload.ops import Op
 
@@ -43,6 +46,26 @@ def spacing_s(row: Row) -> float | None:
     return measured_us / 1e6 / op.batch if alone_s < SMALL * SPACING_S else None
 
 
+def member_s(rows: list[Row]) -> None:
+    """Print the ``MEMBER_S`` of least mean error over *rows*, and the error of those held out."""
+    seen, tried_s = split(len(rows)), np.arange(0.0, 6.5e-6, 0.5e-6)
+
+    def errors(seconds: float) -> Floats:
+        with mock.patch("simulator.compute.gemm.MEMBER_S", seconds):
+            benches = {name: Bench(device_of(name)) for name in {row.text("hardware") for row in rows}}
+            found = []
+            for row in rows:
+                bench = benches[row.text("hardware")]
+                ops, measured_us = measured_ops(row, bench.device)
+                found.append(abs(np.log(bench.seen_s(ops, REPEATED) * 1e6 / measured_us)))
+        return np.array(found)
+
+    fitted_s = min(tried_s, key=lambda seconds: float(errors(seconds)[seen].mean()))
+    print(f"MEMBER_S in us = {fitted_s * 1e6:.1f}  # of {seen.sum()} rows")
+    held = errors(fitted_s)[~seen]
+    print(f"# held out: {len(held)} rows, median {np.median(held):.3f}, mean {held.mean():.3f}")
+
+
 def _member(op: Op) -> Op:
     return replace(op, batch=1, grouped=False, bytes_moved=op.bytes_moved // op.batch)
 
@@ -63,9 +86,11 @@ def main() -> None:
     given: Any = parser.parse_args()
     rows = [row for row in read_table(given.table, ("kernel", "impl")) if "grouped" in row.text("kernel")]
     of_torch = [row for row in rows if "_grouped_mm" in row.text("impl")]
-    others = [spacing for row in rows if row not in of_torch if (spacing := spacing_s(row)) is not None]
+    of_members = [row for row in rows if row not in of_torch]
+    others = [spacing for row in of_members if (spacing := spacing_s(row)) is not None]
     report("TORCH_GROUPED_SHARE", np.array([torch_share(row) for row in of_torch]))
     report("SPACING_S in us", np.array(others), unit=1e6)
+    member_s(of_members)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "attention_efficiency_backward": "attention.efficiency_backward",
         "launch_s": "launch",
         "sustained_clock_fraction": "sustained_clock_fraction",
+        "sustained_after_s": "sustained_after",
         "training_clock_fraction": "training_clock_fraction",
         "reserved_bytes": "reserved",
         "host_bytes_per_s": "host_link",
@@ -75,6 +76,7 @@ class Device:
         attention_efficiency_backward: the same for the backward pass.
         launch_s: time of the host to launch one kernel or operation.
         sustained_clock_fraction: clock under lasting load over clock in a short burst; times every peak.
+        sustained_after_s: load after which half of that loss of clock is there; 0 means at once.
         training_clock_fraction: clock while a model trains, with memory and links at work too, over that of
             one product after another.
         host_bytes_per_s: of copies between it and pinned memory of its host, each way.
@@ -102,6 +104,7 @@ class Device:
     attention_efficiency_backward: float
     launch_s: float
     sustained_clock_fraction: float = 1.0
+    sustained_after_s: float = 0.0
     gemm_split_share: float = 1.0
     gemm_fp4_share: float = 1.0
     training_clock_fraction: float = 1.0

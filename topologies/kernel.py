@@ -70,6 +70,9 @@ class AttentionPass:
         tail: how many times the longest row of tiles is waited for at the end.
         tile_overhead_s: start and end of a row of tiles.
         latency_s: fixed part of the kernel.
+        queries: that one row of tiles works on.
+        wide_step: a head wider than this is computed in whole multiples of it; 0 means as wide as it is.
+        scores_per_s: what the units that compute exponentials allow, in a short burst; 0 means no limit.
     """
 
     efficiency: float
@@ -77,10 +80,15 @@ class AttentionPass:
     tail: float
     tile_overhead_s: float
     latency_s: float
+    queries: int = 128
+    wide_step: int = 0
+    scores_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         numbers = {f.name: getattr(self, f.name) for f in fields(self)}
         _check("[kernels]", numbers, ("efficiency",))
+        if self.queries < 1:
+            raise CatalogError(f"[kernels]: queries = {self.queries} is at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

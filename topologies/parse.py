@@ -19,6 +19,7 @@ from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_pr
 
 _OPTIONAL: Final[Mapping[str, Any]] = {
     "sustained_clock_fraction": 1.0,
+    "sustained_after_s": 0.0,
     "training_clock_fraction": 1.0,
     "gemm_split_share": 1.0,
     "gemm_fp4_share": 1.0,

@@ -46,6 +46,9 @@ def _pass_from(section: Section) -> AttentionPass:
         tail=section.get("tail", number),
         tile_overhead_s=section.get("overhead", parse_time),
         latency_s=section.get("latency", parse_time),
+        queries=section.get("queries", whole, 128),
+        wide_step=section.get("wide_step", whole, 0),
+        scores_per_s=section.get("scores_per_second", number, 0.0),
     )
     section.done()
     return found

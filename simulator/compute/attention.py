@@ -8,17 +8,15 @@ from simulator.workload.ops import Op
 from topologies.device import Device
 from topologies.kernel import AttentionPass
 
-TILE: Final = 128
-"""Queries that one row of tiles works on (FlashAttention-2 and -3, cuDNN: 64 to 192)."""
-
-PRODUCTS: Final = {"attention": 2, "attention_backward": 5}
-"""Matrix products over the scores: forward two; backward five, as it computes the scores again."""
+PRODUCTS: Final = {"attention": (1, 1), "attention_backward": (3, 2)}
+"""Matrix products over the scores, of the width of a key and of a value: scores and output; backward the
+scores again and gradients of them, of queries and keys, and of values."""
 
 
 def attention_s(op: Op, device: Device) -> float:
     """Return the time of a fused attention kernel.
 
-    On a device that lists the kernel, rows of ``TILE`` queries are dealt to its processors; see ``rows_s``.
+    On a device that lists the kernel, rows of queries are dealt to its processors; see ``rows_s``.
     Elsewhere: ``max(flops / (e P c), bytes / (f BW)) + t0`` with one efficiency per direction.
     """
     forward = op.kind == "attention"
@@ -30,28 +28,42 @@ def attention_s(op: Op, device: Device) -> float:
         peak = efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
         return max(op.flops / peak, moving_s) + op.count * device.gemm_latency_s
     one = kernel.forward if forward else kernel.backward
-    rate = one.efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
-    return max(rows_s(op, one, rate, device.gemm_tiles.processors), moving_s) + op.count * one.latency_s
+    clock, processors = device.sustained_clock_fraction, device.gemm_tiles.processors
+    computing_s = rows_s(op, one, one.efficiency * device.peak(op.dtype) * clock, processors, clock)
+    return max(computing_s, moving_s) + op.count * one.latency_s
 
 
-def rows_s(op: Op, one: AttentionPass, flops_per_s: float, processors: int) -> float:
+def rows_s(op: Op, one: AttentionPass, flops_per_s: float, processors: int, clock: float = 1.0) -> float:
     """Return how long *processors* take for all rows of tiles of *op*.
 
-    A score costs ``products (d_k + d_v) + 2 score_width`` multiply-adds' worth of time: the softmax does not
-    depend on the width of a head, so narrow heads are less efficient. A causal kernel skips what the mask
-    hides, except in the tiles that it cuts. Rows under a mask differ in length, and the longest one starts
-    late enough to be waited for ``tail`` times.
+    A score costs ``d_k + d_v + 2 score_width`` multiply-adds' worth of time, or ``3 d_k + 2 d_v + ...``
+    backward: the softmax does not depend on the width of a head, so narrow heads are less efficient; and
+    never less than an exponential takes (``scores_per_s``). A causal kernel skips what the mask hides, except
+    in the tiles that it cuts. Rows under a mask differ in length, and the longest one starts late enough to
+    be waited for ``tail`` times; with few heads it is all that there is to wait for.
 
     Args:
         op: attention, with ``m`` queries, ``n`` keys, width ``k``, and ``batch`` heads over all sequences.
         one: constants of the direction.
         flops_per_s: rate of its products over the whole device.
         processors: number of them.
+        clock: over that in a short burst.
     """
-    seen_at_most = min(op.n, op.window + TILE) if op.window else op.n
-    width = PRODUCTS[op.kind] / 2 * (op.k + (op.v_dim or op.k)) + 2 * one.score_width
-    rows = op.batch * -(-op.m // TILE)
-    seen = min((op.n + min(TILE, op.n)) / 2 if op.causal else op.n, seen_at_most)
-    work_s = 2 * op.batch * op.m * seen * width / flops_per_s + rows * one.tile_overhead_s / processors
-    row_s = 2 * min(TILE, op.m) * seen_at_most * width / flops_per_s * processors
-    return work_s + one.tail * row_s
+    tile = min(one.queries, op.m)
+    seen_at_most = min(op.n, op.window + one.queries) if op.window else op.n
+    over_keys, over_values = PRODUCTS[op.kind]
+    width = over_keys * _width(op.k, one) + over_values * _width(op.v_dim or op.k, one) + 2 * one.score_width
+    score_s = 2 * width / flops_per_s
+    if one.scores_per_s:
+        score_s = max(score_s, 1 / (one.scores_per_s * clock))
+    rows = op.batch * -(-op.m // one.queries)
+    seen = min((op.n + min(one.queries, op.n)) / 2 if op.causal else op.n, seen_at_most)
+    work_s = op.batch * op.m * seen * score_s + rows * one.tile_overhead_s / processors
+    longest_s = tile * seen_at_most * score_s * processors
+    return max(work_s + one.tail * longest_s, longest_s + one.tile_overhead_s)
+
+
+def _width(width: int, one: AttentionPass) -> int:
+    """Return the width that a head is computed in."""
+    step = one.wide_step
+    return -(-width // step) * step if step and width > step else width

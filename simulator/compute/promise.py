@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from simulator.errors import SimulationError
 from simulator.network.cost import Network
 from simulator.validate.hardware import device_of
-from simulator.validate.kernels import BURST, measured_ops, model_of
+from simulator.validate.kernels import measured_ops
+from simulator.validate.loops import BURST, model_of
 from simulator.validate.table import Row
 from topologies.catalog import load_cluster
 from topologies.errors import TopologyError

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import Final
 
 from simulator.compute.attention import PRODUCTS
-from simulator.compute.timing import ComputeModel
 from simulator.errors import SimulationError, TableError
 from simulator.models.model import Linear
 from simulator.validate.hardware import device_of
+from simulator.validate.loops import BURST, LASTING, Bench, load_of
 from simulator.validate.scores import Failed, Scored, Validation
 from simulator.validate.table import Row, read_table
 from simulator.workload.ops import DTYPE_BYTES, Op, gemm, memory, weight_gradient
@@ -32,9 +32,6 @@ DTYPES: Final = {
 
 KERNELS: Final = {"FlashAttention": "flash1", "FlashAttention-2": "flash2", "FlashAttention-3": "flash3"}
 """Attention kernels by what tables call them; others are the device's own choice, or have their own name."""
-
-BURST: Final = "burst"
-"""How the notes of a row begin that was measured in short bursts."""
 
 PASSES: Final = {"fwd": ("forward",), "bwd": ("backward",), "fwd+bwd": ("forward", "backward")}
 
@@ -59,8 +56,9 @@ def validate_kernels(
     Args:
         table: a CSV or Parquet file.
         device: the device, where the table does not say; else the name of the file is asked.
-        burst: whether the kernels were measured in short bursts, at a clock that lasting load does not allow.
-            By default those whose notes begin with ``burst``, and all if the table is of the second form.
+        burst: whether the kernels were measured in short bursts, at a clock that lasting load does not allow,
+            or else when that load had settled. By default as their notes begin (``burst``, ``sustained``, or
+            neither: repeated from full clock on), and all in bursts if the table is of the second form.
 
     Raises:
         TableError: the table cannot be read, or has neither form.
@@ -68,40 +66,33 @@ def validate_kernels(
     path = Path(table)
     rows = read_table(path, ("m", "n", "k"))
     plain = not rows[0].text("time_us") and bool(rows[0].text("us"))
-    scored, failed, models = [], [], dict[tuple[str, bool], ComputeModel]()
+    scored, failed, benches = [], [], dict[str, Bench]()
     for row in rows:
         hardware = device or row.text("hardware", path.stem)
         family = _family(row, hardware)
-        noted = row.text("notes").startswith(BURST)
-        at_burst = burst if burst is not None else plain or noted
+        load = BURST if plain else load_of(row.text("notes"))
+        if burst is not None:
+            load = BURST if burst else LASTING
         try:
-            model = models.get((hardware, at_burst)) or model_of(device_of(hardware), burst=at_burst)
-            models[hardware, at_burst] = model
+            bench = benches.get(hardware) or Bench(device_of(hardware))
+            benches[hardware] = bench
             ops, measured_us = (
-                (product_ops(row, "bf16"), row.number_in("us")) if plain else measured_ops(row, model.device)
+                (product_ops(row, "bf16"), row.number_in("us")) if plain else measured_ops(row, bench.device)
             )
-            predicted_us = sum(model.op_s(op) for op in ops) * 1e6
             scored.append(
                 Scored(
                     id=row.id,
                     family=family,
                     group=row.text("kernel", "gemm"),
                     what=_what(row, hardware),
-                    predicted=predicted_us,
+                    predicted=bench.seen_s(ops, load) * 1e6,
                     measured=measured_us,
                 )
             )
         except (SimulationError, TopologyError) as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
-    notes = [note for model in models.values() for note in model.notes if note.startswith("warning")]
+    notes = [warning for bench in benches.values() for warning in bench.warnings]
     return Validation(kind="kernels", table=str(table), unit="us", rows=scored, failures=failed, notes=notes)
-
-
-def model_of(device: Device, *, burst: bool) -> ComputeModel:
-    """Return what computes on *device*, in a short *burst* or under lasting load."""
-    if burst:
-        device = replace(device, sustained_clock_fraction=1.0)
-    return ComputeModel(device, min(device.peak_flops_per_s), training=False)
 
 
 def _family(row: Row, hardware: str) -> str:
@@ -183,7 +174,7 @@ def _grouped(row: Row, dtype: str) -> list[Op]:
         return [forward, dgrad, plain, *quantised]
     if direction not in ("", "fwd", "bwd_grad_act", "bwd_grad_w"):
         raise TableError(f"direction {direction!r} of a grouped product")
-    return [wgrad if direction == "bwd_grad_w" else forward]
+    return [{"bwd_grad_w": wgrad, "bwd_grad_act": dgrad}.get(direction, forward)]
 
 
 def _quantise(op: Op, groups: int) -> Op:

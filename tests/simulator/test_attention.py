@@ -53,6 +53,33 @@ def test_few_heads_leave_processors_idle() -> None:
     assert few < many / 3
 
 
+def test_few_heads_take_as_long_as_the_longest_row() -> None:
+    """Half as many heads as would occupy all processors are no faster: B200, 16 rows of 256 per head."""
+    device = load_device("b200-sxm")
+    four, eight = (attention_s(core(heads, 4096, 4096, 128), device) for heads in (4, 8))
+    assert four == pytest.approx(eight)
+
+
+def test_exponentials_bound_narrow_heads() -> None:
+    """16 a clock on each processor: heads half as wide as 64 take as long, those of 128 do not."""
+    device = replace(load_device("b200-sxm"), sustained_clock_fraction=1.0)
+    limit = device.attention_kernels["cudnn"].forward.scores_per_s
+    narrow, narrower, wide = (attention_s(core(256, 16384, 16384, d), device) for d in (64, 32, 128))
+    scores = 256 * 16384 * (16384 + 256) / 2
+    assert narrow == pytest.approx(narrower)
+    assert narrow == pytest.approx(scores / limit, rel=0.03)
+    assert wide > 1.1 * narrow
+
+
+def test_wide_heads_are_computed_in_whole_steps() -> None:
+    """Backward on B200: 192 features of a key take what 256 would."""
+    device = load_device("b200-sxm")
+    odd, even = (
+        attention_s(core(64, 8192, 8192, d, kind="attention_backward", v_dim=128), device) for d in (192, 256)
+    )
+    assert odd == pytest.approx(even)
+
+
 def test_a_window_bounds_what_a_query_sees() -> None:
     device = load_device("h100-sxm")
     whole = attention_s(core(64, 32768, 32768, 128), device)
