@@ -2,6 +2,11 @@
 
 ``intervals.toml`` is written by ``benchmarks/intervals.py`` from what ``foretrace validate`` printed; nothing
 in it is typed by hand. A figure is likely to lie between two shares of its prediction, in 8 of 10 runs.
+
+A class may be biased so much that less than one run in ten lies on one side of its prediction. The interval
+then reaches as far as the prediction and no further on that side: a range that leaves out the figure it is
+shown with helps nobody, and holds no fewer runs for being wider. What is predicted is not moved by the bias:
+that of a class is that of the models and machines that happen to be in it.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ class Interval(NamedTuple):
     """Where a measured figure is likely to lie.
 
     Attributes:
-        low, high: shares of the prediction.
-        level: of how many runs they hold, as a share.
+        low, high: shares of the prediction, which is between them.
+        level: of how many runs they hold at least, as a share.
         what: the runs that it comes from, e.g. ``"FSDP · h100-sxm"``.
         families, rows: how many those are.
     """
@@ -40,11 +45,11 @@ class Interval(NamedTuple):
         """Where the interval comes from, as a person reads it.
 
         >>> Interval(0.9, 1.1, 0.8, "FSDP", 12, 300).words
-        'measured figures of FSDP: 80 % of 300 runs in 12 families lie within'
+        'measured figures of FSDP: at least 80 % of 300 runs in 12 families lie within'
         """
         return (
-            f"measured figures of {self.what}: {self.level:.0%} of {self.rows:,} runs in {self.families:,} "
-            "families lie within"
+            f"measured figures of {self.what}: at least {self.level:.0%} of {self.rows:,} runs in "
+            f"{self.families:,} families lie within"
         ).replace("%", " %")
 
 
@@ -71,8 +76,8 @@ def interval(job: Job, kind: str) -> Interval | None:
     for what in (f"{name} · {job.cluster.device.name}", name, "all"):
         found = classes.get(what)
         if found is not None and found["families"] >= LEAST_FAMILIES:
-            level = float(summary["level"])
-            return Interval(found["low"], found["high"], level, what, found["families"], found["rows"])
+            low, high = min(found["low"], 1.0), max(found["high"], 1.0)
+            return Interval(low, high, float(summary["level"]), what, found["families"], found["rows"])
     return None
 
 

@@ -55,6 +55,21 @@ def test_every_job_has_an_interval_that_enough_families_stand_behind(kind: str) 
         assert found.rows >= found.families
 
 
+@pytest.mark.parametrize("shares", [(0.8, 0.9), (1.1, 1.3), (0.9, 1.2)])
+def test_a_prediction_lies_within_its_own_interval(
+    shares: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    biased = {"families": 9, "rows": 90, "low": shares[0], "high": shares[1]}
+    monkeypatch.setattr(
+        "simulator.intervals._summary", lambda: {"level": 0.8, "step_time": {"FSDP": biased}, "memory": {}}
+    )
+    found = interval(job(sharding="fsdp"), "step_time")
+    assert found is not None
+    assert found[:2] == (min(shares[0], 1.0), max(shares[1], 1.0))
+    low_s, high_s = intervals(job(sharding="fsdp"), HEADLINE)["step_time_s"]
+    assert low_s <= HEADLINE["step_time_s"] <= high_s
+
+
 def test_a_gpu_with_runs_of_its_own_is_told_from_others() -> None:
     own, other = (
         interval(job(sharding="fsdp", cluster=name), "step_time") for name in ("dgx-h100", "l40s-8")
