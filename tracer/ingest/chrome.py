@@ -41,7 +41,7 @@ MOST_WAITING: Final = 2
 
 _END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
-_EVENTS_KEY: Final = b'"traceEvents": ['
+EVENTS_KEY: Final = b'"traceEvents": ['
 _DEVICE: Final = (b"kernel", b"gpu_mem")
 _LAUNCH: Final = (b"cuda_",)
 _EARLY_DEVICE: Final = (b"Kernel", b"Mem")
@@ -63,8 +63,8 @@ _NOTES: Final = (b"user_annotation", b"gpu_user_annotation", b'cpu_op", "name": 
 
 def has_kineto_layout(start: bytes) -> bool:
     """Whether a file that begins with *start* has the layout that Kineto writes."""
-    at = start.find(_EVENTS_KEY)
-    return at >= 0 and start.startswith(b'\n  {\n    "ph": "', at + len(_EVENTS_KEY))
+    at = start.find(EVENTS_KEY)
+    return at >= 0 and start.startswith(b'\n  {\n    "ph": "', at + len(EVENTS_KEY))
 
 
 def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
@@ -164,9 +164,9 @@ def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
             buffer = buffer + bytearray(len(buffer))
         read = _read_into(stream, memoryview(buffer)[filled : filled + BLOCK_BYTES], trace)
         filled += read
-        if not begun and (at := buffer.find(_EVENTS_KEY, 0, filled)) >= 0:
-            trace.header = _header(bytes(buffer[: at + len(_EVENTS_KEY)]) + b"]}")
-            filled = _dropped(buffer, at + len(_EVENTS_KEY), filled)
+        if not begun and (at := buffer.find(EVENTS_KEY, 0, filled)) >= 0:
+            trace.header = _header(bytes(buffer[: at + len(EVENTS_KEY)]) + b"]}")
+            filled = _dropped(buffer, at + len(EVENTS_KEY), filled)
             begun = True
         if not read:
             break

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tracer.errors import IngestError
 from tracer.ingest.calls import host_calls
-from tracer.ingest.chrome import has_kineto_layout, read_any_layout, read_kineto_layout
+from tracer.ingest.chrome import EVENTS_KEY, has_kineto_layout, read_any_layout, read_kineto_layout
 from tracer.ingest.device import device_rows
 from tracer.ingest.events import whole
 from tracer.ingest.groups import TraceGroups
@@ -35,7 +35,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     Raises:
         IngestError: the file cannot be read, is no trace, or holds nothing that has a duration.
     """
-    fast = has_kineto_layout(head(source))
+    fast = has_kineto_layout(head(source, until=EVENTS_KEY))
     reader = read_kineto_layout if fast else read_any_layout
     with opened(source, progress) as stream:
         trace = reader(stream)

@@ -19,6 +19,8 @@ from tracer.errors import IngestError
 HEAD_BYTES: Final = 1 << 20
 """Start of a file that its kind is told from; a header with the members of large groups fits in it."""
 
+_BEHIND: Final = 64
+
 UNREADABLE: Final = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
 """What the standard library raises on damaged archives."""
 
@@ -90,19 +92,22 @@ def opened(source: Source, progress: Progress | None = None) -> Iterator[IO[byte
         raise IngestError(f"cannot read {source.name}: {first_line(error)}") from error
 
 
-def head(source: Source) -> bytes:
-    """Return the first ``HEAD_BYTES`` of *source*; fewer if it is damaged behind them."""
+def head(source: Source, until: bytes | None = None) -> bytes:
+    """Return the first ``HEAD_BYTES`` of *source*; fewer if it is damaged behind them.
+
+    Given *until*, little more is read than up to it and the ``_BEHIND`` bytes that follow.
+    """
+    data = bytearray()
     with opened(source) as stream:
-        parts: list[bytes] = []
-        size = 0
         try:
-            while size < HEAD_BYTES and (part := stream.read(min(1 << 16, HEAD_BYTES - size))):
-                parts.append(part)
-                size += len(part)
+            while len(data) < HEAD_BYTES and (part := stream.read(min(1 << 16, HEAD_BYTES - len(data)))):
+                data += part
+                if until is not None and until in data[:-_BEHIND]:
+                    break
         except UNREADABLE:
-            if not parts:
+            if not data:
                 raise
-        return b"".join(parts)
+    return bytes(data)
 
 
 class _Counted(io.RawIOBase):
