@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
+from tracer.clock import now_ns
 from tracer.operators import OPERATORS, Operator, dtype_name
 from tracer.records import Communication
-from tracer.stamps import cuda_stamp, host_stamp
+from tracer.stamps import cuda_stamp
 
 if TYPE_CHECKING:
     from tracer.session import Session
 
 _DISTRIBUTED: Final = "distributed_c10d.py"
 """File of the Python functions that hand a work to their caller, who then waits in Python."""
-
-_ENGINE: Final = "_engine_run_backward"
-"""Innermost Python function while C++ code issues communication in a backward pass."""
 
 
 class CollectiveHook:
@@ -40,7 +39,7 @@ class CollectiveHook:
 
         self._session = session
         self._lane = session.lane
-        self._dist = dist
+        self._unbox_group, self._unbox_work = dist.ProcessGroup.unbox, dist.Work.unbox
         self._coalescing = internals.coalescing_groups()
         self._after = internals.keys_after_backend_select()
         self._library: Any = torch.library.Library("c10d", "IMPL")
@@ -62,30 +61,41 @@ class CollectiveHook:
 
     def _noting(self, name: str, operator: Operator, overload: Any) -> Callable[..., Any]:
         """Return the kernel that notes a call of one operator and passes it on."""
-        before, issued, failed = (
-            self._session.guarded("collectives", f) for f in (self._before, self._issued, self._failed)
+        before, issued, failed, issued_on_device = (
+            self._session.guarded("collectives", f)
+            for f in (self._before, self._issued, self._failed, self._issued_on_device)
         )
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
         redispatch, after, flag = overload.redispatch, self._after, internals.async_flag(overload)
+        is_p2p, frame = operator.peer >= 0, sys._getframe  # noqa: SLF001 - public by its docs
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = before(operator, args)
             if communication is None:
                 return redispatch(keyset & after, *args, **kwargs)
-            # NCCL runs a synchronous collective on the compute stream itself.
-            on_nccl = communication.group.on_nccl and communication.on_device
-            on_compute = on_nccl and args[flag : flag + 1] == (False,)
-            is_paused = pause() if on_compute else False
+            if communication.on_device:
+                return on_device(communication, keyset & after, args, kwargs)
             try:
                 result = redispatch(keyset & after, *args, **kwargs)
             except BaseException:
                 failed(communication)
-                resume(is_paused)
                 raise
-            caller = sys._getframe().f_back  # noqa: SLF001 - None on a thread of C++
-            issued(communication, result, caller, on_compute=on_compute)
-            resume(is_paused)
+            issued(communication, result, frame().f_back if is_p2p else None)
             return result
+
+        def on_device(communication: Communication, keyset: Any, args: Any, kwargs: Any) -> Any:
+            # NCCL runs a synchronous collective on the compute stream itself.
+            on_compute = communication.group.on_nccl and args[flag : flag + 1] == (False,)
+            is_paused = pause() if on_compute else False
+            try:
+                result = redispatch(keyset, *args, **kwargs)
+                issued_on_device(communication, result, on_compute)
+                return result
+            except BaseException:
+                failed(communication)
+                raise
+            finally:
+                resume(is_paused)
 
         kernel.__name__ = f"foretrace_{name}"
         return kernel
@@ -93,10 +103,9 @@ class CollectiveHook:
     def _before(self, operator: Operator, args: tuple[Any, ...]) -> Communication:
         """Describe a call before it is made."""
         session = self._session
-        group = session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
+        group = session.groups.of(self._unbox_group(args[operator.group]))
         tensor = operator.tensor(args)
         on_device = tensor.is_cuda
-        stamp = cuda_stamp if on_device else host_stamp
         at, block, peer = session.position, session.lane.block, -1
         if operator.peer >= 0:
             peer = group.ranks[args[operator.peer]]
@@ -114,7 +123,7 @@ class CollectiveHook:
             dtype_name(tensor),
             block,
             (at.step, at.stage, at.virtual_stage, at.microbatch),
-            stamp(),
+            cuda_stamp() if on_device else now_ns(),
             () if on_device else tuple([_address(output) for output in operator.outputs(args)]),
             on_device,
         )
@@ -125,31 +134,35 @@ class CollectiveHook:
     @staticmethod
     def _failed(communication: Communication) -> None:
         """The call raised: what was asked for is over."""
-        communication.end = host_stamp() if isinstance(communication.start, int) else cuda_stamp()
+        communication.end = now_ns() if isinstance(communication.start, int) else cuda_stamp()
 
-    def _issued(self, communication: Communication, result: Any, caller: Any, *, on_compute: bool) -> None:
-        """Follow a call that has just been made to its end; *caller* is the Python frame it came from."""
-        boxed = result[-1] if isinstance(result, tuple | list) else result
-        work = None if on_compute else self._unboxed(boxed)
-        code = caller.f_code if caller is not None else None
-        from_python = code is not None and code.co_filename.endswith(_DISTRIBUTED)
-        in_engine = code is None or code.co_name == _ENGINE
-        completions = self._session.completions
-        watchable = _watchable(communication, from_python=from_python)
-        completions.issued(
+    def _issued(self, communication: Communication, result: Any, caller: FrameType | None) -> None:
+        """Follow a call that has just been made to its end.
+
+        Args:
+            communication: the call.
+            result: what the operator has returned.
+            caller: the Python frame that a transfer came from, None on a thread of C++.
+        """
+        if communication.peer >= 0:
+            watchable = caller is not None and caller.f_code.co_filename.endswith(_DISTRIBUTED)
+        else:
+            watchable = communication.group.on_gloo and communication.kind != "reduce_scatter"
+        self._session.completions.issued(communication, self._work(result), watchable=watchable)
+
+    def _issued_on_device(self, communication: Communication, result: Any, on_compute: bool) -> None:  # noqa: FBT001 - by position: called through a guard
+        """Follow a call on tensors of a GPU; *on_compute*: it runs on the stream that computes."""
+        self._session.completions.issued_on_device(
             communication,
-            work,
-            watch_now=in_engine,
-            watchable=watchable,
+            None if on_compute else self._work(result),
             is_coalesced=communication.is_p2p and bool(self._coalescing),
         )
-        if not communication.on_device:
-            completions.sweep(communication.start)
 
-    def _unboxed(self, boxed: Any) -> Any:
+    def _work(self, result: Any) -> Any:
         """Return the work in what an operator returned, None if it was complete on return."""
+        boxed = result[-1] if isinstance(result, tuple | list) else result
         try:
-            return self._dist.Work.unbox(boxed)
+            return self._unbox_work(boxed)
         except (RuntimeError, TypeError):
             return None
 
@@ -175,13 +188,6 @@ class CollectiveHook:
                 resume(is_paused)
 
         return kernel
-
-
-def _watchable(communication: Communication, *, from_python: bool) -> bool:
-    """Whether a second thread may wait for *communication*."""
-    if communication.is_p2p:
-        return from_python
-    return communication.group.on_gloo and communication.kind != "reduce_scatter"
 
 
 def _address(tensor: Any) -> int:

@@ -5,34 +5,48 @@ Where the end of a communication comes from:
 ==================  ========================================================================================
 on CUDA             an event behind the communication, on a stream that its future hands out: nobody waits
 on gloo, waited     the return of ``Work.wait`` or of ``wait_tensor`` in the thread that needs the result
-on gloo, overlapped a thread of ours that waits for the same ``Work`` without holding the interpreter's lock
+on gloo, overlapped the first moment at which a hook finds it complete, or a thread of ours that waits for it
 ==================  ========================================================================================
 
-A gloo communication that nobody has waited for within ``LOOSE_NS`` counts as overlapped. Two kinds of work
-cannot be waited for twice. A p2p transfer counts each wait, so whoever waits for a transfer that we watch
-waits for our thread instead; it is watched only if its ``Work`` was handed to Python, where all waiting can
-be seen. A reduce-scatter of gloo does its last copy inside ``wait``: it is complete when its waiter returns,
-and never watched. Callbacks on the futures of gloo would be simpler, but they need the interpreter's lock
-on gloo's own threads, and so deadlock with any caller that waits while it holds the lock.
+Hooks run whenever a block begins, forward or backward, and with each collective: asking a work costs them
+1 µs. That is late by the time from one hook to the next. A thread that waits for the same ``Work`` without
+holding the interpreter's lock is exact, but costs some 300 µs where all cores are busy. So there is one
+where it costs little: when the training itself is going to wait in C++, as DDP for its last buckets, and now
+and then.
+
+Two kinds of work cannot be waited for twice. A p2p transfer counts each wait and is complete only when waited
+for, so a thread has to wait for it in any case, and whoever waits for a transfer that we watch waits for our
+thread instead; it is watched only if its ``Work`` was handed to Python, where all waiting can be seen. A
+reduce-scatter of gloo does its last copy inside ``wait``: it is complete when its waiter returns, and never
+watched. Callbacks on the futures of gloo would be simpler, but they need the interpreter's lock on gloo's own
+threads, and so deadlock with any caller that waits while it holds the lock.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
 from tracer.clock import now_ns
 from tracer.records import Communication
-from tracer.stamps import Stamp, cuda_stamp, host_stamp
+from tracer.stamps import Stamp, cuda_stamp
+from tracer.watchers import Watch, Watchers
 
 LOOSE_NS: Final = 200_000
-"""Time after which an unfinished communication is handed to a watcher. Waking one costs some 100 µs on a
-busy machine, so that what is waited for at once, as tensor parallelism does, should not pay for it."""
+"""Time after which an unfinished communication may be handed to a watcher: what is waited for at once, as by
+tensor parallelism, should not pay for one."""
 
+WATCH_EVERY_NS: Final = 50_000_000
+"""Time between two collectives that are watched rather than asked: 300 µs each are 0.6 % of it."""
+
+WAIT_EVERY_NS: Final = 20_000_000
+"""The same where the training is going to wait anyway, which hides most of the cost."""
+
+MOST_ASKED: Final = 8
+"""Communications that one hook asks whether they are complete."""
 
 KEPT_WORKS: Final = 64
 """How many finished transfers are kept before looking which of them the training has dropped unasked."""
@@ -45,87 +59,6 @@ _OURS: Final = 2
 """References to a work that the training has dropped: our record, and the argument of ``getrefcount``."""
 
 
-class Watch:
-    """What a watcher tells: whether the transfer is complete, and the error that it ended with."""
-
-    __slots__ = ("done", "error")
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.error: BaseException | None = None
-
-
-class Watchers:
-    """Threads that wait for a work each; there are as many as works were ever watched at once.
-
-    Args:
-        wait: the original ``Work.wait``.
-        ended: called with each communication when its wait has returned.
-    """
-
-    def __init__(self, wait: Callable[[Any], Any], ended: Callable[[Communication], None]) -> None:
-        self._wait = wait
-        self._ended = ended
-        self._lock = threading.Lock()
-        self._queue: deque[Communication | None] = deque()
-        self._ready = threading.Semaphore(0)
-        self._n_idle = 0
-        self._threads: list[threading.Thread] = []
-
-    def watch(self, communication: Communication) -> None:
-        """Have a thread wait for *communication* and note its end."""
-        communication.watch = Watch()
-        with self._lock:
-            if self._n_idle:
-                self._n_idle -= 1
-            else:
-                thread = threading.Thread(target=self._run, name="foretrace-watcher", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-        self._hand_over(communication)
-
-    def close(self, timeout_s: float) -> bool:
-        """Let each thread end when it has followed what it was given; nothing may be watched afterwards.
-
-        A thread that were left inside of a wait would be killed by Python's shutdown when the wait returns,
-        and with it the process: killing it unwinds C++ frames that allow no exception.
-
-        Returns:
-            Whether all threads have ended within *timeout_s*.
-        """
-        deadline = time.monotonic() + timeout_s
-        for _ in self._threads:
-            self._hand_over(None)
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0))
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _hand_over(self, communication: Communication | None) -> None:
-        self._queue.append(communication)
-        self._ready.release()
-
-    def _run(self) -> None:
-        while True:
-            self._ready.acquire()
-            communication = self._queue.popleft()
-            if communication is None:
-                return
-            self._follow(communication)
-            with self._lock:
-                self._n_idle += 1
-
-    def _follow(self, communication: Communication) -> None:
-        watch = communication.watch
-        try:
-            self._wait(communication.work)
-        except BaseException as error:  # handed on to whoever waits in the training
-            watch.error = error
-        if communication.end is None:
-            communication.end = now_ns()
-        watch.done.set()
-        self._ended(communication)
-
-
 class Completions:
     """Keeps the communications that are under way, and notes the end of each.
 
@@ -133,89 +66,120 @@ class Completions:
         wait: the original ``Work.wait``.
 
     Attributes:
+        by_work: communications under way by the identity of their work.
         by_storage: communications under way by the address of a tensor that they fill.
+        loose: communications under way that nobody is known to wait for.
     """
 
     def __init__(self, wait: Callable[..., Any]) -> None:
         self._watchers = Watchers(wait, self._watched)
         self._lock = threading.Lock()
-        self._by_work: dict[int, Communication] = {}
+        self.by_work: dict[int, Communication] = {}
         self.by_storage: dict[int, Communication] = {}
-        self._loose: deque[Communication] = deque()
+        self.loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
         self._coalesced: list[Communication] = []
+        self._watched_ns = 0
 
-    def issued(
-        self,
-        communication: Communication,
-        work: Any,
-        *,
-        watch_now: bool,
-        watchable: bool,
-        is_coalesced: bool = False,
-    ) -> None:
-        """Follow *communication* to its end.
+    def issued(self, communication: Communication, work: Any, *, watchable: bool) -> None:
+        """Follow *communication*, of tensors of the processor, to its end.
 
         Args:
             communication: just issued.
             work: its ``Work``; None if it was complete on return.
-            watch_now: whether it is certain that nobody will wait for it soon.
             watchable: whether a second thread may wait for it.
+        """
+        if work is None:
+            communication.end = now_ns()
+            return
+        self._follow(communication, work)
+        if watchable:
+            if self.loose:
+                self.sweep()
+            self.loose.append(communication)
+
+    def issued_on_device(self, communication: Communication, work: Any, *, is_coalesced: bool) -> None:
+        """Follow *communication*, of tensors of a GPU, to its end.
+
+        Args:
+            communication: just issued.
+            work: its ``Work``; None if it was complete on return.
             is_coalesced: whether it has no work of its own but shares one with others of its batch.
         """
-        on_device = communication.on_device
-        if on_device and isinstance(communication.start, int):  # captured into a graph: nothing runs
+        if isinstance(communication.start, int):  # captured into a graph: nothing runs
             communication.end = now_ns()
-        elif on_device and is_coalesced:
+        elif is_coalesced:
             self._coalesced.append(communication)
-            return
-        elif on_device and (work is None or communication.group.on_nccl):
-            communication.end = _cuda_end(work)
-        elif work is None:
-            communication.end = now_ns()
-        if communication.end is not None:
-            return
+        else:
+            if work is None or communication.group.on_nccl:
+                communication.end = _cuda_end(work)
+            if communication.end is None:
+                self._follow(communication, work)
+
+    def _follow(self, communication: Communication, work: Any) -> None:
         communication.work = work
-        self._by_work[id(work)] = communication
+        self.by_work[id(work)] = communication
         for storage in communication.storages:
             self.by_storage[storage] = communication
-        if watchable and not on_device:
-            if watch_now:
-                self._watchers.watch(communication)
-            else:
-                self._loose.append(communication)
 
-    @property
-    def is_sweeping_due(self) -> bool:
-        """Whether there is anything that ``sweep`` would look at."""
-        return bool(self._loose or self._unclaimed)
-
-    def sweep(self, now: int) -> None:
-        """Hand to a watcher whatever has been under way for long without being waited for."""
-        loose = self._loose
-        while loose and (loose[0].is_claimed or now - int(loose[0].start) > LOOSE_NS):  # type: ignore[arg-type]
-            communication = loose.popleft()
-            with self._lock:
-                if not communication.is_claimed:
-                    self._watchers.watch(communication)
+    def sweep(self) -> None:
+        """See which of the communications that nobody has waited for are complete by now."""
+        now = now_ns()
+        with self._lock:
+            for _ in range(min(len(self.loose), MOST_ASKED)):
+                communication = self.loose.popleft()
+                if not self._is_seen_to(communication, now):
+                    self.loose.append(communication)
         if len(self._unclaimed) > KEPT_WORKS:
             self._prune()
+
+    def _is_seen_to(self, communication: Communication, now: int) -> bool:
+        """Whether *communication* is complete, or somebody waits for it who will tell."""
+        work = communication.work
+        if communication.is_claimed or work is None:
+            return True
+        is_old = now - _issued_ns(communication) > LOOSE_NS
+        if communication.is_p2p:
+            if is_old:
+                self._watchers.watch([communication])
+            return is_old
+        if work.is_completed():
+            self.ended(communication)
+            return True
+        if is_old and now - self._watched_ns > WATCH_EVERY_NS:
+            self._watched_ns = now
+            self._watchers.watch([communication])
+            return True
+        return False
+
+    def wait_follows(self) -> None:
+        """The training is going to wait in C++ for the collectives under way: have their ends noted."""
+        now = now_ns()
+        if self.loose and now - self._watched_ns > WAIT_EVERY_NS:
+            self._watched_ns = now
+            self._watch_all()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Learn the end of what is still under way, as the last reduction of a step that nobody waits for.
 
         A p2p transfer that is not watched yet is left to the training: it may be waited for only once.
         """
-        with self._lock:
-            for communication in self._loose:
-                if not communication.is_claimed and not communication.is_p2p:
-                    self._watchers.watch(communication)
-            self._loose.clear()
+        self._watch_all()
+        self.loose.clear()
         self._watchers.close(timeout_s)
 
-    def of_work(self, work: Any) -> Communication | None:
-        """Return the communication under way that *work* stands for."""
-        return self._by_work.get(id(work))
+    def _watch_all(self) -> None:
+        """Hand all collectives that nobody waits for to one watcher, in the order of their issue."""
+        batch = []
+        with self._lock:
+            for _ in range(len(self.loose)):
+                communication = self.loose.popleft()
+                if communication.is_p2p:
+                    self.loose.append(communication)
+                elif not communication.is_claimed:
+                    batch.append(communication)
+            if batch:
+                self._watchers.watch(sorted(batch, key=_issued_ns))
 
     def batch_issued(self, work: Any) -> None:
         """Note the work of a batch: it tells the end of all that were collected."""
@@ -232,6 +196,9 @@ class Completions:
 
     def claim(self, communication: Communication) -> Watch | None:
         """Keep watchers off *communication* because the training waits for it; return the one it has."""
+        if communication.peer < 0:  # a second wait does no harm
+            communication.is_claimed = True
+            return None
         with self._lock:
             communication.is_claimed = True
             return cast("Watch | None", communication.watch)
@@ -239,14 +206,16 @@ class Completions:
     def ended(self, communication: Communication) -> None:
         """Note that somebody who needed *communication* has it."""
         if communication.end is None:
-            communication.end = cuda_stamp() if communication.on_device else host_stamp()
+            communication.end = cuda_stamp() if communication.on_device else now_ns()
         self.forget(communication)
+        if self.loose and self.loose[-1] is communication:  # as what is waited for at once
+            self.loose.pop()
 
     def forget(self, communication: Communication) -> None:
         """Stop following *communication*."""
         work, communication.work = communication.work, None
-        if work is not None and self._by_work.get(id(work)) is communication:
-            del self._by_work[id(work)]
+        if work is not None and self.by_work.get(id(work)) is communication:
+            del self.by_work[id(work)]
         for storage in communication.storages:
             if self.by_storage.get(storage) is communication:
                 del self.by_storage[storage]
@@ -254,9 +223,7 @@ class Completions:
     @property
     def has_watched_transfers(self) -> bool:
         """Whether the training may still ask for a transfer that a watcher has waited for in its place."""
-        return any(
-            communication.is_p2p and communication.watch for communication in [*self._by_work.values()]
-        )
+        return any(communication.is_p2p and communication.watch for communication in [*self.by_work.values()])
 
     def _prune(self) -> None:
         """Forget the finished transfers whose work the training no longer holds."""
@@ -275,14 +242,9 @@ class Completions:
             self.forget(communication)
 
 
-def join(watch: Watch, timeout: Any = None) -> bool:
-    """Wait for a watcher as ``Work.wait(timeout)`` waits for the work; raises what the work raised."""
-    seconds = timeout.total_seconds() if timeout is not None else 0
-    if not watch.done.wait(seconds if seconds > 0 else None):
-        raise RuntimeError(f"timed out after {seconds} s waiting for a point-to-point transfer")
-    if watch.error is not None:
-        raise watch.error
-    return True
+def _issued_ns(communication: Communication) -> int:
+    """Return when a communication that no device has a part in was issued."""
+    return cast("int", communication.start)
 
 
 def _cuda_end(work: Any) -> Stamp | None:

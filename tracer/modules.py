@@ -173,7 +173,7 @@ class BackwardHook:
         self._original = original = internals.swap_run_backward()
         begin, end = (session.guarded("modules", f) for f in (self._begin, self._end))
         self.enter = session.guarded("modules", self._enter)
-        self._graph_done = session.guarded("modules", lambda: self._lane.replace(self.kind, NOBODY))
+        self._graph_done = session.guarded("modules", self._nodes_done)
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             depth = begin()
@@ -202,6 +202,12 @@ class BackwardHook:
     def _end(self, depth: int) -> None:
         self._depth -= 1
         self._lane.pop(depth)
+        self._session.sweep()
+
+    def _nodes_done(self) -> None:
+        """The last node of a graph has run; DDP waits for its buckets next."""
+        self._lane.replace(self.kind, NOBODY)
+        self._session.wait_follows()
 
     def _enter(self, block: Block) -> None:
         if not self._depth:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tracer.clock import now_ns
 from tracer.drift import RunClock
 from tracer.hooks import Hook, install
 from tracer.issued import Issued
@@ -142,8 +141,13 @@ class Session(Training[Lane]):
 
     def sweep(self) -> None:
         """A moment to look at communications that nobody waits for."""
-        if self.completions is not None and self.completions.is_sweeping_due:
-            self.completions.sweep(now_ns())
+        if self.completions is not None and self.completions.loose:
+            self.completions.sweep()
+
+    def wait_follows(self) -> None:
+        """A backward pass is going to wait, in C++, for the collectives that it has issued."""
+        if self.completions is not None:
+            self.completions.wait_follows()
 
     def step_began(self) -> None:
         """A step begins."""

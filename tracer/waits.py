@@ -6,8 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from tracer import internals
-from tracer.completion import join
 from tracer.stamps import GATE
+from tracer.watchers import join
 
 if TYPE_CHECKING:
     from tracer.session import Session
@@ -26,19 +26,19 @@ class WaitHook:
         self._work_type: Any = dist.Work
         self._completions = completions = session.completions
         self._original = original = dist.Work.wait
-        ended, batch_ended = (
-            session.guarded("collectives", f) for f in (completions.ended, completions.batch_ended)
+        ended, batch_ended, claim = (
+            session.guarded("collectives", f)
+            for f in (completions.ended, completions.batch_ended, completions.claim)
         )
         pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
+        by_work = completions.by_work
 
         def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
-            communication = completions.of_work(work)
-            watch = completions.claim(communication) if communication is not None else None
+            communication = by_work.get(id(work))
+            watch = claim(communication) if communication is not None else None
             is_paused = pause()
             try:
-                if watch is not None and communication is not None and communication.is_p2p:
-                    return join(watch, *args, **kwargs)
-                return original(work, *args, **kwargs)
+                return original(work, *args, **kwargs) if watch is None else join(watch, *args, **kwargs)
             finally:
                 if communication is not None:
                     ended(communication)
