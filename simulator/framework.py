@@ -96,6 +96,8 @@ class Framework:
         prefetch_forward, prefetch_backward: the next unit is gathered while this one computes.
         reshard_after_forward: gathered parameters are freed after forward, and gathered again for backward.
         limit_all_gathers: at most two units are whole at once.
+        pipeline_keeps_whole: under full sharding a pipeline stage is gathered in its first forward of a step,
+            and reduces and frees after its last backward; otherwise in every micro-batch.
         copies_gathered: gathered parameters are copied out of the buffer they arrive in, and gradients into
             the one they leave from.
         grad_norm: the norm of all gradients is summed over all ranks before the optimizer (clipping).
@@ -147,6 +149,7 @@ class Framework:
     prefetch_backward: bool = True
     reshard_after_forward: bool = True
     limit_all_gathers: bool = True
+    pipeline_keeps_whole: bool = False
     copies_gathered: bool = False
     grad_norm: bool = True
     norm_reductions: int = 0

@@ -61,6 +61,11 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             (_WHOLE, _REPLICAS),
         ),
         "copies_gathered": (_WHOLE, _REPLICAS),
+        "pipeline_keeps_whole": (
+            _WHOLE,
+            _REPLICAS,
+            _unless("pp is 1", needs=lambda job: job.layout.pp > 1),
+        ),
         "selective": (_unless("recompute is not selective", needs=lambda job: job.recompute == "selective"),),
         "fp8_recipe": (
             _unless("fp8 is off", needs=lambda job: job.fp8),

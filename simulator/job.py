@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from simulator.builder.stage_layers import ENDS, check_layers
 from simulator.errors import JobError
 from simulator.framework import Framework, framework_names, profile
+from simulator.job_checks import check_batch, check_layout, check_shards
 from simulator.models.model import Model
-from simulator.nearest import near_divisors, near_multiples
 from simulator.variation import Variation
 from simulator.workload.recipes import RECIPES
 from topologies.cluster import Cluster
@@ -37,6 +39,17 @@ RECOMPUTE_MODULES: Final = (
     *("mlp", "moe", "moe_act", "shared_experts"),
 )
 """Parts of a layer that selective recomputation may be asked for, as Megatron-LM calls them."""
+
+INSTEAD: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
+    {
+        ("precision", "fp8"): "; fp8 says that products run in 8 bits",
+        ("sharding", "hsdp"): "; hybrid sharding is fsdp with shard_ranks",
+        ("sharding", "zero"): "; stage 3 is zero3",
+        ("sharding", "none"): "; without sharding it is ddp",
+        ("recompute", "partial"): "; of some layers it is full with recompute_layers or recompute_every",
+    }
+)
+"""What people write, and where to find what they mean."""
 
 MOST_SLOWDOWN: Final = 4.0
 """Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
@@ -162,7 +175,8 @@ class Job:
         }
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}")
+                meant = INSTEAD.get((name, value), "")
+                raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}{meant}")
         profile(self.framework, self.conventions)
         for name in ("capacity_factor", "expert_imbalance"):
             if not 0 <= (share := getattr(self, name)) < float("inf"):
@@ -176,9 +190,9 @@ class Job:
                 "1 is what NCCL takes by default"
             )
         self._check_settings()
-        self._check_layout()
-        self._check_batch()
-        self._check_shards()
+        check_layout(self)
+        check_batch(self)
+        check_shards(self)
 
     def _check_settings(self) -> None:
         check_layers(self.layers_per_stage, self.model.n_layers, self.model.name)
@@ -232,6 +246,15 @@ class Job:
         return self.global_batch // (self.layout.dp * self.micro_batch)
 
     @property
+    def keeps_stages_whole(self) -> bool:
+        """Whether fully sharded stages of a pipeline are whole from its first micro-batch to the last.
+
+        Gradients then are too, and are reduced once.
+        """
+        is_sharded = self.sharding in FULLY_SHARDED and self.layout.pp > 1
+        return is_sharded and self.profile.pipeline_keeps_whole
+
+    @property
     def gradient_dtype(self) -> str:
         """Dtype in which gradients are accumulated and reduced over data-parallel ranks."""
         return "fp32" if self.fp32_gradients else self.precision
@@ -240,65 +263,3 @@ class Job:
     def tokens_per_step(self) -> int:
         """Tokens per optimizer step, over all ranks."""
         return self.global_batch * self.seq_len
-
-    def _check_batch(self) -> None:
-        chunk = self.layout.dp * self.micro_batch
-        if self.global_batch % chunk:
-            below = max(self.global_batch // chunk, 1) * chunk
-            raise JobError(
-                f"global_batch={self.global_batch} is not a multiple of dp*micro_batch = "
-                f"{self.layout.dp}*{self.micro_batch} = {chunk}; {below} or {below + chunk} would work"
-            )
-
-    def _check_shards(self) -> None:
-        replicas = self.layout.dp * self.layout.cp
-        if self.shard_ranks < 0 or self.lora_rank < 0:
-            raise JobError(f"shard_ranks={self.shard_ranks}, lora_rank={self.lora_rank}: not negative")
-        if self.shard_ranks and self.sharding == "ddp":
-            raise JobError(
-                f"shard_ranks={self.shard_ranks} needs a sharding that shares something: zero1, fsdp"
-            )
-        if self.shard_ranks and replicas % self.shard_ranks:
-            raise JobError(
-                f"shard_ranks={self.shard_ranks} does not divide dp*cp = {self.layout.dp}*{self.layout.cp} = "
-                f"{replicas} ranks; {near_divisors(replicas, self.shard_ranks)} would work"
-            )
-
-    def _check_layout(self) -> None:
-        layout, model = self.layout, self.model
-        if layout.world_size != self.cluster.n_gpus:
-            per_replica = layout.world_size // layout.dp
-            fits = self.cluster.n_gpus // per_replica
-            advice = f"dp={fits} fills {fits * per_replica}" if fits else f"one replica needs {per_replica}"
-            raise JobError(
-                f"pp*dp*cp*tp = {layout.pp}*{layout.dp}*{layout.cp}*{layout.tp} = {layout.world_size} ranks, "
-                f"but the cluster has {self.cluster.n_gpus} GPUs; with this pp, cp and tp {advice}"
-            )
-        if model.n_heads % layout.tp:
-            raise JobError(
-                f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}; "
-                f"{near_divisors(model.n_heads, layout.tp)} would work"
-            )
-        if layout.cp > 1 and self.profile.context == "ulysses" and model.n_heads // layout.tp % layout.cp:
-            raise JobError(
-                f"cp={layout.cp} does not divide the {model.n_heads // layout.tp} heads that tp={layout.tp} "
-                f"leaves of {model.name}, as Ulysses needs; context ring or all_gather would work"
-            )
-        if layout.pp > model.n_layers and not self.layers_per_stage:
-            raise JobError(
-                f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each"
-            )
-        if layout.ep > 1 and (not model.n_experts or model.n_experts % layout.ep):
-            near = (
-                f"{near_divisors(model.n_experts, layout.ep)} would work"
-                if model.n_experts
-                else "it is dense"
-            )
-            raise JobError(
-                f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}; {near}"
-            )
-        if self.seq_len % (layout.cp * (layout.tp if self.sequence_parallel else 1)):
-            raise JobError(
-                f"seq_len={self.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks; "
-                f"{near_multiples(self.seq_len, layout.cp * layout.tp)} would work"
-            )

@@ -37,7 +37,8 @@ class DataParallel:
         groups: for the number of replicas.
 
     Attributes:
-        is_fully_sharded: parameters are gathered for every use.
+        is_fully_sharded: parameters are gathered before they are used.
+        keeps_whole: they then stay whole until the last backward of the step, as gradients do.
         gathers_ahead: updated parameters are gathered while the first forward of a step goes on.
         reduces_late: gradients are reduced after backward, not beside it.
         is_alone: there are no replicas.
@@ -50,6 +51,7 @@ class DataParallel:
         self._shards = {scope: groups.size(f"{scope}.shard") for scope in OF_REPLICAS}
         self.is_alone = not self._scopes
         self.is_fully_sharded = job.sharding in FULLY_SHARDED
+        self.keeps_whole = job.keeps_stages_whole
         whole = job.sharding in ("zero1", "zero2")
         self.gathers_ahead = whole and job.profile.overlap_param_gather
         self.reduces_late = not self.is_fully_sharded and not job.profile.overlap_grad_reduce
@@ -59,12 +61,13 @@ class DataParallel:
 
         DDP under ``no_sync`` and Megatron-LM's distributed optimizer (``zero1``) reduce once per step, in the
         backward of the last micro-batch. DeepSpeed's stage 2 keeps only a shard of the gradients and so
-        reduces in every one (``stage_1_and_2.py``), as stage 3 and FSDP do.
+        reduces in every one (``stage_1_and_2.py``), as stage 3 and FSDP do, unless a pipeline keeps its
+        stages whole.
         """
         if self.reduces_late and self._job.sharding != "zero2":
             return False
         each = self._job.sharding in ("zero2", *FULLY_SHARDED) or not self._job.profile.no_sync
-        return is_last or each
+        return is_last or (each and not self.keeps_whole)
 
     def gather(self, template: Template, unit: Unit, after: Sequence[int]) -> tuple[int, ...]:
         """Append the gathering of the parameters of *unit*; return its tasks."""

@@ -78,7 +78,7 @@ class MainLine:
             order.reverse()
         reduces = visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
         if self._data_parallel.is_fully_sharded:
-            self._write_sharded(template, order, reduces=reduces)
+            self._write_sharded(template, order, reduces=reduces, is_first=visit.first > 0)
         else:
             ahead = self._gather_ahead(template, visit, units, following)
             self._write_whole(template, order, ahead, reduces=reduces)
@@ -127,7 +127,7 @@ class MainLine:
             self._data_parallel.reduce_in_buckets(template, ready)
 
     def _write_sharded(
-        self, template: Template, order: Sequence[tuple[Unit, Pass]], *, reduces: bool
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], *, reduces: bool, is_first: bool
     ) -> None:
         """Write the main line where parameters are gathered by unit, ahead of use, and freed after it.
 
@@ -135,10 +135,12 @@ class MainLine:
         gradients are reduce-scattered as soon as they are there. Order on the stream: FSDP2
         (``_fsdp_param_group.py``: ``pre_forward``, ``pre_backward`` with its prefetch, ``post_backward``).
         Without prefetch a unit is gathered when its turn has come; without a limit all are asked for at
-        once. Wrapped as one, the whole model is gathered first, and reduced last.
+        once. Wrapped as one, the whole model is gathered first, and reduced last. A pipeline stage that is
+        kept whole is gathered where it *is_first* used in a step, and reduced last.
         """
         kind, profile = order[0][1].kind, self._job.profile
-        gathers = kind == "F" or (kind != "W" and profile.reshard_after_forward)
+        keeps_whole = self._data_parallel.keeps_whole
+        gathers = is_first if keeps_whole else self._gathers(kind)
         as_one = profile.wrap == "model"
         ahead = self._gathered_ahead(kind, len(order)) if gathers else 0
         gather, gathered, done = self._gather, [], []
@@ -157,7 +159,7 @@ class MainLine:
             self._out_of_memory(template, order, at, moved)
             if reduces:
                 self._copied(template, unit, "gradients", ())
-                if as_one:
+                if as_one or keeps_whole:
                     done.append(unit)
                 else:
                     sent = self._scatter(template, unit)
@@ -167,6 +169,10 @@ class MainLine:
                 gathered.append(gather(template, order[at + ahead][0], template.tails))
         for unit in done:
             self._scatter(template, unit)
+
+    def _gathers(self, kind: str) -> bool:
+        """Return whether an action of *kind* gathers the units it goes through."""
+        return kind == "F" or (kind != "W" and self._job.profile.reshard_after_forward)
 
     def _gather(self, template: Template, unit: Unit, after: Tasks) -> Tasks:
         """Append the gathering of *unit*; its own shard comes from the host first if it lives there."""

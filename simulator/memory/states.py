@@ -160,7 +160,8 @@ def _frozen_bytes(job: Job, unit: Unit) -> int:
 def gathered_parameters_bytes(job: Job, units: Sequence[Unit]) -> int:
     """Return parameters that are whole for a while although ranks share them out.
 
-    Two neighbouring units are whole at once, the one in use and the one gathered ahead. Weights in 4 bits are
+    Two neighbouring units are whole at once, the one in use and the one gathered ahead; all of a stage, if it
+    is wrapped as one, stays whole after its forward, or is gathered without a limit. Weights in 4 bits are
     gathered as they are, and one unit at a time has a copy to compute with.
     """
     width = DTYPE_BYTES[job.precision]
@@ -168,16 +169,34 @@ def gathered_parameters_bytes(job: Job, units: Sequence[Unit]) -> int:
     if job.sharding not in ("zero3", "fsdp"):
         return copy
     sizes = [_frozen_bytes(job, unit) if job.lora_rank else width * unit.params for unit in units]
+    if _stays_whole(job):
+        return copy + sum(sizes)
     return copy + max(a + b for a, b in zip(sizes, [*sizes[1:], 0], strict=True))
 
 
+def _stays_whole(job: Job) -> bool:
+    """Return whether all parameters of a fully sharded stage are whole at some moment of a step."""
+    profile = job.profile
+    by_unit = profile.wrap == "block" and profile.reshard_after_forward and profile.limit_all_gathers
+    return not by_unit or job.keeps_stages_whole
+
+
 def whole_gradient_bytes(job: Job, units: Sequence[Unit]) -> int:
-    """Return the gradient of one unit that is whole although ranks share it out: computed, and reduced."""
+    """Return gradients that are whole although ranks share them out: computed, and reduced.
+
+    One unit at a time, unless the model is wrapped as one, or a pipeline sums whole gradients up over the
+    micro-batches of a step.
+    """
     if job.sharding not in ("zero2", "zero3", "fsdp"):
         return 0
     width, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
-    trained = max(unit.adapters if job.lora_rank else unit.params for unit in units)
-    return (gradient if job.sharding == "zero2" else width + gradient) * trained
+    trained = [unit.adapters if job.lora_rank else unit.params for unit in units]
+    if job.sharding == "zero2":
+        return gradient * max(trained)
+    if job.keeps_stages_whole:
+        return gradient * sum(trained) + width * max(trained)
+    as_one = job.profile.wrap == "model"
+    return (width + gradient) * (sum(trained) if as_one else max(trained))
 
 
 def bucket_bytes(job: Job, units: Sequence[Unit]) -> int:

@@ -1,0 +1,89 @@
+"""Full sharding in pipelines: gathered and reduced once a step or in every micro-batch, and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.builder.step import build
+from simulator.compute.timing import ComputeModel
+from simulator.config import job_from
+from simulator.engine import compiled
+from simulator.job import Job
+from simulator.memory.states import gathered_parameters_bytes, sharding_units, whole_gradient_bytes
+from simulator.network.cost import Network
+from simulator.program import Program
+
+LAYERS = 8
+MICRO_BATCHES = 8
+
+
+def make_job(**given: Any) -> Job:
+    base = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 16, "global_batch": 8 * MICRO_BATCHES}
+    where = {**base, "seq_len": 1024, "pp": 2, "sharding": "fsdp", "framework": "torchtitan", **given}
+    job = job_from(where)
+    return replace(job, model=replace(job.model, n_layers=LAYERS))
+
+
+def program_of(job: Job) -> Program:
+    return build(job, Network(job.cluster), ComputeModel(job.cluster.device, job.precision))
+
+
+def counts(job: Job, kind: str) -> list[int]:
+    """Return how often each simulated rank does a collective of *kind* over its replicas."""
+    program = program_of(job)
+    wanted = [at for at, label in enumerate(program.labels) if (label.kind, label.axis) == (kind, "dp")]
+    ranks, found = np.unique(program.rank[np.isin(program.label, wanted)], return_counts=True)
+    assert len(ranks) == job.layout.pp
+    return [int(count) for count in found]
+
+
+UNITS = LAYERS // 2 + 1
+"""Half of the layers, and the embedding or the head."""
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_a_stage_that_stays_whole_is_gathered_and_reduced_once(schedule: str) -> None:
+    job = make_job(schedule=schedule)
+    assert job.keeps_stages_whole
+    assert counts(job, "all_gather") == [UNITS, UNITS]
+    assert counts(job, "reduce_scatter") == [UNITS, UNITS]
+
+
+def test_otherwise_in_every_microbatch() -> None:
+    job = make_job(conventions={"pipeline_keeps_whole": False})
+    assert counts(job, "all_gather") == [2 * UNITS * MICRO_BATCHES] * 2
+    assert counts(job, "reduce_scatter") == [UNITS * MICRO_BATCHES] * 2
+
+
+def test_every_stage_of_a_rank_is_gathered_when_it_comes_first() -> None:
+    job = make_job(schedule="interleaved-1f1b", virtual_stages=2)
+    assert counts(job, "all_gather") == [LAYERS // 2 + 1] * 2
+    assert counts(job, "reduce_scatter") == [LAYERS // 2 + 1] * 2
+
+
+def test_staying_whole_saves_time_and_costs_memory() -> None:
+    def end_ns(job: Job) -> int:
+        return int(compiled.times(program_of(job))[1].max())
+
+    whole, freed = (make_job(conventions={"pipeline_keeps_whole": on}) for on in (True, False))
+    assert end_ns(whole) < end_ns(freed)
+    units = sharding_units(whole, range(LAYERS // 2), first=True, last=False)
+    n_params = sum(unit.params for unit in units)
+    assert gathered_parameters_bytes(whole, units) == 2 * n_params
+    assert whole_gradient_bytes(whole, units) == 4 * n_params + 2 * max(unit.params for unit in units)
+    assert gathered_parameters_bytes(freed, units) < 2 * n_params
+
+
+@pytest.mark.parametrize(
+    "convention", [{"wrap": "model"}, {"reshard_after_forward": False}, {"limit_all_gathers": False}]
+)
+def test_what_is_not_freed_by_unit_is_whole_at_once(convention: dict[str, Any]) -> None:
+    plain, other = make_job(pp=1), make_job(pp=1, conventions=convention)
+    units = sharding_units(plain, range(LAYERS), first=True, last=True)
+    assert gathered_parameters_bytes(other, units) == 2 * sum(unit.params for unit in units)
+    assert gathered_parameters_bytes(plain, units) == 2 * max(a.params + b.params for a, b in pairwise(units))
