@@ -13,7 +13,7 @@ from traces.report.colours import fill, mix, palette
 from traces.report.format import format_time
 from traces.report.kinds import Kinds
 from traces.report.labels import Labels
-from traces.report.overview import BINS, NOTHING, slices
+from traces.report.overview import BINS, NOTHING, PAIR, slices
 from traces.report.rows import picks, rows_of
 from traces.run import Run
 
@@ -22,10 +22,6 @@ LEAST_WIDTH: Final = 24
 
 _STATES: Final = {"bubble": "·", "other": "?", "exposed": "=", "wait": "-"}
 """Letter of each state; work has the letter of its legend."""
-
-
-PAIR: Final = 254
-"""Kind of the time in which a forward and a backward pass take turns, as DualPipe pairs them."""
 
 
 class Piece(NamedTuple):

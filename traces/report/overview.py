@@ -23,6 +23,9 @@ MOST_LINES: Final = 1024
 SHORT_GAP: Final = 12
 """Slices; a shorter gap within one pass over a micro-batch is shown as part of the pass."""
 
+PAIR: Final = 254
+"""Kind of the time in which a forward and a backward pass take turns, as DualPipe pairs them."""
+
 NOTHING: Final = 255
 """Kind of a slice in which a rank is outside its step."""
 
@@ -43,7 +46,7 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
         for number, step in enumerate(view.steps):
             done = _done(view, rank, step, labels)
             if done is not None:
-                pixels[number, pattern] = slices(done, view.origin_ns(step), view.length_ns(step))
+                pixels[number, pattern] = slices(done, view.origin_ns(step), view.length_ns(step), PAIR)
                 busy[number, pattern] = _busy(done)
     lines = reading_order(run)
     every = -(-len(lines) // MOST_LINES)
@@ -53,6 +56,7 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
         "bins": BINS,
         "n_patterns": len(run.stored_ranks),
         "every": every,
+        "paired": bool((pixels == PAIR).any()),
         "folded": len(run.stored_ranks) < len(run.ranks),
         "order": order,
         "pattern": [place[run.info.representative(rank)] for rank in order],

@@ -40,6 +40,7 @@ function drawMemory() {
   g.clip();
   curves.forEach(curve => drawCurve(g, curve, toY, curve.peak === peak));
   g.restore();
+  if (limit && limit <= top) nameLimit(g, limit, toY(limit));
   if (!narrow()) drawMemoryLegend(g, curves, toY);
 }
 
@@ -83,7 +84,15 @@ function drawMemoryAxes(g, top, toY, limit) {
   g.lineTo(view.left + view.plot, toY(limit));
   g.stroke();
   g.setLineDash([]);
-  text(g, `device limit ${formatSI(limit, 'B')}`, view.left + 8, toY(limit) - 8, { colour: surface().limit });
+}
+
+/** Name the limit, over the curves: where they rise above it, it has to be read. */
+function nameLimit(g, limit, y) {
+  const words = `device limit ${formatSI(limit, 'B')}`;
+  g.font = `400 11.5px ${FONT}`;
+  g.fillStyle = surface().bg;
+  g.fillRect(view.left + 4, y - 16, widthOf(g, words) + 8, 14);
+  text(g, words, view.left + 8, y - 8, { colour: surface().limit });
 }
 
 /** Name the curves at the right, near their peaks, moved apart where they would collide. */

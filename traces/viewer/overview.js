@@ -1,13 +1,18 @@
 // All ranks at once: one line of pixels per rank, the state that fills most of each pixel.
 
+const PAIR = 254;   // time in which a forward and a backward pass take turns
 let overviewImage = null;
 
 /** Return the height of the picture: whole pixels per rank, fewer where ranks only repeat each other. */
 function overviewHeight() {
-  const lines = META.overview.order.length;
-  const most = META.slowest ? 384 : META.overview.folded ? 256 : 512;
-  return Math.min(most, lines * Math.max(1, Math.floor(192 / lines)));
+  const { order: { length: lines }, paired, folded } = META.overview;
+  const most = META.slowest ? 384 : folded ? 256 : 512;
+  const line = Math.max(1, Math.floor(192 / lines));
+  return Math.min(most, lines * (paired ? 2 * Math.ceil(line / 2) : line));
 }
+
+/** Return how many pixels a rank has: two, one for each pass of a pair, where there is room for them. */
+const pixelsPerRank = () => (META.overview.paired && overviewHeight() >= 2 * META.overview.order.length ? 2 : 1);
 
 /** Draw the overview where it has changed, and mark in it what the schedule shows: most frames move that alone. */
 function drawOverview() {
@@ -40,28 +45,25 @@ function paintOverview(image, rows) {
   drawPointers(g, rows, line);
 }
 
-/** Return the picture of a step, one pixel per rank and time bin, and what it was last drawn for. */
+/** Return the picture of a step, a pixel or two per rank and time bin, and what it was last drawn for. */
 function imageOf(run) {
   const key = [theme, run.step].join();
   if (overviewImage?.key === key) return overviewImage;
   const { bins, order, pattern, n_patterns: patterns } = META.overview;
+  const each = pixelsPerRank();
   const canvas = document.createElement('canvas');
   canvas.width = bins;
-  canvas.height = order.length;
+  canvas.height = order.length * each;
   const g = canvas.getContext('2d');
-  const image = g.createImageData(bins, order.length);
+  const image = g.createImageData(canvas.width, canvas.height);
   const pixels = new Uint32Array(image.data.buffer);
-  const colour = KINDS.map(kind => {
-    const n = parseInt(flatColour(kind).slice(1), 16);
-    return (0xff000000 | (n & 255) << 16 | (n >> 8 & 255) << 8 | n >> 16) >>> 0;
-  });
-  order.forEach((rank, row) => {
-    const from = (run.step * patterns + pattern[row]) * bins;
-    for (let bin = 0; bin < bins; bin++) {
-      const kind = run.overviewBins[from + bin];
-      if (kind !== 255) pixels[row * bins + bin] = colour[kind];
-    }
-  });
+  const colour = KINDS.map(kind => packed(flatColour(kind)));
+  const halves = ['forward', 'backward'].map(name => packed(colours().compute[name]));
+  for (let row = 0; row < canvas.height; row++) {
+    colour[PAIR] = halves[row % 2];   // in a single pixel per rank, one rank shows the one and the next the other
+    const from = (run.step * patterns + pattern[Math.floor(row / each)]) * bins;
+    for (let bin = 0; bin < bins; bin++) pixels[row * bins + bin] = colour[run.overviewBins[from + bin]] ?? 0;
+  }
   g.putImageData(image, 0, 0);
   overviewImage = { key, canvas, drawn: '' };
   return overviewImage;
@@ -111,13 +113,15 @@ function drawBusy(g, run, line, height) {
 function drawSlowest(g, line) {
   const row = META.slowest && !narrow() ? META.overview.order.indexOf(META.slowest.rank) : -1;
   if (row < 0) return;
-  const y = GEOMETRY.axis + (row + 0.5) * line;
-  const words = `◀ rank ${META.slowest.rank} is slow`;
+  const [x, y] = [view.left + view.plot + 12, GEOMETRY.axis + (row + 0.5) * line];
+  const busy = (view.width - x - 8) * stepOf(RUNS[0]).busy[META.overview.pattern[row]];
+  const words = `▲ rank ${META.slowest.rank} is slow`;
   g.font = `600 11px ${FONT}`;
-  const [x, width] = [view.left + view.plot + 14, g.measureText(words).width + 10];
   g.fillStyle = surface().bg;
-  g.fillRect(x - 2, y - 8, width, 16);
-  text(g, words, x + 2, y, { size: 11, weight: 600, colour: surface().limit });
+  g.fillRect(x + 2, y + 4, widthOf(g, words) + 8, 15);
+  text(g, words, x + 6, y + 12, { size: 11, weight: 600, colour: surface().limit });
+  g.fillStyle = surface().limit;
+  g.fillRect(x, y - 1.5, busy, 3);
 }
 
 /** Point at the rows that the schedule shows. */
