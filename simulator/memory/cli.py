@@ -89,7 +89,9 @@ def _change(one: Remedy) -> dict[str, Any]:
 
 def _slack_bytes(job: Job, peak_bytes: int) -> int:
     """Return what the caching allocator keeps beside tensors if it can; it frees that before it fails."""
-    return round((peak_bytes - job.cluster.device.reserved_bytes) * job.profile.allocator_slack)
+    from simulator.memory.reserved import reserved_bytes
+
+    return round((peak_bytes - reserved_bytes(job)) * job.profile.allocator_slack)
 
 
 def _rank(job: Job, rank: RankMemory) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def memory_over_time(spans: pa.Table, memories: Mapping[int, RankMemory]) -> pa.
     """Return the memory of the stored ranks over time, in the columns of ``traces.timeline.MEMORY``.
 
     Model states and what the device reserves are held throughout. A micro-batch holds its activations from
-    the start of its forward to the end of its backward; what recomputation brings back is there while a
+    the start of its forward to the end of its backward; where a forward runs together with the backward of
+    another, all but a layer of them from the end of that on. What recomputation brings back is there while a
     backward runs. Gathered parameters, logits and buffers are held, at their most, from the first forward to
     the last backward of a step. ``total`` is the sum, and its maximum is ``RankMemory.peak_bytes``.
 
@@ -92,9 +93,13 @@ def _changes(
 ) -> dict[str, _Changes]:
     """Return the changes of each category on one rank."""
     found = {name: _Changes(np.zeros(1, np.int64), np.array([memory.items[name]])) for name in FIXED}
-    kept = np.array([memory.kept_bytes[stage] for stage in forward.stage.tolist()], np.int64)
+    stages = forward.stage.tolist()
+    kept = np.array([memory.kept_bytes[stage] for stage in stages], np.int64)
+    late_ns = _end_of_pair(forward, returned)
+    ahead = np.where(late_ns > forward.start_ns, [memory.ahead_bytes[stage] for stage in stages], kept)
     activations = (
-        _held(forward.start_ns, returned.end_ns, kept),
+        _held(forward.start_ns, returned.end_ns, ahead),
+        _held(late_ns, returned.end_ns, kept - ahead),
         _held(recompute.start_ns, recompute.end_ns, memory.brought_back_bytes),
     )
     found["activations"] = _Changes(*(np.concatenate(column) for column in zip(*activations, strict=True)))
@@ -105,6 +110,18 @@ def _changes(
         if name not in found:
             found[name] = _held(begins, ends, size)
     return found
+
+
+def _end_of_pair(forward: _Windows, returned: _Windows) -> Int64Array:
+    """Return when the backward ends that each forward runs together with; its own start if there is none.
+
+    On one rank only the two of a pair compute at the same time.
+    """
+    order = np.argsort(returned.start_ns)
+    starts, ends = returned.start_ns[order], returned.end_ns[order]
+    last_before_its_end = np.searchsorted(starts, forward.end_ns) - 1
+    found = np.where(last_before_its_end >= 0, ends[last_before_its_end], 0)
+    return np.where(found > forward.start_ns, found, forward.start_ns)
 
 
 def _held(from_ns: Int64Array, until_ns: Int64Array, size: int | Int64Array) -> _Changes:

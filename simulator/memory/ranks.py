@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from simulator.builder.stages import job_plan, n_stages, stage_layers
+from simulator.builder.stages import job_pairs, job_plan, n_stages, stage_layers
 from simulator.job import Job
 from simulator.memory.activations import layer_input_bytes
 from simulator.memory.stage import FIXED, StageMemory, stage_memory
@@ -14,6 +14,15 @@ from simulator.schedules import Action, held_stages, in_flight
 
 SHARED: Final = ("gathered", "buffers", "reserved")
 """Categories of which a rank needs as much as the most demanding of its stages; the others add up."""
+
+
+class OfStage(Protocol):
+    """Whoever knows how much memory a stage needs, as ``stage_memory`` does."""
+
+    def __call__(
+        self, job: Job, layers: Sequence[int], stage: int, in_flight: int, *, first: bool, last: bool
+    ) -> StageMemory:
+        """Return the memory of a rank of *stage*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +35,8 @@ class RankMemory:
         n_layers: transformer layers in them.
         in_flight: micro-batches whose activations are held at once, at most, over all stages.
         kept_bytes: by stage, what one micro-batch keeps between its forward and its backward.
+        ahead_bytes: by stage, what a forward keeps before the backward that it runs together with frees as
+            much: one layer, as they take turns.
         brought_back_bytes: what recomputation brings back during a backward.
         items: bytes by category at the worst moment, as in ``StageMemory``.
         when: that worst moment of its fullest stage, in words.
@@ -36,6 +47,7 @@ class RankMemory:
     n_layers: int
     in_flight: int
     kept_bytes: Mapping[int, int]
+    ahead_bytes: Mapping[int, int]
     brought_back_bytes: int
     items: Mapping[str, int]
     when: str
@@ -62,14 +74,28 @@ def rank_memories(job: Job) -> list[RankMemory]:
     return [rank_memory(job, pp, actions, layers) for pp, actions in enumerate(orders)]
 
 
-def rank_memory(job: Job, pp: int, actions: Sequence[Action], layers: Sequence[range]) -> RankMemory:
-    """Return the memory of a rank that goes through *actions*; *layers* are those of every stage."""
+def rank_memory(
+    job: Job,
+    pp: int,
+    actions: Sequence[Action],
+    layers: Sequence[range],
+    of_stage: OfStage = stage_memory,
+) -> RankMemory:
+    """Return the memory of a rank that goes through *actions*.
+
+    Args:
+        job: the job.
+        pp: the pipeline rank.
+        actions: what it does, in order.
+        layers: those of every stage.
+        of_stage: answers as ``stage_memory`` does; a search remembers its answers.
+    """
     stages = held_stages(actions)
     last = len(layers) - 1
     parts: dict[int, StageMemory] = {}
     for stage in stages:
         held = in_flight([action for action in actions if action.stage == stage])
-        parts[stage] = stage_memory(job, layers[stage], stage, held, first=stage == 0, last=stage == last)
+        parts[stage] = of_stage(job, layers[stage], stage, held, first=stage == 0, last=stage == last)
     kept = {stage: part.activation_bytes_per_microbatch for stage, part in parts.items()}
     brought_back = max(part.items["activations"] - kept[s] * part.in_flight for s, part in parts.items())
     if not job.deallocate_outputs:
@@ -78,23 +104,40 @@ def rank_memory(job: Job, pp: int, actions: Sequence[Action], layers: Sequence[r
         name: (max if name in SHARED else sum)(part.items[name] for part in parts.values())
         for name in parts[stages[0]].items
     }
-    items["activations"] = _most_kept(actions, kept) + brought_back
+    ahead = {stage: -(-kept[stage] // max(len(layers[stage]), 1)) for stage in stages}
+    items["activations"] = _most_kept(actions, kept, ahead, job_pairs(job)) + brought_back
     return RankMemory(
         pp=pp,
         stages=stages,
         n_layers=sum(len(layers[stage]) for stage in stages),
         in_flight=in_flight(actions),
         kept_bytes=kept,
+        ahead_bytes=ahead,
         brought_back_bytes=brought_back,
         items=items,
         when=max(parts.values(), key=lambda part: part.peak_bytes).when,
     )
 
 
-def _most_kept(actions: Sequence[Action], kept: Mapping[int, int]) -> int:
-    """Return the most bytes of activations held at once; a micro-batch of stage *s* holds ``kept[s]``."""
-    held = most = 0
-    for action in actions:
-        held += kept[action.stage] * ((action.kind == "F") - (action.kind in "BW"))
+def _most_kept(
+    actions: Sequence[Action],
+    kept: Mapping[int, int],
+    ahead: Mapping[int, int],
+    paired: Collection[Action],
+) -> int:
+    """Return the most bytes of activations held at once; a micro-batch of stage *s* holds ``kept[s]``.
+
+    A forward that runs together with the backward after it takes up what that frees, layer by layer, and is
+    ``ahead[s]`` of it.
+    """
+    held = most = late = 0
+    for at, action in enumerate(actions):
+        if action.kind == "F":
+            together = action in paired and at + 1 < len(actions) and actions[at + 1].kind == "B"
+            late = kept[action.stage] - ahead[action.stage] if together else 0
+            held += kept[action.stage] - late
+        elif action.kind in "BW":
+            held += late - kept[action.stage]
+            late = 0
         most = max(most, held)
     return most

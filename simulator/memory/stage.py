@@ -15,6 +15,7 @@ from simulator.memory.activations import (
     working_bytes,
 )
 from simulator.memory.moments import AT_LAYER, Held, fullest_moment
+from simulator.memory.reserved import reserved_bytes
 from simulator.memory.states import StateBytes, sharding_units, stage_states, state_bytes
 from simulator.workload.ops import DTYPE_BYTES
 from simulator.workload.recompute import as_kept, recomputes
@@ -97,7 +98,7 @@ def stage_memory(
     items = {
         **stage_states(job, units)._asdict(),
         **moment.items,
-        "reserved": job.cluster.device.reserved_bytes,
+        "reserved": reserved_bytes(job),
     }
     on_device = _kept_on_device(job, items, kept)
     return StageMemory(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import SimulationError, TableError
+from simulator.memory.reserved import reserved_bytes
 from simulator.validate.job import job_of
 from simulator.validate.memory import completed, figure_bytes, stage_memories
 from simulator.validate.scores import Failed, reasons
@@ -194,7 +195,7 @@ def _verdict(row: Row, *, ran: bool) -> Verdict:
         id=row.id,
         what=f"{job.model.name} {layout} {job.sharding} mbs {job.micro_batch}",
         ran=ran,
-        needed_bytes=allocated + job.cluster.device.reserved_bytes,
+        needed_bytes=allocated + reserved_bytes(job),
         limit_bytes=job.cluster.device.memory_bytes,
         slack_bytes=round(allocated * job.profile.allocator_slack),
     )

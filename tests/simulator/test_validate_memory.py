@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from foretrace import main
 from simulator.errors import TableError
+from simulator.memory.reserved import reserved_bytes
 from simulator.validate.fit import validate_fit
 from simulator.validate.job import job_of, model_of, with_shapes
 from simulator.validate.memory import figure_bytes, stage_memories, validate_memory
@@ -85,7 +86,7 @@ def test_nvidia_smi_shows_more_than_is_reserved_than_is_allocated() -> None:
     job, memory = stage_memories(job_of(row()))[0]
     sizes = [figure_bytes(job, memory, kind) for kind in ("allocated", "reserved", "nvidia_smi")]
     assert sizes == sorted(set(sizes))
-    assert sizes[2] - sizes[1] == job.cluster.device.reserved_bytes
+    assert sizes[2] - sizes[1] == reserved_bytes(job)
 
 
 def test_a_row_without_a_step_takes_shape_but_no_layout_from_a_run_of_its_model() -> None:
