@@ -45,6 +45,9 @@ PCIE_GB_PER_S: Final = 32
 NVSWITCH: Final = "0x068000"
 """PCI class of an NVSwitch in NCCL's topology file."""
 
+MAKERS: Final = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
+"""Makers of processors as NCCL's topology file names them."""
+
 NEAR: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """How far a NIC is from a GPU, nearest first: legend of ``nvidia-smi topo -m``."""
 
@@ -60,6 +63,7 @@ class Wiring:
         between: NVLinks between pairs of GPUs.
         nics: Gb/s of each NIC; 0 if not said.
         gpu_direct: whether NICs reach the memory of GPUs; taken so if not said.
+        cpu: who made the processor, one of ``topologies.cluster.CPUS``; empty if not said.
     """
 
     n_gpus: int
@@ -68,20 +72,24 @@ class Wiring:
     between: dict[tuple[int, int], int] = field(default_factory=dict)
     nics: list[float] = field(default_factory=list)
     gpu_direct: bool = True
+    cpu: str = ""
 
 
 def discover(path: str | Path) -> Wiring:
     """Return the wiring that a file describes: XML, or the text of ``nvidia-smi topo -m``.
 
     Raises:
-        CatalogError: it cannot be read, or is neither.
+        CatalogError: it cannot be read, is neither, or says in words what should be a number.
     """
     path = Path(path)
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogError(f"{path} cannot be read: {error}") from None
-    found = _from_xml(content, path) if content.lstrip().startswith("<") else _from_matrix(content)
+    try:
+        found = _from_xml(content, path) if content.lstrip().startswith("<") else _from_matrix(content)
+    except ValueError as error:
+        raise CatalogError(f"{path}: a count or speed is no number: {error}") from None
     if not found.n_gpus:
         raise CatalogError(f"{path} names no GPU: give NCCL_TOPO_DUMP_FILE's XML or `nvidia-smi topo -m`")
     return found
@@ -113,6 +121,9 @@ def _from_xml(content: str, path: Path) -> Wiring:
     nets = list(system.iter("net"))
     found.nics = [float(net.get("speed", "0")) / 1000 for net in nets]
     found.gpu_direct = not nets or any(net.get("gdr", "1") != "0" for net in nets)
+    found.cpu = next(
+        (MAKERS[cpu.get("vendor", "")] for cpu in system.iter("cpu") if cpu.get("vendor") in MAKERS), ""
+    )
     return found
 
 
@@ -169,6 +180,8 @@ def to_toml(found: Wiring, device: str = "") -> str:
     if not name:
         raise CatalogError("the file does not say which GPU this is; give --device, e.g. --device h100-sxm")
     lines = [f'device = "{name}"', f"gpus_per_node = {found.n_gpus}", f"n_gpus = {found.n_gpus}"]
+    if found.cpu:
+        lines.append(f'cpu = "{found.cpu}"')
     inside, listed = _gpu_links(found, link, width)
     if found.nics and listed:
         inside.append(f"# its {len(found.nics)} NICs are left out: where links are listed, list theirs, too")

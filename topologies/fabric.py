@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine", "core")
 """What the part of a node's name before the colon may be, from the device outward."""
 
+MOST_GPUS: Final = 1 << 18
+"""GPUs of the largest fabric that is built link by link: a quarter of a minute and some GB of memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -128,8 +131,13 @@ def build(cluster: Cluster) -> nx.DiGraph[str]:
     """Return the fabric of *cluster*.
 
     Raises:
-        FabricError: a GPU cannot reach the others.
+        FabricError: a GPU cannot reach the others, or there are more than ``MOST_GPUS``.
     """
+    if cluster.n_gpus > MOST_GPUS:
+        raise FabricError(
+            f"cluster {cluster.name}: a fabric of {cluster.n_gpus:,} GPUs is not built link by link; at most "
+            f"{MOST_GPUS:,}"
+        )
     graph: nx.DiGraph[str] = nx.DiGraph()
     if cluster.fabric_spec.links:
         _explicit(graph, cluster)

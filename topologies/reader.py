@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -123,8 +124,8 @@ def whole(value: object) -> int:
 
 
 def number(value: object) -> float:
-    """Return *value* if it is a number without a unit. Raises TypeError if it is not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """Return *value* if it is a finite number without a unit. Raises TypeError if it is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise TypeError("must be a number")
     return float(value)
 

@@ -32,6 +32,8 @@ from traces.store import open_run
 
 MINE = 'device = "h100-sxm"\ngpus_per_node = 8\nn_gpus = 16\nintra = "nvlink4"\nnics_per_node = 8\n'
 NIC = 'nic = { bandwidth = "400 Gb/s", latency = "2 us" }\n'
+PAIR = 'device = "h100-sxm"\ngpus_per_node = 4\nintra = "nvlink4"\n'
+ONE_LINK = '[[links]]\nbetween = ["gpu:0", "gpu:1"]\nbandwidth = "50 GB/s"\nlatency = "1 us"\n'
 FABRIC = '[fabric]\nkind = "rail"\n'
 
 
@@ -62,6 +64,15 @@ def refused(tmp_path: Path, text: str) -> str:
         ((MINE + NIC + FABRIC)[:60], "is not TOML|is missing"),
         (MINE + FABRIC, "no NICs"),
         (MINE + NIC, "fabric of kind 'node'"),
+        (MINE + NIC.replace("400", "-400") + FABRIC, "bandwidth = '-400 Gb/s'"),
+        (MINE + NIC + FABRIC + "oversubscription = nan\n", "oversubscription = nan: must be a number"),
+        ("base = './mine.toml'\n", "a base is a name of the catalogue, not a file"),
+        (
+            MINE.replace("n_gpus = 16", "n_gpus = 16_000_000") + NIC + FABRIC,
+            "of 16,000,000 GPUs is not built",
+        ),
+        (PAIR + ONE_LINK, "gpu:2, gpu:3 cannot reach gpu:0"),
+        (PAIR + ONE_LINK.replace("gpu:1", "gpu:0"), "both ends are the same"),
     ],
     ids=[
         "dimensions that do not multiply to the nodes",
@@ -74,6 +85,12 @@ def refused(tmp_path: Path, text: str) -> str:
         "a file cut off",
         "nodes without network",
         "nodes without fabric",
+        "a bandwidth below zero",
+        "a figure that is no number",
+        "a file that is its own base",
+        "a machine too large to check",
+        "GPUs that no link reaches",
+        "a link to itself",
     ],
 )
 def test_a_machine_with_a_mistake(tmp_path: Path, text: str, said: str) -> None:

@@ -156,3 +156,18 @@ def test_the_verb_writes_a_machine_that_checks(tmp_path: Path) -> None:
     runner.invoke(topology, ["read", str(source), "-o", str(target)], catch_exceptions=False)
     checked = runner.invoke(topology, ["check", str(target)], catch_exceptions=False)
     assert "4 GPUs in 1 NVLink domain(s)" in checked.stdout
+
+
+def test_the_maker_of_the_processor_is_read(tmp_path: Path) -> None:
+    said = XML.replace('<cpu numaid="0">', '<cpu numaid="0" arch="x86_64" vendor="AuthenticAMD">')
+    wiring = to_toml(discover(written(tmp_path, said)))
+    assert load_cluster(written(tmp_path, wiring, "mine.toml")).cpu == "amd"
+    assert "cpu" not in to_toml(discover(written(tmp_path, XML)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('count="12"', 'count="a dozen"'), ('speed="200000"', 'speed="fast"')]
+)
+def test_words_for_numbers_are_refused(tmp_path: Path, old: str, new: str) -> None:
+    with pytest.raises(CatalogError, match="a count or speed is no number"):
+        discover(written(tmp_path, XML.replace(old, new)))

@@ -72,6 +72,8 @@ def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]
     """Return the tables of a file over those of the entry of *folder* that its ``base`` names."""
     if (base := table.pop("base", None)) is None:
         return table
+    if str(base).endswith(".toml"):
+        raise CatalogError(f"base = {base!r}: a base is a name of the catalogue, not a file")
     return _over(_with_base(read_toml(_find(folder, str(base), what)), folder, what), table)
 
 
