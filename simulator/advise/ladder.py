@@ -287,9 +287,9 @@ def _searched(question: Question) -> Rung:
         sharding=("zero1",),
         others={"precision": question.precision},
     )
-    jobs = [job for job in space.jobs() if job.layout.tp * job.layout.pp > 1]
+    cut = [family for family in space.families() if family.job.layout.tp * family.job.layout.pp > 1]
     try:
-        found = cheapest(jobs, 1)
+        found = cheapest(cut, 1)
     except EngineError as error:
         return Rung(way=MODEL_PARALLEL, note=str(error))
     if not found.best:

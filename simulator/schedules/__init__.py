@@ -43,6 +43,7 @@ __all__ = [
     "Plan",
     "Schedule",
     "check",
+    "has_pairs",
     "has_two_copies",
     "held_stages",
     "holders",
@@ -171,6 +172,11 @@ def pairs(
 def has_two_copies(name: str) -> bool:
     """Return whether schedule *name* has every stage on two ranks."""
     return name in SCHEDULES and SCHEDULES[name].two_copies
+
+
+def has_pairs(name: str) -> bool:
+    """Return whether schedule *name* may run a forward together with a backward; a file may."""
+    return name not in SCHEDULES or SCHEDULES[name].pairs is not Schedule._field_defaults["pairs"]
 
 
 def _known(name: str) -> Schedule:

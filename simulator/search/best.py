@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -28,8 +27,10 @@ from simulator.job import Job
 from simulator.memory.ranks import rank_memories
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
+from simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
 from simulator.search.layouts import PipelineTimes
-from simulator.search.least_memory import least_bytes
+from simulator.search.least_memory import LeastMemory
+from simulator.search.space import Family
 from simulator.simulate import simulate
 from topologies.placement import place
 
@@ -37,90 +38,25 @@ Progress = Callable[[str], None]
 
 
 class Stage(IntEnum):
-    """How closely a candidate has been looked at."""
+    """How closely a candidate has been looked at; a family is many of them at once."""
 
-    FLOOR = 0
-    PIPELINE = 1
-    STEP = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
-    """One of the best layouts.
-
-    Attributes:
-        job: what to run.
-        summary: what ``simulate`` says of it.
-        cost: what candidates were ordered by.
-    """
-
-    job: Job
-    summary: dict[str, Any]
-    cost: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """What a search has looked at.
-
-    Attributes:
-        n_candidates: layouts that were considered.
-        n_run: those whose pipeline was run.
-        n_simulated: those whose whole step was run.
-        n_too_large: those that were looked at closely enough to see that they do not fit.
-        smallest: of those, the one that needs the least memory, and how much; None if all fit.
-    """
-
-    n_candidates: int = 0
-    n_run: int = 0
-    n_simulated: int = 0
-    n_too_large: int = 0
-    smallest: tuple[Job, int] | None = None
-
-    def __add__(self, other: Counts) -> Counts:
-        """Return both together."""
-        smallest = [one for one in (self.smallest, other.smallest) if one is not None]
-        return Counts(
-            n_candidates=self.n_candidates + other.n_candidates,
-            n_run=self.n_run + other.n_run,
-            n_simulated=self.n_simulated + other.n_simulated,
-            n_too_large=self.n_too_large + other.n_too_large,
-            smallest=min(smallest, key=lambda one: (one[1], order_of(one[0]))) if smallest else None,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One of the best layouts of a part: the job, and what candidates were ordered by."""
-
-    job: Job
-    cost: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a search has found.
-
-    Attributes:
-        best: the best layouts that fit, best first.
-        counts: what was looked at.
-    """
-
-    best: tuple[Ranked, ...]
-    counts: Counts
+    FAMILY = 0
+    FLOOR = 1
+    PIPELINE = 2
+    STEP = 3
 
 
 def cheapest(
-    jobs: Iterable[Job],
+    families: Iterable[Family],
     n_best: int,
     *,
     weight: Callable[[Job], float] = lambda _: 1.0,
     progress: Progress | None = None,
 ) -> Found:
-    """Return the *n_best* of *jobs* that fit into memory.
+    """Return the *n_best* of the jobs of *families* that fit into memory.
 
     Args:
-        jobs: candidates; those that turn out to be impossible are left out.
+        families: candidates; those that turn out to be impossible are left out.
         n_best: how many to return.
         weight: what a nanosecond of a job costs; 1 orders by step time, dollars per token by price.
         progress: told how far it is.
@@ -128,22 +64,22 @@ def cheapest(
     Raises:
         EngineError: numba is not installed.
     """
-    timed, counts = fastest(jobs, n_best, weight=weight, progress=progress)
+    timed, counts = fastest(families, n_best, weight=weight, progress=progress)
     return Found(best=summarised(timed), counts=counts)
 
 
 def fastest(
-    jobs: Iterable[Job],
+    families: Iterable[Family],
     n_best: int,
     *,
     weight: Callable[[Job], float] = lambda _: 1.0,
     cutoff: float = math.inf,
     progress: Progress | None = None,
 ) -> tuple[list[Timed], Counts]:
-    """Return the *n_best* of *jobs* that fit, best first, and what was looked at.
+    """Return the *n_best* of the jobs of *families* that fit, best first, and what was looked at.
 
     Args:
-        jobs: candidates.
+        families: candidates.
         n_best: how many to return.
         weight: as in ``cheapest``.
         cutoff: what costs more need not be found: so many are known already that cost no more.
@@ -153,8 +89,8 @@ def fastest(
         EngineError: numba is not installed.
     """
     search = _Search(weight)
-    for job in jobs:
-        search.add(job)
+    for family in families:
+        search.add(family)
     while search.goes_on(n_best, cutoff):
         search.look_closer()
         if progress is not None:
@@ -162,30 +98,6 @@ def fastest(
                 f"{search.n_run:,} pipelines run, {search.n_simulated} simulated of {search.n_candidates:,}"
             )
     return best_of(search.best, n_best), search.counts()
-
-
-def best_of(timed: Iterable[Timed], n_best: int) -> list[Timed]:
-    """Return the *n_best* of those *timed*; equals in an order that no way of searching changes."""
-    return sorted(timed, key=lambda one: (one.cost, order_of(one.job)))[:n_best]
-
-
-def summarised(timed: Sequence[Timed]) -> tuple[Ranked, ...]:
-    """Return what ``simulate`` says of the best."""
-    return tuple(
-        Ranked(job=one.job, summary=dict(simulate(one.job, engine="compiled").summary), cost=one.cost)
-        for one in timed
-    )
-
-
-def order_of(job: Job) -> tuple[Any, ...]:
-    """Return what orders jobs that cost the same: the simpler first."""
-    layout = job.layout
-    return (
-        *(job.cluster.name, job.cluster.n_gpus),
-        *(layout.pp, layout.tp, layout.cp, layout.ep, layout.dp),
-        *(job.schedule, job.virtual_stages or 0, job.micro_batch),
-        *(job.sharding, job.recompute, job.offload),
-    )
 
 
 class _Search:
@@ -196,7 +108,9 @@ class _Search:
         self.n_candidates = self.n_run = self.n_simulated = self.n_too_large = 0
         self.smallest: tuple[Job, int] | None = None
         self._weight = weight
-        self._heap: list[tuple[float, int, int, Job]] = []
+        self._heap: list[tuple[float, int, int, Job | Family]] = []
+        self._pushed = 0
+        self._memory = LeastMemory()
         self._times: dict[Any, PipelineTimes] = {}
         self._networks: dict[Any, Network] = {}
 
@@ -210,15 +124,14 @@ class _Search:
             smallest=self.smallest,
         )
 
-    def add(self, job: Job) -> None:
-        """Let *job* be a candidate."""
+    def add(self, family: Family) -> None:
+        """Let the jobs of *family* be candidates."""
         try:
-            times = self._pipeline(job)
-            floor_ns = max(times.floor_ns(job), times.replicas_ns(job))
+            least_ns = self._pipeline(family.job).family_ns(family)
         except SimulationError:  # its parts cannot be built
             return
-        self.n_candidates += 1
-        self._push(Stage.FLOOR, job, floor_ns, self.n_candidates)
+        self.n_candidates += len(family.pipelines)
+        self._push(Stage.FAMILY, family, least_ns)
 
     def goes_on(self, n_best: int, cutoff: float) -> bool:
         """Whether any candidate is left that may be among the best, or equal to the last of them."""
@@ -228,28 +141,44 @@ class _Search:
 
     def look_closer(self) -> None:
         """Take out the candidate that may be the best, and look at it one stage more closely."""
-        cost, negative_stage, number, job = heapq.heappop(self._heap)
-        stage = Stage(-negative_stage)
-        if stage is Stage.STEP:
-            self.best.append(Timed(job=job, cost=cost))
-            return
-        try:
-            if stage is Stage.FLOOR:
-                if self._fits(job, least_bytes(job)):
-                    self.n_run += 1
-                    times = self._pipeline(job)
-                    least_ns = max(times.pipeline_ns(job), times.replicas_ns(job))
-                    self._push(Stage.PIPELINE, job, least_ns, number)
-            elif self._fits(job, max(rank.peak_bytes for rank in rank_memories(job))):
-                self.n_simulated += 1
-                self._push(Stage.STEP, job, self._step_ns(job), number)
-        except SimulationError:  # its schedule does not allow it
-            return
+        cost, negative_stage, _, one = heapq.heappop(self._heap)
+        if isinstance(one, Family):
+            self._expand(one)
+        elif -negative_stage == Stage.STEP:
+            self.best.append(Timed(job=one, cost=cost))
+        else:
+            self._try(Stage(1 - negative_stage), one)
 
-    def _fits(self, job: Job, peak_bytes: int) -> bool:
+    def _expand(self, family: Family) -> None:
+        """Put the jobs of *family* in one by one, unless none of them can fit."""
+        if not self._fits(family.job, self._memory.family_bytes(family.job), len(family.pipelines)):
+            return
+        for job in family.jobs():
+            self._try(Stage.FLOOR, job)
+
+    def _try(self, stage: Stage, job: Job) -> None:
+        """Look at *job* as closely as *stage* says, and put it back if it fits and is possible."""
+        look = {Stage.FLOOR: self._floor_ns, Stage.PIPELINE: self._pipeline_ns, Stage.STEP: self._step_ns}
+        try:
+            if (least_ns := look[stage](job)) is not None:
+                self._push(stage, job, least_ns)
+        except SimulationError:  # its schedule does not allow it
+            self.n_candidates -= stage is Stage.FLOOR
+
+    def _floor_ns(self, job: Job) -> int:
+        times = self._pipeline(job)
+        return max(times.floor_ns(job), times.replicas_ns(job))
+
+    def _pipeline_ns(self, job: Job) -> int | None:
+        if not self._fits(job, self._memory.least_bytes(job)):
+            return None
+        self.n_run += 1
+        return self._pipeline(job).step_floor_ns(job)
+
+    def _fits(self, job: Job, peak_bytes: int, n_jobs: int = 1) -> bool:
         if peak_bytes <= job.cluster.device.memory_bytes:
             return True
-        self.n_too_large += 1
+        self.n_too_large += n_jobs
         if self.smallest is None or (peak_bytes, order_of(job)) < (
             self.smallest[1],
             order_of(self.smallest[0]),
@@ -257,21 +186,30 @@ class _Search:
             self.smallest = (job, peak_bytes)
         return False
 
-    def _step_ns(self, job: Job) -> int:
-        """Return the time of a step of *job*, as ``simulate`` has it, without the timeline."""
+    def _step_ns(self, job: Job) -> int | None:
+        """Return the time of a step of *job*, as ``simulate`` has it, without the timeline.
+
+        None: it does not fit.
+        """
+        if not self._fits(job, max(rank.peak_bytes for rank in rank_memories(job))):
+            return None
+        self.n_simulated += 1
         if job.cluster.others or job.variation.factors:  # ranks differ in speed, which simulate sees to
             return round(float(simulate(job, engine="compiled").summary["step_time_s"]) * 1e9)
         key = (job.cluster.name, job.cluster.n_gpus, job.placement, job.nccl_algo, job.nccl_proto)
         if key not in self._networks:
             placed = place(job.layout.world_size, job.cluster, job.placement)
             self._networks[key] = Network(job.cluster, placed, choice(job.nccl_algo, job.nccl_proto))
-        program = build(job, self._networks[key], ComputeModel(job.cluster.device, job.precision))
+        compute = ComputeModel(job.cluster.device, job.precision)
+        program = build(job, self._networks[key], compute, groups=self._pipeline(job).units.groups(job))
         _, end_ns = choose("compiled", program.n_tasks, queue=program.shares_gpus).times(program)
         return int(end_ns.max())
 
-    def _push(self, stage: Stage, job: Job, ns: int, number: int) -> None:
+    def _push(self, stage: Stage, one: Job | Family, ns: int) -> None:
         """Put a candidate in; of equals, the one that is known best comes out first."""
-        heapq.heappush(self._heap, (ns * self._weight(job), -stage, number, job))
+        self._pushed += 1
+        job = one.job if isinstance(one, Family) else one
+        heapq.heappush(self._heap, (ns * self._weight(job), -stage, self._pushed, one))
 
     def _pipeline(self, job: Job) -> PipelineTimes:
         key = (job.cluster.name, job.cluster.n_gpus)

@@ -14,7 +14,7 @@ from simulator.configs.cli import TargetName
 from simulator.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
-    from simulator.search.best import Found
+    from simulator.search.found import Found
     from topologies.cluster import Cluster
 
 
@@ -160,8 +160,8 @@ def _affordable(
         ConfigError: there is no number of tokens, or no price.
         JobError: nothing is cheap enough; the message has what is cheapest.
     """
-    from simulator.search.best import Counts, Found
     from simulator.search.describe import described
+    from simulator.search.found import Counts, Found
 
     if flags["tokens"] is None:
         raise ConfigError("--budget needs --tokens: what the dollars are to pay for, e.g. --tokens 2T")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from simulator.goodput.plan import parse_count
-from simulator.search.best import Counts, Ranked
+from simulator.memory.ranks import rank_memories
+from simulator.search.found import Counts, Ranked
 from simulator.summary import job_name
 from topologies.units import format_bytes
 
@@ -99,7 +100,8 @@ def nothing(counts: Counts) -> str:
     """Say why no layout was found."""
     if counts.smallest is None:
         return "no layout is possible: the batch, the layers or the heads divide over none of these degrees"
-    job, peak_bytes = counts.smallest
+    job, _ = counts.smallest
+    peak_bytes = max(rank.peak_bytes for rank in rank_memories(job))
     limit = job.cluster.device.memory_bytes
     host = (
         "; --offload optimizer,states,all also tries the memory of the host" if job.offload == "none" else ""

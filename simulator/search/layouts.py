@@ -7,42 +7,32 @@ costs one pass over the tasks of its schedule. Needs numba, as the compiled engi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from simulator.builder.chain import Chains, Pass
-from simulator.builder.gradients import DataParallel
-from simulator.builder.groups import Groups
 from simulator.builder.instances import Costs
 from simulator.builder.pairs import write_both
 from simulator.builder.program_builder import Task, Template
-from simulator.builder.stages import Unit, job_pairs, layer_kind, scatters_p2p, stage_layers, units_by_stage
-from simulator.builder.step import job_groups
-from simulator.builder.templates import gather_received
+from simulator.builder.stages import Unit, job_pairs, layer_kind, scatters_p2p, units_by_stage
+from simulator.builder.templates import Templates, gather_received
 from simulator.compute.timing import ComputeModel
 from simulator.engine import choose
 from simulator.job import FULLY_SHARDED, Job
-from simulator.models.model import Model
-from simulator.network.cost import Network
 from simulator.program import Int64Array
-from simulator.schedules import ACTION_KINDS, has_two_copies, held_stages, plan
-from simulator.search.schedule_program import ScheduleProgram, schedule_program
+from simulator.schedules import ACTION_KINDS, has_pairs, has_two_copies, held_stages, plan
+from simulator.search.least_memory import short_plan
+from simulator.search.schedule_program import BACKWARD, FORWARD, ScheduleProgram, schedule_program
+from simulator.search.space import Family
+from simulator.search.unit_times import UnitTimes, template_ns
 from simulator.workload.linear import hidden_bytes, tokens_per_shard
-from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
-from simulator.workload.recompute import as_kept, recomputes
+from simulator.workload.recompute import recomputes
 from topologies.cluster import Cluster
-from topologies.placement import place
 
-_ELSEWHERE: Final = {
-    *("cluster", "layout", "global_batch", "schedule", "virtual_stages", "overlap_p2p", "deallocate_outputs"),
-    *("n_steps", "variation", "sharding", "overlap_pairs"),
-}
-_OF_UNITS: Final = tuple(field.name for field in fields(Job) if field.name not in _ELSEWHERE)
-"""Settings of a job on which the time of a layer depends; more of them only mean remembering more."""
+INPUT, WEIGHT = (ACTION_KINDS.index(kind) for kind in "IW")
 
 
 class PipelineTimes:
@@ -53,16 +43,17 @@ class PipelineTimes:
 
     Args:
         cluster: the machine, used as a whole by every job.
+
+    Attributes:
+        units: what layers, stages and messages take there.
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._network = Network(cluster, place(cluster.n_gpus, cluster))
-        self._units: dict[Any, Int64Array] = {}
+        self.units = UnitTimes(cluster)
         self._links: dict[tuple[int, int, int], Int64Array] = {}
         self._schedules: dict[Any, tuple[ScheduleProgram, Any]] = {}
-        self._groups: dict[Any, Groups] = {}
-        self._actions: dict[Hashable, Int64Array] = {}
-        self._gradients: dict[Hashable, int] = {}
+        self._pairs: dict[Hashable, Int64Array] = {}
+        self._updates: dict[Hashable, int] = {}
 
     def pipeline_ns(self, job: Job) -> int:
         """Return the time from the first forward to the last backward of a step of *job*, in ns.
@@ -70,23 +61,21 @@ class PipelineTimes:
         Raises:
             SimulationError: the job cannot run, or numba is not installed.
         """
-        layout = job.layout
-        together = job.overlap_pairs is not False
-        key = (job.schedule, layout.pp, job.n_microbatches, job.virtual_stages, job.overlap_p2p, together)
-        if key not in self._schedules:
-            made = schedule_program(*key[:4], overlap_p2p=job.overlap_p2p, overlap_pairs=together)
-            self._schedules[key] = (made, choose("compiled", 0).Makespan(made.program))
-        found, clock = self._schedules[key]
-        passed_bytes = hidden_bytes(job, tokens_per_shard(job))
-        in_parts = scatters_p2p(job)
-        size_bytes = passed_bytes // (layout.tp if in_parts else 1)
-        links = self._link_ns(layout.pp, layout.world_size // layout.pp, size_bytes)
-        actions = self._action_ns(job, found.n_stages)
-        if in_parts:
-            actions = actions + found.receives * self._gather_ns(job, passed_bytes)
-        pairs = self._pair_ns(job, found) if found.pairs else None
-        found_ns: int = clock.last_ns(found.durations(actions, pairs), found.transfers(links))
-        return found_ns
+        return self._run_ns(job, self.units.action_ns(job, _n_stages(job)))
+
+    def step_floor_ns(self, job: Job) -> int:
+        """Return a time that a step of *job* is never below: ``pipeline_ns``, and what is known beyond it.
+
+        Under full sharding actions take as long as with their own gathering. The stream of data parallelism
+        is as busy as its traffic. Then the optimizer follows.
+
+        Raises:
+            SimulationError: the job cannot run, or numba is not installed.
+        """
+        n_stages = _n_stages(job)
+        shards = job.sharding in FULLY_SHARDED and job.layout.dp * job.layout.cp > 1
+        times = self.units.sharded_action_ns if shards and not job.cluster.others else self.units.action_ns
+        return max(self._run_ns(job, times(job, n_stages)), self.replicas_ns(job)) + self.update_ns(job)
 
     def floor_ns(self, job: Job) -> int:
         """Return a time that ``pipeline_ns`` is never below, without running the schedule.
@@ -99,49 +88,101 @@ class PipelineTimes:
             SimulationError: the job cannot run.
         """
         held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
-        forward, backward, inputs, weights = self._action_ns(job, 1 + max(map(max, held)))
-        back = np.minimum(backward, inputs + weights) if is_split else backward
+        times = self.units.action_ns(job, 1 + int(held.max()))
+        forward, back = times[FORWARD], times[BACKWARD]
+        # Where weight gradients can wait, no backward is left to come all the way after the last one.
+        around = forward if is_split else forward + back
+        if is_split:
+            back = np.minimum(back, times[INPUT] + times[WEIGHT])
         # A forward and a backward that run as a pair take as long as the longer of them, at least.
-        together = max if job_pairs(job) else sum
+        together = np.maximum if job_pairs(job) else np.add
         if has_copies:
-            return together((int(forward.sum()), int(back.sum()))) * job.n_microbatches // job.layout.pp
-        around = forward if is_split else forward + backward
+            return int(together(forward.sum(), back.sum())) * job.n_microbatches // job.layout.pp
         before = np.cumsum(around) - around
-        return max(
-            int(before[own].min())
-            + job.n_microbatches * together((int(forward[own].sum()), int(back[own].sum())))
-            for own in map(list, held)
-        )
+        own = together(forward[held].sum(axis=1), back[held].sum(axis=1))
+        return int((before[held].min(axis=1) + job.n_microbatches * own).max())
 
     def replicas_ns(self, job: Job) -> int:
-        """Return a time that a step of *job* is never below for its gradients alone; 0 where they can hide.
+        """Return how long the stream of data parallelism is busy in a step, on its busiest rank.
 
-        Where parameters are sharded every micro-batch reduces the gradients of every layer, one after the
-        other in the stream of data parallelism. Those of rank 0 are counted, the embedding aside.
+        Where gradients are shared out every micro-batch reduces them, and where parameters are, it gathers
+        those too, one after the other. 0 where that happens once per step.
 
         Raises:
             SimulationError: the job cannot run.
         """
-        if job.sharding not in FULLY_SHARDED or job.cluster.others:
-            return 0
-        held = _shape(job.schedule, job.layout.pp, job.virtual_stages)[0]
-        layers = stage_layers(job, 1 + max(map(max, held)))
-        shared = (job.layout, *(getattr(job, name) for name in (*_OF_UNITS, "sharding")))
-        total = 0
-        for stage in held[0]:
-            for kind, same in _alike(job.model, tuple(layers[stage])).items():
-                key = ("gradients", kind, shared)
-                if key not in self._gradients:
-                    self._gradients[key] = self._gradient_ns(job, same[0])
-                total += len(same) * self._gradients[key]
-        return total * job.n_microbatches
+        held, _, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
+        traffic = self.units.traffic_ns(job, 1 + int(held.max()))
+        if has_copies:
+            return int(traffic.sum()) * job.n_microbatches // job.layout.pp
+        return int(traffic[held].sum(axis=1).max()) * job.n_microbatches
 
-    def _gradient_ns(self, job: Job, layer: int) -> int:
-        """Return how long the gradients of *layer* take to their shards."""
-        groups, template = self._groups_of(job), Template()
-        DataParallel(job, groups).scatter(template, Unit(layer, layer_blocks(job, layer)), ())
-        template.tails = tuple(range(len(template.tasks)))
-        return _template_ns(template, Costs(groups, self._network, folded=False))
+    def family_ns(self, family: Family) -> int:
+        """Return a time that no step of *family* is below, whatever its schedule.
+
+        Every layer works on every micro-batch, and one rank has at least its share of that; so it is with the
+        traffic of parameters that are gathered for every use.
+
+        Raises:
+            SimulationError: the parts of its jobs cannot be built.
+        """
+        job, names = family.job, {schedule for schedule, _ in family.pipelines}
+        if job.layers_per_stage or job.recompute_layers or job.recompute_every > 1:
+            return 0  # what a layer does depends on its stage, and so on the schedule
+        whole = self.units.action_ns(job, 1)[:, 0]
+        forward, back = int(whole[FORWARD]), int(min(whole[BACKWARD], whole[INPUT] + whole[WEIGHT]))
+        is_paired = job.overlap_pairs is not False and any(map(has_pairs, names))
+        each = max(forward, back) if is_paired else forward + back
+        if job.sharding in FULLY_SHARDED and not any(map(has_two_copies, names)):
+            each = max(each, int(self.units.traffic_ns(job, 1)[0]))
+        return each * job.n_microbatches // job.layout.pp
+
+    def update_ns(self, job: Job) -> int:
+        """Return how long what follows the last backward takes at least: norms, optimizer, gathering.
+
+        Where the norm of the gradients is summed over all ranks, every rank updates after the last one has
+        come, so that the slowest update counts; otherwise the fastest does.
+        """
+        orders = short_plan(job)
+        stages = tuple(held_stages(actions) for actions in orders)
+        key = (stages, has_two_copies(job.schedule), job.layout, job.sharding, self.units.key(job))
+        if key not in self._updates:
+            templates = Templates(
+                job, self.units.groups(job), ComputeModel(job.cluster.device, job.precision), orders
+            )
+            costs = self.units.costs(job)
+            firsts = [self.units.groups(job).of_pipeline_rank(pp)[0] for pp in range(job.layout.pp)]
+            found = [
+                template_ns(templates.update(own), costs, rank)
+                for own, rank in zip(stages, firsts, strict=True)
+            ]
+            meet = job.profile.grad_norm and job.profile.overlap_grad_reduce and not job.cluster.others
+            self._updates[key] = max(found) if meet else min(found)
+        return self._updates[key]
+
+    def _run_ns(self, job: Job, actions: Int64Array) -> int:
+        """Return when the schedule of *job* has ended if its actions take so long."""
+        layout = job.layout
+        found, clock = self._schedule(job)
+        passed_bytes = hidden_bytes(job, tokens_per_shard(job))
+        in_parts = scatters_p2p(job)
+        size_bytes = passed_bytes // (layout.tp if in_parts else 1)
+        links = self._link_ns(layout.pp, layout.world_size // layout.pp, size_bytes)
+        if in_parts:
+            actions = actions + found.receives * self._gather_ns(job, passed_bytes)
+        pairs = self._pair_ns(job, found) if found.pairs else None
+        found_ns: int = clock.last_ns(found.durations(actions, pairs), found.transfers(links))
+        return found_ns
+
+    def _schedule(self, job: Job) -> tuple[ScheduleProgram, Any]:
+        """Return the program of the schedule of *job*, and its clock."""
+        together = job.overlap_pairs is not False
+        sizes = (job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+        key = (*sizes, job.overlap_p2p, together)
+        if key not in self._schedules:
+            made = schedule_program(*sizes, overlap_p2p=job.overlap_p2p, overlap_pairs=together)
+            self._schedules[key] = (made, choose("compiled", 0).Makespan(made.program))
+        return self._schedules[key]
 
     def _link_ns(self, n_ranks: int, stride: int, size_bytes: int) -> Int64Array:
         """Return the time of a message between any two pipeline ranks that may be neighbours."""
@@ -150,128 +191,74 @@ class PipelineTimes:
             found = np.zeros((n_ranks, n_ranks), np.int64)
             for a in range(n_ranks):
                 for b in {(a + 1) % n_ranks, (a - 1) % n_ranks} - {a}:
-                    transfer = self._network.p2p(size_bytes, a * stride, b * stride)
+                    transfer = self.units.network.p2p(size_bytes, a * stride, b * stride)
                     found[a, b] = transfer.latency_ns + transfer.wire_ns
             self._links[key] = found
         return self._links[key]
-
-    def _action_ns(self, job: Job, n_stages: int) -> Int64Array:
-        """Return how long each kind of action takes in each stage: ``(len(ACTION_KINDS), n_stages)``."""
-        layout, model = job.layout, job.model
-        shared = (layout.tp, layout.cp, layout.ep, *(getattr(job, name) for name in _OF_UNITS))
-        if (n_stages, shared) in self._actions:
-            return self._actions[n_stages, shared]
-        layers = stage_layers(job, n_stages)
-        found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)
-        for stage, held in enumerate(layers):
-            for again, within in _by_recomputing(job, held):
-                own = as_kept(job, within[0], held)
-                for kind, same in _alike(model, within).items():
-                    found[:, stage] += len(same) * self._unit_ns(own, same[0], (kind, again, *shared))
-        found[:, 0] += self._unit_ns(job, -1, ("embedding", *shared))
-        found[:, -1] += self._unit_ns(job, model.n_layers, ("head", *shared))
-        self._actions[n_stages, shared] = found
-        return found
-
-    def _unit_ns(self, job: Job, layer: int, key: Hashable) -> Int64Array:
-        """Return how long each kind of action takes in a layer; -1: the embedding, ``n_layers``: the head."""
-        if key not in self._units:
-            if layer in (-1, job.model.n_layers):
-                unit = Unit(-1, (embedding_block(job),) if layer < 0 else head_blocks(job))
-            else:
-                unit = Unit(layer, layer_blocks(job, layer))
-            costs = Costs(self._groups_of(job), self._network, folded=False)
-            chains = Chains(ComputeModel(job.cluster.device, job.precision))
-            self._units[key] = np.array(
-                [_alone_ns(chains, unit, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS], np.int64
-            )
-        return self._units[key]
 
     def _gather_ns(self, job: Job, size_bytes: int) -> int:
         """Return how long gathering a message that came in parts takes."""
         message = gather_received(size_bytes, job.precision).message
         if message is None:
             return 0
-        transfer = Costs(self._groups_of(job), self._network, folded=False).transfer(0, message)
+        transfer = self.units.costs(job).transfer(0, message)
         return transfer.latency_ns + transfer.wire_ns
 
     def _pair_ns(self, job: Job, found: ScheduleProgram) -> Int64Array:
         """Return how long a forward of one stage takes together with a backward of another."""
         layout = job.layout
-        shared = (layout.tp, layout.cp, layout.ep, *(getattr(job, name) for name in _OF_UNITS))
-        key = ("pairs", found.n_stages, found.pairs, layout.pp, shared)
-        if key not in self._actions:
+        shared = (layout.tp, layout.cp, layout.ep, *self.units.key(job))
+        key = (found.n_stages, found.pairs, layout.pp, shared)
+        if key not in self._pairs:
             times = np.zeros((found.n_stages, found.n_stages), np.int64)
             units = units_by_stage(job, found.n_stages)
-            costs = Costs(self._groups_of(job), self._network, folded=False)
-            chains = Chains(ComputeModel(job.cluster.device, job.precision))
             gather = None
             if scatters_p2p(job):
                 gather = gather_received(hidden_bytes(job, tokens_per_shard(job)), job.precision)
             known: dict[Hashable, int] = {}
             for pair in found.pairs:
-                kinds = tuple(
-                    (
-                        *(
-                            layer_kind(job.model, unit.layer) if unit.layer >= 0 else unit.blocks[0].name
-                            for unit in units[stage]
-                        ),
-                        bool(found.receives[ACTION_KINDS.index(kind), stage]),
-                    )
-                    for kind, stage in zip("FB", pair, strict=True)
-                )
+                kinds = tuple(_alike(job, found, *one, units) for one in zip("FB", pair, strict=True))
                 if kinds not in known:
                     known[kinds] = _pair_alone_ns(
                         job,
-                        chains,
+                        self.units.chains(job),
                         [units[stage] for stage in pair],
-                        costs,
+                        self.units.costs(job),
                         [gather if one[-1] else None for one in kinds],
                     )
                 times[pair] = known[kinds]
-            self._actions[key] = times
-        return self._actions[key]
+            self._pairs[key] = times
+        return self._pairs[key]
 
-    def _groups_of(self, job: Job) -> Groups:
-        """Return the groups of *job*; those that a layer communicates in are the same for equal layouts."""
-        if job.layout not in self._groups:
-            self._groups[job.layout] = job_groups(job)
-        return self._groups[job.layout]
+
+def _n_stages(job: Job) -> int:
+    """Return the number of stages that the schedule of *job* cuts the model into."""
+    return 1 + int(_shape(job.schedule, job.layout.pp, job.virtual_stages)[0].max())
 
 
 @lru_cache(maxsize=4096)
-def _shape(
-    schedule: str, n_ranks: int, virtual_stages: int | None
-) -> tuple[tuple[tuple[int, ...], ...], bool, bool]:
-    """Return the stages of each rank, whether backwards are split, and whether stages have two copies."""
+def _shape(schedule: str, n_ranks: int, virtual_stages: int | None) -> tuple[Int64Array, bool, bool]:
+    """Return the stages of each rank, whether backwards are split, and whether stages have two copies.
+
+    Stages are an array of shape ``(n_ranks, stages per rank)``.
+    """
     found = plan(schedule, n_ranks, 2 * n_ranks, virtual_stages)
-    held = tuple(held_stages(actions) for actions in found)
+    held = np.array([held_stages(actions) for actions in found], np.int64)
     is_split = any(action.kind == "W" for actions in found for action in actions)
     return held, is_split, has_two_copies(schedule)
 
 
-@lru_cache(maxsize=4096)
-def _alike(model: Model, layers: tuple[int, ...]) -> dict[tuple[bool, int], list[int]]:
-    """Return *layers* by what tells their work apart."""
-    found: dict[tuple[bool, int], list[int]] = {}
-    for layer in layers:
-        found.setdefault(layer_kind(model, layer), []).append(layer)
-    return found
-
-
-def _by_recomputing(job: Job, layers: range) -> Iterator[tuple[bool, tuple[int, ...]]]:
-    """Yield the *layers* of a stage that are computed again before their backward, and those that are not."""
-    again = tuple(layer for layer in layers if recomputes(job, layer, layers))
-    for which, found in ((True, again), (False, tuple(layer for layer in layers if layer not in again))):
-        if found:
-            yield which, found
-
-
-def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:
-    """Return how long *action* takes in *unit* on rank 0 if nobody is waited for."""
-    template = Template()
-    chains.unit(template, unit, action)
-    return _template_ns(template, costs)
+def _alike(
+    job: Job, found: ScheduleProgram, kind: str, stage: int, units: Sequence[Iterable[Unit]]
+) -> tuple[Hashable, ...]:
+    """Return what tells an action of *stage* in a pair from others; last, whether it receives."""
+    return (
+        *(
+            layer_kind(job.model, unit.layer) if unit.layer >= 0 else unit.blocks[0].name
+            for unit in units[stage]
+        ),
+        bool(found.receives[ACTION_KINDS.index(kind), stage]),
+    )
 
 
 def _pair_alone_ns(
@@ -288,24 +275,4 @@ def _pair_alone_ns(
             chains.unit(line, unit, Pass(kind, job.recompute if again else "none"))
     template = Template()
     write_both(template, *lines)
-    return _template_ns(template, costs)
-
-
-def _template_ns(template: Template, costs: Costs) -> int:
-    """Return when the tails of *template* have ended on rank 0 if nobody is waited for."""
-    waits: list[list[int]] = [[] for _ in template.tasks]
-    for waiter, other in template.waits:
-        if other >= 0:
-            waits[waiter].append(other)
-    ends: list[int] = []
-    free: dict[int, int] = {}
-    for task, others in zip(template.tasks, waits, strict=True):
-        start_ns = max([free.get(task.stream, 0), *(ends[other] for other in others)])
-        if task.message is None:
-            took_ns = task.duration_ns
-        else:
-            transfer = costs.transfer(0, task.message)
-            took_ns = transfer.latency_ns + transfer.wire_ns
-        ends.append(start_ns + took_ns)
-        free[task.stream] = ends[-1]
-    return max((ends[at] for at in template.tails if at >= 0), default=0)
+    return template_ns(template, costs)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simulator.job import Job
-from simulator.search.best import Counts, Found, Progress, Ranked, Timed, best_of, fastest, summarised
+from simulator.search.best import Progress, fastest
 from simulator.search.executors import Executor, Here
-from simulator.search.space import Space
+from simulator.search.found import Counts, Found, Ranked, Timed, best_of, summarised
+from simulator.search.space import Family, Space
 
 PARTS_PER_WORKER: Final = 4
 """Parts for each process: a lost one costs a part, and parts take different times."""
@@ -41,10 +42,10 @@ class Part:
     weights: Mapping[tuple[str, int], float]
     cutoff: float = math.inf
 
-    def jobs(self) -> Iterator[Job]:
+    def families(self) -> Iterator[Family]:
         """Yield the candidates."""
         for space in self.spaces:
-            yield from space.jobs()
+            yield from space.families()
 
     def weight(self, job: Job) -> float:
         """Return what a nanosecond of *job* costs."""
@@ -53,7 +54,7 @@ class Part:
 
 def work_on(part: Part) -> tuple[list[Timed], Counts]:
     """Return the best of *part*, and what was looked at. This is what other processes run."""
-    return fastest(part.jobs(), part.n_best, weight=part.weight, cutoff=part.cutoff)
+    return fastest(part.families(), part.n_best, weight=part.weight, cutoff=part.cutoff)
 
 
 def summarise(timed: Timed) -> Ranked:
@@ -140,10 +141,10 @@ def n_layouts(spaces: Sequence[Space], up_to: int = FEW) -> int:
     """Return how many layouts *spaces* have, counted no further than *up_to*."""
     count = 0
     for space in spaces:
-        for _ in space.jobs():
-            count += 1
+        for family in space.families():
+            count += len(family.pipelines)
             if count >= up_to:
-                return count
+                return up_to
     return count
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from simulator.errors import SimulationError
 from simulator.job import RECOMPUTES, Job
@@ -16,6 +16,23 @@ from traces.layout import Layout
 
 ONE_STAGE: Final = "1f1b"
 """Schedule where there is no pipeline; all are the same then."""
+
+
+class Family(NamedTuple):
+    """Jobs that are alike but for their schedule.
+
+    Attributes:
+        job: the first of them.
+        pipelines: the schedule and the virtual stages of each.
+    """
+
+    job: Job
+    pipelines: tuple[tuple[str, int | None], ...]
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield each of them."""
+        for schedule, virtual in self.pipelines:
+            yield replace(self.job, schedule=schedule, virtual_stages=virtual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +72,29 @@ class Space:
 
     def jobs(self) -> Iterator[Job]:
         """Yield every job of the space that is possible."""
+        for family in self.families():
+            yield from family.jobs()
+
+    def families(self) -> Iterator[Family]:
+        """Yield every possible job of the space, those together that differ in their schedule only."""
         for layout in self._layouts():
             for micro_batch in self._micro_batches(layout.dp):
                 n_microbatches = self.global_batch // (layout.dp * micro_batch)
-                pipelines = list(self._pipelines(layout.pp, n_microbatches))
+                pipelines = tuple(self._pipelines(layout.pp, n_microbatches))
+                if not pipelines:
+                    continue
                 shardings = self.sharding if layout.dp * layout.cp > 1 else self.sharding[:1]
-                for (schedule, virtual), sharding, recompute, offload in product(
-                    pipelines, shardings, self.recompute, self.offload
-                ):
+                for sharding, recompute, offload in product(shardings, self.recompute, self.offload):
                     try:
-                        yield Job(
+                        job = Job(
                             model=self.model,
                             cluster=self.cluster,
                             layout=layout,
                             global_batch=self.global_batch,
                             micro_batch=micro_batch,
                             seq_len=self.seq_len,
-                            schedule=schedule,
-                            virtual_stages=virtual,
+                            schedule=pipelines[0][0],
+                            virtual_stages=pipelines[0][1],
                             sharding=sharding,
                             recompute=recompute,
                             offload=offload,
@@ -80,6 +102,7 @@ class Space:
                         )
                     except SimulationError:  # this product is not possible
                         continue
+                    yield Family(job, pipelines)
 
     def pieces(self) -> list[Space]:
         """Return spaces with one set of degrees each, which together have the same jobs."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.errors import SimulationError
 from simulator.job import Job
-from simulator.search.best import Found, Ranked, Timed, order_of, summarised
+from simulator.search.found import Found, Ranked, Timed, order_of, summarised
 from simulator.search.space import Space
 from topologies.cluster import Cluster
 

@@ -22,7 +22,7 @@ from simulator.schedules import SCHEDULES, in_flight, plan
 from simulator.search.best import cheapest
 from simulator.search.bubbles import bubble, passes
 from simulator.search.executors import Executor, Here, Local, open_executor
-from simulator.search.least_memory import least_bytes, short_microbatches
+from simulator.search.least_memory import LeastMemory, short_microbatches
 from simulator.search.parts import Part, cut, search_parts
 from simulator.search.space import Space
 from simulator.search.what_if import half_as_fast
@@ -58,16 +58,16 @@ class InOrder(Here):
 
 def test_parts_find_what_one_process_finds(alone: list[Any]) -> None:
     assert answer(InOrder()) == alone
-    direct = cheapest(list(space().jobs()), 4)
+    direct = cheapest(space().families(), 4)
     assert [one.cost for one in direct.best] == [cost for cost, *_ in alone]
 
 
 @pytest.mark.parametrize("n_parts", [1, 2, 7, 1000])
 def test_parts_have_every_layout_once(n_parts: int) -> None:
     whole = Part(spaces=(space(), space(cp=(2,))), n_best=1, weights={})
-    dealt = [job for part in cut(whole, n_parts) for job in part.jobs()]
+    dealt = [job for part in cut(whole, n_parts) for family in part.families() for job in family.jobs()]
     assert len(dealt) == len(set(dealt))
-    assert set(dealt) == set(whole.jobs())
+    assert set(dealt) == {*space().jobs(), *space(cp=(2,)).jobs()}
 
 
 def _kill_once(argument: tuple[str, int]) -> int:
@@ -161,14 +161,16 @@ def test_no_schedule_holds_fewer_in_a_longer_step(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_bound_on_memory_is_never_above_it(schedule: str) -> None:
     jobs = list(space(schedule=(schedule,), pp=(2, 4), sharding=("zero1", "fsdp")).jobs())
+    memory = LeastMemory()
     assert jobs
     for job in jobs:
-        assert least_bytes(job) <= max(rank.peak_bytes for rank in rank_memories(job))
+        peak_bytes = max(rank.peak_bytes for rank in rank_memories(job))
+        assert memory.family_bytes(job) <= memory.least_bytes(job) <= peak_bytes
 
 
 def test_offload_is_part_of_the_space_and_costs_time() -> None:
-    found = list(space(offload=("none", "optimizer"), tp=(1,), pp=(1,), sharding=("fsdp",)).jobs())
-    assert {job.offload for job in found} == {"none", "optimizer"}
+    found = list(space(offload=("none", "optimizer"), tp=(1,), pp=(1,), sharding=("fsdp",)).families())
+    assert {family.job.offload for family in found} == {"none", "optimizer"}
     best = cheapest(found, 2).best
     assert best[0].job.offload == "none"
 
