@@ -57,6 +57,7 @@ FRAMES = """async ([what, n]) => {
   return found; }"""
 """Zooms or pans in n frames, one right after the other as a hand does; the time from each to the next, ms."""
 
+MOST_WAIT_MS = 900_000
 N_FRAMES = 60
 MOST_FRAME_MS = 34
 """Two pictures of a screen at 60 Hz, 33.3 ms, as the browser's clock says them."""
@@ -126,17 +127,19 @@ def looked_at(browser: Any, address: str) -> Iterator[tuple[str, str]]:
     tools.send("Performance.enable")
     begun = time.perf_counter()
     page.goto(address, wait_until="commit")
-    page.wait_for_selector("body[data-ready]", timeout=300_000)
+    page.wait_for_selector("body[data-ready]", timeout=MOST_WAIT_MS)
     yield "first view, by the page's clock", f"{float(page.get_attribute('body', 'data-ready')) / 1e3:.2f} s"
     yield "first view, seen from outside", f"{time.perf_counter() - begun:.2f} s"
-    page.wait_for_selector("body[data-whole]", timeout=300_000)
+    page.wait_for_selector("body[data-whole]", timeout=MOST_WAIT_MS)
     yield "every row at hand", f"{time.perf_counter() - begun:.2f} s"
     used = {one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]}
     yield "processor time of the page's thread", f"{used['TaskDuration']:.2f} s"
     begun = time.perf_counter()
-    page.wait_for_function("!foretrace.meta().windowed || foretrace.meta().overview", timeout=300_000)
+    page.wait_for_function("!foretrace.meta().windowed || foretrace.meta().overview", timeout=MOST_WAIT_MS)
     if page.evaluate("foretrace.meta().windowed"):
         yield "all ranks drawn after another", f"{time.perf_counter() - begun:.2f} s"
+        page.wait_for_function("foretrace.meta().findings", timeout=MOST_WAIT_MS)
+        yield "what the run loses after", f"{time.perf_counter() - begun:.2f} s"
     page.locator("#schedule").scroll_into_view_if_needed()
     for what in ("zoom in", "pan", "zoom out"):
         frames = page.evaluate(FRAMES, [what, N_FRAMES])
@@ -146,7 +149,7 @@ def looked_at(browser: Any, address: str) -> Iterator[tuple[str, str]]:
     if page.evaluate("Boolean(foretrace.meta().windowed)"):
         begun = time.perf_counter()
         page.select_option("#picker select", "40")
-        page.wait_for_function("foretrace.view.pick === 40", timeout=300_000)
+        page.wait_for_function("foretrace.view.pick === 40", timeout=MOST_WAIT_MS)
         yield "other rows", f"{time.perf_counter() - begun:.2f} s"
     yield "errors", str(len(problems))
     page.close()

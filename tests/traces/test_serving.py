@@ -16,6 +16,7 @@ from traces.errors import RunError, ServeError
 from traces.info import RunInfo
 from traces.pack import Pack, taken_apart
 from traces.report.document import document
+from traces.report.findings import findings_entry
 from traces.run import Run
 from traces.serving import runs as serving_runs
 from traces.serving.runs import Runs
@@ -155,6 +156,8 @@ def test_a_long_run_comes_in_parts_that_hold_what_is_asked_for(
     whole, columns = client.document("/overview?run=many&step=0")
     assert len(columns["a.overview"]) == whole["overview"]["n_patterns"] * whole["overview"]["bins"]
     assert len(whole["overview"]["order"]) == many_ranks_run.info.world_size
+    lost, _ = client.document("/findings?run=many")
+    assert lost["findings"] == findings_entry(many_ranks_run)
 
 
 @pytest.mark.parametrize("query", ["pick=99&step=0", "pick=0&step=77", "pick=x&step=0", "pick=-1&step=0"])

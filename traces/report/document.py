@@ -133,7 +133,7 @@ def _explained(
 ) -> dict[str, Any]:
     """Return what explains the runs: what they lose, and the rank that is slow; *shown* gets paths and links.
 
-    A window is sent without what takes a while: ``overview_document`` has it.
+    A window is sent without what takes a while: ``overview_document`` and ``findings_document`` have it.
     """
     if quick:
         return {}
@@ -161,7 +161,7 @@ def outlier(run: Run) -> dict[str, Any]:
 
 
 def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
-    """Return all ranks in one step and what the run loses, for a page that has a window; pixels go to *pack*.
+    """Return all ranks in one step, for a page that has a window; pixels go to *pack*.
 
     Raises:
         RunError: the run has no such step.
@@ -173,10 +173,12 @@ def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
     view = View(run=run, rows=(), steps=(step,), default_step=0, done={}, lanes=(COMPUTE_LANE,), omitted="")
     entry: dict[str, Any] = {"key": KEYS[0], "steps": [{}]}
     found = overview_entry(view, groups, labels, pack, entry)
-    return {
-        "overview": None if found is None else {**found, **entry["steps"][0]},
-        "findings": findings_entry(run),
-    }
+    return {"overview": None if found is None else {**found, **entry["steps"][0]}}
+
+
+def findings_document(run: Run) -> dict[str, Any]:
+    """Return what the run loses, for a page that has a window: of many ranks it takes longer than they do."""
+    return {"findings": findings_entry(run)}
 
 
 def _view_of_window(run: Run, labels: Labels, groups: Sequence[Sequence[int]], window: Window) -> View:

@@ -19,7 +19,7 @@ from traces.errors import RunError, TraceError
 from traces.info import RunInfo
 from traces.opening import open_whole
 from traces.pack import Pack
-from traces.report.document import Window, document, outlier, overview_document
+from traces.report.document import Window, document, findings_document, outlier, overview_document
 from traces.report.format import format_share, format_time, number
 from traces.report.html import served_page
 from traces.report.words import layout_words, title
@@ -77,6 +77,7 @@ class Runs:
             "/run": self._page,
             "/document": self._document,
             "/overview": self._overview,
+            "/findings": self._findings,
         }
 
     def path_of(self, name: str) -> Path:
@@ -127,6 +128,9 @@ class Runs:
 
     def _overview(self, query: Mapping[str, str]) -> Answer:
         return self._kept("overview", query, _overview_of)
+
+    def _findings(self, query: Mapping[str, str]) -> Answer:
+        return self._kept("findings", query, lambda run, *_: document_answer(findings_document(run)))
 
     def _kept(self, what: str, query: Mapping[str, str], build: Build) -> Answer:
         """Return the answer to *query*, worked out once for as long as the run does not change.

@@ -18,13 +18,25 @@ function partOf(path, more) {
   return `${path}?${asked}`;
 }
 
-/** Show the run that the address names; the overview of many ranks follows when it is ready. */
+/** Show the run that the address names; of many ranks the overview follows, and then what they lose. */
 async function showServed() {
   busy('reading the run');
   const [meta, bytes] = await fetchDocument(partOf('/document', {}));
   showDocument(meta, bytes);
   busy('');
-  if (META.windowed) loadOverview();
+  if (META.windowed) loadOverview().then(loadFindings);
+}
+
+/** Fetch what the run loses: of many ranks it takes the longest. */
+async function loadFindings() {
+  busy('looking for what the run loses');
+  try {
+    const [meta] = await fetchDocument(partOf('/findings', {}));
+    META.findings = meta.findings;
+    fillFindings();
+  } finally {
+    busy('');
+  }
 }
 
 /** Say what is being waited for. */
@@ -64,8 +76,6 @@ async function loadOverview() {
   busy('drawing all ranks');
   try {
     const [meta, bytes] = await fetchDocument(partOf('/overview', { step }));
-    META.findings = meta.findings;
-    fillFindings();
     if (!meta.overview || stepOf(RUNS[0]).step !== step) return;
     keepOverview(meta.overview, new ColumnStore(meta, bytes).whole('a.overview'), step);
     $('#overview-section').hidden = false;

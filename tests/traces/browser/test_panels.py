@@ -1,0 +1,99 @@
+"""All ranks, links and memory beside the schedule: what they show, and that they follow it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.config import job_from
+from simulator.simulate import simulate
+from traces.run import Run
+
+SETTINGS = {"cluster": "dgx-h100", "seq_len": 2048}
+
+COLUMN = """([x, from, to]) => {
+  const canvas = document.querySelector('#overview');
+  const pixels = canvas.getContext('2d').getImageData(x, from, 1, to - from).data;
+  return [...Array(to - from).keys()].map(i => [...pixels.slice(4 * i, 4 * i + 3)]);
+}"""
+"""The colours of a column of the overview, from one line of pixels to another."""
+
+FORWARD, BACKWARD = [0x2F, 0x68, 0xC4], [0xEE, 0x96, 0x36]
+
+
+def dualpipe() -> Run:
+    layout = {"model": "deepseek-v2-lite", "gpus": 32, "pp": 4, "ep": 8, "schedule": "dualpipe"}
+    return simulate(job_from({**SETTINGS, **layout, "global_batch": 80})).run
+
+
+def slow_link() -> Run:
+    layout = {"model": "llama3-8b", "gpus": 8, "tp": 2, "pp": 2, "global_batch": 8}
+    job = job_from({**SETTINGS, **layout, "link_changes": "3:near:0.25@20ms"})
+    return simulate(job, engine="contended").run
+
+
+def test_pairs_are_two_lines_of_each_rank(open_report: Any) -> None:
+    opened = open_report(dualpipe())
+    assert opened.problems == []
+    assert opened.page.evaluate("foretrace.meta().overview.paired")
+    assert opened.page.locator("#overview").bounding_box()["height"] == 26 + 32 * 6 + 4
+    middle = opened.page.evaluate("foretrace.view.left + foretrace.view.plot / 2")
+    lines = opened.page.evaluate(COLUMN, [round(middle), 26, 26 + 32 * 6])
+    paired = set()
+    for rank in range(32):
+        upper, lower = lines[6 * rank : 6 * rank + 3], lines[6 * rank + 3 : 6 * rank + 6]
+        if upper == [FORWARD] * 3 and lower == [BACKWARD] * 3:
+            paired.add(rank)
+    assert len(paired) > 16  # the others are between two passes at that moment
+
+
+def test_the_frame_in_the_overview_follows_the_window(open_report: Any, many_ranks_run: Run) -> None:
+    opened = open_report(many_ranks_run)
+    frame, overview = (opened.page.locator(one) for one in ("#overview-window", "#overview"))
+    left, plot = opened.page.evaluate("[foretrace.view.left, foretrace.view.plot]")
+    origin = overview.bounding_box()["x"] + left
+    assert frame.bounding_box()["width"] == pytest.approx(plot, abs=3)
+    before = opened.page.evaluate("document.querySelector('#overview').toDataURL()")
+    opened.page.keyboard.press("w")
+    opened.page.keyboard.press("d")
+    opened.settle()
+    t0, t1, far = opened.page.evaluate("[foretrace.view.t0, foretrace.view.t1, foretrace.view.far]")
+    box = frame.bounding_box()
+    assert box["x"] == pytest.approx(origin + t0 / far * plot, abs=3)
+    assert box["x"] + box["width"] == pytest.approx(origin + t1 / far * plot, abs=3)
+    assert opened.page.evaluate("document.querySelector('#overview').toDataURL()") == before
+
+
+def test_a_link_says_how_full_it_is_and_what_is_left_of_it(open_report: Any) -> None:
+    opened = open_report(slow_link())
+    page = opened.page
+    page.locator("#links").scroll_into_view_if_needed()
+    narrow = page.evaluate(
+        "foretrace.runs()[0].links.groups.flatMap(group => group.narrow.map(part => group.names[part.row]))"
+    )
+    assert sorted(narrow) == ["rank 3 in", "rank 3 out"]
+    box = page.locator("#links").bounding_box()
+    said = set()
+    for y in range(int(box["y"]) + 30, int(box["y"] + box["height"]), 3):
+        page.mouse.move(box["x"] + box["width"] * 0.6, y)
+        if page.locator("#tip").is_visible():
+            said.add(page.inner_text("#tip"))
+    assert any("rank 3 in" in words and "25.0 %" in words for words in said)
+    assert any("rank 4 in" in words and "25.0 %" not in words for words in said)
+    page.mouse.move(2, 2)
+    assert page.locator("#tip").is_hidden()
+    assert opened.problems == []
+
+
+def test_memory_names_the_limit_over_its_curves(open_report: Any, pipeline_run: Run) -> None:
+    opened = open_report(pipeline_run)
+    peaks = opened.page.locator("#peaks tbody tr")
+    assert peaks.count() == 4
+    assert opened.page.get_attribute("#memory", "aria-label") == (
+        "Memory over time against the limit of the device"
+    )
+    before = opened.page.evaluate("document.querySelector('#memory').toDataURL()")
+    opened.page.keyboard.press("w")
+    opened.settle()
+    assert opened.page.evaluate("document.querySelector('#memory').toDataURL()") != before
