@@ -21,6 +21,7 @@ from simpy import Environment, Event
 from simulator.engine.changes import FAR, IN, NEAR, OUT, Above, Change, Throttle, Way, of_gpus, of_links
 from simulator.engine.event import State, finish
 from simulator.engine.filled import Filled, filled
+from simulator.engine.link_clock import LinkClock
 from simulator.engine.spans import spans
 from simulator.network.fluid import Fluid
 from simulator.program import Int64Array, Program, transfer_ns
@@ -71,39 +72,15 @@ def watched(
     return spans(program, start_ns, end_ns), filled(state.fluid.spans)
 
 
-class Clock:
-    """A program made ready to be run many times, with other durations each time.
+class Clock(LinkClock):
+    """See ``LinkClock``; on SimPy."""
 
-    Args:
-        program: what to run.
-        changes: what happens to links and GPUs meanwhile.
-        above: what each communication fills of further links, those between switches.
+    def _prepare(self, program: Program, changes: Sequence[Change | Throttle], above: Above | None) -> None:
+        self._program, self._changes, self._above = program, changes, above
 
-    Attributes:
-        duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
-        transfer_ns: time of each communication there, if alone; shape ``(n_instances,)``.
-    """
-
-    def __init__(
-        self, program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
-    ) -> None:
-        self._program = program
-        self._changes = changes
-        self._above = above
-        self.duration_ns = program.duration_ns
-        self.transfer_ns = transfer_ns(program)
-
-    def times(
-        self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
-    ) -> tuple[Int64Array, Int64Array]:
-        """Return start and end of every task; durations that are left out are those of the program.
-
-        Raises:
-            ProgramError: the program cannot run to its end.
-        """
-        program = replace(self._program, duration_ns=self.duration_ns if duration_ns is None else duration_ns)
-        total_ns = self.transfer_ns if transfer_ns is None else transfer_ns
-        return finish(_Shared(program, total_ns, self._changes, self._above))
+    def _run(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
+        program = replace(self._program, duration_ns=duration_ns)
+        return finish(_Shared(program, transfer_ns, self._changes, self._above))
 
 
 class _Shared(State):

@@ -13,6 +13,7 @@ import pyarrow as pa
 from simulator.engine.changes import SWITCHES, WAYS, Above, Change, Throttle, Way, of_gpus, of_links
 from simulator.engine.fair import Floats, Ways
 from simulator.engine.filled import Filled, of_rates
+from simulator.engine.link_clock import LinkClock
 from simulator.engine.spans import spans
 from simulator.engine.together import Together, compiling, numbered
 from simulator.program import Int64Array, Program, transfer_ns
@@ -24,33 +25,14 @@ NAME = "contended-compiled"
 
 
 def run(program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None) -> pa.Table:
-    """Return the timeline of *program*: one row per task, and one per rank and step.
-
-    Args:
-        program: what to run.
-        changes: what happens to links and GPUs meanwhile.
-        above: what each communication fills of further links, those between switches.
-
-    Raises:
-        ProgramError: the program cannot run to its end: a cycle, a participant that never arrives, or a link
-            that is down for good.
-    """
+    """Return the timeline of *program*, as ``simulator.engine.contended.run`` does; errors are its errors."""
     return spans(program, *Clock(program, changes, above).times())
 
 
 def watched(
     program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
 ) -> tuple[pa.Table, Filled]:
-    """Return the timeline, and how full every link was when.
-
-    Args:
-        program: what to run.
-        changes: what happens to links and GPUs meanwhile.
-        above: what each communication fills of further links, those between switches.
-
-    Raises:
-        ProgramError: the program cannot run to its end.
-    """
+    """Return the timeline, and how full every link was when: ``simulator.engine.contended.watched``."""
     ways, names = loads(program, changes, above)
     together = Together(program, _numbered(names, changes), ways, len(names))
     start_ns, end_ns, log = together.watched(program.duration_ns, transfer_ns(program))
@@ -58,47 +40,19 @@ def watched(
 
 
 def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
-    """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
-
-    Raises:
-        ProgramError: the program cannot run to its end.
-    """
+    """Return when each task starts and ends, in ns, as ``simulator.engine.contended.times`` does."""
     return Clock(program, changes).times()
 
 
-class Clock:
-    """A program made ready to be run many times, with other durations each time.
+class Clock(LinkClock):
+    """See ``LinkClock``; on numba."""
 
-    Args:
-        program: what to run.
-        changes: what happens to links and GPUs meanwhile.
-        above: what each communication fills of further links, those between switches.
-
-    Attributes:
-        duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
-        transfer_ns: time of each communication there, if alone; shape ``(n_instances,)``.
-    """
-
-    def __init__(
-        self, program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
-    ) -> None:
-        self.duration_ns = program.duration_ns
-        self.transfer_ns = transfer_ns(program)
+    def _prepare(self, program: Program, changes: Sequence[Change | Throttle], above: Above | None) -> None:
         ways, names = loads(program, changes, above)
         self._together = Together(program, _numbered(names, changes), ways, len(names))
 
-    def times(
-        self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
-    ) -> tuple[Int64Array, Int64Array]:
-        """Return start and end of every task; durations that are left out are those of the program.
-
-        Raises:
-            ProgramError: the program cannot run to its end.
-        """
-        return self._together.times(
-            self.duration_ns if duration_ns is None else duration_ns,
-            self.transfer_ns if transfer_ns is None else transfer_ns,
-        )
+    def _run(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
+        return self._together.times(duration_ns, transfer_ns)
 
 
 def loads(
