@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -14,13 +14,18 @@ from traces.info import stable_group_id
 from traces.layout import Group
 
 _MOST_RANKS: Final = 1 << 20
-"""Largest group that is believed."""
+"""Ranks of the largest job that is believed."""
 
 
 @cache
 def _spelled(ranks: str) -> tuple[int, ...]:
     """Return the ranks in a list such as ``[0, 1]``; none if it was cut off."""
-    return () if "..." in ranks else tuple(map(int, re.findall(r"\d{1,7}", ranks)))
+    return () if "..." in ranks else _believed(tuple(map(int, re.findall(r"\d{1,18}", ranks))))
+
+
+def _believed(ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return *ranks*; none if one of them is no rank of any job."""
+    return tuple(ranks) if all(0 <= rank < _MOST_RANKS for rank in ranks) else ()
 
 
 @dataclass(slots=True)
@@ -49,7 +54,7 @@ class TraceGroups:
             if isinstance(entry, dict):
                 members = tuple(r for r in map(whole, entry.get("ranks") or ()) if r is not None)
                 name = text(str(entry.get("pg_name", "")))
-                groups.configured[name] = (text(str(entry.get("pg_desc", ""))), members)
+                groups.configured[name] = (text(str(entry.get("pg_desc", ""))), _believed(members))
         return groups
 
     def of(self, said: Mapping[str, Any]) -> Group | None:
@@ -85,9 +90,9 @@ class TraceGroups:
             self.sources.add("members from the header of the file")
             return configured
         start, stride = whole(said.get("Global rank start")), whole(said.get("Global rank stride"))
-        if size and start is not None and stride and 0 < size <= _MOST_RANKS and min(start, stride) >= 0:
+        if size and start is not None and stride and min(size, start + 1, stride) > 0:
             self.sources.add("members from first rank and stride")
-            return tuple(range(start, start + size * stride, stride))
+            return _believed(range(start, start + min(size, _MOST_RANKS + 1) * stride, stride))
         if size and size == self.world_size:
             self.sources.add("as large as the world: everybody")
             return tuple(range(size))

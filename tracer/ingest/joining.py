@@ -66,6 +66,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         kind: of files that it comes from.
     """
     parts = _Parts()
+    _tell_ranks_by_folder(recordings)
     for recording in recordings:
         _add(parts, recording)
     if not all(recording.numbered for recording in recordings):
@@ -136,6 +137,20 @@ def _add(parts: _Parts, recording: Recording) -> None:
     members = (rank for group in recording.groups for rank in group.ranks)
     highest = max(max(members, default=0), *parts.tables) + 1
     parts.world_size = max(parts.world_size, recording.world_size or 1, highest)
+
+
+def _tell_ranks_by_folder(recordings: Sequence[Recording]) -> None:
+    """Fill in the ranks that neither files nor their names tell, if a folder of each tells another."""
+    untold = [one for one in recordings if one.rank is None and rank_in_name(one.name) is None]
+    if len(untold) < 2:
+        return
+    folders = [one.name.split("/")[-2::-1] for one in untold]
+    for level in zip(*folders, strict=False):
+        ranks = [rank_in_name(folder) for folder in level]
+        if None not in ranks and len(set(ranks)) == len(ranks):
+            for one, rank in zip(untold, ranks, strict=True):
+                one.rank, one.evidence["rank"] = rank, "name of the folder"
+            return
 
 
 def _rank(parts: _Parts, recording: Recording) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import tarfile
 import zipfile
 import zlib
@@ -61,13 +62,19 @@ def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Source]:
         path = Path(given)
         if not path.exists():
             raise IngestError(f"{path} does not exist; give trace files, or a folder of them")
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        files = list(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if file.is_file() and not file.name.startswith("."):
                 found += _members(file)
     if not found:
         raise IngestError(f"no files in {', '.join(map(str, paths))}")
-    return found
+    return sorted(found, key=_in_order)
+
+
+def _in_order(source: Source) -> list[tuple[int, str]]:
+    """Return what files are sorted by: numbers in names as numbers, so that ``rank10`` follows ``rank9``."""
+    parts = re.split(r"(\d{1,18})", source.name)
+    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
 
 
 @contextmanager
@@ -151,16 +158,15 @@ def _members(path: Path) -> list[Source]:
             with zipfile.ZipFile(path) as archive:
                 return [
                     Source(path, info.filename, info.compress_size)
-                    for info in sorted(archive.infolist(), key=lambda info: info.filename)
+                    for info in archive.infolist()
                     if not info.is_dir()
                 ]
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             with tarfile.open(path) as tar:
-                named = sorted((info for info in tar if info.isfile()), key=lambda info: info.name)
                 return [
                     Source(path, info.name, info.size)
-                    for info in named
-                    if not Path(info.name).name.startswith(".")
+                    for info in tar
+                    if info.isfile() and not Path(info.name).name.startswith(".")
                 ]
     except UNREADABLE as error:
         raise IngestError(f"cannot read {path}: {first_line(error)}") from error
