@@ -271,11 +271,18 @@ def test_a_run_without_a_step_is_refused(tmp_path: Path) -> None:
         report_html(run)
 
 
-def test_what_is_likely_stands_beside_a_figure(tmp_path: Path, pipeline_run: Run) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "side"), [(2.0, ""), (1.4, ": more than predicted"), (2.6, ": less than predicted")]
+)
+def test_what_is_likely_stands_beside_a_figure(
+    tmp_path: Path, pipeline_run: Run, step_s: float, side: str
+) -> None:
     known = {"step_time_s": [1.5, 2.5], "mfu": [0.3], "peak_memory_bytes": None, "step_time_from": "12 runs"}
-    info = replace(pipeline_run.info, summary={**pipeline_run.info.summary, "intervals": known})
+    said = {**pipeline_run.info.summary, "step_time_s": step_s, "intervals": known}
+    info = replace(pipeline_run.info, summary=said)
     page = contents(report_html(open_run(write_run(tmp_path / "run", info, pipeline_run.spans()))))
     likely = {one["name"]: one.get("likely") for one in page["headline"]}
-    assert likely["Step time"] == "likely 1.500 s to 2.500 s"
+    assert likely["Step time"] == f"likely 1.500 s to 2.500 s{side}"
     assert not any(said for name, said in likely.items() if name != "Step time")
-    assert any("12 runs" in section["notes"] for section in page["basis"])
+    ranges = next(section for section in page["basis"] if section["title"] == "Likely ranges")
+    assert ranges["lines"] == [["step time", "1.500 s to 2.500 s", "12 runs"]]

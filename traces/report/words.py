@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from traces.analysis.activity import is_pipelined
 from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from traces.report.format import format_share, format_si, format_time, lines, number, quantity
 from traces.report.kinds import AXIS_WORDS, Kinds, axis_label
+from traces.report.likely import likely, likely_section
 from traces.run import Run
 
 _LARGE_LOSS: Final = 0.15
@@ -69,22 +70,6 @@ def figure(name: str, value: str, note: str = "", tone: str = "", likely: str = 
     """
     found = {"name": name, "value": value, "note": note, "tone": tone}
     return found | {"likely": likely} if likely else found
-
-
-def likely(run: Run, key: str, said: Callable[[float], str]) -> str:
-    """Return between which values a measurement of *key* is likely to lie, "" if the writer does not say.
-
-    Args:
-        run: the run; ``info.summary["intervals"]`` has two values by the name of a figure.
-        key: of the figure.
-        said: writes a value.
-    """
-    known = run.info.summary.get("intervals")
-    ends = known.get(key) if isinstance(known, Mapping) else None
-    if not isinstance(ends, list | tuple) or len(ends) != 2:
-        return ""
-    low, high = (number(end) for end in ends)
-    return "" if low is None or high is None else f"likely {said(low)} to {said(high)}"
 
 
 def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -155,11 +140,10 @@ def basis(run: Run) -> list[dict[str, Any]]:
     sections = (("This run", about), ("Job", info.job), ("Model", info.model), ("Machine", info.cluster))
     told = info.summary.get("rests_on")
     notes = [str(note) for note in told] if isinstance(told, list | tuple) else []
-    known = info.summary.get("intervals")
-    if isinstance(known, Mapping):
-        notes += [str(words) for key, words in known.items() if key.endswith("_from")]
+    ranges = likely_section(run)
     return [
         *([{"title": "Costs", "notes": notes, "lines": []}] if notes else []),
+        *([ranges] if ranges else []),
         *(
             {"title": name, "notes": [], "lines": [list(line) for line in lines(description)]}
             for name, description in sections
