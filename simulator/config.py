@@ -158,9 +158,9 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     """
     given = {name: _checked(name, name, value) for name, value in settings.items() if value is not None}
     for name, advice in (
-        ("model", "a preset such as llama3-8b, or a config.json"),
-        ("cluster", "a machine such as dgx-h100, or a .toml file"),
-        ("global_batch", "sequences per optimizer step"),
+        ("model", "--model, a preset such as llama3-8b, or a config.json"),
+        ("cluster", "--cluster, a machine such as dgx-h100, or a .toml file"),
+        ("global_batch", "sequences per optimizer step (--global-batch 256, or global_batch = 256 in a file)"),
     ):
         if name not in given and not (name == "model" and (model is not None or SHAPE in given)):
             raise ConfigError(f"{name} is missing: {advice}")
