@@ -80,6 +80,12 @@ def async_flag(overload: Any) -> int:
     return next((names.index(name) for name in ("async_op", "asyncOp") if name in names), NO_FLAG)
 
 
+def redispatch(overload: Any) -> Callable[..., Any]:
+    """Return what passes a call of *overload* on below some keys: without a function of Python in between."""
+    passed: Callable[..., Any] = overload._handle.redispatch_boxed
+    return passed
+
+
 def wait_tensor() -> Any:
     """Return the operator by which functional collectives are waited for."""
     import torch
@@ -146,6 +152,11 @@ def pipeline_bases() -> tuple[Any, Any]:
 def n_microbatches(schedule: Any) -> int:
     """Return the micro-batches per step of a pipeline schedule."""
     return int(schedule._n_microbatches)
+
+
+def n_chunks(stage: Any) -> int:
+    """Return the number of micro-batches of a pipeline stage, 0 if it does not know."""
+    return int(getattr(stage, "chunks", None) or 0)
 
 
 def blocking_functions() -> tuple[tuple[Any, str], ...]:

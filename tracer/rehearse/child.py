@@ -1,7 +1,8 @@
-"""The process that acts out one rank: ``python -m tracer.rehearse.child SPEC.json``.
+"""The process that acts out ranks: ``python -m tracer.rehearse.child N``, with what to do on its input.
 
-Prepares torch, runs the script, and writes what it would have done. What it says of progress goes to the file
-descriptor of the specification, how it ended to ``outcome.json``; its output is the script's.
+Loads torch, then splits itself for every line of its input, which says what a rank is to do. Each of the
+parts prepares torch, runs the script, and writes what it would have done: how it ended to
+``outcome-RANK.json``; its output is the script's. Progress and ends of ranks are told to file descriptor N.
 """
 
 from __future__ import annotations
@@ -11,33 +12,91 @@ import os
 import pickle
 import resource
 import runpy
+import select
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn
 
-from tracer.rehearse.errors import Finished, RehearsalError
+from tracer.rehearse.errors import Finished, RehearsalError, UnlikeError
 from tracer.rehearse.words import explain, place
+
+POLL_S: Final = 0.02
+"""Between two looks at whether a rank has ended."""
 
 
 def main() -> None:
-    """Act out the rank of the specification that is the only argument."""
-    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    folder = Path(spec["folder"])
+    """Act out a rank for every line of the input, each in a process of its own, until it ends."""
+    progress = int(sys.argv[1])
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    fake_mode = _load()
+    under_way: dict[int, int] = {}
+    rest, is_open = b"", True
+    while is_open or under_way:
+        if is_open and select.select([0], [], [], POLL_S if under_way else None)[0]:
+            said = os.read(0, 1 << 16)
+            is_open = bool(said)
+            *lines, rest = (rest + said).split(b"\n")
+            for line in lines:
+                spec = {**json.loads(line), "progress": progress}
+                number = os.fork()
+                if number == 0:
+                    _act(spec, fake_mode)
+                under_way[number] = spec["rank"]
+        for number in list(under_way):
+            ended, status = os.waitpid(number, os.WNOHANG if is_open else 0)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                os.write(progress, f"ended {under_way.pop(number)} {code}\n".encode())
+
+
+def _load() -> Any:
+    """Load what every rank needs of torch; return the mode in which its tensors are fake."""
+    import torch
+
+    torch.set_num_threads(1)
+    fake_mode = _fake_mode()  # first of all: it loads the compiler, which wants to see torch as it is
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    return fake_mode
+
+
+def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
+    """Act out the rank of *spec* and end the process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    output = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    outcome: dict[str, Any]
     try:
-        outcome = rehearse(spec)
+        outcome = rehearse(spec, fake_mode)
+    except UnlikeError as error:
+        outcome = {"unlike": str(error)}
     except RehearsalError as error:
         traceback.print_exc()
         outcome = {"error": str(error)}
-    (folder / f"outcome-{spec['rank']:05d}.json").write_text(json.dumps(outcome), encoding="utf-8")
+    except BaseException:
+        traceback.print_exc()
+        _end(1)
+    file = Path(spec["folder"]) / f"outcome-{spec['rank']:05d}.json"
+    file.write_text(json.dumps(outcome), encoding="utf-8")
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """End the process; nothing of a world that was not there needs to be taken down."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # nothing of a world that was not there needs to be taken down
+    os._exit(status)
 
 
-def rehearse(spec: Mapping[str, Any]) -> dict[str, Any]:
+def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     """Run the script of *spec* and write what its rank does; return what is known of the run.
 
     Raises:
@@ -45,19 +104,14 @@ def rehearse(spec: Mapping[str, Any]) -> dict[str, Any]:
     """
     began = time.process_time()
     _environment(spec)
-    import torch
-
     from tracer.rehearse import devices, reducer, sharding, shims
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
     from tracer.rehearse.watch import Watcher
     from tracer.rehearse.world import World
 
-    torch.set_num_threads(1)
-    fake_mode = _fake_mode()  # first of all: it loads the compiler, which wants to see torch as it is
-
     def tell(words: str) -> None:
-        os.write(spec["progress"], f"{words}\n".encode())
+        os.write(spec["progress"], f"says {spec['rank']} {words}\n".encode())
 
     session = RehearsalSession(
         spec["rank"], spec["world_size"], warmup=spec["warmup"], steps=spec["steps"], tell=tell
@@ -68,7 +122,7 @@ def rehearse(spec: Mapping[str, Any]) -> dict[str, Any]:
     sharding.install(session)
     devices.install(Streams(session.tape), lambda: (session.memory.total, session.memory.peak))
     kept = shims.install(session)
-    session.expect_pipeline(_known_shapes(Path(spec["folder"])))
+    session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
     watcher = Watcher(session)
     _run(spec, session, (fake_mode, watcher.mode(), devices.device_mode()))
     del kept
@@ -129,6 +183,8 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
             raise RehearsalError(
                 f"the script ended with {error.code}; its output is in {spec['log']}"
             ) from error
+    except UnlikeError:
+        raise
     except RehearsalError as error:
         raise RehearsalError(f"{place(error)}: {error}") from error
     except Exception as error:
@@ -154,7 +210,9 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     write_rank(folder, rank, session.tape.tables())
     shapes = session.shapes
     if shapes is not None and shapes.found:
-        (folder / f"stages-{rank:05d}.pickle").write_bytes(pickle.dumps(shapes.found))
+        file = folder / f"stages-{rank:05d}.pickle"
+        file.with_suffix(".part").write_bytes(pickle.dumps(shapes.found))
+        file.with_suffix(".part").replace(file)
     layout, first_step = session.groups.layout(rank), session.first_kept()
     last = max(session.by_step, default=session.position.step)
     return {

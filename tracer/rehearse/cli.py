@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Ranks that others stand for to run all the same, and hold against them.",
 )
+@click.option("--every-microbatch", is_flag=True, help="Run those of a pipeline, too, that repeat others.")
 @click.option("--stub", type=click.Path(dir_okay=False), default="", help="Python to run before it.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory. [default: runs/SCRIPT-1]")
 @click.option("--cluster", help="Machine to time the script on, as simulate --rehearsal does.")
@@ -57,6 +58,7 @@ def rehearse(
     warmup: int,
     ranks_per_node: int,
     samples: int,
+    every_microbatch: bool,
     stub: str,
     output: Path | None,
     cluster: str | None,
@@ -89,6 +91,7 @@ def rehearse(
         local_world_size=ranks_per_node,
         stub=stub,
         samples=samples,
+        every_microbatch=every_microbatch,
     )
     path = free_directory(command) if output is None else output
     console = Console(stderr=True, quiet=as_json)

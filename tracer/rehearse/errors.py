@@ -9,5 +9,9 @@ class RehearsalError(RecordError):
     """A script cannot be rehearsed as it is; the message says which part of it, and what to do."""
 
 
+class UnlikeError(RehearsalError):
+    """Micro-batches that were taken to be alike are not: all have to be run. Nobody sees it."""
+
+
 class Finished(BaseException):
     """All steps that were asked for have been rehearsed: the script need not go on. Not an error."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 ROUND_BYTES: Final = 512
 """Least size of a block of the caching allocator, and what sizes are rounded up to."""
@@ -39,6 +39,22 @@ def rounded(n_bytes: int) -> int:
     return -(-n_bytes // ROUND_BYTES) * ROUND_BYTES
 
 
+class Change(NamedTuple):
+    """Something that happened to a storage.
+
+    Attributes:
+        what: ``"add"``, ``"resize"``, ``"move"`` or ``"free"``.
+        number: of the storage.
+        n_bytes: its size from now on.
+        category: what it is for from now on.
+    """
+
+    what: str
+    number: int
+    n_bytes: int
+    category: str
+
+
 class Memory:
     """Counts the storages that are alive.
 
@@ -50,6 +66,7 @@ class Memory:
         total: bytes in all.
         peak: most bytes so far, since ``start_peak``.
         at_peak: bytes by category then.
+        log: where changes are noted, None: nowhere.
     """
 
     def __init__(self, changed: Callable[[int], None]) -> None:
@@ -57,8 +74,11 @@ class Memory:
         self.total = 0
         self.peak = 0
         self.at_peak = dict(self.held)
+        self.log: list[Change] | None = None
         self._changed = changed
-        self._live: dict[int, tuple[int, str, Any]] = {}
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        self._sizes: dict[int, tuple[int, str]] = {}
+        self._n_held = 0
 
     def start_peak(self) -> None:
         """Look for the most from now on."""
@@ -73,35 +93,59 @@ class Memory:
     def add(self, storage: Any, category: str) -> None:
         """Count *storage* from now on, unless it is counted already."""
         key = storage._cdata
-        if key in self._live:
-            return
-        n_bytes = rounded(storage.nbytes())
-        self._live[key] = (n_bytes, category, weakref.ref(storage, lambda _: self._gone(key)))
-        self._change(n_bytes, category)
+        if key not in self._numbers:
+            number = self.hold(rounded(storage.nbytes()), category)
+            self._numbers[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
 
     def move(self, storage: Any, category: str) -> None:
         """Count *storage* under another category."""
-        key = storage._cdata
-        if key in self._live:
-            n_bytes, before, reference = self._live[key]
-            self._live[key] = (n_bytes, category, reference)
-            self.held[before] -= n_bytes
-            self.held[category] += n_bytes
+        number = self.number_of(storage)
+        if number >= 0:
+            self.change(number, "move", self._sizes[number][0], category)
 
     def resized(self, storage: Any) -> None:
         """Count *storage* as it is now."""
-        key = storage._cdata
-        if key in self._live:
-            before, category, reference = self._live[key]
-            n_bytes = rounded(storage.nbytes())
-            self._live[key] = (n_bytes, category, reference)
-            self._change(n_bytes - before, category)
+        number = self.number_of(storage)
+        if number >= 0:
+            self.change(number, "resize", rounded(storage.nbytes()), self._sizes[number][1])
+
+    def number_of(self, storage: Any) -> int:
+        """Return the number of *storage*, -1 if it is not counted."""
+        return self._numbers.get(storage._cdata, (-1, None))[0]
+
+    def hold(self, n_bytes: int, category: str) -> int:
+        """Count *n_bytes* from now on; return the number by which they are known."""
+        number, self._n_held = self._n_held, self._n_held + 1
+        self.change(number, "add", n_bytes, category)
+        return number
+
+    def is_held(self, number: int) -> bool:
+        """Whether *number* stands for something that is counted."""
+        return number in self._sizes
+
+    def change(self, number: int, what: str, n_bytes: int, category: str) -> None:
+        """Count what *number* stands for as so many bytes of *category*."""
+        before, of = self._sizes.get(number, (0, category))
+        self._sizes[number] = (n_bytes, category)
+        if self.log is not None:
+            self.log.append(Change(what, number, n_bytes, category))
+        self.held[of] -= before
+        self.held[category] += before
+        self._add(n_bytes - before, category)
+
+    def free(self, number: int) -> None:
+        """Count what *number* stands for no more."""
+        n_bytes, category = self._sizes.pop(number, (0, ""))
+        if category:
+            if self.log is not None:
+                self.log.append(Change("free", number, 0, category))
+            self._add(-n_bytes, category)
 
     def _gone(self, key: int) -> None:
-        n_bytes, category, _ = self._live.pop(key, (0, CATEGORIES[0], None))
-        self._change(-n_bytes, category)
+        number, _ = self._numbers.pop(key, (-1, None))
+        self.free(number)
 
-    def _change(self, n_bytes: int, category: str) -> None:
+    def _add(self, n_bytes: int, category: str) -> None:
         self.held[category] += n_bytes
         self.total += n_bytes
         self._changed(self.total)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from tracer.rehearse.acting import Progress, Troupe
 from tracer.rehearse.classes import Classes, differences
 from tracer.rehearse.errors import RehearsalError
 from traces.layout import Group, Layout
 from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
-
-Progress = Callable[[str], None]
-"""Told what is being done, in a few words."""
 
 LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 """First words of commands that start a script; what they would set, a rehearsal sets itself."""
@@ -39,6 +33,7 @@ class Asked:
         local_world_size: ranks per node, as the script is told.
         stub: file of Python that is run before the script, empty for none.
         samples: members of other classes that are checked against the rank that stands for them.
+        every_microbatch: run all micro-batches of a pipeline, also those that do what others did.
     """
 
     command: tuple[str, ...]
@@ -49,6 +44,7 @@ class Asked:
     local_world_size: int = 8
     stub: str = ""
     samples: int = 1
+    every_microbatch: bool = False
 
 
 def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Rehearsal:
@@ -121,81 +117,52 @@ class _Acted:
         self.outcomes: dict[int, dict[str, Any]] = {}
 
     def all(self) -> Rehearsal:
-        """Act out every rank that is asked for, or one of each class."""
+        """Act out every rank that is asked for, or one of each class: the first alone, then the others."""
         asked = self._asked
         ranks = sorted(asked.ranks) or [0]
-        for rank in ranks:
-            self.act(rank)
-        classes = Classes(asked.world_size, self._groups(), ranks[0])
-        checked: list[str] = []
-        if not asked.ranks:
-            for rank in classes.pipeline:
-                self.act(rank)
-            checked = self._check(classes)
+        with Troupe(self._spec(), self._folder, self._tell) as troupe:
+            self._act(troupe, ranks[:1])
+            classes = Classes(asked.world_size, self._groups(), ranks[0])
+            samples = [] if asked.ranks else list(classes.samples(asked.samples))
+            self._act(
+                troupe, [*ranks, *(() if asked.ranks else classes.pipeline), *(at for at, _ in samples)]
+            )
+            self._act_again(troupe)
+        if asked.ranks:
+            classes = Classes(asked.world_size, self._groups(), ranks[0])
+        checked = self._check(samples)
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
 
-    def act(self, rank: int) -> None:
-        """Act out *rank* unless that has been done."""
-        if rank in self.outcomes:
-            return
-        log = self._folder / f"rank-{rank:05d}.log"
-        read, write = os.pipe()
-        spec = self._folder / f"spec-{rank:05d}.json"
-        command, is_module = script_of(self._asked.command)
-        spec.write_text(
-            json.dumps(
-                {
-                    "folder": str(self._folder),
-                    "rank": rank,
-                    "world_size": self._asked.world_size,
-                    "local_world_size": min(self._asked.local_world_size, self._asked.world_size),
-                    "warmup": self._asked.warmup,
-                    "steps": self._asked.steps,
-                    "stub": self._asked.stub,
-                    "progress": write,
-                    "log": str(log),
-                    "command": command,
-                    "module": is_module,
-                }
-            ),
-            encoding="utf-8",
-        )
-        self.outcomes[rank] = self._finished(rank, spec, log, (read, write))
+    def _act(self, troupe: Troupe, ranks: Sequence[int]) -> None:
+        """Act out those of *ranks* for which that has not been done."""
+        self.outcomes |= troupe.act([rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes])
 
-    def _finished(self, rank: int, spec: Path, log: Path, ends: tuple[int, int]) -> dict[str, Any]:
-        """Run the process of *rank* to its end and return what it knows."""
-        read, write = ends
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tracer.rehearse.child", str(spec)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(write,),
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            )
-            os.close(write)
-            try:
-                with os.fdopen(read, encoding="utf-8") as lines:
-                    for line in lines:
-                        self._tell(f"rank {rank}: {line.strip()}")
-                status = process.wait()
-            except BaseException:
-                process.kill()
-                process.wait()
-                raise
-        outcome = self._folder / f"outcome-{rank:05d}.json"
-        if not outcome.is_file():
-            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RehearsalError(f"rank {rank} died with status {status}: {' '.join(last)}")
-        found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
-        if "error" in found:
-            kept = _kept_log(log)
-            raise RehearsalError(f"rank {rank}: {found['error'].replace(str(log), kept)}")
-        return found
+    def _act_again(self, troupe: Troupe) -> None:
+        """Act out once more, in the order of stages, ranks that took other shapes than are sent to them."""
+
+        def first_stage(rank: int) -> int:
+            return min(map(int, self.outcomes[rank]["taken"]), default=0)
+
+        for rank in sorted(self.outcomes, key=first_stage):
+            if _shapes_that_differ(self.outcomes, only=rank):
+                self.outcomes |= troupe.act([rank])
+
+    def _spec(self) -> dict[str, Any]:
+        """Return what the process of every rank is told."""
+        asked = self._asked
+        command, is_module = script_of(asked.command)
+        return {
+            "folder": str(self._folder),
+            "world_size": asked.world_size,
+            "local_world_size": min(asked.local_world_size, asked.world_size),
+            "warmup": asked.warmup,
+            "steps": asked.steps,
+            "stub": asked.stub,
+            "command": command,
+            "module": is_module,
+            "repeats": not asked.every_microbatch,
+        }
 
     def _groups(self) -> tuple[Group, ...]:
         """Return every group that is known, once."""
@@ -207,22 +174,15 @@ class _Acted:
                 )
         return tuple(found[number] for number in sorted(found))
 
-    def _check(self, classes: Classes) -> list[str]:
-        """Act out some ranks that others stand for, and say whether they did the same.
-
-        Raises:
-            RehearsalError: a rank does something else than the one that stands for it.
-        """
+    def _check(self, samples: Sequence[tuple[int, int]]) -> list[str]:
+        """Say of ranks that others stand for whether they did the same; one that did stands for nobody."""
         said = []
-        for rank, stands in classes.samples(self._asked.samples):
-            self._tell(f"checking rank {rank} against rank {stands}")
-            before = dict(self.outcomes)
-            self.act(rank)
+        for rank, stands in samples:
             found = differences(read_rank(self._folder, stands), read_rank(self._folder, rank))
             if found:
                 said.append(f"rank {rank} differs from rank {stands}, and stands for itself: {found}")
             else:
-                self.outcomes = before
+                del self.outcomes[rank]
                 said.append(f"rank {rank} does what rank {stands} does, which stands for it")
         return said
 
@@ -258,13 +218,6 @@ class _Acted:
         )
 
 
-def _kept_log(log: Path) -> str:
-    """Keep the output of a rank that failed, and return where."""
-    kept = Path(tempfile.gettempdir()) / f"foretrace-{os.getpid()}-{log.name}"
-    shutil.copy(log, kept)
-    return str(kept)
-
-
 def _model(outcomes: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any] | None:
     from traces.model_parts import joined_models
 
@@ -272,12 +225,13 @@ def _model(outcomes: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any] | Non
     return found
 
 
-def _shapes_that_differ(outcomes: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each stage that was given another input than the stage before it sends."""
+def _shapes_that_differ(outcomes: Mapping[int, Mapping[str, Any]], only: int | None = None) -> list[str]:
+    """Return a sentence for each stage, of the rank *only* if given, that got what is not sent to it."""
     sent = {stage: shape for one in outcomes.values() for stage, shape in one["sent"].items()}
     return [
         f"stage {stage} was given {taken} as its input, but stage {int(stage) - 1} sends {sent[before]}"
-        for one in outcomes.values()
+        for rank, one in outcomes.items()
+        if only in {None, rank}
         for stage, taken in one["taken"].items()
         if (before := str(int(stage) - 1)) in sent and sent[before] != taken
     ]

@@ -53,6 +53,7 @@ class RehearsalSession(Training[IssueLane]):
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has come to its end.
         is_aside: whether operators that come now are of no device.
+        group_infos: groups that have communicated, by number.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RehearsalSession(Training[IssueLane]):
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated)
         self.stated = Stated()
+        self.group_infos: dict[int, Any] = {}
         self.sink = _Nowhere()
         self.steps: Any = Steps(self)  # type: ignore[arg-type]
         self.shapes: Any = None
@@ -81,20 +83,24 @@ class RehearsalSession(Training[IssueLane]):
         self._modules: list[Any] = []
         self._install()
 
-    def expect_pipeline(self, known: dict[int, Any]) -> None:
+    def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:
         """Put the hooks of pipelines in place once they are imported.
 
         Args:
             known: what stages on other ranks were found to send, by stage.
+            repeats: whether micro-batches that do the same are written down again, not run again.
         """
 
         def install(module: Any) -> None:
             del module
             from tracer.rehearse.pipeline import RehearsedPipeline, StageShapes
+            from tracer.rehearse.repeating import Repeats
 
             self.pipeline = RehearsedPipeline(self)
             self.shapes = StageShapes(self, known)
             self.shapes.install()
+            if repeats:
+                Repeats(self).install()
 
         if internals.PIPELINING in sys.modules:
             install(None)
@@ -130,7 +136,7 @@ class RehearsalSession(Training[IssueLane]):
     def step_ended(self) -> None:
         """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
         self.by_step[self.position.step - 1] = self.forwards
-        is_long = self.tape.n_events > LONG_STEP and self.job.get("sharding") != "ddp"
+        is_long = self.tape.n_events - self.tape.n_repeated > LONG_STEP and self.job.get("sharding") != "ddp"
         if self.position.step == 1 and self.warmup == 1 and is_long:
             self._keep_first()
         if self.position.step >= self.warmup + self.n_steps:

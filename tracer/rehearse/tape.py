@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tracer.records import Block, Position
@@ -51,14 +52,18 @@ class _Distinct(Generic[_Row]):
 
     def __init__(self) -> None:
         self.rows: dict[_Row, int] = {}
+        self.listed: list[_Row] = []
 
     def number(self, row: _Row) -> int:
         """Return the number of *row*."""
-        return self.rows.setdefault(row, len(self.rows))
+        found = self.rows.setdefault(row, len(self.listed))
+        if found == len(self.listed):
+            self.listed.append(row)
+        return found
 
     def table(self, schema: pa.Schema) -> pa.Table:
         """Return the rows in the columns of *schema*."""
-        columns: list[Any] = list(zip(*self.rows, strict=True)) or [[] for _ in schema]
+        columns: list[Any] = list(zip(*self.listed, strict=True)) or [[] for _ in schema]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema)
 
@@ -74,12 +79,13 @@ class Tape:
         stream: CUDA stream on which things are issued now.
         allocated_bytes: memory that is in use now.
         n_marks: marks so far.
+        n_repeated: events that were put in by ``repeat``.
     """
 
     def __init__(self, lane: IssueLane, position: Position) -> None:
         self.stream = 0
         self.allocated_bytes = 0
-        self.n_marks = 0
+        self.n_marks = self.n_repeated = 0
         self._n_forgotten = 0
         self._lane = lane
         self._position = position
@@ -99,7 +105,7 @@ class Tape:
 
         A step may begin with transfers that a pipeline asks for before its first forward.
         """
-        steps = [place.step for place in self._places.rows]
+        steps = [place.step for place in self._places.listed]
         keep, now = self.n_events, self._position.step
         while keep and steps[self._events[(keep - 1) * _COLUMNS + 2]] == now:
             keep -= 1
@@ -108,12 +114,40 @@ class Tape:
 
     def leave_out(self, kind: str, names: frozenset[str]) -> None:
         """Take the operations *names* of a kind of work for nothing; other events keep their numbers."""
-        works = [work.name in names for work in self._works.rows]
-        places = [place.kind == kind for place in self._places.rows]
+        works = [work.name in names for work in self._works.listed]
+        places = [place.kind == kind for place in self._places.listed]
         events = self._events
         for at in range(0, len(events), _COLUMNS):
             if events[at] == OP and works[events[at + 1]] and places[events[at + 2]]:
                 events[at], events[at + 1] = MARK, -1
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next event will have."""
+        return self._n_forgotten + self.n_events
+
+    def rows_from(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the events since the one *number*; shape ``(n, 6)``, columns of ``EVENTS``."""
+        found = self._events[(number - self._n_forgotten) * _COLUMNS :]
+        return np.array(found, np.int64).reshape(-1, _COLUMNS)
+
+    def repeat(self, rows: npt.NDArray[np.int64]) -> None:
+        """Append events that have been written before, with other numbers."""
+        self._events.frombytes(np.ascontiguousarray(rows, np.int64).tobytes())
+        self.n_repeated += len(rows)
+
+    def moved(self, places: npt.NDArray[np.int64], microbatch: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of the same *places* for another micro-batch of this step."""
+        known, where = np.unique(places, return_inverse=True)
+        others = [
+            self._places.number(self._places.listed[place]._replace(microbatch=microbatch))
+            for place in known.tolist()
+        ]
+        return np.array(others, np.int64)[where.reshape(-1)]
+
+    def message(self, number: int) -> Message:
+        """Return one of the distinct communications."""
+        return self._messages.listed[number]
 
     def number_of(self, work: Work) -> int:
         """Return the number by which ``op`` knows *work*."""
@@ -128,7 +162,7 @@ class Tape:
         item = self._messages.number(message)
         place = self._place(position)
         self._events.extend((COMMUNICATION, item, place, self.stream, sequence, self.allocated_bytes))
-        return self._n_forgotten + self.n_events - 1
+        return self.next_number - 1
 
     def note(self, what: int, item: int = -1, number: int = -1, stream: int | None = None) -> None:
         """Something happens that orders streams."""

@@ -242,6 +242,7 @@ class Watcher:
     def _issue(self, kind: str, group: Any, size: int, tensor: Any, *, is_async: bool, peer: int = -1) -> int:
         """Write a communication down; return its number."""
         session = self._session
+        session.group_infos[group.id] = group
         position: Position | None = None
         name = session.lane.block.name
         if peer >= 0:
