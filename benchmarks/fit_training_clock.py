@@ -39,27 +39,31 @@ def main() -> None:
     parser.add_argument("table")
     parser.add_argument("--device", required=True)
     args = parser.parse_args()
-    jobs = list(_jobs(read_table(args.table, ("id",)), args.device))
-    found = {clock: _errors(jobs, clock) for clock in GRID}
+    jobs = list(clock_jobs(read_table(args.table, ("id",)), args.device))
+    found = {clock: errors_at(jobs, clock) for clock in GRID}
     sources = sorted({source for source, _ in found[1.0]})
     print(f"{args.device}: {len(jobs)} rows, {len(found[1.0])} families of {', '.join(sources)}")
     for clock, errors in found.items():
-        print(f"  {clock:.2f}  score {_score(errors):.3f}  bias {_bias(errors):+.3f}")
-    print(f"best: {_best(found, sources):.2f}")
+        print(f"  {clock:.2f}  score {mean_error(errors):.3f}  bias {mean_bias(errors):+.3f}")
+    print(f"best: {best_clock(found, sources):.2f}")
     for left_out in sources if len(sources) > 1 else ():
-        clock = _best(found, [source for source in sources if source != left_out])
+        clock = best_clock(found, [source for source in sources if source != left_out])
         own = {key: ratios for key, ratios in found[clock].items() if key[0] == left_out}
         before = {key: ratios for key, ratios in found[1.0].items() if key[0] == left_out}
-        print(f"  without {left_out}: {clock:.2f}; its score {_score(before):.3f} -> {_score(own):.3f}")
+        print(
+            f"  without {left_out}: {clock:.2f}; its score {mean_error(before):.3f} -> {mean_error(own):.3f}"
+        )
 
 
-def _jobs(rows: Iterable[Row], device: str) -> Iterable[tuple[Row, StepJob]]:
-    """Yield dense rows of *device* that count in the score, a few of each family."""
+def clock_jobs(
+    rows: Iterable[Row], device: str, per_family: int = PER_FAMILY
+) -> Iterable[tuple[Row, StepJob]]:
+    """Yield dense rows of *device* that count in the score, *per_family* of each family."""
     taken: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
-        flags, key = row.text("check_flags"), _key(row)
+        flags, key = row.text("check_flags"), family_key(row)
         counts = row.text("spec_level") in ("A", "A-") and "stress" not in flags and "slow" not in flags
-        if not counts or row.integer("experts", 0) > 1 or taken[key] == PER_FAMILY:
+        if not counts or row.integer("experts", 0) > 1 or taken[key] == per_family:
             continue
         try:
             step = step_job(row)
@@ -70,12 +74,12 @@ def _jobs(rows: Iterable[Row], device: str) -> Iterable[tuple[Row, StepJob]]:
             yield row, step
 
 
-def _key(row: Row) -> tuple[str, str]:
+def family_key(row: Row) -> tuple[str, str]:
     names = ("model", "hardware", "precision")
     return row.text("source_group"), " ".join(row.text(name) for name in names)
 
 
-def _errors(jobs: Sequence[tuple[Row, StepJob]], clock: float) -> Errors:
+def errors_at(jobs: Sequence[tuple[Row, StepJob]], clock: float) -> Errors:
     found: Errors = defaultdict(list)
     for row, step in jobs:
         device = replace(step.job.cluster.device, training_clock_fraction=clock)
@@ -83,26 +87,26 @@ def _errors(jobs: Sequence[tuple[Row, StepJob]], clock: float) -> Errors:
         seconds = (
             step.share * curve_of(job, step.network, ComputeModel(device, job.precision), (1.0,)).step_s[0]
         )
-        found[_key(row)].append(math.log(seconds / row.number_in("step_time_s")))
+        found[family_key(row)].append(math.log(seconds / row.number_in("step_time_s")))
     return found
 
 
-def _score(errors: Mapping[tuple[str, str], Sequence[float]]) -> float:
+def mean_error(errors: Mapping[tuple[str, str], Sequence[float]]) -> float:
     return fmean(median(map(abs, ratios)) for ratios in errors.values())
 
 
-def _bias(errors: Mapping[tuple[str, str], Sequence[float]]) -> float:
+def mean_bias(errors: Mapping[tuple[str, str], Sequence[float]]) -> float:
     return fmean(median(ratios) for ratios in errors.values())
 
 
-def _best(found: Mapping[float, Errors], sources: Sequence[str]) -> float:
+def best_clock(found: Mapping[float, Errors], sources: Sequence[str]) -> float:
     """Return the value with the least score, each source counting once."""
 
     def score(clock: float) -> float:
         own = [
             {key: ratios for key, ratios in found[clock].items() if key[0] == source} for source in sources
         ]
-        return fmean(_score(errors) for errors in own)
+        return fmean(mean_error(errors) for errors in own)
 
     return min(found, key=score)
 
