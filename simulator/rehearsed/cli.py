@@ -1,4 +1,4 @@
-"""What ``foretrace simulate --rehearsal`` and ``foretrace rehearse --cluster`` do with a rehearsal."""
+"""What ``simulate --rehearsal``, ``rehearse --cluster`` and ``search --rehearsal`` do with a rehearsal."""
 
 from __future__ import annotations
 
@@ -77,3 +77,40 @@ def time_and_show(
         show(simulation, output, report)
     found: dict[str, Any] = json.loads(json.dumps(document(simulation, output, report)))
     return found
+
+
+FOR_MACHINES: Final = ("rehearsal", "cluster", "price", "tokens", "by", "top", "what_if")
+"""Flags of ``search`` that choose among machines; all others choose among layouts."""
+
+
+def search_machines(ctx: click.Context, flags: Mapping[str, Any], *, as_json: bool) -> None:
+    """Time a rehearsal on each machine of *flags*, and print which is best.
+
+    Raises:
+        click.UsageError: a flag is given that chooses among layouts, which are the script's.
+    """
+    from simulator.rehearsed.machines import AS_IS, LINKS, compared_machines
+    from simulator.rehearsed.render import show_machines
+
+    given = [
+        name for name in flags if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if others := [name for name in given if name not in FOR_MACHINES]:
+        raise click.UsageError(
+            f"--{others[0].replace('_', '-')}: a rehearsal has the layout, model and batch of its script; "
+            "rehearse the script again with other arguments"
+        )
+    console = Console(stderr=True, quiet=as_json)
+    with console.status("simulating") if console.is_terminal else nullcontext() as status:
+        said = compared_machines(
+            flags["rehearsal"],
+            flags["cluster"],
+            None if status is None else status.update,
+            links=tuple(LINKS) if flags["what_if"] else (AS_IS,),
+            **{name: flags[name] for name in ("price", "tokens", "by")},
+        )
+    said["machines"] = said["machines"][: flags["top"]]
+    if as_json:
+        click.echo(json.dumps(said))
+    else:
+        show_machines(said)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from topologies.cluster import Cluster
 
 
+NEEDED = ("model", "gpus", "global_batch")
+"""Flags without which there is nothing to search, unless a rehearsal says them."""
+
+
 class Choices(click.ParamType[tuple[Any, ...]]):
     """Values in one word, separated by commas; none means every possible one."""
 
@@ -50,10 +54,11 @@ def _names(which: str) -> Choices:
 
 
 @click.command()
-@click.option("--model", required=True, help="A preset such as llama3-70b, or a config.json.")
+@click.option("--rehearsal", type=click.Path(), help="Of a script: find the best of the machines for it.")
+@click.option("--model", help="A preset such as llama3-70b, or a config.json.")
 @click.option("--cluster", required=True, multiple=True, help="A machine or its TOML file; several compete.")
-@click.option("--gpus", required=True, type=Choices(int), help="How many; several compete, e.g. 256,512.")
-@click.option("--global-batch", required=True, type=click.IntRange(1), help="Sequences per optimizer step.")
+@click.option("--gpus", type=Choices(int), help="How many; several compete, e.g. 256,512.")
+@click.option("--global-batch", type=click.IntRange(1), help="Sequences per optimizer step.")
 @click.option(
     "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
 )
@@ -88,11 +93,23 @@ def _names(which: str) -> Choices:
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page of all listed layouts to write.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="run.toml of the best one to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def search(*, as_json: bool, **flags: Any) -> None:
+@click.pass_context
+def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     """Find the fastest layouts that fit: every one is considered, none that could be the best is skipped.
 
     foretrace search --model llama3-70b --cluster dgx-h100 --gpus 512 --global-batch 1024 --seq-len 8192
+
+    foretrace search --rehearsal runs/x --cluster dgx-h100 --cluster dgx-b200
     """
+    if flags["rehearsal"] is not None:
+        from simulator.rehearsed.cli import search_machines
+
+        search_machines(ctx, flags, as_json=as_json)
+        return
+    for name in NEEDED:
+        if flags[name] is None:
+            option = next(one for one in ctx.command.params if one.name == name)
+            raise click.MissingParameter(ctx=ctx, param=option)
     from simulator.config import job_settings, write_config
     from simulator.configs.write import written
     from simulator.search.describe import counts_of, described, mark_tied, nothing, waterfall

@@ -1,0 +1,107 @@
+"""Which machine runs a rehearsed script best: the same tasks, timed on each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.errors import ConfigError, JobError, SimulationError
+from simulator.goodput.plan import parse_count
+from simulator.rehearsed.run import simulate_rehearsal
+from simulator.search.what_if import half_as_fast
+from simulator.simulate import Progress
+from topologies.catalog import load_cluster
+from topologies.cluster import Cluster
+from topologies.errors import TopologyError
+from topologies.units import parse_price
+from traces.rehearsal import read_rehearsal
+
+AS_IS: Final = "as they are"
+LINKS: Final[Mapping[str, Callable[[Cluster], Cluster]]] = {AS_IS: replace, "half as fast": half_as_fast}
+"""Links of a machine that are tried, and what makes a cluster have them."""
+
+SHOWN: Final = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes", "memory_limit_bytes")
+"""Figures of a run that are listed."""
+
+
+def compared_machines(
+    path: str | Path,
+    clusters: Sequence[str],
+    progress: Progress | None = None,
+    *,
+    links: Sequence[str] = (AS_IS,),
+    price: str | None = None,
+    tokens: str | None = None,
+    by: str = "time",
+) -> dict[str, Any]:
+    """Return what ``foretrace search --rehearsal`` says: one row per machine, best first.
+
+    A machine that the script does not fit into comes after all that it fits into; one that cannot be timed is
+    in ``left_out``, with the reason.
+
+    Args:
+        path: run directory with the rehearsal.
+        clusters: names of the catalogue, or TOML files.
+        progress: told which machine is being timed.
+        links: of ``LINKS``.
+        price: dollars per GPU and hour, as a person writes it, instead of that of each machine.
+        tokens: budget to give days and dollars for.
+        by: ``"time"`` or ``"cost"``.
+
+    Raises:
+        RunError: there is no rehearsal at *path*.
+        ConfigError: costs are asked for, and a machine has no price.
+        JobError: no machine can run it.
+    """
+    tell = progress or (lambda _: None)
+    n_ranks = read_rehearsal(path).world_size
+    rows: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    for name in dict.fromkeys(clusters):
+        for kind in links:
+            tell(f"{name}, links {kind}")
+            try:
+                cluster = LINKS[kind](load_cluster(name, n_ranks))
+                summary = simulate_rehearsal(path, partial(_given, cluster)).info.summary
+            except (SimulationError, TopologyError) as error:
+                left_out.append(f"{name}: {error}")
+                continue
+            rows.append({"cluster": cluster.name, "gpus": n_ranks, "links": kind} | _row(summary or {}))
+            rows[-1] |= _cost(rows[-1], cluster, price, tokens)
+    if not rows:
+        raise JobError(f"{path} runs on none of these machines: {'; '.join(left_out)}")
+    if by == "cost" and (unpriced := [row["cluster"] for row in rows if row["usd_per_1b_tokens"] is None]):
+        raise ConfigError(f"dollars need a price: {unpriced[0]} has none, give --price '2.5 USD/h'")
+    key = "usd_per_1b_tokens" if by == "cost" else "step_time_s"
+    rows.sort(key=lambda row: (not row["fits"], row[key], row["cluster"]))
+    found: dict[str, Any] = json.loads(json.dumps({"rehearsal": str(path), "machines": rows}))
+    return {**found, "left_out": left_out}
+
+
+def _given(cluster: Cluster, n_gpus: int) -> Cluster:
+    del n_gpus
+    return cluster
+
+
+def _row(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: summary[name] for name in (*SHOWN, "fits", "exposed_comm_fraction", "tokens_per_s")}
+
+
+def _cost(
+    row: Mapping[str, Any], cluster: Cluster, price: str | None, tokens: str | None
+) -> dict[str, float | None]:
+    """Return dollars per billion tokens, and days and dollars of the budget, None for what is not known."""
+    usd_per_hour = cluster.price_usd_per_gpu_hour if price is None else parse_price(price)
+    per_s, budget = row["tokens_per_s"], None if tokens is None else parse_count(tokens)
+    usd = None
+    if usd_per_hour is not None and per_s:
+        usd = usd_per_hour * row["gpus"] / 3600 / per_s * 1e9
+    return {
+        "usd_per_1b_tokens": usd,
+        "days": budget / per_s / 86_400 if budget is not None and per_s else None,
+        "usd": usd * budget / 1e9 if budget is not None and usd is not None else None,
+    }

@@ -1,0 +1,118 @@
+"""Which machine runs a rehearsed script best."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import foretrace
+from simulator.errors import ConfigError, JobError
+from simulator.rehearsed.machines import LINKS, compared_machines
+from traces.layout import Group, Layout
+from traces.rehearsal import (
+    EVENTS,
+    MESSAGES,
+    PLACES,
+    WORKS,
+    RankTables,
+    Rehearsal,
+    write_rank,
+    write_rehearsal,
+)
+
+SIDE = 8192
+
+
+@pytest.fixture
+def rehearsed(tmp_path: Path) -> Path:
+    """A product and the all-reduce of its result over 16 ranks, which memory for 8 GB has to be there for."""
+    sizes = {"flops": 2 * SIDE**3, "bytes_moved": 6 * SIDE**2, "m": SIDE, "n": SIDE, "k": SIDE, "batch": 1}
+    work = {"name": "aten.mm", "kind": "gemm", "shapes": "", "dtype": "bf16", "v_dim": 0, "causal": False}
+    message = {"kind": "all_reduce", "group": 7, "size_bytes": 2 * SIDE**2, "dtype": "bf16", "peer": -1}
+    numbers = {"layer": 0, "step": 0, "microbatch": 0, "stage": 0, "virtual_stage": 0}
+    event = {"item": 0, "place": 0, "stream": 0, "allocated_bytes": 8 * 10**9}
+    events = [{**event, "what": 0, "number": -1}, {**event, "what": 1, "number": 0}]
+    tables = RankTables(
+        pa.Table.from_pylist(events, EVENTS),
+        pa.Table.from_pylist([{**work, **sizes, "kernels": 1, "is_known": True}], WORKS),
+        pa.Table.from_pylist([{**message, "is_async": False, "name": "gradients"}], MESSAGES),
+        pa.Table.from_pylist([{**numbers, "kind": "forward", "name": "layer"}], PLACES),
+    )
+    folder = tmp_path / "rehearsal"
+    write_rank(folder, 0, tables)
+    found = Rehearsal(
+        world_size=16,
+        ranks=(0,),
+        representatives=(0,) * 16,
+        name="script",
+        layout=Layout(dp=16),
+        groups=(Group(id=7, axis="dp", ranks=tuple(range(16))),),
+        job={"input_shape": [1, 4096], "first_step": 0, "steps": 1},
+        memory={"0": {"peak_bytes": 8 * 10**9, "bytes": {"activations": 8 * 10**9}}},
+    )
+    write_rehearsal(folder, found)
+    return tmp_path
+
+
+def test_the_fastest_machine_comes_first(rehearsed: Path) -> None:
+    """A faster GPU on faster links wins by time; by cost, what a token costs decides."""
+    names = ("dgx-a100", "dgx-b200", "dgx-h100")
+    found = compared_machines(rehearsed, names, price="2 USD/h")["machines"]
+    assert [row["cluster"] for row in found] == ["dgx-b200", "dgx-h100", "dgx-a100"]
+    times = [row["step_time_s"] for row in found]
+    assert times == sorted(times)
+    for row in found:
+        tokens_per_s = 16 * 4096 / row["step_time_s"]
+        assert row["usd_per_1b_tokens"] == pytest.approx(2 * 16 / 3600 / tokens_per_s * 1e9)
+    by_cost = compared_machines(rehearsed, names, price="2 USD/h", by="cost")["machines"]
+    assert [row["cluster"] for row in by_cost] == [row["cluster"] for row in found]  # one price for all
+
+
+def test_slower_links_never_help(rehearsed: Path) -> None:
+    """Twice the time on the wire is between once and twice the step."""
+    rows = compared_machines(rehearsed, ["dgx-h100"], links=tuple(LINKS))["machines"]
+    times = {row["links"]: row["step_time_s"] for row in rows}
+    assert times["as they are"] < times["half as fast"] < 2 * times["as they are"]
+
+
+def test_a_budget_has_days_and_dollars(rehearsed: Path) -> None:
+    """Tokens over speed, and over the price of a token."""
+    row = compared_machines(rehearsed, ["dgx-h100"], price="3 USD/h", tokens="1T")["machines"][0]
+    assert row["days"] == pytest.approx(1e12 / row["tokens_per_s"] / 86_400)
+    assert row["usd"] == pytest.approx(row["days"] * 24 * 3 * 16)
+
+
+def test_what_cannot_be_ranked_is_said(rehearsed: Path, tmp_path: Path) -> None:
+    """No machine of the name, and no price where dollars decide."""
+    found = compared_machines(rehearsed, ["dgx-h100", "abacus"])
+    assert [row["cluster"] for row in found["machines"]] == ["dgx-h100"]
+    assert "abacus" in found["left_out"][0]
+    with pytest.raises(JobError, match="runs on none"):
+        compared_machines(rehearsed, ["abacus"])
+    unpriced = [row for row in found["machines"] if row["usd_per_1b_tokens"] is None]
+    if unpriced:
+        with pytest.raises(ConfigError, match="need a price"):
+            compared_machines(rehearsed, ["dgx-h100"], by="cost")
+
+
+def _asked(*words: str) -> Any:
+    return CliRunner().invoke(foretrace.main, ["search", *words])
+
+
+def test_the_verb_prints_a_table_or_one_object(rehearsed: Path) -> None:
+    """``search --rehearsal``; flags that choose among layouts are refused, and missing ones named."""
+    flags = ("--rehearsal", str(rehearsed), "--cluster", "dgx-h100", "--cluster", "dgx-a100")
+    shown = _asked(*flags)
+    assert shown.exit_code == 0, shown.output
+    assert "16 dgx-h100" in shown.output
+    said = json.loads(_asked(*flags, "--what-if", "--json").output)
+    assert len(said["machines"]) == 4
+    refused = _asked(*flags, "--tp", "4")
+    assert refused.exit_code == 2
+    assert "layout, model and batch of its script" in refused.output
+    missing = _asked("--cluster", "dgx-h100")
+    assert missing.exit_code == 2
+    assert "--model" in missing.output
