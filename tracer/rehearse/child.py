@@ -114,7 +114,12 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         os.write(spec["progress"], f"says {spec['rank']} {words}\n".encode())
 
     session = RehearsalSession(
-        spec["rank"], spec["world_size"], warmup=spec["warmup"], steps=spec["steps"], tell=tell
+        spec["rank"],
+        spec["world_size"],
+        warmup=spec["warmup"],
+        steps=spec["steps"],
+        expert_load=spec["expert_load"],
+        tell=tell,
     )
     world = World(spec["rank"], spec["world_size"])
     world.install()

@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     help="Ranks that others stand for to run all the same, and hold against them.",
 )
 @click.option("--every-microbatch", is_flag=True, help="Run those of a pipeline, too, that repeat others.")
+@click.option(
+    "--expert-load",
+    type=click.FloatRange(min=1),
+    default=1.0,
+    show_default=True,
+    help="Tokens that experts of the ranks are sent, over an even share: 1.5 for the fullest.",
+)
 @click.option("--stub", type=click.Path(dir_okay=False), default="", help="Python to run before it.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory. [default: runs/SCRIPT-1]")
 @click.option("--cluster", help="Machine to time the script on, as simulate --rehearsal does.")
@@ -59,6 +66,7 @@ def rehearse(
     ranks_per_node: int,
     samples: int,
     every_microbatch: bool,
+    expert_load: float,
     stub: str,
     output: Path | None,
     cluster: str | None,
@@ -92,6 +100,7 @@ def rehearse(
         stub=stub,
         samples=samples,
         every_microbatch=every_microbatch,
+        expert_load=expert_load,
     )
     path = free_directory(command) if output is None else output
     console = Console(stderr=True, quiet=as_json)

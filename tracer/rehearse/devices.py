@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse import autocast
+from tracer.rehearse.autocast import IN_FP32
+
 if TYPE_CHECKING:
     from tracer.rehearse.streams import Streams
 
@@ -64,6 +67,7 @@ def device_mode() -> Any:
     to, stay = torch.Tensor.to, {torch.Tensor.cuda, torch.Tensor.pin_memory}
     cpu = torch.device("cpu")
     attention = torch.nn.functional.scaled_dot_product_attention
+    is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         """Replaces devices in arguments."""
@@ -79,6 +83,8 @@ def device_mode() -> Any:
                 return args[0]
             elif func is attention:
                 args, kwargs = _without_dropout(args, kwargs or {})
+            elif getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
+                args, kwargs = cast(args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
     return DeviceMode()
@@ -177,7 +183,7 @@ def install(streams: Streams, memory: Callable[[], tuple[int, int]]) -> None:
     accelerator.current_device_index = local_rank
     accelerator.set_device_index = lambda device=None: None
     _generators(torch)
-    _autocast(torch)
+    autocast.install(torch, is_foreign)
 
 
 def _generators(torch: Any) -> None:
@@ -191,25 +197,3 @@ def _generators(torch: Any) -> None:
             return super().__new__(cls)
 
     torch.Generator = Generator
-
-
-def _autocast(torch: Any) -> None:
-    """Let autocast of a GPU be that of the processor, in the type that the GPU would have taken."""
-    from torch.amp import autocast_mode
-
-    base = autocast_mode.autocast
-    original, enabled, of_kind = base.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
-
-    def init(self: Any, device_type: str, dtype: Any = None, **kwargs: Any) -> None:
-        if device_type in FOREIGN:
-            device_type, dtype = "cpu", dtype or torch.float16
-        original(self, device_type, dtype=dtype, **kwargs)
-
-    def is_enabled(device_type: str = "cpu") -> bool:
-        return bool(enabled("cpu" if device_type in FOREIGN else device_type))
-
-    def dtype_of(device_type: str = "cpu") -> Any:
-        return of_kind("cpu" if device_type in FOREIGN else device_type)
-
-    base.__init__ = init
-    torch.is_autocast_enabled, torch.get_autocast_dtype = is_enabled, dtype_of

@@ -33,6 +33,7 @@ class Asked:
         local_world_size: ranks per node, as the script is told.
         stub: file of Python that is run before the script, empty for none.
         samples: members of other classes that are checked against the rank that stands for them.
+        expert_load: what the experts of a rehearsed rank are sent, over an even share.
         every_microbatch: run all micro-batches of a pipeline, also those that do what others did.
     """
 
@@ -45,6 +46,7 @@ class Asked:
     stub: str = ""
     samples: int = 1
     every_microbatch: bool = False
+    expert_load: float = 1.0
 
 
 def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Rehearsal:
@@ -162,6 +164,7 @@ class _Acted:
             "command": command,
             "module": is_module,
             "repeats": not asked.every_microbatch,
+            "expert_load": asked.expert_load,
         }
 
     def _groups(self) -> tuple[Group, ...]:

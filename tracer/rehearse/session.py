@@ -47,12 +47,14 @@ class RehearsalSession(Training[IssueLane]):
         world_size: number of ranks of the world.
         warmup: steps before those that are kept.
         steps: steps to keep.
+        expert_load: what the experts of this rank are sent, over an even share.
         tell: told about progress, in a few words.
 
     Attributes:
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has come to its end.
         is_aside: whether operators that come now are of no device.
+        fakes: by operator, what registers what a stub says that it makes, once it is there.
         group_infos: groups that have communicated, by number.
     """
 
@@ -63,6 +65,7 @@ class RehearsalSession(Training[IssueLane]):
         *,
         warmup: int = 1,
         steps: int = 1,
+        expert_load: float = 1.0,
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         super().__init__(rank, world_size)
@@ -70,7 +73,8 @@ class RehearsalSession(Training[IssueLane]):
         self.warmup, self.n_steps, self.tell = warmup, steps, tell
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated)
-        self.stated = Stated()
+        self.stated = Stated(expert_load)
+        self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
         self.sink = _Nowhere()
         self.steps: Any = Steps(self)  # type: ignore[arg-type]

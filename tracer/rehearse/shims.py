@@ -21,6 +21,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _fsdp1()
     _chunks()
     _swaps()
+    _stubs(session)
     return [_norms()]
 
 
@@ -230,3 +231,24 @@ def _swaps() -> None:
         original(one, other)
 
     anywhere.swap_tensors = swap
+
+
+def _stubs(session: RehearsalSession) -> None:
+    """Let a stub say what an operator makes that the script defines later: kept until its first call."""
+    import torch
+
+    anywhere: Any = torch.library
+    original = anywhere.register_fake
+
+    def register(name: Any, function: Any = None, /, **kwargs: Any) -> Any:
+        if function is None:
+            return lambda found: register(name, found, **kwargs)
+        try:
+            original(name, function, **kwargs)
+        except RuntimeError as error:
+            if "does not exist" not in str(error):
+                raise
+            session.fakes[str(name)] = lambda: original(name, function, **kwargs)
+        return function
+
+    anywhere.register_fake = register

@@ -2,7 +2,8 @@
 
 A fake tensor has no elements. Of some tensors their mean is known all the same: a histogram of ``n`` choices
 over ``e`` bins has ``n / e`` in each. Such means are followed through the operators that routers of experts
-are made of, which is an even distribution of load. Everything else is ``DEFAULTS``; every answer is kept,
+are made of, which is an even distribution of load; or, if so stated, this rank is that with the fullest
+experts, to which others send more than their share. Everything else is ``DEFAULTS``; every answer is kept,
 with the line of the script that asked.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from tracer.rehearse.words import LIBRARIES
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
 """What a number is taken to be of which nothing is known."""
@@ -28,6 +31,9 @@ KEEPS: Final = frozenset(
     }
 )  # fmt: skip
 """Operators whose results have the mean of their first operand."""
+
+EXCHANGE: Final = "_c10d_functional.all_to_all_single"
+"""Operator by which ranks tell each other how many tokens they will send."""
 
 COUNTS: Final = frozenset({"aten.histc", "aten.bincount"})
 """Operators that count elements by value."""
@@ -49,16 +55,23 @@ class Known:
     Attributes:
         mean: of its elements, None if unknown.
         n_values: from how many values its elements are chosen, 0 if unknown.
+        load: how many times an even share they are.
     """
 
     mean: float | None = None
     n_values: int = 0
+    load: float = 1.0
 
 
 class Stated:
-    """What is known of the tensors of a rehearsal, and what the script was told."""
+    """What is known of the tensors of a rehearsal, and what the script was told.
 
-    def __init__(self) -> None:
+    Args:
+        expert_load: what the experts of this rank are sent, over an even share.
+    """
+
+    def __init__(self, expert_load: float = 1.0) -> None:
+        self._expert_load = expert_load
         self.told: dict[str, int] = {}
         self._known: dict[int, tuple[Known, Any]] = {}
 
@@ -81,7 +94,8 @@ class Stated:
         elif name in SUMS:
             mean = self.of(first).mean
             if mean is not None:
-                self._set(results[0], Known(mean=mean * first.numel() / max(results[0].numel(), 1)))
+                n_each = first.numel() / max(results[0].numel(), 1)
+                self._set(results[0], Known(mean=mean * n_each, load=self.of(first).load))
         elif name == "aten.eq" and (known := self.of(first)).n_values:
             self._set(results[0], Known(mean=1 / known.n_values))
         elif name == "aten.ne":
@@ -90,6 +104,8 @@ class Stated:
             self._set(results[0], Known(mean=args[3] * args[2].numel() / max(results[0].numel(), 1)))
         elif name in KEEPS and hasattr(first, "numel"):
             known = self.of(args[1] if name == "aten.copy_" else first)
+            if name == EXCHANGE and known.mean is not None and known.load == 1.0:
+                known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
             if known.mean is not None or known.n_values:
                 self._set(results[0], known)
 
@@ -106,10 +122,12 @@ class Stated:
             why = "an even share"
         else:
             value, why = kind(mean), "a mean"
+        load = self.of(tensor).load
+        shares = "even shares" if load == 1.0 else f"{load:g} times even shares"
         self._tell(
             f"{_asker()} reads a number: told {value} ({why})"
             if mean is None or kind is not int
-            else f"{_asker()} reads counts: told even shares, {mean:g} on average"
+            else f"{_asker()} reads counts: told {shares}, {mean:g} on average"
         )
         return value
 
@@ -150,7 +168,7 @@ def _asker() -> str:
     ours = str(Path(__file__).parents[1])
     while frame is not None and frame.f_back is not None:
         name = frame.f_code.co_filename
-        if "/torch/" not in name and not name.startswith((ours, "<")):
+        if not name.startswith((ours, "<")) and not any(part in name for part in LIBRARIES):
             break
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -99,6 +99,7 @@ class Watcher:
         return handler
 
     def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
+        self._session.fakes.pop(func._schema.name, lambda: None)()
         namespace, name = func.namespace, func._schema.name.partition("::")[2]
         full = f"{namespace}.{name}"
         if namespace == "c10d":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,8 @@ DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeE
 UNSUPPORTED: Final = frozenset({"UnsupportedOperatorException", "UnsupportedFakeTensorException"})
 """Errors of fake tensors where nobody has said what an operator makes."""
 
-LIBRARIES: Final = ("/torch/", "/tracer/", "<frozen")
+OURS: Final = str(Path(__file__).parents[1]) + os.sep
+LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/")
 """Parts of the paths of files that are not of a script."""
 
 STUB: Final = "--stub, docs/rehearse.md section 6"
@@ -64,7 +66,7 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _is_library(name: str) -> bool:
-    return any(part in name for part in LIBRARIES)
+    return name.startswith((OURS, "<")) or any(part in name for part in LIBRARIES)
 
 
 def _module(frame: FrameType) -> str:

@@ -1,0 +1,87 @@
+"""Scripts that cannot be rehearsed as they are: a line that says why, and a stub that mends it."""
+
+from pathlib import Path
+
+import pytest
+
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.stated import EXCHANGE, Stated
+from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parent / "awkward.py"
+
+STUB = """
+import sys
+import torch
+
+if sys.argv[1] == "custom":
+    @torch.library.register_fake("awkward::kernel")
+    def _(x):
+        return torch.empty_like(x)
+else:
+    from torch import nn
+
+    unique = torch.unique
+    torch.unique = lambda x: torch.empty(x.shape[0] // 2, dtype=torch.int64)
+"""
+
+
+def _rehearsed(what: str, folder: Path, stub: str = "") -> Rehearsal:
+    if stub:
+        (folder / "stub.py").write_text(stub)
+    asked = Asked(
+        command=(str(SCRIPT), what), world_size=2, ranks=(0,), stub=str(folder / "stub.py") if stub else ""
+    )
+    return rehearse(asked, folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("custom", r"Custom at awkward.py:\d+: .* custom operator awkward::kernel makes; in a stub"),
+        ("pick", r"Pick at awkward.py:\d+: aten._unique2.default needs numbers.* stub file"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: str, tmp_path: Path) -> None:
+    """One line names module, line, operator and remedy; nothing is written. With the stub it runs."""
+    with pytest.raises(RehearsalError, match=said) as error:
+        _rehearsed(what, tmp_path)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+    found = _rehearsed(what, tmp_path, STUB)
+    works = read_rank(rehearsal_folder(tmp_path / "run"), found.ranks[0]).works.to_pylist()
+    unknown = {work["name"] for work in works if not work["is_known"]}
+    assert unknown == ({"awkward.kernel"} if what == "custom" else set())
+
+
+def test_autocast_a_scaler_and_compilation_are_gone_through(tmp_path: Path) -> None:
+    """Products in fp16, softmax in fp32 as CUDA's autocast has it; a scaler steps; no compilation is said."""
+    found = _rehearsed("plain", tmp_path)
+    tables = read_rank(rehearsal_folder(tmp_path / "run"), 0)
+    dtypes = {(work["name"], work["dtype"]) for work in tables.works.to_pylist()}
+    assert ("aten.addmm", "fp16") in dtypes
+    assert ("aten._softmax", "fp32") in dtypes
+    assert any(name == "aten._amp_foreach_non_finite_check_and_unscale_" for name, _ in dtypes)
+    assert any(name.startswith("aten._fused_adamw") for name, _ in dtypes)
+    assert any("torch.compile is left out" in note for note in found.notes)
+
+
+def test_counts_that_ranks_exchange_have_the_load_that_is_stated() -> None:
+    """What a rank sends is even; what its experts are sent is so many times that, and so are sums of it."""
+    stated = Stated(expert_load=1.5)
+    chosen, counts, theirs = torch.zeros(1024), torch.zeros(16), torch.zeros(16)
+    stated.note("aten.bincount", (chosen,), counts)
+    assert stated.of(counts).mean == 64
+    stated.note(EXCHANGE, (counts,), theirs)
+    assert stated.of(theirs).mean == 96
+    per_rank = torch.zeros(8)
+    stated.note("aten.sum", (theirs, [1]), per_rank)
+    assert stated.of(per_rank).mean == 192
+    assert stated.scalar(torch.ones(1, dtype=torch.int64)) == 1
+    even = Stated()
+    even.note("aten.bincount", (chosen,), counts)
+    even.note(EXCHANGE, (counts,), theirs)
+    assert even.of(theirs).mean == 64

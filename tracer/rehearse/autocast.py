@@ -1,0 +1,55 @@
+"""Autocast of a GPU, acted out by that of the processor, with the operators that a GPU leaves in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+IN_FP32: Final = frozenset(
+    {
+        "__pow__", "__rdiv__", "__rpow__", "__rtruediv__", "acos", "asin", "binary_cross_entropy_with_logits",
+        "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity", "cross_entropy", "cumprod", "cumsum",
+        "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss",
+        "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "margin_ranking_loss", "mse_loss",
+        "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "norm", "normalize", "pdist",
+        "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rsqrt", "sinh", "smooth_l1_loss",
+        "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan", "triplet_margin_loss",
+    }
+)  # fmt: skip
+"""Functions that autocast of CUDA runs in fp32: documentation of ``torch.amp``, "CUDA Ops that can autocast
+to float32"; the list of the processor is another."""
+
+
+def in_fp32(torch: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Return what makes fp32 of the low-precision tensors among arguments, positional and by name."""
+    low = (torch.float16, torch.bfloat16)
+
+    def one(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype in low else value
+
+    def cast(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(one, args)), {name: one(value) for name, value in kwargs.items()}
+
+    return cast
+
+
+def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:
+    """Let autocast of a GPU be that of the processor, in the type that the GPU would have taken."""
+    from torch.amp import autocast_mode
+
+    base = autocast_mode.autocast
+    original, enabled, of_kind = base.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def init(self: Any, device_type: str, dtype: Any = None, **kwargs: Any) -> None:
+        if is_foreign(device_type):
+            device_type, dtype = "cpu", dtype or torch.float16
+        original(self, device_type, dtype=dtype, **kwargs)
+
+    def is_enabled(device_type: str = "cpu") -> bool:
+        return bool(enabled("cpu" if is_foreign(device_type) else device_type))
+
+    def dtype_of(device_type: str = "cpu") -> Any:
+        return of_kind("cpu" if is_foreign(device_type) else device_type)
+
+    base.__init__ = init
+    torch.is_autocast_enabled, torch.get_autocast_dtype = is_enabled, dtype_of
