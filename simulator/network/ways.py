@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final, NamedTuple
 
 from simulator.errors import SimulationError
@@ -80,7 +81,7 @@ class Between:
             SimulationError: the choice leaves no protocol that the network bears, or no algorithm.
         """
         shape = self._crowded(shape)
-        names = self._protocols(shape)
+        names = self._protocols(shape, kind, size_bytes)
         taken = self._tuned(size_bytes, shape, names) if tuned and kind == "all_reduce" else None
         for name in names:
             protocol = PROTOCOLS[name]
@@ -90,8 +91,11 @@ class Between:
         for algorithm, way in self._in_simple(kind, size_bytes, shape):
             yield _way(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
 
-    def _protocols(self, shape: GroupShape) -> list[str]:
-        """Return the protocols that may be used in a group of *shape*.
+    def _protocols(self, shape: GroupShape, kind: str, size_bytes: float) -> list[str]:
+        """Return the protocols that may be used for *kind* in a group of *shape*.
+
+        Sends, and those of an all-to-all, are in LL only up to ``P2P_LL_BYTES``, else in Simple, whatever
+        ``NCCL_PROTO`` says (``addP2pToPlan`` in src/enqueue.cc).
 
         NCCL takes LL128 by default only where nothing passes a host's memory, which might hand on half a
         line: over NVLink inside nodes, and NICs that reach the memory of GPUs (``ncclTopoTuneModel`` in
@@ -102,6 +106,11 @@ class Between:
         """
         nic = self.cluster.nic
         allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
+        if kind in SENDS:
+            message_bytes = size_bytes / (shape.n_ranks if kind == "all_to_all" else 1)
+            return [
+                name for name in ("ll", "simple") if name in allowed and message_bytes <= _most_sent(name)
+            ]
         names = [name for name in self.choice.protocols if name in allowed]
         if not names:
             raise SimulationError(
@@ -158,8 +167,6 @@ class Between:
     ) -> Iterator[tuple[str, Cost]]:
         if kind == "all_to_all":
             yield "pairwise", self._pairwise(size_bytes, shape, protocol)
-            return
-        if kind == "p2p" and protocol.share < 1 and size_bytes > P2P_LL_BYTES:
             return
         if "ring" in self._algorithms(kind, shape):
             yield "send" if kind == "p2p" else "ring", self._ring(kind, size_bytes, shape, protocol)
@@ -271,18 +278,24 @@ class Between:
         """Yield the ways of an all-to-all with a *load* of its own, in a group of *shape* over nodes.
 
         A rank uses the NICs that are nearest to it, so that the busiest rank sets the pace.
-
-        Raises:
-            SimulationError: the choice leaves no protocol that the network bears.
         """
         shape = self._crowded(shape)
-        for name in self._protocols(shape):
+        message_bytes = load.far_bytes / max(load.far_peers, 1)
+        for name in self._protocols(shape, "p2p", message_bytes):
             way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
             yield _way(*way, f"pairwise/{name}")
 
 
+SENDS: Final = ("p2p", "all_to_all")
+"""What NCCL does by sends from rank to rank."""
+
 P2P_LL_BYTES: Final = 16384
 """Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD``."""
+
+
+def _most_sent(protocol: str) -> float:
+    return P2P_LL_BYTES if protocol == "ll" else inf
+
 
 _REDUCES: Final = ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct", "hierarchical")
 _GATHERS: Final = ("ring", "collnet", "pat", "halving_doubling", "direct", "hierarchical")

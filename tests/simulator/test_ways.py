@@ -97,3 +97,19 @@ def test_a_hop_between_single_gpus_is_as_exposed_as_in_a_tree() -> None:
 def test_a_maker_that_is_not_known_is_refused() -> None:
     with pytest.raises(CatalogError, match="cpu = 'AMD': one of amd, arm, intel"):
         replace(load_cluster("dgx-h100"), cpu="AMD")
+
+
+@pytest.mark.parametrize("protocol", ["", "LL", "LL128", "Simple"])
+@pytest.mark.parametrize(("kind", "n_messages"), [("p2p", 1), ("all_to_all", 16)])
+def test_sends_are_in_ll_up_to_16_kib_else_in_simple_whatever_is_asked_for(
+    protocol: str, kind: str, n_messages: int
+) -> None:
+    """``addP2pToPlan`` knows these two; a send in LL128 alone once had no way at all."""
+    net = Network(load_cluster("dgx-h100", 16), choice=choice("", protocol))
+    for message_bytes, names in ((16384, {"ll", "simple"}), (16385, {"simple"})):
+        ranks = (0, 8) if kind == "p2p" else range(16)
+        if kind == "p2p":
+            assert net.p2p(message_bytes, *ranks).algorithm.split("/")[1] in names
+        else:
+            found = net.ways(kind, message_bytes * n_messages, ranks)
+            assert {way.name.split("/")[1] for way in found} == names
