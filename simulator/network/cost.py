@@ -11,7 +11,8 @@ from simulator.network.collectives import KINDS, ring_steps
 from simulator.network.exchange import load
 from simulator.network.experts import over_nics, over_rails
 from simulator.network.nccl import Choice
-from simulator.network.ways import Between, Way
+from simulator.network.way import Way
+from simulator.network.ways import Between
 from simulator.network.within import Within
 from simulator.program import Transfer
 from simulator.workload.dispatch import Routing

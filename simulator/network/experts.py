@@ -6,7 +6,7 @@ from typing import Final
 
 from simulator.errors import SimulationError
 from simulator.network.collectives import bus_factor
-from simulator.network.ways import Way
+from simulator.network.way import Way
 from simulator.network.ways_simple import Inside
 from simulator.workload.dispatch import Routing, exchange_s, rdma_exchange_s
 from topologies.cluster import Cluster

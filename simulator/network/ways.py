@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from simulator.errors import SimulationError
 from simulator.network.collectives import bus_factor, ring_steps, tree_factor, tree_hops
@@ -22,40 +22,10 @@ from simulator.network.nccl import (
 )
 from simulator.network.rates import counted, fill_s, most, rate, ring_hop_s
 from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
+from simulator.network.way import Way, way_of
 from simulator.network.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
 from topologies.cluster import Cluster
 from topologies.reach import GroupShape
-
-
-class Way(NamedTuple):
-    """One way to do a collective: what it costs before the first byte, what the bytes take, its name.
-
-    ``near_s`` and ``far_s`` are what the bytes take inside the nodes and between them; the longer is
-    ``wire_s``.
-    """
-
-    latency_s: float
-    wire_s: float
-    name: str
-    near_s: float = 0.0
-    far_s: float = 0.0
-
-    @property
-    def shares(self) -> tuple[float, float]:
-        """Share of its wire time for which the way inside a node, and the way out of it, is full."""
-        if not self.wire_s:
-            return 0.0, 0.0
-        return min(self.near_s / self.wire_s, 1.0), min(self.far_s / self.wire_s, 1.0)
-
-    @property
-    def total_s(self) -> float:
-        """Time if nothing else uses the links."""
-        return self.latency_s + self.wire_s
-
-
-def _way(latency_s: float, far_s: float, near_s: float, name: str, *, serial: bool = False) -> Way:
-    wire_s = far_s + near_s if serial else max(far_s, near_s)
-    return Way(latency_s, wire_s, name, near_s, far_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +57,9 @@ class Between:
             protocol = PROTOCOLS[name]
             for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
                 if taken is None or (algorithm, name) == taken:
-                    yield _way(*way, f"{algorithm}/{name}")
+                    yield way_of(*way, f"{algorithm}/{name}")
         for algorithm, way in self._in_simple(kind, size_bytes, shape):
-            yield _way(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
+            yield way_of(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
 
     def _protocols(self, shape: GroupShape, kind: str, size_bytes: float) -> list[str]:
         """Return the protocols that may be used for *kind* in a group of *shape*.
@@ -283,7 +253,7 @@ class Between:
         message_bytes = load.far_bytes / max(load.far_peers, 1)
         for name in self._protocols(shape, "p2p", message_bytes):
             way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
-            yield _way(*way, f"pairwise/{name}")
+            yield way_of(*way, f"pairwise/{name}")
 
 
 SENDS: Final = ("p2p", "all_to_all")

@@ -9,7 +9,7 @@ from hypothesis.strategies import integers, sampled_from
 
 from simulator.network.cost import Network
 from simulator.network.nccl import PROTOCOLS, choice
-from simulator.network.ways import Way
+from simulator.network.way import Way
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
 from topologies.errors import CatalogError
