@@ -71,6 +71,30 @@ for x in data:
 accelerator.end_training()
 """
 
+SHARDED = """
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType
+
+plugin = FullyShardedDataParallelPlugin(
+    fsdp_version=2, reshard_after_forward=True, cpu_offload=False,
+    auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+)
+accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+# Without a GPU Accelerate would leave the plugin out and train by DDP.
+accelerator.state._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+net = model()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+data = torch.utils.data.DataLoader([sample(i) for i in range(16)], batch_size=2)
+net, optimizer, data = accelerator.prepare(net, optimizer, data)
+for x in data:
+    loss = net(input_ids=x, labels=x).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.print("loss", repr(loss.item()))
+accelerator.end_training()
+"""
+
 TUTORIAL = """
 import os
 import torch
@@ -213,3 +237,17 @@ def test_a_loop_with_accelerate(tmp_path: Path, ranks: Any) -> None:
     needs("transformers", "accelerate")
     run, _ = both(tmp_path, ranks, MODEL + ACCELERATE, TORCHRUN)
     check_ddp(run, 4, 3)
+
+
+@pytest.mark.slow
+def test_accelerate_with_its_fsdp_plugin(tmp_path: Path, ranks: Any) -> None:
+    """Gathered are the table, each layer, and the head with the last norm: all but the head twice a step."""
+    needs("transformers", "accelerate")
+    run, _ = both(tmp_path, ranks, MODEL + SHARDED, TORCHRUN)
+    check_ddp(run, 4, 3)
+    rows = [row for row in run.spans([0]).to_pylist() if row["step"] == 3 and row["axis"] == "dp"]
+    table, layer, head = 4 * 128 * 64, 4 * PARAMETERS, 4 * (128 * 64 + 64)
+    scattered = Counter(row["size_bytes"] for row in rows if row["kind"] == "reduce_scatter")
+    assert scattered == {table: 1, layer: 3, head: 1}
+    gathered = Counter(row["size_bytes"] for row in rows if row["kind"] == "all_gather")
+    assert gathered == {table: 2, layer: 6, head: 1}
