@@ -18,12 +18,12 @@ from simulator.memory.activations import kept_bytes
 from simulator.program import Label
 from simulator.workload.ops import DTYPE_BYTES
 
-HOST_ADAM_PARAMS_PER_S: Final = 4e9
-"""Parameters that all processors of a node update per second: 1 to 10 billion take 0.22 to 2.57 s.
+HOST_ADAM_PARAMS_PER_S: Final = 1.4e9
+"""Parameters that the processors of a node update per second.
 
-DeepSpeed's CPU-Adam on two Xeon sockets, Ren et al. 2021, arXiv:2101.06840, table 4, cited from memory and
-not verified against its text; no other host was measured. Memory of the host is the limit, so that the GPUs
-of a node share it.
+DeepSpeed's CPU-Adam: 11.6 billion in 8.2 s (deepspeedai/DeepSpeed pull request 735); 72 billion on four nodes
+in about 10 s, 1.8 billion per second and node with the copies (its issue 6834). A ten-core Xeon took
+22 s for 1.35 billion (issue 1635).
 """
 
 NVME_BYTES_PER_S: Final = 25e9

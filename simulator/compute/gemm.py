@@ -33,11 +33,11 @@ SPACING_S: Final = 9.2e-6
 Small members on B200, 9.1 to 9.4 us each whatever their size (MooreThreads/SimuMax 4dcaae5, Apache-2.0).
 """
 
-MEMBER_S: Final = 3.5e-6
+MEMBER_S: Final = 2.5e-6
 """Start and end of a member of a grouped product, which others on its streams do not hide.
 
 120 grouped products of Transformer Engine on B200 and A100-PCIe (the same source); benchmarks/fit_grouped.py
-on 88 of them, 32 held out: 6.7 % median.
+on 88 of them, 32 held out: 5.8 % median.
 """
 
 ALIGNED_BYTES: Final = 16
