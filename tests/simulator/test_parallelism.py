@@ -16,8 +16,9 @@ from simulator.builder.groups import shard_size
 from simulator.builder.stages import job_plan, n_stages, units_by_stage
 from simulator.builder.step import build, job_groups
 from simulator.compute.timing import ComputeModel
+from simulator.config import job_from
 from simulator.engine import choose
-from simulator.errors import SimulationError
+from simulator.errors import JobError, SimulationError
 from simulator.framework import OVERRIDABLE, framework_names
 from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
 from simulator.models.sources import load_model
@@ -238,3 +239,17 @@ def test_shards_of_parameters_sum_to_the_whole(make: Callable[[], Job]) -> None:
 @given(st.integers(1, 256), st.integers(0, 256))
 def test_a_shard_group_divides_the_replicas(n_replicas: int, shard_ranks: int) -> None:
     assert n_replicas % shard_size(n_replicas, shard_ranks) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"sharding": "hsdp"}, "fsdp with shard_ranks"),
+        ({"precision": "fp8"}, "fp8 says that products run in 8 bits"),
+        ({"recompute": "partial"}, "recompute_layers or recompute_every"),
+    ],
+)
+def test_what_people_write_leads_to_what_they_mean(setting: dict[str, str], says: str) -> None:
+    where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
+    with pytest.raises(JobError, match=says):
+        job_from({**where, **setting})
