@@ -13,6 +13,7 @@ from simulator.errors import ModelError
 from simulator.models.hf_config import Config, Shape
 from simulator.models.hf_experts import EXPERTS
 from simulator.models.hf_llama import llama, qwen3
+from simulator.models.hf_plain import bert, bloom, falcon, gpt2, gpt_neox
 from simulator.models.model import Model
 
 
@@ -67,27 +68,6 @@ def _gemma2(config: Config) -> Shape:
     }
 
 
-def _gpt2(config: Config) -> Shape:
-    hidden, heads = config.integer("n_embd"), config.integer("n_head")
-    return {
-        "n_layers": config.integer("n_layer"),
-        "hidden": hidden,
-        "n_heads": heads,
-        "n_kv_heads": heads,
-        "head_dim": hidden // max(heads, 1),
-        "ffn_hidden": config.integer("n_inner", 4 * hidden),
-        "vocab": config.integer("vocab_size"),
-        "gated": False,
-        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
-        "norm": "layernorm",
-        "qkv_bias": True,
-        "proj_bias": True,
-        "mlp_bias": True,
-        "max_positions": config.integer("n_positions"),
-        "dropout": config.number("resid_pdrop", 0.1) > 0,
-    }
-
-
 def _gemma3_text(config: Config) -> Shape:
     """Gemma 3, its language model: every sixth layer sees everything."""
     return {
@@ -119,110 +99,18 @@ def _nemotron(config: Config) -> Shape:
     return {**llama(config), "gated": False, "norm": "layernorm"}
 
 
-def _gpt_neox(config: Config) -> Shape:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    bias = config.flag("attention_bias", default=True)
-    return {
-        "n_layers": config.integer("num_hidden_layers"),
-        "hidden": hidden,
-        "n_heads": heads,
-        "n_kv_heads": heads,
-        "head_dim": hidden // max(heads, 1),
-        "ffn_hidden": config.integer("intermediate_size"),
-        "vocab": config.integer("vocab_size"),
-        "tied_embeddings": config.flag("tie_word_embeddings", default=False),
-        "parallel_blocks": config.flag("use_parallel_residual", default=True),
-        "gated": False,
-        "norm": "layernorm",
-        "qkv_bias": bias,
-        "proj_bias": bias,
-        "mlp_bias": True,
-    }
-
-
-def _falcon(config: Config) -> Shape:
-    """Falcon: 7B has one key head and one norm, the later ones grouped heads and a norm per block."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    new = config.flag("new_decoder_architecture", default=False)
-    multi_query = config.flag("multi_query", default=True)
-    bias = config.flag("bias", default=False)
-    return {
-        "n_layers": config.integer("num_hidden_layers"),
-        "hidden": hidden,
-        "n_heads": heads,
-        "n_kv_heads": config.integer("num_kv_heads", heads) if new else 1 if multi_query else heads,
-        "head_dim": hidden // max(heads, 1),
-        "ffn_hidden": config.integer("ffn_hidden_size", 4 * hidden),
-        "vocab": config.integer("vocab_size"),
-        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
-        "parallel_blocks": new or config.flag("parallel_attn", default=True),
-        "norms_per_layer": 2 if new or not config.flag("parallel_attn", default=True) else 1,
-        "gated": False,
-        "norm": "layernorm",
-        "qkv_bias": bias,
-        "proj_bias": bias,
-        "mlp_bias": bias,
-    }
-
-
-def _bloom(config: Config) -> Shape:
-    """BLOOM: ALiBi needs no positions, and the embedding is normalised."""
-    hidden = config.integer("hidden_size")
-    heads = config.integer("n_head")
-    return {
-        "n_layers": config.integer("n_layer"),
-        "hidden": hidden,
-        "n_heads": heads,
-        "n_kv_heads": heads,
-        "head_dim": hidden // max(heads, 1),
-        "ffn_hidden": 4 * hidden,
-        "vocab": config.integer("vocab_size"),
-        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
-        "extra_params": 2 * hidden,
-        "gated": False,
-        "norm": "layernorm",
-        "qkv_bias": True,
-        "proj_bias": True,
-        "mlp_bias": True,
-    }
-
-
-def _bert(config: Config) -> Shape:
-    """BERT and its descendants: an encoder with token types, a norm after the embedding and a pooler."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    return {
-        "n_layers": config.integer("num_hidden_layers"),
-        "hidden": hidden,
-        "n_heads": heads,
-        "n_kv_heads": heads,
-        "head_dim": hidden // max(heads, 1),
-        "ffn_hidden": config.integer("intermediate_size"),
-        "vocab": config.integer("vocab_size"),
-        "tied_embeddings": True,
-        "max_positions": config.integer("max_position_embeddings", 512),
-        "extra_params": config.integer("type_vocab_size", 2) * hidden + hidden * hidden + hidden,
-        "dropout": config.number("hidden_dropout_prob", 0.1) > 0,
-        "causal": False,
-        "gated": False,
-        "norm": "layernorm",
-        "qkv_bias": True,
-        "proj_bias": True,
-        "mlp_bias": True,
-    }
-
-
 READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
         **EXPERTS,
-        "bert": _bert,
-        "bloom": _bloom,
+        "bert": bert,
+        "bloom": bloom,
         "cohere": _cohere,
-        "falcon": _falcon,
+        "falcon": falcon,
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3_text": _gemma3_text,
-        "gpt2": _gpt2,
-        "gpt_neox": _gpt_neox,
+        "gpt2": gpt2,
+        "gpt_neox": gpt_neox,
         "llama": llama,
         "mistral": _mistral,
         "nemotron": _nemotron,
