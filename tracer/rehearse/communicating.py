@@ -1,0 +1,160 @@
+"""Writes down the communication that a process issues, in the order in which it does."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer import internals
+from tracer.operators import Operator, dtype_name, tensor_bytes
+from tracer.records import Position
+from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.questions import Kernel
+from tracer.rehearse.tape import WAIT, Message
+from tracer.rehearse.waits import work_class
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+FUNCTIONAL: Final[Mapping[str, str]] = {
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+    "shard_dim_alltoall": "all_to_all",
+}
+"""Functional collectives, and the kind of each."""
+
+
+_KEPT: Final = 4096
+"""Works that are kept alive, so that torch finds the Python object behind each; more are never under way."""
+
+_OPS: Final = frozenset(
+    {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "unused"}
+)
+"""Names of reductions, which stand among the arguments of functional collectives beside the group's."""
+
+
+class Communications:
+    """Makes handlers of operators that communicate.
+
+    Args:
+        session: the rehearsal.
+        made: told what an operator has made, so that its memory is counted.
+        gathered: told of tensors that hold gathered parameters.
+        fake: whether tensors are fake. If not, operators run as they are and are only written down.
+    """
+
+    def __init__(
+        self,
+        session: RehearsalSession,
+        made: Callable[[Any], None],
+        gathered: Callable[[Any], None],
+        *,
+        fake: bool,
+    ) -> None:
+        import torch.distributed as dist
+
+        self._session, self._dist, self._fake = session, dist, fake
+        self._made, self._gathered = made, gathered
+        self._under_way: dict[int, int] = {}
+        self._work = work_class(dist, session.tape)
+        self._kept: list[Any] = []
+
+    def eager(self, operator: Operator, func: Any) -> Kernel:
+        """Return the handler of a ``c10d`` operator."""
+        at = internals.async_flag(func)
+        default = _default_of(func, at)
+        n_returns = len(func._schema.returns)
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            group = self._session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
+            is_async = bool(kwargs.get("async_op", args[at] if at < len(args) else default))
+            tensor = operator.tensor(args)
+            size = operator.size(args, len(group.ranks))
+            peer = group.ranks[args[operator.peer]] if operator.peer >= 0 else -1
+            number = self._issue(operator.kind, group, size, tensor, is_async=is_async, peer=peer)
+            outputs = tensors_in(list(operator.outputs(args)))
+            for output in outputs:
+                self._under_way[_storage_key(output)] = number
+            if operator.kind == "all_gather":
+                self._gathered(outputs)
+            if operator.kind == "all_to_all" and outputs and args[0] is outputs[0]:
+                self._session.stated.note("_c10d_functional.all_to_all_single", args[1:2], args[0])
+            if not self._fake:
+                return func(*args, **kwargs)
+            work = self._work(number if is_async else -1)
+            self._kept.append(work)
+            del self._kept[:-_KEPT]
+            return (args[0], work.boxed()) if n_returns > 1 else work.boxed()
+
+        return handler
+
+    def _issue(self, kind: str, group: Any, size: int, tensor: Any, *, is_async: bool, peer: int = -1) -> int:
+        """Write a communication down; return its number."""
+        session = self._session
+        session.group_infos[group.id] = group
+        position: Position | None = None
+        name = session.lane.block.name
+        if peer >= 0:
+            pair = (session.rank, peer) if kind == "send" else (peer, session.rank)
+            sequence = group.next_transfer(pair)
+            position, block = session.transfer(kind, tensor)
+            name = block.name
+        else:
+            sequence = group.next_collective()
+        if (position or session.position).step < 0:
+            return -1
+        message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind)
+        return session.tape.communication(message, sequence, position)
+
+    def functional(self, kind: str) -> Kernel:
+        """Return the handler of a functional collective, whose results are waited for by ``wait_tensor``."""
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            from torch.distributed.distributed_c10d import _resolve_process_group
+
+            named = next(
+                a for a in (*reversed(args), *kwargs.values()) if isinstance(a, str) and a not in _OPS
+            )
+            group = self._session.groups.of(_resolve_process_group(named))
+            out = func(*args, **kwargs)
+            self._made(out)
+            self._session.stated.note(f"{func.namespace}.{func._schema.name.partition('::')[2]}", args, out)
+            inputs, outputs = tensors_in(args[0]), tensors_in(out)
+            whole = outputs if kind == "all_gather" else inputs
+            size = sum(map(tensor_bytes, whole))
+            number = self._issue(kind, group, size, inputs[0], is_async=True)
+            for output in outputs:
+                self._under_way[_storage_key(output)] = number
+            return out
+
+        return handler
+
+    def wait_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a wait for the result of a functional collective."""
+        del kwargs
+        number = self._under_way.pop(_storage_key(args[0]), -1)
+        if number >= 0 and self._session.position.step >= 0:
+            self._session.tape.note(WAIT, number=number)
+        return func(*args) if not self._fake else args[0]
+
+
+def _storage_key(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _default_of(func: Any, at: int) -> bool:
+    """Return whether an operator is asynchronous if it does not say."""
+    arguments = func._schema.arguments
+    return bool(arguments[at].default_value) if at < len(arguments) else True
