@@ -78,6 +78,8 @@ class Framework:
         overlap_grad_reduce: buckets of gradients are reduced while backward goes on; otherwise after it.
         overlap_param_gather: parameters that others have updated are gathered while the next forward goes on;
             otherwise before it.
+        fp8_param_gather: weights that recipes quantise once per step are there in few bits only, without a copy
+            in 16 bits, where a replica has all of them.
         reduces_in_16_bit: gradients travel in the precision of the job although their sums are in fp32.
         no_sync: gradients are reduced once per step; otherwise in every backward (stages that share out
             gradients always do).
@@ -135,6 +137,7 @@ class Framework:
     fused_wgrad: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = False
+    fp8_param_gather: bool = False
     reduces_in_16_bit: bool = False
     no_sync: bool = True
     bucket_mib: float = 0.0

@@ -39,6 +39,10 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "overlap_grad_reduce": (_REPLICAS,),
         "overlap_param_gather": (_REPLICAS, _STATES),
         "reduces_in_16_bit": (_REPLICAS,),
+        "fp8_param_gather": (
+            _unless("no product runs in few bits", needs=lambda job: job.fp8),
+            _unless("shards are fp32", needs=lambda job: job.sharding not in FULLY_SHARDED),
+        ),
         "no_sync": (_REPLICAS, _ONCE),
         "bucket_mib": (_REPLICAS, _BUCKETS),
         **dict.fromkeys(("async_tp", "overlap_tp_backward"), (_TP,)),

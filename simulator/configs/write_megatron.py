@@ -119,6 +119,7 @@ def _overlap(job: Job) -> Iterator[Argument]:
     profile = job.profile
     yield "overlap-grad-reduce", profile.overlap_grad_reduce
     yield "overlap-param-gather", profile.overlap_param_gather and job.sharding != "ddp"
+    yield "fp8-param-gather", profile.fp8_param_gather and job.fp8
     yield "grad-reduce-in-bf16", profile.reduces_in_16_bit
     yield "no-gradient-accumulation-fusion", not profile.fused_wgrad
     if job.layout.ep > 1:

@@ -136,17 +136,20 @@ def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
 
 
 def _quantised_weight_bytes(job: Job, units: Sequence[Unit]) -> int:
-    """Return the copies of the matrices of layers in few bits, where they are made once per step.
+    """Return what the copies of matrices in few bits add, where they are made once per step.
 
     By rows and by columns, except where one scale holds for all and products take either: that is Blackwell,
-    not Hopper or Ada, whose 8-bit products also have to be split. Reference: Transformer Engine, issues 1261
-    and 1880; weights in 16 bit stay beside them unless ``--fp8-param-gather`` is given.
+    not Hopper or Ada, whose 8-bit products also have to be split. Weights in 16 bit stay beside them; with
+    ``fp8_param_gather`` (Megatron-LM ``--fp8-param-gather``) what they took is given back. Reference:
+    Transformer Engine, issues 1261 and 1880.
     """
     recipe = job_recipe(job)
     if recipe is None or recipe.weights_each or job.sharding in ("zero3", "fsdp"):
         return 0
     copies = 2 if recipe.in_blocks or job.cluster.device.gemm_split_share < 1 else 1
-    return copies * operand_bytes(sum(unit.matrices for unit in units), recipe.dtype)
+    matrices = sum(unit.matrices for unit in units)
+    in_16_bit = DTYPE_BYTES[job.precision] * matrices if job.profile.fp8_param_gather else 0
+    return copies * operand_bytes(matrices, recipe.dtype) - in_16_bit
 
 
 def _frozen_bytes(job: Job, unit: Unit) -> int:

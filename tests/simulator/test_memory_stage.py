@@ -274,4 +274,8 @@ def test_weights_in_few_bits_stay_beside_those_in_16(machine: str, recipe: str, 
     matrices = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     more = memory_of(few).items["parameters"] - memory_of(plain).items["parameters"]
     assert more == copies * matrices
+    if copies:  # --fp8-param-gather: nothing in 16 bit
+        alone = replace(few, conventions=(("fp8_param_gather", True),))
+        less = memory_of(few).items["parameters"] - memory_of(alone).items["parameters"]
+        assert less == 2 * matrices
     assert memory_of(replace(few, sharding="fsdp")).items["parameters"] == 4 * model.n_params
