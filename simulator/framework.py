@@ -78,8 +78,8 @@ class Framework:
         overlap_grad_reduce: buckets of gradients are reduced while backward goes on; otherwise after it.
         overlap_param_gather: parameters that others have updated are gathered while the next forward goes on;
             otherwise before it.
-        fp8_param_gather: weights that recipes quantise once per step are there in few bits only, without a copy
-            in 16 bits, where a replica has all of them.
+        fp8_param_gather: weights that recipes quantise once per step are there in few bits only, without the
+            copy in 16 bits, where a replica has all of them.
         reduces_in_16_bit: gradients travel in the precision of the job although their sums are in fp32.
         no_sync: gradients are reduced once per step; otherwise in every backward (stages that share out
             gradients always do).
