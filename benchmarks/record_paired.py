@@ -8,8 +8,9 @@ A step has 30 collectives. Each measured step follows one that is not, in which 
 used to what has been switched. Others who use the machine slow both steps of a pair alike, and the median
 leaves out the pairs where they did not; what is said is the median of the differences within pairs and its
 95 % confidence interval, by order statistics (Conover, Practical Nonparametric Statistics, section 3.2).
-Processor time is that of the whole process; what the thread that writes takes is counted beside it. With
-``--depth kernels`` a third step of each pair runs under torch.profiler alone. Rank 0 prints.
+Processor time is that of the whole process, and of the training's own thread; what the thread that writes
+takes is counted beside it. A third step is not recorded either: against the first it shows the noise. With
+``--depth kernels`` a fourth one runs under torch.profiler alone. Rank 0 prints.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ WIDTH, BLOCKS = 512, 10
 """Size of a layer and number of them: 10 layers of FSDP2 make 30 collectives, as do 30 buckets of DDP."""
 
 Step = Callable[[], Any]
-Times = dict[str, list[tuple[float, float]]]
+Times = dict[str, list[tuple[float, ...]]]
+
+CLOCKS: dict[str, Callable[[], float]] = {
+    "wall": time.perf_counter,
+    "processor": time.process_time,
+    "training": time.thread_time,
+}
+"""What a step takes: time, processor time of the process, and of the thread that trains."""
 
 
 def main() -> None:
@@ -104,9 +112,9 @@ def training(strategy: str, rows: int) -> Step:
 
 
 def measured(step: Step, session: Any, n_pairs: int, depth: str) -> tuple[Times, int]:
-    """Return wall and processor time of the steps of every way, pair by pair; and how many were recorded."""
+    """Return the times of the steps of every way, pair by pair; and how many were recorded."""
     profiler = import_module("torch.profiler")
-    ways = ["plain", "recorded"] if depth == "light" else ["plain", "profiler", "recorded"]
+    ways = ["plain", "again", "recorded"] + (["profiler"] if depth == "kernels" else [])
     barrier = import_module("torch.distributed").barrier
     chance = random.Random(0)  # the same on all ranks
     taken: Times = {way: [] for way in ways}
@@ -121,9 +129,9 @@ def measured(step: Step, session: Any, n_pairs: int, depth: str) -> tuple[Times,
                 running.start()
             step()
             barrier()
-            wall, processor = time.perf_counter(), time.process_time()
+            began = [clock() for clock in CLOCKS.values()]
             step()
-            taken[way].append((time.perf_counter() - wall, time.process_time() - processor))
+            taken[way].append(tuple(clock() - t for clock, t in zip(CLOCKS.values(), began, strict=True)))
             barrier()
             if running is not None:
                 running.stop()
@@ -141,10 +149,10 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def report(title: str, taken: Times, writer_s: float, path: Path) -> None:
     """Print the cost of a step by each way, against plain steps and against the profiler."""
-    pairs = [("recorded", "plain")]
+    pairs = [("again", "plain"), ("recorded", "plain")]
     if "profiler" in taken:
         pairs += [("profiler", "plain"), ("recorded", "profiler")]
-    for column, unit in enumerate(("wall", "processor")):
+    for column, unit in enumerate(CLOCKS):
         for way, other in pairs:
             base = median(row[column] for row in taken[other])
             found = interval([a[column] - b[column] for a, b in zip(taken[way], taken[other], strict=True)])

@@ -66,7 +66,7 @@ class CollectiveHook:
             for f in (self._before, self._issued, self._failed, self._issued_on_device)
         )
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
-        redispatch, after, flag = overload.redispatch, self._after, internals.async_flag(overload)
+        redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
         is_p2p, frame = operator.peer >= 0, sys._getframe  # noqa: SLF001 - public by its docs
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ class CollectiveHook:
         completions, lane, guarded = self._session.completions, self._session.lane, self._session.guarded
         ended, claim = (guarded("collectives", f) for f in (completions.ended, completions.claim))
         pause, resume = (guarded("modules", f) for f in (lane.pause, lane.resume))
-        redispatch, after, by_storage = overload.redispatch, self._after, completions.by_storage
+        redispatch, after, by_storage = internals.redispatch(overload), self._after, completions.by_storage
 
         def kernel(keyset: Any, tensor: Any) -> Any:
             communication = by_storage.get(_address(tensor)) if by_storage else None

@@ -42,8 +42,9 @@ tensor parallelism, should not pay for one."""
 WATCH_EVERY_NS: Final = 50_000_000
 """Time between two collectives that are watched rather than asked: 300 µs each are 0.6 % of it."""
 
-WAIT_EVERY_NS: Final = 20_000_000
-"""The same where the training is going to wait anyway, which hides most of the cost."""
+WAIT_EVERY_NS: Final = 10_000_000
+"""Time between two waits of the training in which a thread is woken for each end: the wait hides what that
+costs, but not in steps that are shorter than this."""
 
 MOST_ASKED: Final = 8
 """Communications that one hook asks whether they are complete."""
@@ -79,7 +80,7 @@ class Completions:
         self.loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
         self._coalesced: list[Communication] = []
-        self._watched_ns = 0
+        self._watched_ns = self._waited_ns = 0
 
     def issued(self, communication: Communication, work: Any, *, watchable: bool) -> None:
         """Follow *communication*, of tensors of the processor, to its end.
@@ -144,7 +145,8 @@ class Completions:
                 self._watchers.watch([communication])
             return is_old
         if work.is_completed():
-            self.ended(communication)
+            communication.end = now_ns()
+            self.forget(communication)
             return True
         if is_old and now - self._watched_ns > WATCH_EVERY_NS:
             self._watched_ns = now
@@ -155,8 +157,8 @@ class Completions:
     def wait_follows(self) -> None:
         """The training is going to wait in C++ for the collectives under way: have their ends noted."""
         now = now_ns()
-        if self.loose and now - self._watched_ns > WAIT_EVERY_NS:
-            self._watched_ns = now
+        if self.loose and now - self._waited_ns > WAIT_EVERY_NS:
+            self._waited_ns = now
             self._watch_all()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
@@ -208,8 +210,9 @@ class Completions:
         if communication.end is None:
             communication.end = cuda_stamp() if communication.on_device else now_ns()
         self.forget(communication)
-        if self.loose and self.loose[-1] is communication:  # as what is waited for at once
-            self.loose.pop()
+        with self._lock:
+            if self.loose and self.loose[-1] is communication:  # as what is waited for at once
+                self.loose.pop()
 
     def forget(self, communication: Communication) -> None:
         """Stop following *communication*."""

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -289,13 +288,9 @@ def _joined(folder: Path) -> tuple[int, int, RunClock]:
         return rank, world_size, RunClock(synchronise(store, rank, world_size), store, folder)
     except RuntimeError as error:
         raise RecordError(
-            f"not all of the {world_size} ranks began to record within {_seconds(JOIN_TIMEOUT)}: "
+            f"not all of the {world_size} ranks began to record within {JOIN_TIMEOUT.total_seconds():.0f} s: "
             f"{_first_line(error)}; record every rank, or none"
         ) from error
-
-
-def _seconds(time: timedelta) -> str:
-    return f"{time.total_seconds():.0f} s"
 
 
 def _first_line(error: BaseException) -> str:
