@@ -20,9 +20,9 @@ from traces.run import Run
 MOST_FINDINGS: Final = 6
 """Findings of a run that a report begins with."""
 
-REPLAYED_SPANS: Final = 5_000
-"""Spans up to which a report has what unlike operations cost a pipeline: playing longer ones again takes
-seconds. ``foretrace analyze`` has it for runs of any length."""
+REPLAYED_SPANS: Final = 150_000
+"""Spans up to which a report has what unlike operations cost a pipeline: playing them again takes up to a
+second of processor time (5 to 6 µs per span). ``foretrace analyze`` has it for runs of any length."""
 
 PATH_SPANS: Final = 2_000_000
 """Spans up to which a report has the critical path, which needs the spans of all ranks at once."""
