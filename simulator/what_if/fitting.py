@@ -36,7 +36,7 @@ class Way:
 
 
 def ways_to_fit(job: Job) -> list[Way]:
-    """Return what would make *job* fit: single changes; else several together, and more GPUs.
+    """Return what would make *job* fit: single changes; else several together, and more GPUs; else both.
 
     Args:
         job: what does not fit.
@@ -44,7 +44,7 @@ def ways_to_fit(job: Job) -> list[Way]:
     limit = job.cluster.device.memory_bytes
     possible = list(_on_the_page(job))
     single = [_way(job, one.change, one) for one in possible if one.peak_bytes <= limit]
-    return single or [*_together(job, possible), *_more_gpus(job)]
+    return single or [*_together(job, possible), *_more_gpus(job)] or list(_both(job))
 
 
 def _on_the_page(job: Job) -> Iterator[Remedy]:
@@ -68,6 +68,19 @@ def _together(job: Job, possible: list[Remedy]) -> Iterator[Way]:
             return
         changed = best.job
         possible = list(_on_the_page(changed))
+
+
+def _both(job: Job) -> Iterator[Way]:
+    """Yield the change that saves most with more GPUs besides, from the smallest number on which it fits."""
+    for one in sorted(_on_the_page(job), key=lambda one: one.peak_bytes):
+        for more in _more_gpus(one.job):
+            own = _way(job, one.change.partition(" ")[0], one)
+            yield Way(
+                change=f"{own.change} and {more.change}",
+                peak_bytes=more.peak_bytes,
+                settings=own.settings | more.settings,
+            )
+            return
 
 
 def _more_gpus(job: Job) -> Iterator[Way]:

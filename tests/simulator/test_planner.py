@@ -68,6 +68,7 @@ TOO_LARGE: tuple[dict[str, str], ...] = (
     {"model": "llama3-8b", "gpus": "8", "tp": "1", "pp": "1", "seq_len": "8192"},
     {"model": "llama3-70b", "gpus": "16", "tp": "4", "pp": "2", "sharding": "ddp"},  # changes together
     {"model": "llama3-70b", "gpus": "8", "tp": "8", "pp": "1"},  # more GPUs
+    {"model": "llama3-70b", "gpus": "8", "tp": "1", "pp": "1", "global_batch": "64"},  # both
     {"model": "mixtral-8x7b", "gpus": "16", "tp": "2", "pp": "1"},
 )
 
