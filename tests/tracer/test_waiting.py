@@ -9,7 +9,7 @@ import pytest
 from traces.analysis.activity import activity
 from traces.store import open_run
 
-SLACK_NS = 20_000_000
+SLACK_NS = 100_000_000
 """Between the issue of a communication and the wait for it the thread computes; it may lose its core then."""
 
 SCRIPT = """
