@@ -1,11 +1,11 @@
 """Finds the best of very many layouts without simulating most of them, and never misses it.
 
 Every candidate has a time that its step cannot be below. Candidates wait in a heap, ordered by the best that
-is known of each: first the work of its fullest rank, which costs microseconds; then its pipeline, run exactly
-but without data parallelism; at last the whole step. Whoever comes out of the heap with the time of its step
-is at least as good as everything that is still inside, for all their bounds are higher. So the order is that
-of simulating all of them, and `tests/simulator/test_search.py` holds it to that. Those that cannot fit are
-dropped when they first come out, by a bound on their memory that is never above it.
+is known of each: first that of all that differ in their schedule only; then the work of its fullest rank and
+its optimizer; then its pipeline, run exactly; at last the whole step. Whoever comes out of the heap with the
+time of its step is at least as good as everything that is still inside, for all their bounds are higher. So
+the order is that of simulating all of them, and `tests/simulator/test_search.py` holds it to that. Those that
+cannot fit are dropped when they come out, by bounds on their memory that are never above it.
 
 Parts of a space can be searched apart, by any number of processes (``simulator.search.parts``): the best of
 all are among the best of each.
@@ -42,8 +42,9 @@ class Stage(IntEnum):
 
     FAMILY = 0
     FLOOR = 1
-    PIPELINE = 2
-    STEP = 3
+    UPDATE = 2
+    PIPELINE = 3
+    STEP = 4
 
 
 def cheapest(
@@ -158,7 +159,12 @@ class _Search:
 
     def _try(self, stage: Stage, job: Job) -> None:
         """Look at *job* as closely as *stage* says, and put it back if it fits and is possible."""
-        look = {Stage.FLOOR: self._floor_ns, Stage.PIPELINE: self._pipeline_ns, Stage.STEP: self._step_ns}
+        look = {
+            Stage.FLOOR: self._floor_ns,
+            Stage.UPDATE: self._update_ns,
+            Stage.PIPELINE: self._pipeline_ns,
+            Stage.STEP: self._step_ns,
+        }
         try:
             if (least_ns := look[stage](job)) is not None:
                 self._push(stage, job, least_ns)
@@ -169,9 +175,13 @@ class _Search:
         times = self._pipeline(job)
         return max(times.floor_ns(job), times.replicas_ns(job))
 
-    def _pipeline_ns(self, job: Job) -> int | None:
+    def _update_ns(self, job: Job) -> int | None:
+        """Return the floor of *job* with its optimizer behind it; None: it does not fit."""
         if not self._fits(job, self._memory.least_bytes(job)):
             return None
+        return self._floor_ns(job) + self._pipeline(job).update_ns(job)
+
+    def _pipeline_ns(self, job: Job) -> int:
         self.n_run += 1
         return self._pipeline(job).step_floor_ns(job)
 

@@ -27,7 +27,7 @@ from simulator.schedules import ACTION_KINDS, has_pairs, has_two_copies, held_st
 from simulator.search.least_memory import short_plan
 from simulator.search.schedule_program import BACKWARD, FORWARD, ScheduleProgram, schedule_program
 from simulator.search.space import Family
-from simulator.search.unit_times import UnitTimes, template_ns
+from simulator.search.unit_times import OF_TRAFFIC, UnitTimes, template_ns
 from simulator.workload.linear import hidden_bytes, tokens_per_shard
 from simulator.workload.recompute import recomputes
 from topologies.cluster import Cluster
@@ -145,11 +145,12 @@ class PipelineTimes:
         """
         orders = short_plan(job)
         stages = tuple(held_stages(actions) for actions in orders)
-        key = (stages, has_two_copies(job.schedule), job.layout, job.sharding, self.units.key(job))
+        settings = (has_two_copies(job.schedule), job.layout, job.sharding)
+        key = (stages, settings, self.units.key(job, OF_TRAFFIC))
         if key not in self._updates:
-            templates = Templates(
-                job, self.units.groups(job), ComputeModel(job.cluster.device, job.precision), orders
-            )
+            one = tuple(tuple(a for a in actions if not a.microbatch) for actions in orders)  # all stages
+            compute = ComputeModel(job.cluster.device, job.precision)
+            templates = Templates(job, self.units.groups(job), compute, one)
             costs = self.units.costs(job)
             firsts = [self.units.groups(job).of_pipeline_rank(pp)[0] for pp in range(job.layout.pp)]
             found = [

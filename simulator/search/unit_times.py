@@ -38,8 +38,8 @@ _ELSEWHERE: Final = {
 _OF_UNITS: Final = tuple(field.name for field in fields(Job) if field.name not in _ELSEWHERE)
 """Settings of a job on which the time of a layer depends; more of them only mean remembering more."""
 
-_OF_TRAFFIC: Final = tuple(name for name in _OF_UNITS if name not in {"micro_batch", "recompute", "seq_len"})
-"""Settings on which the traffic of its parameters and gradients depends."""
+OF_TRAFFIC: Final = tuple(name for name in _OF_UNITS if name not in {"micro_batch", "recompute", "seq_len"})
+"""Settings on which the traffic of parameters and gradients, and their update, depend."""
 
 _OF_SPLIT: Final = (
     *("layers_per_stage", "counted_ends", "framework", "conventions", "recompute_layers", "recompute_every"),
@@ -116,7 +116,7 @@ class UnitTimes:
         alone are shared out it reduces them, in buckets; otherwise nothing.
         """
         copies = has_two_copies(job.schedule)
-        key = ("traffic", n_stages, copies, job.layout, job.sharding, self.key(job, _OF_TRAFFIC))
+        key = ("traffic", n_stages, copies, job.layout, job.sharding, self.key(job, OF_TRAFFIC))
         if key not in self._known:
             self._known[key] = self._traffic(job, n_stages)
         answer: Int64Array = self._known[key]
