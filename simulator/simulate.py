@@ -26,7 +26,7 @@ from simulator.memory.over_time import memory_over_time
 from simulator.memory.ranks import rank_memories
 from simulator.network.advice import slow_axes
 from simulator.network.cost import Network
-from simulator.network.link_changes import LINKS, links_table
+from simulator.network.link_changes import links_table
 from simulator.network.nccl import choice
 from simulator.network.uplinks import uplinks
 from simulator.program import Program
@@ -86,7 +86,10 @@ class Simulation:
         """
         target = self._write(path)
         if self.links is not None:
-            with pa.OSFile(str(target / "links.arrow"), "wb") as file, pa.ipc.new_file(file, LINKS) as writer:
+            with (
+                pa.OSFile(str(target / "links.arrow"), "wb") as file,
+                pa.ipc.new_file(file, self.links.schema) as writer,
+            ):
                 writer.write_table(self.links)
         return target
 

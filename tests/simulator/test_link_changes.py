@@ -62,6 +62,7 @@ def test_a_slow_nic_makes_the_step_longer_and_shows_in_the_links(tmp_path: Path)
     with pa.memory_map(str(slow.write(tmp_path / "run") / "links.arrow")) as file:
         links = pa.ipc.open_file(file).read_all()
     assert links.schema == LINKS
+    assert b'"capacity": 0.1' in links.schema.metadata[b"changes"]  # a report frames when it was slow
     mine = links.filter(pa.compute.equal(links["rank"], 3))
     assert pa.compute.max(mine.filter(pa.compute.equal(mine["tier"], "far"))["used"]).as_py() <= 0.1 + 1e-9
 
