@@ -112,7 +112,8 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
             raise click.MissingParameter(ctx=ctx, param=option)
     from simulator.config import job_settings, write_config
     from simulator.configs.write import written
-    from simulator.search.describe import counts_of, described, mark_tied, nothing, waterfall
+    from simulator.search.describe import counts_of, described, nothing, waterfall
+    from simulator.search.ties import difference, mark_tied
     from simulator.search.what_if import answers
     from traces.writer import write_atomically
 
@@ -140,6 +141,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     at = min(flags["why"], len(layouts))
     said = counts_of(found.counts) | {
         "layouts": layouts,
+        "tied": difference()._asdict(),
         "why_not_the_second": waterfall(layouts[0], layouts[min(2, len(layouts)) - 1]),
         "why_not": {"layout": at, "parts": waterfall(layouts[0], layouts[at - 1])},
         "what_if": what_if,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from simulator.goodput.plan import parse_count
@@ -10,9 +10,6 @@ from simulator.memory.ranks import rank_memories
 from simulator.search.found import Counts, Ranked
 from simulator.summary import job_name
 from topologies.units import format_bytes
-
-TIED: Final = 0.02
-"""Relative difference of step times that says nothing: repeated measurements of one layout differ by more."""
 
 _DAY_S: Final = 86_400
 
@@ -63,18 +60,6 @@ def described(
         "days": None if budget is None else budget / summary["tokens_per_s"] / _DAY_S,
         "usd": None if budget is None or usd is None else usd * budget / 1e9,
     }
-
-
-def mark_tied(layouts: Sequence[dict[str, Any]], by: str) -> None:
-    """Note in each layout whether it is within what repeated measurements differ by of the best.
-
-    Args:
-        layouts: best first.
-        by: ``"time"`` or ``"cost"``: what they compete by.
-    """
-    name = {"time": "step_time_s", "cost": "usd_per_1b_tokens"}[by]
-    for one in layouts:
-        one["tied"] = one[name] <= layouts[0][name] * (1 + TIED)
 
 
 def waterfall(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.search.describe import TIED
+from simulator.search.ties import difference
 from topologies.units import format_bytes, format_time
 
 BAR: Final = 30
@@ -30,7 +30,7 @@ def show(said: Mapping[str, Any]) -> None:
         f"{said['n_simulated']} simulated whole, {said['n_too_large']} of those looked at do not fit"
     )
     if any(one["tied"] for one in layouts[1:]):
-        console.print(f"= within {TIED:.0%} of the best: no measurement tells them apart".replace("%", " %"))
+        console.print(f"= tied with the best: {difference().words}", markup=False)
     if said["why_not"]["parts"]:
         _waterfall(console, said["why_not"], layouts)
     for one in said["what_if"]:

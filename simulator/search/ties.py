@@ -1,0 +1,75 @@
+"""Which layouts nobody can tell apart: what measured groups of layouts say about differences.
+
+What a prediction is off by in every layout of a model and machine cancels when two of them are compared. What
+is left was measured: ``ties.toml`` is written by ``benchmarks/ties.py``, nothing in it is typed by hand.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+
+class Difference(NamedTuple):
+    """How far off a predicted ratio of two step times may be.
+
+    Attributes:
+        ratio: the measured ratio is within this factor of the predicted one, both ways.
+        level: in what share of the pairs.
+        pairs, groups, sources: pairs of layouts that it is from, in so many groups of so many sources.
+        half: the factor for half of the pairs.
+    """
+
+    ratio: float
+    level: float
+    pairs: int
+    groups: int
+    sources: int
+    half: float
+
+    @property
+    def words(self) -> str:
+        """What it says, as a person reads it.
+
+        >>> Difference(1.06, 0.8, 900, 100, 6, 1.02).words
+        'in 8 of 10 of 900 measured pairs the difference of two layouts was within 6.0 % of the predicted one'
+        """
+        return (
+            f"in {10 * self.level:.0f} of 10 of {self.pairs:,} measured pairs the difference of two layouts "
+            f"was within {100 * (self.ratio - 1):.1f} % of the predicted one"
+        )
+
+
+@cache
+def difference() -> Difference:
+    """Return what was measured."""
+    text = (resources.files("simulator.search") / "ties.toml").read_text(encoding="utf-8")
+    return Difference(**tomllib.loads(text))
+
+
+def mark_tied(layouts: Sequence[dict[str, Any]], by: str) -> None:
+    """Note in each layout whether it is tied with the best, so that measurements may well turn them round.
+
+    On the machine of the best that is a difference below ``difference().ratio``. On another machine errors do
+    not cancel: there they are tied if the likely intervals of both meet.
+
+    Args:
+        layouts: best first.
+        by: ``"time"`` or ``"cost"``: what they compete by.
+    """
+    name = {"time": "step_time_s", "cost": "usd_per_1b_tokens"}[by]
+    best = layouts[0]
+    for one in layouts:
+        if (one["cluster"], one["gpus"]) == (best["cluster"], best["gpus"]):
+            one["tied"] = one[name] <= best[name] * difference().ratio
+        else:
+            one["tied"] = one[name] * _share(one, 0) <= best[name] * _share(best, 1)
+
+
+def _share(one: Mapping[str, Any], end: int) -> float:
+    """Return an end of the interval of a step time, as a share of it; 1 without one."""
+    interval = one["step_time_interval_s"]
+    return 1.0 if interval is None else float(interval[end] / one["step_time_s"])
