@@ -39,7 +39,7 @@ MOST_ROWS: Final = 20_000
 
 _NEEDED: Final = ("tokens_per_s_per_gpu", "peak_memory_bytes")
 _NUMBERS: Final = (*FIGURES, "peak_memory_bytes", "memory_limit_bytes", "bubble_fraction")
-_SCRIPTS: Final = ("format.js", "palette.js", "sweep.js")
+_SCRIPTS: Final = ("format.js", "palette.js", "sweep_points.js", "sweep.js")
 
 
 def sweep_html(rows: Sequence[Mapping[str, Any]], *, title: str, notes: Sequence[str] = ()) -> str:
