@@ -1,10 +1,12 @@
-"""What else of torch has to behave as on a GPU, or must not be asked: kernels, optimizers, data, files."""
+"""What else of torch has to behave as on a GPU, or must not be asked: kernels, optimizers, data."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse import checkpoints
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -15,7 +17,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _multi_tensor_optimizers()
     _compile(session)
     _loaders()
-    _files(session)
+    checkpoints.install(session)
     _scaler()
     _storages(session)
     _fsdp1()
@@ -129,18 +131,6 @@ _WORKERS = frozenset(
 
 _POSITION_OF_WORKERS = 5
 """Place of ``num_workers`` among the arguments of a loader."""
-
-
-def _files(session: RehearsalSession) -> None:
-    """Write no checkpoints: there are no numbers in them."""
-    import torch
-
-    def save(*args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        session.warn("torch.save wrote nothing: a rehearsal has no numbers to keep")
-
-    anywhere: Any = torch
-    anywhere.save = save
 
 
 def _scaler() -> None:

@@ -95,20 +95,21 @@ class World:
 def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
     """Return collectives of Python objects, as if every rank had sent what this one has."""
 
-    def all_gather(found: list[Any], mine: Any, group: Any = None) -> None:
-        found[:] = [mine] * dist.get_world_size(group)
+    def all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[:] = [obj] * dist.get_world_size(group)
 
     def gather(
-        mine: Any, found: list[Any] | None = None, dst: Any = None, group: Any = None, **_: Any
+        obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, **_: Any
     ) -> None:
         del dst
-        if found is not None:
-            found[:] = [mine] * dist.get_world_size(group)
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * dist.get_world_size(group)
 
-    def scatter(mine: list[Any], everything: Any = None, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        if everything:
-            mine[0] = everything[0]
+    def scatter(
+        scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, *_: Any, **__: Any
+    ) -> None:
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[0]
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
