@@ -1,4 +1,4 @@
-"""Checkpoints of a rehearsal: nothing is written or read, for there are no numbers; what is kept is asked for."""
+"""Checkpoints of a rehearsal: nothing is written or read, for there are no numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _modules() -> tuple[Any, ...]:
 
 
 def _distributed(warn: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
-    """Return what saves and loads: parts are asked for their state, which may communicate, and that is all."""
+    """Return what saves and loads: parts are asked for their state, which may communicate."""
 
     def save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         del args, kwargs

@@ -51,6 +51,7 @@ class RehearsalSession(Training[IssueLane]):
         tell: told about progress, in a few words.
 
     Attributes:
+        disabled: hooks that are off: none ever is, what fails ends the rehearsal.
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has come to its end.
         is_aside: whether operators that come now are of no device.
@@ -77,6 +78,7 @@ class RehearsalSession(Training[IssueLane]):
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
         self.sink = _Nowhere()
+        self.disabled: set[str] = set()
         self.steps: Any = Steps(self)  # type: ignore[arg-type]
         self.shapes: Any = None
         self.completions = None
