@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.clock import now_ns
+from tracer.lane import NOBODY
 from tracer.operators import OPERATORS, Operator, dtype_name
 from tracer.records import Communication
 from tracer.stamps import cuda_stamp
@@ -61,16 +62,16 @@ class CollectiveHook:
 
     def _noting(self, name: str, operator: Operator, overload: Any) -> Callable[..., Any]:
         """Return the kernel that notes a call of one operator and passes it on."""
-        before, issued, failed, issued_on_device = (
-            self._session.guarded("collectives", f)
-            for f in (self._before, self._issued, self._failed, self._issued_on_device)
+        before, issued = self._describing(operator), self._following(operator)
+        failed, issued_on_device = (
+            self._session.guarded("collectives", f) for f in (self._failed, self._issued_on_device)
         )
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
         redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
         is_p2p, frame = operator.peer >= 0, sys._getframe  # noqa: SLF001 - public by its docs
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            communication = before(operator, args)
+            communication = before(args)
             if communication is None:
                 return redispatch(keyset & after, *args, **kwargs)
             if communication.on_device:
@@ -100,8 +101,48 @@ class CollectiveHook:
         kernel.__name__ = f"foretrace_{name}"
         return kernel
 
-    def _before(self, operator: Operator, args: tuple[Any, ...]) -> Communication:
-        """Describe a call before it is made."""
+    def _describing(self, operator: Operator) -> Callable[[tuple[Any, ...]], Communication | None]:
+        """Return what describes a call of *operator* before it is made; None once that has failed.
+
+        Caches are cold when a collective is issued, so that each function of Python on this path costs as
+        much as what it does. The common call, of one tensor of the processor, is described without any.
+        """
+        session, unbox, known = self._session, self._unbox_group, self._session.groups.by_object
+        disabled, put, note = session.disabled, session.sink.put, session.issued.note
+        position, stack = session.position, session.lane.stack
+        kind, at, whole, filled = operator.kind, operator.group, operator.whole, operator.filled
+        is_plain = operator.peer < 0 and whole >= 0
+
+        def describe(args: tuple[Any, ...]) -> Communication | None:
+            if "collectives" in disabled:
+                return None
+            try:
+                tensor = args[whole] if is_plain else None
+                if tensor.__class__ is list:
+                    tensor = tensor[0] if len(tensor) == 1 else None
+                if tensor is None or tensor.is_cuda:
+                    communication = self._described(operator, args)
+                else:
+                    process_group = unbox(args[at])
+                    group = known.get(id(process_group)) or session.groups.of(process_group)
+                    group.n_collectives = 1 + (sequence := next(group.collectives))
+                    communication = Communication(  # by position: half as long
+                        kind, group, sequence, -1, tensor.nbytes, dtype_name(tensor),
+                        stack[-1][1] if stack else NOBODY,
+                        (position.step, position.stage, position.virtual_stage, position.microbatch),
+                        now_ns(), (_address(tensor if filled == whole else args[filled]),),
+                    )  # fmt: skip
+                put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
+                note(communication)
+            except Exception as error:  # the training goes on, whatever is wrong with us
+                session.disable("collectives", error)
+                return None
+            return communication
+
+        return describe
+
+    def _described(self, operator: Operator, args: tuple[Any, ...]) -> Communication:
+        """Describe a call of any kind, on any device."""
         session = self._session
         group = session.groups.of(self._unbox_group(args[operator.group]))
         tensor = operator.tensor(args)
@@ -114,7 +155,7 @@ class CollectiveHook:
             at, block = session.transfer(operator.kind, tensor)
         else:
             sequence = group.next_collective()
-        communication = Communication(  # by position: half as long
+        return Communication(
             operator.kind,
             group,
             sequence,
@@ -127,28 +168,39 @@ class CollectiveHook:
             () if on_device else tuple([_address(output) for output in operator.outputs(args)]),
             on_device,
         )
-        session.sink.put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
-        session.issued.note(communication)
-        return communication
 
     @staticmethod
     def _failed(communication: Communication) -> None:
         """The call raised: what was asked for is over."""
         communication.end = now_ns() if isinstance(communication.start, int) else cuda_stamp()
 
-    def _issued(self, communication: Communication, result: Any, caller: FrameType | None) -> None:
-        """Follow a call that has just been made to its end.
+    def _following(self, operator: Operator) -> Callable[[Communication, Any, FrameType | None], None]:
+        """Return what follows a call of *operator* that has just been made to its end.
 
-        Args:
-            communication: the call.
-            result: what the operator has returned.
-            caller: the Python frame that a transfer came from, None on a thread of C++.
+        It takes the call, what the operator has returned, and the Python frame that a transfer came from,
+        None on a thread of C++ and for a collective.
         """
-        if communication.peer >= 0:
-            watchable = caller is not None and caller.f_code.co_filename.endswith(_DISTRIBUTED)
-        else:
-            watchable = communication.group.on_gloo and communication.kind != "reduce_scatter"
-        self._session.completions.issued(communication, self._work(result), watchable=watchable)
+        session, disabled, unbox = self._session, self._session.disabled, self._unbox_work
+        issued, is_p2p = session.completions.issued, operator.peer >= 0
+        may_watch = operator.kind != "reduce_scatter"
+
+        def follow(communication: Communication, result: Any, caller: FrameType | None) -> None:
+            if "collectives" in disabled:
+                return
+            try:
+                try:
+                    work = unbox(result[-1] if result.__class__ is tuple else result)
+                except (RuntimeError, TypeError):
+                    work = None  # it was complete on return
+                if is_p2p:
+                    watchable = caller is not None and caller.f_code.co_filename.endswith(_DISTRIBUTED)
+                else:
+                    watchable = may_watch and communication.group.on_gloo
+                issued(communication, work, watchable=watchable)
+            except Exception as error:  # the training goes on, whatever is wrong with us
+                session.disable("collectives", error)
+
+        return follow
 
     def _issued_on_device(self, communication: Communication, result: Any, on_compute: bool) -> None:  # noqa: FBT001 - by position: called through a guard
         """Follow a call on tensors of a GPU; *on_compute*: it runs on the stream that computes."""

@@ -47,7 +47,11 @@ WAIT_EVERY_NS: Final = 10_000_000
 costs, but not in steps that are shorter than this."""
 
 MOST_ASKED: Final = 8
-"""Communications that one hook asks whether they are complete."""
+"""Communications that one hook looks at."""
+
+MOST_BUSY: Final = 2
+"""Collectives of a group that one hook finds incomplete and asks no more: gloo works on two at a time
+(``ProcessGroupGloo::Options::threads``), in the order of their issue, and asking costs."""
 
 KEPT_WORKS: Final = 64
 """How many finished transfers are kept before looking which of them the training has dropped unasked."""
@@ -93,7 +97,10 @@ class Completions:
         if work is None:
             communication.end = now_ns()
             return
-        self._follow(communication, work)
+        communication.work = work
+        self.by_work[id(work)] = communication
+        for storage in communication.storages:
+            self.by_storage[storage] = communication
         if watchable:
             if self.loose:
                 self.sweep()
@@ -114,23 +121,23 @@ class Completions:
         else:
             if work is None or communication.group.on_nccl:
                 communication.end = _cuda_end(work)
-            if communication.end is None:
-                self._follow(communication, work)
-
-    def _follow(self, communication: Communication, work: Any) -> None:
-        communication.work = work
-        self.by_work[id(work)] = communication
-        for storage in communication.storages:
-            self.by_storage[storage] = communication
+            if communication.end is None:  # it has no storages
+                communication.work = work
+                self.by_work[id(work)] = communication
 
     def sweep(self) -> None:
         """See which of the communications that nobody has waited for are complete by now."""
-        now = now_ns()
+        now, loose, n_busy = now_ns(), self.loose, 0
+        group = None
+        kept: list[Communication] = []
         with self._lock:
-            for _ in range(min(len(self.loose), MOST_ASKED)):
-                communication = self.loose.popleft()
+            while loose and len(kept) < MOST_ASKED and n_busy < MOST_BUSY:
+                communication = loose.popleft()
                 if not self._is_seen_to(communication, now):
-                    self.loose.append(communication)
+                    kept.append(communication)
+                    n_busy = n_busy + 1 if communication.group is group else 1
+                    group = communication.group
+            loose.extendleft(reversed(kept))
         if len(self._unclaimed) > KEPT_WORKS:
             self._prune()
 

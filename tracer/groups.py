@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ AXIS_WORDS: Final = {
 _UNNAMED: Final = frozenset({"", "undefined", "default_pg", "mesh_default"})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class GroupInfo:
     """One process group as this rank sees it.
 
@@ -37,6 +38,7 @@ class GroupInfo:
         on_gloo: whether tensors of the processor go through gloo.
         on_nccl: whether tensors of a GPU go through NCCL.
         n_collectives: collectives that this rank has issued.
+        collectives: counts them, on whatever thread.
         n_transfers: p2p transfers whose side this rank has issued, by (sender, receiver).
     """
 
@@ -47,14 +49,14 @@ class GroupInfo:
     on_nccl: bool = False
     n_collectives: int = 0
     n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
-    _collectives: Iterator[int] = field(default_factory=itertools.count)
+    collectives: Iterator[int] = field(default_factory=itertools.count)
     _transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
 
     def next_collective(self) -> int:
         """Return the number of the collective that is being issued, on whatever thread."""
-        sequence = next(self._collectives)
+        sequence = next(self.collectives)
         self.n_collectives = sequence + 1
         return sequence
 
@@ -72,6 +74,10 @@ class Groups:
         world_size: number of ranks of the job.
         backend_of: returns the backend of a process group, e.g. ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``.
         ranks_of: returns its global ranks.
+
+    Attributes:
+        n_changes: how often what is known has changed.
+        by_object: what is known by the identity of a ``ProcessGroup``, for as long as that object lives.
     """
 
     def __init__(self, world_size: int, backend_of: Any, ranks_of: Any) -> None:
@@ -79,13 +85,24 @@ class Groups:
         self.n_changes = 0
         self._backend_of = backend_of
         self._ranks_of = ranks_of
+        self.by_object: dict[int, GroupInfo] = {}
         self._by_name: dict[str, GroupInfo] = {}
+        self._lives: dict[int, weakref.ref[Any]] = {}
 
     def of(self, process_group: Any) -> GroupInfo:
         """Return what is known about a ``torch.distributed.ProcessGroup``."""
         name = process_group.group_name
         found = self._by_name.get(name)
-        return self._added(name, process_group) if found is None else found
+        info = self._added(name, process_group) if found is None else found
+        number = id(process_group)
+        if number not in self._lives:
+            self._lives[number] = weakref.ref(process_group, lambda _: self._forget(number))
+        self.by_object[number] = info
+        return info
+
+    def _forget(self, number: int) -> None:
+        self.by_object.pop(number, None)
+        self._lives.pop(number, None)
 
     def name_axis(self, process_group: Any, axis: str, *, certain: bool = False) -> None:
         """Note that *process_group* serves *axis*.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
+from tracer.clock import now_ns
 from tracer.records import Block, Position, Segment
-from tracer.stamps import ComputeStream, Stamp, host_stamp
+from tracer.stamps import ComputeStream, Stamp
 
 NOBODY: Final = Block("")
 """Owner of time that is not compute, although a block is running: the end of a backward pass."""
+
+_SEGMENT: Final = functools.partial(tuple.__new__, Segment)
 
 
 class Lane:
@@ -21,47 +25,53 @@ class Lane:
     Args:
         position: where the training is; read when a segment is cut.
         emit: takes each finished segment.
+
+    Attributes:
+        stamp: returns this moment, as time is told now.
+        device: the CUDA stream on which the model computes, None on a processor.
+        stack: owners, kind and block; the same list always.
     """
 
     def __init__(self, position: Position, emit: Callable[[Segment], None]) -> None:
-        self.stamp: Callable[[], Stamp] = host_stamp
+        self.stamp: Callable[[], Stamp] = now_ns
         self.device: ComputeStream | None = None
         self._position = position
         self._emit = emit
-        self._stack: list[tuple[str, Block]] = []
+        self.stack: list[tuple[str, Block]] = []
         self._n_waits = 0
         self._since: Stamp = 0
 
     @property
     def depth(self) -> int:
         """How many owners are on the stack."""
-        return len(self._stack)
+        return len(self.stack)
 
     @property
     def block(self) -> Block:
         """The block that owns the time now."""
-        return self._stack[-1][1] if self._stack else NOBODY
+        return self.stack[-1][1] if self.stack else NOBODY
 
     def push(self, kind: str, block: Block) -> int:
         """Let *block* own the time from now on; return what ``pop`` takes to undo it."""
-        owner = (kind, block)
-        if not self._stack or self._stack[-1] != owner:
+        stack, owner = self.stack, (kind, block)
+        if not stack or stack[-1] != owner:
             self._cut()
-        self._stack.append(owner)
-        return len(self._stack) - 1
+        stack.append(owner)
+        return len(stack) - 1
 
     def pop(self, depth: int) -> None:
         """Give the time back to who owned it before the ``push`` that returned *depth*."""
-        if depth < len(self._stack):
-            if not depth or self._stack[depth - 1] != self._stack[-1]:
+        if depth < len(self.stack):
+            if not depth or self.stack[depth - 1] != self.stack[-1]:
                 self._cut()
-            del self._stack[depth:]
+            del self.stack[depth:]
 
     def replace(self, kind: str, block: Block) -> None:
         """Let *block* own the time in place of the present owner."""
-        if self._stack and self._stack[-1] != (kind, block):
+        owner = (kind, block)
+        if self.stack and self.stack[-1] != owner:
             self._cut()
-            self._stack[-1] = (kind, block)
+            self.stack[-1] = owner
 
     def move_to(self, device: ComputeStream) -> None:
         """Tell time on a CUDA stream from now on, where the model computes."""
@@ -96,11 +106,13 @@ class Lane:
 
     def _cut(self) -> None:
         now = self.stamp()
-        if self._stack and not self._n_waits and (owner := self._stack[-1])[1] is not NOBODY:
-            at = self._position
-            self._emit(
-                Segment(
-                    owner[0], owner[1], self._since, now, at.step, at.stage, at.virtual_stage, at.microbatch
+        if self.stack and not self._n_waits:
+            kind, block = self.stack[-1]
+            if block is not NOBODY:
+                at = self._position
+                self._emit(
+                    _SEGMENT(  # half as long as by the constructor
+                        (kind, block, self._since, now, at.step, at.stage, at.virtual_stage, at.microbatch)
+                    )
                 )
-            )
         self._since = now

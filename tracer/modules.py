@@ -46,7 +46,7 @@ class ModuleHook:
 
         self._session = session
         self._lane = session.lane
-        self._is_tensor: Callable[[Any], bool] = lambda value: isinstance(value, torch.Tensor)
+        self._tensor: type[Any] = torch.Tensor
         self._blocks: dict[int, Block] = {}
         self._inner: set[int] = set()
         self._lives: dict[int, weakref.ref[Any]] = {}
@@ -88,19 +88,20 @@ class ModuleHook:
         self._running.append((module, block, depth, self._node(args)))
 
     def _left(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if not any(entry[0] is module for entry in self._running):
+        stack = self._running
+        if not stack or (stack[-1][0] is not module and all(entry[0] is not module for entry in stack)):
             return
-        while self._running:
-            running, block, depth, entry = self._running.pop()
+        while stack:
+            running, block, depth, entry = stack.pop()
             self._lane.pop(depth)
             if running is module:
-                around = self._running[-1][1] if self._running else self._lane.block
+                around = stack[-1][1] if stack else self._lane.block
                 node = self._node(output)
                 self._tag(node, block)
                 if type(node).__name__ in _VIEWS:  # gone if somebody changes the output in place
                     self._tag(node.next_functions[0][0], block)
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
-                if kwargs and not self._running and self._session.needs_input:
+                if kwargs and not stack and self._session.needs_input:
                     self._session.note_input(kwargs.values())
                 return
 
@@ -136,23 +137,23 @@ class ModuleHook:
 
     def _node(self, values: Any) -> Any:
         """Return the autograd node that made the first tensor among *values* that has one."""
-        if self._is_tensor(values):
+        tensor = self._tensor
+        if isinstance(values, tensor):
             return values.grad_fn
         if isinstance(values, dict):
             values = values.values()
         if isinstance(values, Iterable) and not isinstance(values, str | bytes):
             for value in values:
-                if self._is_tensor(value) and value.grad_fn is not None:
+                if isinstance(value, tensor) and value.grad_fn is not None:
                     return value.grad_fn
         return None
 
     def _tag(self, node: Any, block: Block) -> None:
         """Make *block* the owner of the time from *node* on, unless the node has an owner already."""
-        if node is None or block is NOBODY or _TAG in node.metadata:
+        if node is None or block is NOBODY or _TAG in (metadata := node.metadata):
             return
-        node.metadata[_TAG] = True
-        enter = self._session.backward.enter
-        node.register_prehook(lambda _: enter(block))
+        metadata[_TAG] = True
+        node.register_prehook(self._session.backward.entering(block))
 
 
 class BackwardHook:
@@ -166,13 +167,13 @@ class BackwardHook:
         self._session = session
         self._lane = session.lane
         self._depth = 0
+        self._entering: dict[Block, Callable[[Any], None]] = {}
         self.kind = "backward"
         self.ends_with_graph = False
         self._is_ending = False
         self._queue_callback = internals.queue_callback()
         self._original = original = internals.swap_run_backward()
         begin, end = (session.guarded("modules", f) for f in (self._begin, self._end))
-        self.enter = session.guarded("modules", self._enter)
         self._graph_done = session.guarded("modules", self._nodes_done)
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -209,16 +210,31 @@ class BackwardHook:
         self._lane.replace(self.kind, NOBODY)
         self._session.wait_follows()
 
-    def _enter(self, block: Block) -> None:
-        if not self._depth:
-            return
-        if self.ends_with_graph and not self._is_ending:
-            # The C++ reducer of DDP waits for its buckets in a callback after the last node. Ours was asked
-            # for before, so it runs before: what comes then is not compute.
-            self._is_ending = True
-            self._queue_callback(self._graph_done)
-        self._session.sweep()
-        self._lane.replace(self.kind, block)
+    def entering(self, block: Block) -> Callable[[Any], None]:
+        """Return the pre-hook of a node from which on *block* owns the time."""
+        found = self._entering.get(block)
+        if found is None:
+            found = self._entering[block] = self._made(block)
+        return found
+
+    def _made(self, block: Block) -> Callable[[Any], None]:
+        session, disabled, replace = self._session, self._session.disabled, self._lane.replace
+
+        def enter(_: Any) -> None:
+            if "modules" in disabled or not self._depth:
+                return
+            try:
+                if self.ends_with_graph and not self._is_ending:
+                    # The C++ reducer of DDP waits for its buckets in a callback after the last node. Ours was
+                    # asked for before, so it runs before: what comes then is not compute.
+                    self._is_ending = True
+                    self._queue_callback(self._graph_done)
+                session.sweep()
+                replace(self.kind, block)
+            except Exception as error:  # the training goes on, whatever is wrong with us
+                session.disable("modules", error)
+
+        return enter
 
 
 def _on_cuda(module: Any, args: Any) -> bool:

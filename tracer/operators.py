@@ -35,6 +35,9 @@ class Operator(NamedTuple):
         tensor: returns one tensor, for dtype and device.
         outputs: returns the tensors that somebody may wait for.
         peer: position of the peer's rank in the group, -1 for a collective.
+        whole: position of the argument that ``size`` and ``tensor`` look at, a tensor or a list of which one
+            is as good as the tensor; -1 if there is no such argument.
+        filled: position of the tensor that is the only one of ``outputs`` then.
     """
 
     kind: str
@@ -43,6 +46,8 @@ class Operator(NamedTuple):
     tensor: Callable[[Any], Any]
     outputs: Callable[[Any], Iterable[Any]]
     peer: int = -1
+    whole: int = -1
+    filled: int = 0
 
 
 def tensor_bytes(tensor: Any) -> int:
@@ -70,7 +75,7 @@ def _total(tensors: Sequence[Any]) -> int:
 
 def _in_place(kind: str) -> Operator:
     """Return a collective on a list of tensors that are both input and output."""
-    return Operator(kind, 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0])
+    return Operator(kind, 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0], whole=0)
 
 
 OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType(
@@ -80,7 +85,7 @@ OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType(
         "broadcast_": _in_place("broadcast"),
         "reduce_": _in_place("reduce"),
         "_allgather_base_": Operator(
-            "all_gather", 2, lambda a, n: tensor_bytes(a[0]), lambda a: a[0], lambda a: a[:1]
+            "all_gather", 2, lambda a, n: tensor_bytes(a[0]), lambda a: a[0], lambda a: a[:1], whole=0
         ),
         "allgather_": Operator(
             "all_gather", 2, lambda a, n: _total(a[0][0]), lambda a: a[1][0], lambda a: a[0][0]
@@ -92,7 +97,7 @@ OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType(
             "all_gather", 2, lambda a, n: _total(a[0]), lambda a: a[1][0], lambda a: a[0]
         ),
         "_reduce_scatter_base_": Operator(
-            "reduce_scatter", 2, lambda a, n: tensor_bytes(a[1]), lambda a: a[1], lambda a: a[:1]
+            "reduce_scatter", 2, lambda a, n: tensor_bytes(a[1]), lambda a: a[1], lambda a: a[:1], whole=1
         ),
         "reduce_scatter_": Operator(
             "reduce_scatter", 2, lambda a, n: _total(a[1][0]), lambda a: a[0][0], lambda a: a[0]
@@ -104,7 +109,7 @@ OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType(
         "scatter_": Operator("scatter", 2, lambda a, n: _total(a[0]) * n, lambda a: a[0][0], lambda a: a[0]),
         "alltoall_": Operator("all_to_all", 2, lambda a, n: _total(a[1]), lambda a: a[1][0], lambda a: a[0]),
         "alltoall_base_": Operator(
-            "all_to_all", 2, lambda a, n: tensor_bytes(a[1]), lambda a: a[1], lambda a: a[:1]
+            "all_to_all", 2, lambda a, n: tensor_bytes(a[1]), lambda a: a[1], lambda a: a[:1], whole=1
         ),
         "barrier": Operator("barrier", 1, lambda a, n: 0, lambda a: a[0], lambda a: ()),
         "send": Operator("send", 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0], peer=2),

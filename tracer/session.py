@@ -51,6 +51,9 @@ class Session(Training[Lane]):
         window: ranks and steps to record.
         depth: ``"light"`` or ``"kernels"``.
 
+    Attributes:
+        disabled: names of the hooks that are switched off.
+
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
     """
@@ -74,7 +77,7 @@ class Session(Training[Lane]):
         self._has_failed = False
         self.memory = MemoryLog()
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._disabled: set[str] = set()
+        self.disabled: set[str] = set()
         self._warnings: list[str] = [clock.warning] if clock.warning else []
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
@@ -110,7 +113,7 @@ class Session(Training[Lane]):
 
     def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
         """Return *function* as hook *name*: it returns None and does nothing once the hook is off."""
-        disabled = self._disabled
+        disabled = self.disabled
 
         @functools.wraps(function)
         def safe(*args: Any, **kwargs: Any) -> _Result | None:
@@ -119,11 +122,15 @@ class Session(Training[Lane]):
             try:
                 return function(*args, **kwargs)
             except Exception as error:  # the training goes on, whatever is wrong with us
-                disabled.add(name)
-                self.warn(f"recording of {name} stopped: {type(error).__name__}: {error}")
+                self.disable(name, error)
                 return None
 
         return safe
+
+    def disable(self, name: str, error: Exception) -> None:
+        """Switch hook *name* off, for good: *error* was raised inside of it."""
+        self.disabled.add(name)
+        self.warn(f"recording of {name} stopped: {type(error).__name__}: {error}")
 
     def warn(self, warning: str) -> None:
         """Add a warning to the run, once."""
@@ -189,7 +196,7 @@ class Session(Training[Lane]):
         self.steps.finish()
         if self._kernels is not None:
             self.guarded("kernels", self._kernels.close)()
-        self._disabled.update(HOOKS)
+        self.disabled.update(HOOKS)
         self.unhook()
         self.clock.close()
         self.sink.close()
@@ -249,11 +256,11 @@ class Session(Training[Lane]):
 
     def _writing_failed(self, error: Exception) -> None:
         self._has_failed = True
-        self._disabled.update(HOOKS)
+        self.disabled.update(HOOKS)
         self.warn(f"recording stopped: {error}")
         sys.stderr.write(f"foretrace: recording of rank {self.rank} stopped: {error}\n")
 
     def _forked(self) -> None:
         """In a forked child, as of a data loader: it has no writer, and records nothing."""
         self.is_closed = True
-        self._disabled.update(HOOKS)
+        self.disabled.update(HOOKS)
