@@ -24,7 +24,7 @@ from simulator.validate.steps_job import StepJob, step_job
 from simulator.validate.table import Row, read_table
 from topologies.errors import TopologyError
 
-GRID: Final = tuple(round(0.7 + 0.03 * step, 2) for step in range(11))
+GRID: Final = tuple(round(0.7 + 0.03 * step, 2) for step in range(17))
 PER_FAMILY: Final = 4
 
 Errors = dict[tuple[str, str], list[float]]
