@@ -1,10 +1,11 @@
-"""Writes ``simulator/search/ties.toml``: how far two layouts have to differ for measurements to agree.
+"""Writes ``simulator/search/ties.toml``: from which predicted difference on measurements agree who is faster.
 
     python benchmarks/ties.py steps.csv
 
-Takes the groups of layouts that share source, model, machine, GPUs and batch. What a prediction is off by in
-both layouts of a pair cancels; what is left is by how much the ratio of their measured times differs from the
-ratio of the predicted ones. Groups count the same within a source, and sources the same.
+Takes the groups of layouts that share source, model, machine, GPUs and batch, rows that say everything alone.
+What a prediction is off by in both layouts of a pair cancels; what is left shows in how often the order of
+two measured times is the predicted one, at every predicted difference. Groups count the same within a source,
+and sources the same, so that no large group decides.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from random import Random
+from statistics import fmean, median
 from typing import Final
 
 from simulator.validate.choices import LEAST_CHOICE
@@ -28,13 +30,28 @@ from simulator.validate.table import read_table
 FILE: Final = Path(__file__).parents[1] / "simulator" / "search" / "ties.toml"
 
 LEVEL: Final = 0.8
-"""Share of pairs whose error is within what is written: the level of the other intervals."""
+"""Share of the pairs whose order has to be right where layouts are not tied: the level of the intervals."""
 
-NEAR: Final = math.log(1.25)
+WINDOW: Final = math.sqrt(2)
+"""Pairs count for a difference if theirs is so much smaller or larger at most."""
+
+GAPS: Final = tuple(at / 200 for at in range(1, 51))
+"""Predicted differences that are looked at: every half per cent up to 25 %."""
+
+NEAR: Final = math.log1p(GAPS[-1]) * WINDOW
 """Pairs that are predicted to be further apart than this are not about ties."""
+
+RESAMPLES: Final = 500
+"""Times that groups are drawn again, for how certain the threshold is."""
 
 Pair = tuple[float, float]
 """Logarithm of the ratio of two predicted times, from the faster to the slower, and of the measured ones."""
+
+Group = tuple[str, ...]
+"""What the layouts of a group share; first, who measured them."""
+
+Shares = Mapping[Group, Mapping[float, float]]
+"""Share of the pairs of each group at about a difference whose order is right, where it has any."""
 
 
 def main() -> None:
@@ -51,15 +68,15 @@ def main() -> None:
     args.output.write_text("\n".join(lines(groups)), encoding="utf-8")
 
 
-def pairs(steps: Iterable[Step]) -> dict[tuple[str, ...], list[Pair]]:
+def pairs(steps: Iterable[Step]) -> dict[Group, list[Pair]]:
     """Return the pairs of layouts of every group, of those that are predicted to be ``NEAR`` each other.
 
     A layout that was measured several times counts once, with its medians.
     """
-    found: dict[tuple[str, ...], dict[tuple[str, ...], list[Step]]] = defaultdict(dict)
+    found: dict[Group, dict[tuple[str, ...], list[Step]]] = defaultdict(dict)
     for step in steps:
         found[step.choice].setdefault(step.layout, []).append(step)
-    near: dict[tuple[str, ...], list[Pair]] = {}
+    near: dict[Group, list[Pair]] = {}
     for choice, layouts in found.items():
         if len(layouts) < LEAST_CHOICE:
             continue
@@ -70,25 +87,58 @@ def pairs(steps: Iterable[Step]) -> dict[tuple[str, ...], list[Pair]]:
     return near
 
 
-def lines(groups: Mapping[tuple[str, ...], Sequence[Pair]]) -> Iterable[str]:
+def lines(groups: Mapping[Group, Sequence[Pair]]) -> Iterable[str]:
     """Yield the lines of the file."""
-    per_source: dict[str, int] = defaultdict(int)
-    for choice in groups:
-        per_source[choice[0]] += 1
-    weighted = [
-        (abs(measured - predicted), 1 / (len(own) * per_source[choice[0]]))
-        for choice, own in groups.items()
-        for predicted, measured in own
-    ]
-    yield "# Written by benchmarks/ties.py. Ratio of two predicted step times of one model and machine that"
-    yield "# a ratio of measured ones is within, for so many of the pairs of layouts; sources count the same."
+    shares = {group: dict(_shares(own)) for group, own in groups.items()}
+    drawn = Random(0)
+    again = [(threshold(resampled(shares, drawn)), 1.0) for _ in range(RESAMPLES)]
+    yield "# Written by benchmarks/ties.py. From a predicted ratio of two step times of one model and machine"
+    yield "# on, the order of measured ones was the predicted one in so many pairs; sources count the same."
+    yield "# Share in order at a predicted difference of about:"
+    for gap in (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25):
+        yield f"# {100 * gap:3.0f} %  {right(shares.items(), gap):.2f}"
     yield f"level = {LEVEL}"
-    yield f"ratio = {math.exp(quantile(weighted, LEVEL)):.4f}"
-    yield f"half = {math.exp(quantile(weighted, 0.5)):.4f}"
-    yield f"pairs = {len(weighted)}"
+    yield f"ratio = {1 + threshold(shares.items())}"
+    yield "# 8 of 10 times between these, if groups are drawn again:"
+    yield f"between = [{', '.join(f'{1 + quantile(again, share)}' for share in (0.1, 0.9))}]"
+    yield f"pairs = {sum(map(len, groups.values()))}"
     yield f"groups = {len(groups)}"
-    yield f"sources = {len(per_source)}"
+    yield f"sources = {len({group[0] for group in groups})}"
     yield ""
+
+
+def right(shares: Iterable[tuple[Group, Mapping[float, float]]], gap: float) -> float:
+    """Return the share of pairs in the predicted order at about *gap*, a mean over sources."""
+    by_source: dict[str, list[float]] = defaultdict(list)
+    for group, own in shares:
+        if gap in own:
+            by_source[group[0]].append(own[gap])
+    return fmean(map(fmean, by_source.values()))
+
+
+def threshold(shares: Iterable[tuple[Group, Mapping[float, float]]]) -> float:
+    """Return the difference from which on *right* is never below ``LEVEL``."""
+    known = list(shares)
+    wrong = [gap for gap in GAPS if right(known, gap) < LEVEL]
+    return min(gap for gap in (*GAPS, math.inf) if gap > max(wrong, default=0.0))
+
+
+def resampled(shares: Shares, drawn: Random) -> list[tuple[Group, Mapping[float, float]]]:
+    """Return as many groups of each source as there are, drawn with replacement."""
+    by_source: dict[str, list[Group]] = defaultdict(list)
+    for group in shares:
+        by_source[group[0]].append(group)
+    chosen = [group for own in by_source.values() for group in drawn.choices(own, k=len(own))]
+    return [(group, shares[group]) for group in chosen]
+
+
+def _shares(own: Sequence[Pair]) -> Iterator[tuple[float, float]]:
+    """Yield each difference that some pairs of a group are about, with the share of those in order."""
+    for gap in GAPS:
+        about = math.log1p(gap)
+        near = [measured for predicted, measured in own if about / WINDOW <= predicted <= about * WINDOW]
+        if near:
+            yield gap, fmean(0.5 if not measured else float(measured > 0) for measured in near)
 
 
 def _times(same: Sequence[Step]) -> Pair:
