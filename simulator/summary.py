@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from simulator.job import RECOMPUTES, SHARDINGS, Job
 from simulator.memory.ranks import RankMemory, rank_memories
 from topologies.units import format_bytes
 from traces.analysis.metrics import summarize
+from traces.info import rank_list
 from traces.layout import Coord
 from traces.run import Run
 
@@ -73,25 +74,53 @@ def fits(job: Job, stages: Sequence[RankMemory]) -> bool:
 
 
 def memory_warnings(job: Job, stages: Sequence[RankMemory]) -> list[str]:
-    """Return a sentence per stage that does not fit, with its largest items, and one on what would fit."""
+    """Return what would fit and one sentence on all pipeline ranks that do not; nothing where all do.
+
+    Of the fullest it says by how much, and what it holds most of; of the others, only from what to what.
+    """
     limit = job.cluster.device.memory_bytes
-    found = []
-    for stage in stages:
-        if (excess := stage.peak_bytes - limit) > 0:
-            layout, plural = job.layout, "s" if len(stage.stages) > 1 else ""
-            first = layout.rank(Coord(stage.pp, 0, 0, 0))
-            last = layout.rank(Coord(stage.pp, layout.dp - 1, layout.cp - 1, layout.tp - 1))
-            largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in stage.largest())
-            found.append(
-                f"stage{plural} {', '.join(map(str, stage.stages))} (rank {first} to {last}) "
-                f"do{'' if plural else 'es'} not fit: "
-                f"{format_bytes(stage.peak_bytes)} of {format_bytes(limit)}, "
-                f"{format_bytes(excess)} too much; largest: {largest}"
-            )
-    if found:
-        remedies = list(_remedies(job))
-        found.append("would fit: " + "; ".join(remedies) if remedies else "no single setting makes it fit")
-    return found
+    over = sorted((one for one in stages if one.peak_bytes > limit), key=lambda one: -one.peak_bytes)
+    if not over:
+        return []
+    remedies = list(_remedies(job))
+    advice = "would fit: " + "; ".join(remedies) if remedies else "no single setting makes it fit"
+    return [advice, _too_full(job, over, every=len(over) == len(stages))]
+
+
+def _too_full(job: Job, over: Sequence[RankMemory], *, every: bool) -> str:
+    """Return a sentence on the pipeline ranks that hold too much, the fullest of them, *over*[0], in full."""
+    limit, fullest = job.cluster.device.memory_bytes, over[0]
+    excess = f"{format_bytes(fullest.peak_bytes - limit)} too much; largest: " + ", ".join(
+        f"{name} {format_bytes(size)}" for name, size in fullest.largest()
+    )
+    needed, have = format_bytes(fullest.peak_bytes), format_bytes(limit)
+    if len(over) == 1:
+        plural = "do" if len(fullest.stages) > 1 else "does"
+        return f"{_ranks(job, fullest)} {plural} not fit: {needed} of {have}, {excess}"
+    names = "all stages" if every else _stages(stage for one in over for stage in one.stages)
+    return (
+        f"{names} do not fit: {format_bytes(over[-1].peak_bytes)} to {needed} of {have}; "
+        f"fullest {_ranks(job, fullest)}, {excess}"
+    )
+
+
+def _stages(names: Iterable[int]) -> str:
+    """Return pipeline stages in words, neighbours as a range.
+
+    >>> _stages([3]), _stages([0, 1, 2, 7])
+    ('stage 3', 'stages 0-2, 7')
+    """
+    numbers = tuple(names)
+    return f"stage{'s' if len(numbers) > 1 else ''} {rank_list(numbers)}"
+
+
+def _ranks(job: Job, stage: RankMemory) -> str:
+    """Return which ranks hold *stage*, in words."""
+    layout = job.layout
+    first = layout.rank(Coord(stage.pp, 0, 0, 0))
+    last = layout.rank(Coord(stage.pp, layout.dp - 1, layout.cp - 1, layout.tp - 1))
+    ranks = f"rank {first}" if first == last else f"rank {first} to {last}"
+    return f"{_stages(stage.stages)} ({ranks})"
 
 
 def _remedies(job: Job) -> Iterator[str]:

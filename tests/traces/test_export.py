@@ -359,6 +359,16 @@ def test_the_ending_says_the_format(kind: str) -> None:
             assert by_ending == written(run, other, kind=kind, ranks=ranks)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("a.pt.trace.json", "chrome"), ("a.csv", "perfetto")])
+def test_a_name_that_says_another_format_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    """Tools of the profiler would take all of a plain Chrome file for computing."""
+    with pytest.raises(RunError, match=f"this {kind} file would be taken for: end it in "):
+        export(opened(PIPELINE), tmp_path / name, kind)
+    assert list(tmp_path.iterdir()) == []
+    as_chrome = written(opened(PIPELINE), "a.json", kind="kineto")
+    assert as_chrome == written(opened(PIPELINE), "a.pt.trace.json")
+
+
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     run = opened(PIPELINE)
     with pytest.raises(RunError, match="does not say its format: end it in one of"):

@@ -11,7 +11,7 @@ from traces.analysis.held_up import held_up
 from traces.analysis.metrics import breakdown, summarize
 from traces.errors import RunError
 from traces.replay.whatif import what_if
-from traces.report.format import format_si, format_time
+from traces.report.format import along, format_si, format_time
 from traces.run import Run
 
 LEAST_SHARE: Final = 0.005
@@ -135,11 +135,12 @@ def _is_even(run: Run) -> bool:
 
 def _exposed(run: Run, summary: dict[str, Any]) -> list[tuple[str, str, float]]:
     """Say where data moves and nobody computes; with ranks missing, that it may as well be waiting."""
-    text = "data moves along {} while nobody computes"
+    text = "data moves {} while nobody computes"
     if run.missing_ranks:
-        text = "communication along {} while nobody computes, be it transfer or waiting for a missing rank"
+        text = "communication {} while nobody computes, be it transfer or waiting for a missing rank"
     return [
-        (f"exposed:{axis}", text.format(axis), share) for axis, share in summary["exposed_by_axis"].items()
+        (f"exposed:{axis}", text.format(along(axis)), share)
+        for axis, share in summary["exposed_by_axis"].items()
     ]
 
 
@@ -185,7 +186,8 @@ def _slow(
         )
         size = format_si(row["size_bytes"], "B")
         text = (
-            f"{row['kind']} of about {size} along {row['axis']} reaches {reached} of the {limit} of its links"
+            f"{row['kind']} of about {size} {along(row['axis'])} reaches {reached} "
+            f"of the {limit} of its links"
         )
         lost = row["rank_s"] / window_s * (1 - share)
         said.append(
@@ -202,12 +204,12 @@ def _small(run: Run, window_s: float, n_steps: int) -> list[tuple[str, str, floa
         if not row["size_bytes"] and per_step >= MANY and row["transfer_s"] < row["count"] * SHORT_S:
             each = format_time(row["transfer_s"] / row["count"])
             text = (
-                f"{per_step:,.0f} {row['kind']} along {row['axis']}, {each} each on average, of unknown size"
+                f"{per_step:,.0f} {row['kind']} {along(row['axis'])}, {each} each on average, of unknown size"
                 ": if they are small, fewer and larger ones cost less"
             )
             said.append((f"small:{row['axis']}", text, row["rank_s"] / window_s))
         elif row["size_bytes"] and row["size_bytes"] < SMALL_BYTES and per_step >= MANY:
             each = format_si(row["size_bytes"], "B")
-            text = f"{per_step:,.0f} {row['kind']} of about {each} along {row['axis']} cost their latency"
+            text = f"{per_step:,.0f} {row['kind']} of about {each} {along(row['axis'])} cost their latency"
             said.append((f"small:{row['axis']}", text, row["rank_s"] / window_s))
     return said

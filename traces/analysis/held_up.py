@@ -10,6 +10,7 @@ from traces.analysis.activity import is_pipelined
 from traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
 from traces.analysis.roots import Root, roots
 from traces.info import rank_list
+from traces.report.format import along
 from traces.run import Run
 
 MOST: Final = 3
@@ -107,7 +108,7 @@ def _sentence(run: Run, chosen: Sequence[Root], compute: _Compute, cost_ns: floa
     weight = represented(run)
     n = sum(weight[r] for r in set().union(*(one.waiting_ranks for one in chosen)) - set(ranks))
     axis = max(worst.by_axis, key=worst.by_axis.__getitem__)
-    text += f": {n} other{'s wait' if n != 1 else ' waits'} for it, most along {axis}"
+    text += f": {n} other{'s wait' if n != 1 else ' waits'} for it, most {along(axis)}"
     indirect = 1 - sum(one.direct_ns for one in chosen) / sum(one.caused_ns for one in chosen)
     if indirect >= INDIRECT:
         text += f", {indirect:.0%} of that behind ranks that it makes late"

@@ -43,6 +43,9 @@ ENDINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Endings of file names that say a format; ``.gz`` compresses."""
 
+_COMPATIBLE: Final = {("kineto", "chrome")}
+"""Formats that may bear the name of another: a Kineto file is Chrome's JSON, with more in it."""
+
 
 def export(
     run: Run, path: str | os.PathLike[str], kind: str | None = None, ranks: Iterable[int] | None = None
@@ -56,7 +59,8 @@ def export(
         ranks: whose spans to write, folded ones are expanded; None: the stored ranks.
 
     Raises:
-        RunError: the format is unknown, a rank is not in the run, or the file cannot be written.
+        RunError: the format is unknown or not what the name of the file says, a rank is not in
+            the run, or the file cannot be written.
     """
     target = Path(path)
     said = _format(target, kind)
@@ -86,13 +90,20 @@ def export(
 
 
 def _format(target: Path, kind: str | None) -> str:
-    """Return the format that is asked for, or that the name of the file says."""
-    if kind is not None:
-        if kind not in FORMATS:
-            raise RunError(f"unknown format {kind!r}: one of {', '.join(FORMATS)}")
-        return kind
-    for name, endings in ENDINGS.items():
-        if target.name.endswith(endings):
-            return name
-    known = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
-    raise RunError(f"{target.name} does not say its format: end it in one of {known}, or name the format")
+    """Return the format that is asked for, or that the name of the file says; they must not contradict."""
+    if kind is not None and kind not in FORMATS:
+        raise RunError(f"unknown format {kind!r}: one of {', '.join(FORMATS)}")
+    told = next((name for name, endings in ENDINGS.items() if target.name.endswith(endings)), None)
+    if kind is None:
+        if told is None:
+            known = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
+            raise RunError(
+                f"{target.name} does not say its format: end it in one of {known}, or name the format"
+            )
+        return told
+    if told not in {None, kind} and (kind, told) not in _COMPATIBLE:
+        raise RunError(
+            f"{target.name} is the name of a {told} file, which this {kind} file would be taken for: "
+            f"end it in {ENDINGS[kind][0]}, or choose the format {told}"
+        )
+    return kind

@@ -60,6 +60,15 @@ def format_share(share: float) -> str:
     return f"{share * 100:.1f} %" if share else "0 %"
 
 
+def along(axis: str) -> str:
+    """Return between whom an *axis* communicates, as a sentence goes on; the world is everybody.
+
+    >>> along("tp"), along("world")
+    ('along tp', 'among all ranks')
+    """
+    return "among all ranks" if axis == "world" else f"along {axis}"
+
+
 def number(value: object) -> float | None:
     """Return *value* if it is a finite number, else None: descriptions come from files that anyone can write.
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from traces.analysis.activity import axes, states
 from traces.columns import is_one_of
+from traces.report.format import along
 from traces.run import Run
 
 _COMPUTE: Final = {  # label, letter in a cell, short label in a table, in the order of a legend
@@ -146,7 +147,7 @@ def _state_entry(name: str) -> dict[str, Any]:
         "exposed": (
             f"Exposed {shown}",
             f"{shown} exposed",
-            f"Data moves along {shown} and nothing is computed meanwhile.",
+            f"Data moves {along(shown)} and nothing is computed meanwhile.",
         ),
         "wait": (
             f"Waiting for {shown}",

@@ -114,6 +114,11 @@ def test_two_runs_are_drawn_row_by_row(
     assert opened.problems == []
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert opened.page.evaluate(overflow) <= 0
+    captions = opened.page.evaluate(
+        "[...document.querySelectorAll('caption')].map(one => one.getBoundingClientRect().right)"
+    )
+    assert captions
+    assert max(captions) <= width
     slots = opened.page.evaluate("foretrace.view.slots.map(slot => [slot.rank, slot.run.key])")
     assert slots == [[rank, key] for rank in (0, 4, 8, 12) for key in "ab"]
     assert opened.page.locator("#waterfall .fall").count() > 2
