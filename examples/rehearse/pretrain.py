@@ -1,4 +1,4 @@
-"""Pre-training as large trainings are written: everything at once, on GPUs, or on processors where there are none.
+"""Pre-training as large trainings are written, everything at once; on processors where there are no GPUs.
 
 A mesh of pipeline x replicas x shards x tensor parallelism; a model that is built without memory; blocks that
 are recomputed and compiled; several micro-batches per step; the norm of all gradients; checkpoints; metrics.
@@ -98,12 +98,7 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.kind = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.kind == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self.kind == "cuda" else "gloo", timeout=timedelta(minutes=5)
-        )
+        self.kind = device_kind()
         shards = dist.get_world_size() // (args.pp * args.dp_replicate * args.tp)
         self.mesh = init_device_mesh(
             self.kind, (args.pp, args.dp_replicate, shards, args.tp), mesh_dim_names=AXES
@@ -223,27 +218,23 @@ class Trainer:
             stats = torch.cuda.memory_stats()
             used = stats["reserved_bytes.all.peak"] / torch.cuda.get_device_properties(0).total_memory
             torch.cuda.reset_peak_memory_stats()
-        print(
-            f"{step}: loss {mean:.3f}, at most {most:.3f}; norm {norm.item():.3f}; {speed:.0f} tokens/s, {used:.0%}"
-        )
+        text = f"{step}: loss {mean:.3f}, at most {most:.3f}; norm {norm.item():.3f}"
+        print(f"{text}; {speed:.0f} tokens/s, {used:.0%} of the memory")
 
-    def train(self) -> None:
-        """Train for as many steps as are asked for."""
-        gc.disable()
-        for step in range(1, self.args.steps + 1):
-            began_s = time.perf_counter()
-            if step % 50 == 1:
-                gc.collect(1)
-            self.optimizers.zero_grad()
-            loss = self._forward_backward()
-            norm = self._clip()
-            self.optimizers.step()
-            self._report(step, loss, norm, began_s)
-            if self.args.save_every and step % self.args.save_every == 0:
-                self._save(step)
-            if step == 1:
-                self._hurry()
-        dist.destroy_process_group()
+    def step(self, number: int) -> None:
+        """Do step *number*, from 1."""
+        began_s = time.perf_counter()
+        if number % 50 == 1:
+            gc.collect(1)
+        self.optimizers.zero_grad()
+        loss = self._forward_backward()
+        norm = self._clip()
+        self.optimizers.step()
+        self._report(number, loss, norm, began_s)
+        if self.args.save_every and number % self.args.save_every == 0:
+            self._save(number)
+        if number == 1:
+            self._hurry()
 
     def _hurry(self) -> None:
         """Wait less long for others once everything has been made."""
@@ -258,14 +249,33 @@ def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def main() -> None:
-    """Train on random words."""
+def device_kind() -> str:
+    """Return what to train on."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def settings() -> argparse.Namespace:
+    """Return the flags."""
     args = flags(
         pp=1, stages_per_rank=1, dp_replicate=1, tp=1, microbatches=2, recompute=1, compile=1,
         save_every=0, async_save=0, workers=2,
     )  # fmt: skip
     args.checkpoints = os.environ.get("CHECKPOINTS", "checkpoints")
-    Trainer(args).train()
+    return args
+
+
+def main() -> None:
+    """Train on random words."""
+    args = settings()
+    if device_kind() == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    backend = "cpu:gloo,cuda:nccl" if device_kind() == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(minutes=5))
+    gc.disable()  # ranks that collect at different times hold each other up
+    trainer = Trainer(args)
+    for number in range(1, args.steps + 1):
+        trainer.step(number)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

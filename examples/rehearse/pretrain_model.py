@@ -53,7 +53,8 @@ class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
     def init_weights(self) -> None:
         """Give every weight its first value, where it has got its memory."""
-        with torch.device(self.angles.device):
+        where = self.get_buffer("angles").device
+        with torch.device(where):
             self.angles = self.turns()
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
