@@ -1,7 +1,9 @@
 """The server answers this machine alone, nothing outside its folder, and says what the report says."""
 
+import html
 import http.client
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -213,3 +215,32 @@ def test_a_folder_and_a_port_must_be_there(tmp_path: Path) -> None:
         Runs(tmp_path / "none")
     with Server({"/": lambda _: page("")}) as server, pytest.raises(ServeError, match="--port 0"):
         Server({}, server.server_port)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a \"b\" 'c'",
+        "<script>alert(1)<",
+        "zürich-模型-🚀",
+        "x" * 200,
+        "line\nbreak",
+        "a&b#c?d%20e+f",
+        "--json",
+    ],
+)
+def test_a_folder_of_any_name_is_listed_as_text_and_opens(
+    tmp_path: Path, pipeline_run: Run, name: str
+) -> None:
+    shutil.copytree(pipeline_run.path, tmp_path / name)
+    with Server(Runs(tmp_path).routes()) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        client = Client(server)
+        listed = client.get("/")[1].decode()
+        assert name.partition("\n")[0] in html.unescape(listed)
+        assert "<script>alert" not in listed
+        (link,) = re.findall(r'href="(/run\?[^"]*)"', listed)
+        status, report = client.get(html.unescape(link))
+        assert status == 200
+        assert b"<script>alert" not in report
+        server.shutdown()

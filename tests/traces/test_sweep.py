@@ -126,3 +126,16 @@ def test_the_page_answers_the_pointer_and_asks_for_nothing(
     assert problems == []
     assert all(url.startswith(("file:", "data:")) for url in requests)
     page.close()
+
+
+@pytest.mark.parametrize("least", [500, 3900, 3999])
+def test_layouts_that_differ_little_are_told_apart(browser: Any, tmp_path: Path, least: float) -> None:
+    rows = [row(tp, tp * 8e9, rate) for tp, rate in ((1, 4000), (2, (4000 + least) / 2), (4, least))]
+    path = write_sweep(tmp_path / "s.html", rows, title="close", notes=[])
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    page.goto(f"file://{path}")
+    page.wait_for_selector("body[data-ready]")
+    heights = [y for _, y in page.evaluate("foretrace.layouts.map(foretrace.place)")]
+    tall = page.locator("#points").bounding_box()["height"]
+    assert max(heights) - min(heights) > tall / 3
+    page.close()

@@ -21,6 +21,9 @@ from traces.run import Run
 BAND: Final = 0.1
 """Error that is drawn as a band: a prediction within 10 % ranks layouts well."""
 
+SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star")
+"""Shapes of families one after the other, since neighbouring colours of a row are alike."""
+
 
 def compare(a: Run, b: Run, *, theme: str = "light") -> go.Figure:
     """Draw which causes make up the difference between two runs: a waterfall that ends at the difference.
@@ -96,7 +99,12 @@ def accuracy(rows: Sequence[Mapping[str, Any]], *, theme: str = "light") -> go.F
             y=[row["measured"] / row["predicted"] for row in ours],
             mode="markers",
             name=html.escape(family) or "predictions",
-            marker={"color": series[number % len(series)], "size": 7, "opacity": 0.75},
+            marker={
+                "color": series[number % len(series)],
+                "size": 7,
+                "opacity": 0.75,
+                "symbol": SYMBOLS[number % len(SYMBOLS)],
+            },
             text=[html.escape(str(row.get("id", ""))) for row in ours],
             hovertemplate="%{text}<br>predicted %{x:.4g}<br>measured ÷ predicted %{y:.3f}",
         )

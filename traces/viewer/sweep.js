@@ -84,9 +84,9 @@ function fillHead() {
   $('#subtitle').textContent = [`${SWEEP.layouts.length.toLocaleString('en')} layouts, ${fitting.toLocaleString('en')} of them fit`, ...same].join(' · ');
   $('#notes').replaceChildren(...SWEEP.notes.map(note => element('li', {}, note)));
   const best = bestOf(SWEEP.layouts.filter(one => one[sweep.up] !== null));
-  const card = (name, value, note) => element('div', { class: 'figure' }, element('span', {}, name), element('b', {}, value), element('i', {}, note || ''));
+  const card = (name, value, note, look = '') => element('div', { class: `figure ${look}` }, element('span', {}, name), element('b', {}, value), element('i', {}, note || ''));
   $('#headline').replaceChildren(...(best ? [
-    card('Best that fits', settingsOf(best), `by ${figureOf(sweep.up).label}`),
+    card('Best that fits', settingsOf(best), `by ${figureOf(sweep.up).label}`, 'named'),
     ...Object.keys(NUMBERS).filter(key => best[key] !== null).map(key => card(NUMBERS[key], SAID[key](best[key]), key === 'peak_memory_bytes' && best.memory_limit_bytes ? `of ${formatSI(best.memory_limit_bytes, 'B')}` : '')),
   ] : [card('Best that fits', 'none', 'no layout fits')]));
 }

@@ -1,16 +1,19 @@
 // The picture of many layouts: throughput, or what is chosen, against memory.
 
-/** Return the scales of the picture: memory logarithmic, so that twice as much is as far everywhere. */
+/** Return the scales of the picture: memory logarithmic, so that twice as much is as far everywhere.
+ *  What all layouts have more than half of is cut off, or they would lie on one line. */
 function scales(layouts) {
   const sizes = layouts.map(one => one.peak_memory_bytes);
   const limit = SWEEP.layouts.find(one => one.memory_limit_bytes)?.memory_limit_bytes || 0;
   const [low, high] = [Math.min(...sizes, limit || Infinity) / 1.15, Math.max(...sizes, limit) * 1.15];
-  const top = Math.max(...layouts.map(one => one[sweep.up])) * 1.06;
+  const [least, most] = [Math.min(...layouts.map(one => one[sweep.up])), Math.max(...layouts.map(one => one[sweep.up]))];
+  const base = least > most / 2 && least < most ? Math.max(0, least - (most - least) * 0.5) : 0;
+  const top = base ? most + (most - least) * 0.15 : most * 1.06;
   const [plot, tall] = [sweep.width - FRAME.left - FRAME.right, FRAME.height - FRAME.top - FRAME.bottom];
   return {
-    limit, low, high, top,
+    limit, low, high, top, base,
     x: bytes => FRAME.left + Math.log(bytes / low) / Math.log(high / low) * plot,
-    y: value => FRAME.top + tall * (1 - value / top),
+    y: value => FRAME.top + tall * (1 - (value - base) / (top - base)),
     right: FRAME.left + plot, foot: FRAME.top + tall,
   };
 }
@@ -52,7 +55,7 @@ function drawAxes(g, scale) {
     g.fillStyle = mix(surface().bg, surface().limit, 0.07);
     g.fillRect(x(limit), FRAME.top, right - x(limit), foot - FRAME.top);
   }
-  const [ticks] = ticksBetween(0, scale.top, 6);
+  const [ticks] = ticksBetween(scale.base, scale.top, 6);
   for (const value of ticks) {
     g.fillStyle = surface().grid;
     g.fillRect(FRAME.left, Math.round(y(value)), right - FRAME.left, 1);
@@ -65,7 +68,7 @@ function drawAxes(g, scale) {
     write(g, formatSI(bytes, 'B').replace(/\.0+ /, ' '), x(bytes), foot + 14, { align: 'center', colour: surface().muted });
   }
   write(g, 'peak memory of the fullest rank', (FRAME.left + right) / 2, foot + 33, { align: 'center', colour: surface().muted });
-  write(g, figureOf(sweep.up).label, 8, 10, { colour: surface().muted });
+  write(g, figureOf(sweep.up).label + (scale.base ? ', not from 0' : ''), 8, 10, { colour: surface().muted });
   if (!limit || limit >= scale.high) return;
   g.fillStyle = surface().limit;
   for (let at = FRAME.top; at < foot; at += 10) g.fillRect(x(limit) - 0.75, at, 1.5, 6);
