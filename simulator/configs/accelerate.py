@@ -139,11 +139,9 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     if facts.get("precision") == "fp8":
         facts |= {"precision": "bf16", "fp8": True}
     if form in ("deepspeed", "megatron"):
-        framework = {"deepspeed": "megatron-deepspeed", "megatron": "megatron"}[form]
-        reading.assume("framework", framework, "the profile that knows it")
-        has_its_own = any(one.key.endswith("deepspeed_config_file") for one in reading.ignored)
-        if form == "deepspeed" and not has_its_own:
-            reading.assume("sharding", "zero2", "zero_stage is 2 unless given")
+        reading.assume("framework", form, "the profile that knows it")
+        if form == "deepspeed":
+            reading.assume("sharding", "zero2", "zero_stage is 2 unless it or deepspeed_config_file says")
     else:
         reading.assume("framework", "torchtitan", "the profile of PyTorch's own FSDP")
         reading.assume("sharding", "ddp" if form == "none" else "fsdp", "distributed_type and its strategy")

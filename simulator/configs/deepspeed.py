@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.configs.rules import Leave, Reading, Rule, Use, flag, one_of, whole, words
+from simulator.configs.rules import Assumed, Leave, Reading, Rule, Use, flag, one_of, whole, words
 
 STAGES: Final[Mapping[int, str]] = MappingProxyType({0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"})
 """What each ZeRO stage is called here."""
+
+BUCKET_BYTES: Final = 1_000_000_000
+"""``reduce_bucket_size`` unless given, 5e8 elements, of 16 bit (deepspeed/runtime/zero/config.py)."""
 
 _LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
 _LEARNS: Final = Leave("learning rates and their like: every step takes as long")
@@ -27,9 +30,16 @@ def _bucket_mib(value: Any) -> float:
     return whole(value) * 2 / 2**20
 
 
+def _prefetches(value: Any) -> Any:
+    """Return false where nothing is gathered ahead; of how much is not simulated: a block at a time."""
+    return False if float(value) == 0 else _BUFFERS
+
+
 def _checkpoints(value: Any) -> bool | None:
     return True if flag(value) else None
 
+
+_PRECISIONS: Final = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
@@ -64,12 +74,16 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "zero_optimization.cpu_offload_param": Use(
             "offload_states", lambda value: "cpu" if flag(value) else None
         ),
+        **dict.fromkeys(
+            ("zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.prefetch_bucket_size"),
+            Use("prefetches", _prefetches),
+        ),
         **{
             f"zero_optimization.{name}": _BUFFERS
             for name in (
-                *("allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_max_live_parameters"),
-                *("stage3_max_reuse_distance", "stage3_param_persistence_threshold", "sub_group_size"),
-                *("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance"),
+                *("allgather_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance"),
+                *("stage3_param_persistence_threshold", "sub_group_size"),
+                *("max_live_parameters", "max_reuse_distance"),
                 *("param_persistence_threshold", "model_persistence_threshold"),
                 "stage3_model_persistence_threshold",
             )
@@ -119,6 +133,16 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             _LOGS,
         ),
         "aio": _HOST,
+        "_comment": Leave("a comment"),
+        "autotuning": Leave("tries settings before training: foretrace search does"),
+        "comms_config": _LOGS,
+        "fp8": Leave("not a key of DeepSpeed itself; --fp8 says it"),
+        "sequence_parallel": Leave("not a key of DeepSpeed itself: sequence_parallel_size is, or --cp"),
+        "sparse_attention": Leave("attention is dense, causal, here"),
+        "compression_training": Leave("pruning and quantisation: not simulated"),
+        "curriculum_learning": Leave("sequences of one length: --seq-len"),
+        "data_efficiency": Leave("sequences of one length: --seq-len"),
+        "progressive_layer_drop": Leave("every layer runs in every step here"),
         "checkpoint": Leave("how checkpoints are written, not how long a step takes"),
         "elasticity": Leave("sizes of other runs: this one has the GPUs that are given"),
     }
@@ -130,8 +154,12 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     """Add what DeepSpeed does where its file says nothing."""
     del given
     facts = reading.facts
-    reading.assume("framework", "megatron-deepspeed", "the profile that knows DeepSpeed's optimizers")
+    reading.assume(
+        "framework", "deepspeed", "ZeRO under a Hugging Face model; Megatron-LM's script is not here"
+    )
     reading.assume("sharding", "ddp", "zero_optimization.stage is 0 unless given")
+    if any(one.key in _PRECISIONS and one.value == "auto" for one in reading.ignored):
+        reading.assume("precision", "bf16", "auto: as the training script says, taken as bf16; --precision")
     reading.assume("precision", "fp32", "neither bf16 nor fp16 is enabled")
     if facts["sharding"] == "zero3":
         reading.assume(
@@ -139,3 +167,32 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         )
     if facts["sharding"] == "ddp":
         facts.pop("shard_ranks", None)
+        if facts["precision"] == "bf16":
+            shares_states(reading)
+    if facts.pop("prefetches", True) is False:
+        facts |= {"convention.prefetch_forward": False, "convention.prefetch_backward": False}
+    _buckets(facts)
+
+
+def shares_states(reading: Reading) -> None:
+    """Say what bf16 without ZeRO is: its optimizer shares out fp32 states and sums gradients in fp32.
+
+    deepspeed/runtime/bf16_optimizer.py; engine.py takes it where ``zero_optimization.stage`` is 0.
+    """
+    reason = "bf16 at stage 0: BF16_Optimizer shares out fp32 states as ZeRO-1 does"
+    reading.facts["sharding"] = "zero1"
+    reading.assumed = [one for one in reading.assumed if one.fact != "sharding"]
+    reading.assumed.append(Assumed("sharding", "zero1", reason))
+    reading.assume("fp32_gradients", value=True, reason="bf16 at stage 0: gradients are summed in fp32")
+
+
+def _buckets(facts: dict[str, Any]) -> None:
+    """Size the buffer that gradients leave from: stage_1_and_2.py has two of them with ``overlap_comm``."""
+    size_mib, overlaps = (
+        facts.get("convention.bucket_mib"),
+        facts.get("convention.overlap_grad_reduce", False),
+    )
+    if facts["sharding"] != "zero1" or (size_mib is None and not overlaps):
+        return
+    one = BUCKET_BYTES if size_mib is None else round(size_mib * 2**20)
+    facts["convention.flat_bucket_bytes"] = one * (2 if overlaps else 1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simulator.configs.rules import MODEL, Reading
+from simulator.configs.deepspeed import shares_states
+from simulator.configs.megatron_rules import VOCABULARIES
+from simulator.configs.rules import MODEL, Assumed, Reading
 from simulator.errors import ConfigError
 
 _NEEDED: Final = {"n_layers": "num-layers", "hidden": "hidden-size", "n_heads": "num-attention-heads"}
@@ -26,6 +28,8 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     reading.assume(
         "sharding", "zero1" if facts.pop("distributed", False) else "ddp", "--use-distributed-optimizer"
     )
+    if (facts["framework"], facts["sharding"], facts["precision"]) == ("megatron-deepspeed", "ddp", "bf16"):
+        shares_states(reading)
     reading.assume("convention.overlap_grad_reduce", value=False, reason="off without --overlap-grad-reduce")
     if facts["sharding"] == "ddp":
         facts.pop("convention.overlap_param_gather", None)
@@ -115,6 +119,10 @@ def _vocabulary(reading: Reading) -> None:
     """Pad the vocabulary as Megatron-LM does: to a multiple of 128 on every tensor-parallel rank."""
     facts = reading.facts
     size = facts.get("model.vocab", facts.get("vocabulary"))
+    given = {one.key for one in reading.used} | {one.key for one in reading.ignored}
+    if size is None and "merge-file" in given and "tokenizer-type" not in given:
+        size = VOCABULARIES["GPT2BPETokenizer"]
+        reading.assumed.append(Assumed("vocabulary", size, "--merge-file without --tokenizer-type: GPT-2's"))
     if (padded := facts.get("padded_vocab")) is None:
         if size is None:
             raise ConfigError(

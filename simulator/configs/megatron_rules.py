@@ -65,6 +65,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "pipeline-model-parallel-size": Use("pp", whole),
         "context-parallel-size": Use("cp", whole),
         "expert-model-parallel-size": Use("ep", whole),
+        "moe-expert-parallel-size": Use("ep", whole),
         "num-layers-per-virtual-pipeline-stage": Use("layers_per_virtual_stage", whole),
         "num-virtual-stages-per-pipeline-rank": Use("virtual_stages", whole),
         "decoder-first-pipeline-num-layers": Use("first_stage_layers", whole),
@@ -96,6 +97,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "sharding", words(no_shard="ddp", optim="zero1", optim_grads="zero2", optim_grads_params="fsdp")
         ),
         "use-torch-fsdp2": on("sharding", gives="fsdp"),
+        "deepspeed": on("framework", gives="megatron-deepspeed"),
+        "deepspeed-config": Leave("a file of its own: give it beside this one"),
+        "pp-partition-method": Leave("--layers-per-stage or --counted-ends say it"),
+        "moe-train-capacity-factor": Use("capacity_factor", float),
+        "no-pipeline-parallel": Leave("--pipeline-model-parallel-size says it"),
+        "deepspeed-activation-checkpointing": Leave(
+            "who recomputes, not what: --checkpoint-activations says it"
+        ),
+        "embed-layernorm": Leave("one norm beside those of all layers"),
         "zero-stage": Use(
             "sharding", lambda value: one_of({0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"})(int(value))
         ),
@@ -133,7 +143,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "max-position-embeddings": Use("positions", whole),
         "position-embedding-type": Use(
             "learned_positions",
-            words(learned_absolute=True, rope=False, yarn=False, mrope=False, relative=False, none=False),
+            words(
+                learned_absolute=True,
+                **dict.fromkeys(("rope", "yarn", "mrope", "relative", "alibi", "none", "rotary"), False),
+            ),
         ),
         "use-rotary-position-embeddings": on("learned_positions", gives=False),
         "no-position-embedding": Leave("with --position-embedding-type: that says it"),
@@ -145,13 +158,14 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "qk-layernorm": on("model.qk_norm"),
         "vocab-size": Use("model.vocab", whole),
         "padded-vocab-size": Use("padded_vocab", whole),
+        "pad-vocab-size-to": Use("padded_vocab", whole),
         "make-vocab-size-divisible-by": Use("pad_vocab_to", whole),
         "tokenizer-type": Use(
             "vocabulary",
             lambda value: VOCABULARIES.get(value, Leave("its size is not known: --vocab-size says it")),
         ),
         "hidden-dropout": Use("model.dropout", _is_on),
-        "num-experts": Use("model.n_experts", whole),
+        "num-experts": Use("model.n_experts", lambda value: whole(value) if whole(value) > 1 else None),
         "moe-router-topk": Use("model.top_k", whole),
         "moe-layer-freq": Use("model.n_dense_layers", _dense_layers),
         "moe-ffn-hidden-size": Use("model.moe_ffn_hidden", whole),
@@ -206,7 +220,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         **dict.fromkeys(
             (
                 *("data-path", "data-cache-path", "mock-data", "split", "vocab-file", "merge-file"),
-                *("tokenizer-model", "tiktoken-pattern", "num-workers", "num-dataset-builder-threads"),
+                *(
+                    "data-impl",
+                    "tokenizer-name-or-path",
+                    "valid-num-workers",
+                    "tokenizer-model",
+                    "tiktoken-pattern",
+                    "num-workers",
+                    "num-dataset-builder-threads",
+                ),
                 *("no-create-attention-mask-in-dataloader", "no-mmap-bin-files", "dataloader-type"),
                 *("train-data-path", "valid-data-path", "test-data-path", "reset-position-ids"),
                 *("reset-attention-mask", "eod-mask-loss"),
@@ -222,12 +244,24 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             ),
             _FILES,
         ),
-        **dict.fromkeys(("train-iters", "train-samples", "exit-interval", "exit-duration-in-mins"), _LENGTH),
+        **dict.fromkeys(
+            ("train-iters", "train-samples", "train-tokens", "exit-interval", "exit-duration-in-mins"),
+            _LENGTH,
+        ),
         **dict.fromkeys(
             (
                 *("node-rank", "master-addr", "master-port", "rdzv-id", "rdzv-backend", "rdzv-endpoint"),
                 *("max-restarts", "distributed-timeout-minutes", "distributed-backend", "local-rank"),
-                *("redirects", "tee", "log-dir", "hostfile", "deepspeed", "deepspeed-config"),
+                *(
+                    "redirects",
+                    "tee",
+                    "log-dir",
+                    "hostfile",
+                    "force-multi",
+                    "jobid",
+                    "wait",
+                    "kill-on-bad-exit",
+                ),
                 *("use-mcore-models", "transformer-impl", "manual-gc", "manual-gc-interval"),
                 *("empty-unused-memory-level", "te-rng-tracker", "no-async-tensor-model-parallel-allreduce"),
                 *("use-legacy-models", "spec", "export-te-mcore-model"),
@@ -251,7 +285,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                *("moe-router-load-balancing-type", "moe-aux-loss-coeff"),
+                *("moe-router-load-balancing-type", "moe-aux-loss-coeff", "moe-loss-coeff"),
                 *("moe-grouped-gemm", "moe-router-score-function", "moe-router-pre-softmax"),
                 *("moe-router-enable-expert-bias", "moe-router-bias-update-rate", "moe-z-loss-coeff"),
                 *("moe-permute-fusion", "moe-router-dtype", "moe-router-group-topk", "moe-router-num-groups"),

@@ -32,6 +32,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "parallelism.tp_linear_async_communication": Use("convention.overlap_tp_backward", flag),
         "parallelism.tp_recompute_allgather": Use("convention.keeps_gathered_inputs", negated),
         "parallelism.recompute_layer": Use("recompute", lambda value: "full" if flag(value) else "none"),
+        "parallelism.recompute_granularity": Use("recompute", words(selective="selective", full="full")),
+        "parallelism.moe_layer_recompute": Leave("experts alone are not recomputed here"),
+        "parallelism.domino": Leave("halves of a batch that hide each other's communication: not simulated"),
         "parallelism": Leave("how parallelism is set up; not how long a step takes"),
         "tokens.micro_batch_size": Use("micro_batch", whole),
         "tokens.batch_accumulation_per_replica": Use("accumulation", whole),
@@ -50,6 +53,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "checkpoints": _FILES,
         "s3_upload": _FILES,
         "data_stages": _DATA,
+        "data": _DATA,
         "tokenizer": _DATA,
         **dict.fromkeys(("general", "logging", "profiler", "lighteval", "metrics_logging"), _LOGS),
     }
@@ -80,5 +84,19 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         kind = next((kind for switch, kind in KINDS.items() if shape.get(switch)), "llama")
         config = {"model_type": kind, "_name_or_path": reading.where, **shape}
         model = asdict(model_from_config(config, where=f"{reading.where}: model.model_config"))
+        model |= _experts(shape)
         model["vocab"] = -(-model["vocab"] // multiple) * multiple
         facts |= {MODEL + name: value for name, value in model.items() if name not in ("name", "source")}
+
+
+def _experts(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that ``model_config.moe_config`` gives a model (nanotron/config/models_config.py)."""
+    experts = shape.get("moe_config")
+    if not experts:
+        return {}
+    return {
+        "n_experts": whole(experts["num_experts"]),
+        "top_k": whole(experts.get("top_k", 1)),
+        "moe_ffn_hidden": whole(experts.get("moe_intermediate_size", shape["intermediate_size"])),
+        "n_shared_experts": 1 if experts.get("enable_shared_expert") else 0,
+    }

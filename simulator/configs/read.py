@@ -107,7 +107,7 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
         else:
             readings.append(_reading(document, known))
             found = readings[-1].facts
-        _join(facts, found, document.path)
+        _join(facts, _yielding(readings, found, facts), document.path)
     if not readings:  # nothing foreign: as it always was
         return Imported({**_replaced(facts, given), **given}, ())
     where = ", ".join(reading.where for reading in readings)
@@ -128,6 +128,32 @@ def _reading(document: Document, known: Mapping[str, Any]) -> Reading:
     reading = apply(tool.rules, flat, document.tool, document.path.name)
     tool.finish(reading, known)
     return reading
+
+
+def _yielding(
+    readings: Sequence[Reading], found: Mapping[str, Any], facts: dict[str, Any]
+) -> Mapping[str, Any]:
+    """Return *found* and leave *facts* such that what a tool takes of itself yields to what a file says.
+
+    Args:
+        readings: of all files so far, the newest last.
+        found: what the newest file gives.
+        facts: what those before it gave; loses what they only assumed and the newest says.
+    """
+    found = dict(found)
+    for name in [name for name in found if name in facts and facts[name] != found[name]]:
+        if older := _assumes(readings[:-1], name):
+            del facts[name]
+        elif older := _assumes(readings[-1:], name):
+            del found[name]
+        for reading in older:
+            reading.assumed = [one for one in reading.assumed if one.fact != name]
+    return found
+
+
+def _assumes(readings: Sequence[Reading], name: str) -> list[Reading]:
+    """Return the readings that took a value for the fact *name* which their file does not give."""
+    return [reading for reading in readings if any(one.fact == name for one in reading.assumed)]
 
 
 def _join(facts: dict[str, Any], more: Mapping[str, Any], path: Path) -> None:

@@ -24,6 +24,8 @@ _PARAMETER: Final = re.compile(r"\$\{\d+:?-([^{}]*)\}")
 _TEST: Final = re.compile(r"^(?:if|elif)\s+\[{1,2}\s+(.*?)\s+\]{1,2}\s*;?\s*(?:then)?$")
 _EITHER: Final = re.compile(r"\s*\]{1,2}\s*\|\|\s*\[{1,2}\s*")
 _BOTH: Final = re.compile(r"\s*\]{1,2}\s*&&\s*\[{1,2}\s*")
+_NODES: Final = re.compile(r"^#SBATCH\s+(?:--nodes[=\s]|-N\s*)\s*(\d+)", re.MULTILINE)
+_REDIRECTS: Final = re.compile(r"[&\d]?>|\||<")
 _PROGRAM: Final = re.compile(r"\b(pretrain|train|finetune|torchrun|torch\.distributed|deepspeed)")
 _OF_NUMBERS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "-eq": operator.eq,
@@ -43,7 +45,7 @@ def arguments(text: str) -> dict[str, str | bool]:
     >>> arguments("torchrun pretrain_gpt.py --tensor_model_parallel_size 4 --bf16")
     {'tensor-model-parallel-size': '4', 'bf16': True}
     """
-    variables: dict[str, str] = {}
+    variables = _of_slurm(text)
     commands: list[str] = []
     for line in _taken(_logical_lines(text), variables):
         if (assigned := _ASSIGNMENT.match(line)) is not None:
@@ -56,6 +58,12 @@ def arguments(text: str) -> dict[str, str | bool]:
     return _named(token for line in found for token in _tokens(line))
 
 
+def _of_slurm(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets from the directives of a script."""
+    nodes = _NODES.search(text)
+    return dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes.group(1)) if nodes else {}
+
+
 def _named(tokens: Iterator[str]) -> dict[str, str | bool]:
     """Return arguments by name; several values are joined by blanks."""
     found: dict[str, str | bool] = {}
@@ -65,7 +73,11 @@ def _named(tokens: Iterator[str]) -> dict[str, str | bool]:
             name, equals, value = token[2:].partition("=")
             name = name.replace("_", "-")
             found[name] = value if equals else True
-        elif (token.startswith("-") and not re.match(r"-[\d.]", token)) or token.endswith(".py"):
+        elif (
+            (token.startswith("-") and not re.match(r"-[\d.]", token))
+            or token.endswith(".py")
+            or _REDIRECTS.match(token)
+        ):
             name = None
         elif name is not None:
             before = found[name]
@@ -78,7 +90,11 @@ def _tokens(line: str) -> list[str]:
         tokens = shlex.split(line, comments=True)
     except ValueError:  # a quote that ends elsewhere
         tokens = line.replace('"', " ").replace("'", " ").split()
-    return [part for token in tokens for part in (token.split() if token.startswith("--") else [token])]
+    return [
+        part
+        for token in tokens
+        for part in (token.split() if token.startswith("--") or " --" in token else [token])
+    ]
 
 
 def _logical_lines(text: str) -> Iterator[str]:

@@ -56,6 +56,45 @@ def _every(value: Any) -> Any:
     return "op" if str(value) == "op" else whole(value)
 
 
+def _converts(value: Any) -> bool | None:
+    """Return true if a converter quantises, as ``float8``, ``mx``, ``quantize.linear.float8`` do."""
+    names = [value] if isinstance(value, str) else value
+    return True if any("float8" in name or "mx" in name for name in names) else None
+
+
+def _components(value: Any) -> Any:
+    return Leave("the model and the loss are compiled here") if "model" in value else False
+
+
+PARALLELISM: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "data_parallel_replicate_degree": Use("replicate_degree", whole),
+        "data_parallel_shard_degree": Use("shard_degree", _degree),
+        "fsdp_reshard_after_forward": Use("reshard", words(default=None, always=True, never=False)),
+        "tensor_parallel_degree": Use("tp", whole),
+        "enable_async_tensor_parallel": Use("convention.async_tp", flag),
+        "pipeline_parallel_degree": Use("pp", whole),
+        "pipeline_parallel_schedule": Use("schedule", words(**SCHEDULES)),
+        "pipeline_parallel_schedule_csv": Use("schedule", lambda value: value or None),
+        "pipeline_parallel_layers_per_stage": Use("layers_per_virtual_stage", whole),
+        "pipeline_parallel_microbatch_size": Use("micro_batch", whole),
+        "context_parallel_degree": Use("cp", whole),
+        "context_parallel_rotate_method": Use(
+            "convention.context", words(allgather="all_gather", alltoall="ring")
+        ),
+        "expert_parallel_degree": Use("ep", whole),
+        "expert_tensor_parallel_degree": Leave("experts are split over as many ranks as tp here"),
+        "pipeline_parallel_split_points": Leave("--layers-per-stage says it"),
+        "module_fqns_per_model_part": Leave("--layers-per-stage says it"),
+        "pipeline_parallel_first_stage_less_layers": Leave("--counted-ends says it"),
+        "pipeline_parallel_last_stage_less_layers": Leave("--counted-ends says it"),
+        "disable_loss_parallel": Leave("the loss is computed on the ranks of tp here"),
+        "enable_compiled_autograd": Leave("compiles the backward: --set host_work=0.05"),
+    }
+)
+"""What each key of ``[parallelism]`` means."""
+
+
 def _compiles(value: Any) -> str | None:
     return "fused" if flag(value) else None
 
@@ -64,7 +103,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "model.name": Use("family"),
         "model.flavor": Use("flavor"),
-        "model.converters": Use("fp8", lambda value: True if "float8" in value or "mx" in value else None),
+        "model.converters": Use("fp8", _converts),
         "training.local_batch_size": Use("local_batch", whole),
         "training.batch_size": Use("local_batch", whole),
         "training.global_batch_size": Use("global_batch", _degree),
@@ -78,30 +117,12 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "compile.enable": Use("kernels", _compiles),
         "training.max_norm": Use("convention.grad_norm", lambda value: float(value) > 0),
         "training.steps": _LENGTH,
-        "parallelism.data_parallel_replicate_degree": Use("replicate_degree", whole),
-        "parallelism.data_parallel_shard_degree": Use("shard_degree", _degree),
-        "parallelism.fsdp_reshard_after_forward": Use(
-            "reshard", words(default=None, always=True, never=False)
-        ),
-        "parallelism.tensor_parallel_degree": Use("tp", whole),
-        "parallelism.enable_async_tensor_parallel": Use("convention.async_tp", flag),
-        "parallelism.pipeline_parallel_degree": Use("pp", whole),
-        "parallelism.pipeline_parallel_schedule": Use("schedule", words(**SCHEDULES)),
-        "parallelism.pipeline_parallel_schedule_csv": Use("schedule", lambda value: value or None),
-        "parallelism.pipeline_parallel_layers_per_stage": Use("layers_per_virtual_stage", whole),
-        "parallelism.pipeline_parallel_microbatch_size": Use("micro_batch", whole),
-        "parallelism.context_parallel_degree": Use("cp", whole),
-        "parallelism.context_parallel_rotate_method": Use(
-            "convention.context", words(allgather="all_gather", alltoall="ring")
-        ),
-        "parallelism.expert_parallel_degree": Use("ep", whole),
-        "parallelism.expert_tensor_parallel_degree": Leave("experts are split over as many ranks as tp here"),
-        "parallelism.pipeline_parallel_split_points": Leave("--layers-per-stage says it"),
-        "parallelism.module_fqns_per_model_part": Leave("--layers-per-stage says it"),
-        "parallelism.pipeline_parallel_first_stage_less_layers": Leave("--counted-ends says it"),
-        "parallelism.pipeline_parallel_last_stage_less_layers": Leave("--counted-ends says it"),
-        "parallelism.disable_loss_parallel": Leave("the loss is computed on the ranks of tp here"),
-        "parallelism.enable_compiled_autograd": Leave("compiles the backward: --set host_work=0.05"),
+        **{f"parallelism.{name}": rule for name, rule in PARALLELISM.items()},
+        **{  # until there was a table of its own
+            f"{table}.{name}": rule
+            for table in ("training", "experimental")
+            for name, rule in PARALLELISM.items()
+        },
         "activation_checkpoint.mode": Use(
             "recompute", words(none="none", selective="selective", full="full")
         ),
@@ -116,7 +137,12 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "quantize": Leave("what is left in 16 bit: not simulated"),
         "training": Leave("data, seeds and clean-up: a step takes as long"),
         "model": _FILES,
-        "compile": Leave("what is compiled: all of the model here"),
+        "training.dtype": Leave("weights, gradients and moments are kept in fp32 beside 16-bit copies here"),
+        "optimizer.state_dtype": Leave("weights, gradients and moments are kept in fp32 here"),
+        "optimizer.early_step_in_backward": Leave("the optimizer steps after backward here"),
+        "compile.components": Use("compiled", _components),
+        "float8.enable_float8_linear": Use("fp8", lambda value: True if flag(value) else None),
+        "compile": Leave("how the model is compiled"),
         **dict.fromkeys(("optimizer", "lr_scheduler"), _LEARNS),
         **dict.fromkeys(("metrics", "profiling", "validation", "memory_estimation", "comm", "debug"), _LOGS),
         **dict.fromkeys(("job", "checkpoint", "experimental"), _FILES),
@@ -135,6 +161,8 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     reading.assume("seq_len", 2048, "training.seq_len is 2048 unless given")
     reading.assume("precision", "bf16", "training.mixed_precision_param is bfloat16 unless given")
     reading.assume("recompute", "selective", "activation_checkpoint.mode is selective unless given")
+    if facts.pop("compiled", True) is False:
+        facts.pop("kernels", None)  # the loss alone is compiled
     _model(reading, given)
     _recompute(reading)
     replicas, shards = facts.get("replicate_degree", 1), facts.get("shard_degree")

@@ -64,9 +64,9 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
             "offload": "states",
         },
     ),
-    ("deepspeed", {"sharding": "zero1", "framework": "megatron-deepspeed", "micro_batch": 2}),
-    ("deepspeed", {"sharding": "zero3", "framework": "megatron-deepspeed", "offload": "states"}),
-    ("deepspeed", {"sharding": "zero2", "framework": "megatron-deepspeed", "offload": "optimizer", "tp": 2}),
+    ("deepspeed", {"sharding": "zero1", "framework": "deepspeed", "micro_batch": 2}),
+    ("deepspeed", {"sharding": "zero3", "framework": "deepspeed", "offload": "states"}),
+    ("deepspeed", {"sharding": "zero2", "framework": "deepspeed", "offload": "optimizer", "tp": 2}),
     (
         "accelerate",
         {
@@ -128,7 +128,7 @@ def test_a_schedule_that_a_tool_lacks_is_said() -> None:
 
 
 def test_a_layout_that_a_file_cannot_hold_is_said() -> None:
-    (difference,) = written(job(pp=4, framework="megatron-deepspeed"), "deepspeed").differences
+    (difference,) = written(job(pp=4, framework="deepspeed"), "deepspeed").differences
     assert difference.setting == "layout"
 
 
