@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from simulator.advise.ladder import MODEL_PARALLEL, Question, Rung, longest
+from simulator.advise.ladder import Question, Rung, longest
+from simulator.advise.ways import MODEL_PARALLEL
 from simulator.intervals import interval
 from simulator.job import Job
 from simulator.models.model import Model

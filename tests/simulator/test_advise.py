@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from foretrace import main
-from simulator.advise.ladder import WAYS, Question, Rung, climb, longest
+from simulator.advise.ladder import Question, Rung, climb, longest
+from simulator.advise.ways import WAYS
 from simulator.advise.words import sentence, verdict
 from simulator.config import job_from
 from simulator.errors import JobError
