@@ -27,7 +27,7 @@ from simulator.job import Job
 from simulator.memory.ranks import rank_memories
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
-from simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
+from simulator.search.found import Counts, Found, Timed, best_of, few_collections, order_of, summarised
 from simulator.search.layouts import PipelineTimes
 from simulator.search.least_memory import LeastMemory
 from simulator.search.space import Family
@@ -69,6 +69,7 @@ def cheapest(
     return Found(best=summarised(timed), counts=counts)
 
 
+@few_collections()
 def fastest(
     families: Iterable[Family],
     n_best: int,

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from simulator.job import Job
 from simulator.simulate import simulate
+
+ALLOCATED: Final = 500_000
+"""Objects made before Python looks for cycles among them during a search, instead of 700."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python look for cycles of garbage less often.
+
+    Programs are made of very many small tuples, which are in no cycle: looking through them all the time took
+    a fourth of a search, and found so little that it takes no more memory without.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(ALLOCATED, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +101,7 @@ def best_of(timed: Iterable[Timed], n_best: int) -> list[Timed]:
     return sorted(timed, key=lambda one: (one.cost, order_of(one.job)))[:n_best]
 
 
+@few_collections()
 def summarised(timed: Sequence[Timed]) -> tuple[Ranked, ...]:
     """Return what ``simulate`` says of the best."""
     return tuple(

@@ -128,7 +128,7 @@ def schedule_program(
         for action, visit in todo:
             also = [next(todo)] if action in together else []
             parts = [visit, *(other for _, other in also)]
-            key = tuple(part._replace(is_last=False, first=0) for part in parts)
+            key = tuple(map(_bare, parts))
             if key not in templates:
                 templates[key] = _written(pipeline, key)
             at, *second = (Place(one.stage, -1, one.microbatch) for one in (action, *(a for a, _ in also)))
@@ -141,6 +141,12 @@ def schedule_program(
         receives[ACTION_KINDS.index(visit.kind), visit.stage] = True
     link = links[program.instance_transfer]
     return ScheduleProgram(program, pipeline.n_stages, cells, link, kinds, receives)
+
+
+@lru_cache(maxsize=4096)
+def _bare(visit: Visit) -> Visit:
+    """Return *visit* without what only matters to data parallelism."""
+    return visit._replace(is_last=False, first=0)
 
 
 def _written(pipeline: Pipeline, parts: tuple[Visit, ...]) -> Template:

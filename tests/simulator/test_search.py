@@ -44,26 +44,29 @@ def brute_force_s(jobs: list[Job]) -> list[float]:
 @pytest.mark.parametrize(
     "given",
     [
-        {"schedule": ("1f1b", "interleaved-1f1b"), "recompute": ("none", "full"), "micro_batch": (1, 2)},
+        {"schedule": ("1f1b", "interleaved-1f1b"), "recompute": ("none", "full"), "tp": (1, 2)},
         {"schedule": ("zb-h1", "zb-v"), "sharding": ("zero1",), "recompute": ("none",), "micro_batch": (1,)},
         {"sharding": ("ddp", "fsdp"), "tp": (1, 2), "pp": (1, 2), "recompute": ("none",)},
         {
             "sharding": ("zero2", "zero3"),
             "schedule": ("zb-h1", "dualpipe"),
             "tp": (1, 2),
+            "pp": (1, 2),
             "micro_batch": (1,),
         },
         {
             "model": "llama2-13b",
             "sharding": ("zero1", "fsdp"),
-            "tp": (1, 2, 8),
+            "tp": (2, 8),
             "pp": (1, 4),
+            "schedule": ("1f1b",),
+            "micro_batch": (1, 2),
             "seq_len": 4096,
         },
     ],
 )
 def test_the_best_are_those_of_simulating_everything(given: dict[str, Any]) -> None:
-    some = space(**given)
+    some = space(**{"global_batch": 16, "micro_batch": (1, 2), **given})
     jobs = list(some.jobs())
     found = cheapest(some.families(), 5)
     assert [one.summary["step_time_s"] for one in found.best] == brute_force_s(jobs)[:5]
