@@ -118,6 +118,11 @@ class RehearsalSession(Training[IssueLane]):
         del name
         return function
 
+    def disable(self, name: str, error: Exception) -> None:
+        """Raise *error*, that of a hook, for the same reason."""
+        del name
+        raise error
+
     def warn(self, warning: str) -> None:
         """Note something that differs from the run that is acted out, once."""
         if warning not in self.notes:
