@@ -29,7 +29,7 @@ from topologies.catalog import load_device
 DEVICES: Final = ("a100-80gb", "h100-sxm", "gb200")
 """GPUs whose clock in training several sources have a say in."""
 
-CLOCKS: Final = (0.78, 0.81, 0.84, 0.87, 0.9, 0.93, 0.96)
+CLOCKS: Final = (0.76, 0.79, 0.82, 0.85, 0.88, 0.91, 0.94)
 HOST_WORK: Final = (1.8, 2.1, 2.4)
 PER_TENSOR_RANK: Final = (0.35, 0.5, 0.65)
 NANOTRON_ROWS: Final = 20

@@ -234,7 +234,7 @@ def placeholder_bytes(job: Job, layers: Sequence[int], *, head: bool = False) ->
     tensor per shape of matrix (``get_dummy_wgrad``), Megatron-LM makes one for the *head* each time.
     """
     framework, model, tp = job.profile, job.model, job.layout.tp
-    in_place = framework.fused_wgrad and framework.wgrad_placeholders and job.gradient_dtype == "fp32"
+    in_place = framework.fused_wgrad and framework.wgrad_placeholders
     if not in_place or job.lora_rank or job.sharding in ("zero3", "fsdp"):
         return 0
     shapes = {(linear.n_in, linear.n_out) for layer in layers for linear in _linears(job, layer)}
