@@ -160,7 +160,7 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     for name, advice in (
         ("model", "--model, a preset such as llama3-8b, or a config.json"),
         ("cluster", "--cluster, a machine such as dgx-h100, or a .toml file"),
-        ("global_batch", "sequences per optimizer step (--global-batch 256, or global_batch = 256 in a file)"),
+        ("global_batch", "sequences a step (--global-batch 256, or global_batch = 256 in a file)"),
     ):
         if name not in given and not (name == "model" and (model is not None or SHAPE in given)):
             raise ConfigError(f"{name} is missing: {advice}")

@@ -165,7 +165,7 @@ def test_a_job_that_leaves_no_room_for_the_allocator_is_called_tight(*, seq_len:
 
 def test_the_verb_takes_what_only_memory_knows() -> None:
     flags = ["--lora-rank", "8", "--quantized-base", "--offload", "optimizer", "--framework", "torchtitan"]
-    run = CliRunner().invoke(main, [*LLAMA_70B, *flags, "--json"])
+    run = CliRunner().invoke(main, [*LLAMA_70B, "--micro-batch", "1", *flags, "--json"])
     assert json.loads(run.output)["fits"]
     wrong = CliRunner().invoke(main, [*LLAMA_70B, "--quantized-base"])
     assert wrong.exit_code == 2

@@ -91,7 +91,7 @@ def check_bounds(some: Space) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_bound_is_above_what_it_bounds(schedule: str) -> None:
-    some = {"tp": (2,), "pp": (2, 4), "micro_batch": (1,), "recompute": ("none", "full")}
+    some: dict[str, Any] = {"tp": (2,), "pp": (2, 4), "micro_batch": (1,), "recompute": ("none", "full")}
     check_bounds(space(schedule=(schedule,), sharding=("zero2", "fsdp"), global_batch=16, **some))
 
 

@@ -7,27 +7,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-@torch.library.custom_op("awkward::kernel", mutates_args=())
+@torch.library.custom_op("awkward::kernel", mutates_args=())  # type: ignore[untyped-decorator]
 def kernel(x: Tensor) -> Tensor:
     """Doubles its operand, without saying what it makes."""
     return x * 2
 
 
-class Custom(nn.Module):
+class Custom(nn.Module):  # type: ignore[misc]
     """Calls it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return kernel(x.detach()) + x
 
 
-class Pick(nn.Module):
+class Pick(nn.Module):  # type: ignore[misc]
     """Takes as many rows as the numbers say."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[torch.unique(x.long()[:, 0])]
 
 
-class Norm(nn.Module):
+class Norm(nn.Module):  # type: ignore[misc]
     """A softmax, which autocast leaves in fp32."""
 
     def forward(self, x: Tensor) -> Tensor:
