@@ -27,7 +27,7 @@ def show(said: Mapping[str, Any]) -> None:
     console.print(_table(layouts))
     console.print(
         f"{said['n_candidates']:,} layouts considered; {said['n_pipelines_run']:,} pipelines run, "
-        f"{said['n_simulated']} simulated whole, {said['n_too_large']} of those looked at do not fit"
+        f"{said['n_simulated']:,} simulated whole, {said['n_too_large']:,} of those looked at do not fit"
     )
     if any(one["tied"] for one in layouts[1:]):
         console.print(f"= tied with the best: {difference().words}", markup=False)

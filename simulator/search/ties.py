@@ -35,11 +35,11 @@ class Difference(NamedTuple):
         """What it says, as a person reads it.
 
         >>> Difference(1.06, 0.8, (1.05, 1.08), 900, 100, 6).words
-        'only from 6.0 % on were 8 of 10 measured pairs in the predicted order'
+        'measured layouts less than 6.0 % apart came in the predicted order less than 8 times in 10'
         """
         return (
-            f"only from {100 * (self.ratio - 1):.1f} % on were {10 * self.level:.0f} of 10 measured pairs in "
-            f"the predicted order"
+            f"measured layouts less than {100 * (self.ratio - 1):.1f} % apart came in the predicted order "
+            f"less than {10 * self.level:.0f} times in 10"
         )
 
 

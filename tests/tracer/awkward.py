@@ -34,16 +34,22 @@ class Norm(nn.Module):  # type: ignore[misc]
         return torch.softmax(x, dim=-1)
 
 
-dist.init_process_group("nccl")
-part = {"custom": Custom, "pick": Pick, "plain": Norm}[sys.argv[1]]()
-model = nn.Sequential(nn.Linear(64, 64), part).cuda()
-compiled = torch.compile(model)
-optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-scaler = torch.amp.GradScaler("cuda")
-for _ in range(3):
-    with torch.autocast("cuda", dtype=torch.float16):
-        loss = compiled(torch.randn(16, 64, device="cuda")).square().mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
+def train(kind: str) -> None:
+    """Train three steps of a model with the part of that *kind*."""
+    dist.init_process_group("nccl")
+    part = {"custom": Custom, "pick": Pick, "plain": Norm}[kind]()
+    model = nn.Sequential(nn.Linear(64, 64), part).cuda()
+    compiled = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(3):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = compiled(torch.randn(16, 64, device="cuda")).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    train(sys.argv[1])

@@ -2,14 +2,22 @@
 
 import sys
 
-import matrix  # type: ignore[import-not-found]
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-dist.init_process_group("gloo")
-matrix.MICROBATCHES = 8
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
-for name in sys.argv[1:]:
-    for sharding in (mesh["dp"], None):
-        step = matrix.pipeline(name, dp=sharding, group=mesh.get_group("pp"))
-        step()
+
+def train(schedules: list[str]) -> None:
+    """Take a step of each of *schedules*, sharded and whole."""
+    import matrix  # type: ignore[import-not-found]  # noqa: PLC0415 - beside this script, where it is run
+
+    dist.init_process_group("gloo")
+    matrix.MICROBATCHES = 8
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    for name in schedules:
+        for sharding in (mesh["dp"], None):
+            step = matrix.pipeline(name, dp=sharding, group=mesh.get_group("pp"))
+            step()
+
+
+if __name__ == "__main__":
+    train(sys.argv[1:])
