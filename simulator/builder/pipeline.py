@@ -44,13 +44,21 @@ def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
     first = [_firsts(own) for own in orders]
 
     def visit(pp: int, action: Action) -> Visit:
-        before, after = (at.get((action.stage + step, action.microbatch)) for step in (-1, 1))
-        ends = (before, after) if action.kind == "F" else (after, before)
-        source, destination = (
-            None if action.kind == "W" or end == pp else end for end in ends
-        )  # weight gradients stay where they are, and what stays on the rank is not sent
-        marks = (action == last[pp, action.stage], first[pp].get(action, 0))
-        return Visit(action.kind, action.stage, pp, source, destination, *marks)
+        kind, stage, microbatch = action
+        is_last = kind in "BW" and action == last[pp, stage]
+        if kind == "W":  # weight gradients stay where they are
+            return Visit(kind, stage, pp, None, None, is_last, 0)
+        before, after = at.get((stage - 1, microbatch)), at.get((stage + 1, microbatch))
+        source, destination = (before, after) if kind == "F" else (after, before)
+        return Visit(
+            kind,
+            stage,
+            pp,
+            None if source == pp else source,  # what stays on the rank is not sent
+            None if destination == pp else destination,
+            is_last,
+            first[pp].get(action, 0),
+        )
 
     return tuple(tuple(visit(pp, action) for action in own) for pp, own in enumerate(orders))
 

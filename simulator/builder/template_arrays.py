@@ -62,7 +62,12 @@ class Behind:
         """Return what *arrays* finds if its first task is number *offset*; nothing if it does not ask."""
         if not arrays.waits_outside:
             return Outside()
-        return Outside(*(tuple([at - offset for at in tasks]) for tasks in self.now))
+        now = self.now
+        return Outside(
+            tails=tuple([at - offset for at in now.tails]),
+            gradients=tuple([at - offset for at in now.gradients]),
+            earlier=tuple([at - offset for at in now.earlier]),
+        )
 
     def add(self, arrays: TemplateArrays, offset: int) -> None:
         """Note that *arrays* has been placed at *offset*."""

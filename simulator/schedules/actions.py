@@ -46,9 +46,13 @@ class Script:
 
     def add(self, kind: str, stage: int) -> Action:
         """Append *kind* for the next micro-batch of *stage*; a full backward counts as both its halves."""
-        action = Action(kind, stage, self._next["I" if kind == "B" else kind, stage])
-        for half in "IW" if kind == "B" else kind:
-            self._next[half, stage] += 1
+        done = self._next
+        action = Action(kind, stage, done["I" if kind == "B" else kind, stage])
+        if kind == "B":
+            done["I", stage] += 1
+            done["W", stage] += 1
+        else:
+            done[kind, stage] += 1
         self.actions.append(action)
         return action
 
