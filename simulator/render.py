@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from topologies.units import format_bytes, format_time
+from topologies.units import format_bytes, format_capacity, format_time
 
 if TYPE_CHECKING:
     from simulator.simulate import Simulation
@@ -129,7 +129,13 @@ def _memory(summary: Mapping[str, Any]) -> Table:
     limit, stages = summary["memory_limit_bytes"], summary["stages"]
     fullest = sorted(stages, key=lambda stage: -stage["peak_bytes"])[:SHOWN_STAGES]
     table = Table(box=None, pad_edge=True, header_style="dim")
-    for name in ("stage", "layers", "in flight", "peak memory", f"of {format_bytes(limit)}"):
+    for name in (
+        "stage",
+        "layers",
+        "in flight",
+        "peak memory",
+        f"of {format_capacity(limit)}".replace(" (", "\n("),
+    ):
         table.add_column(name, justify="right")
     table.add_column("most of it")
     for stage in stages:

@@ -10,7 +10,7 @@ from simulator.errors import SimulationError
 from simulator.intervals import intervals
 from simulator.job import RECOMPUTES, SHARDINGS, Job
 from simulator.memory.ranks import RankMemory, rank_memories
-from topologies.units import format_bytes
+from topologies.units import format_bytes, format_capacity
 from traces.analysis.metrics import summarize
 from traces.info import rank_list
 from traces.layout import Coord
@@ -93,7 +93,7 @@ def _too_full(job: Job, over: Sequence[RankMemory], *, every: bool) -> str:
     excess = f"{format_bytes(fullest.peak_bytes - limit)} too much; largest: " + ", ".join(
         f"{name} {format_bytes(size)}" for name, size in fullest.largest()
     )
-    needed, have = format_bytes(fullest.peak_bytes), format_bytes(limit)
+    needed, have = format_bytes(fullest.peak_bytes), format_capacity(limit)
     if len(over) == 1:
         plural = "do" if len(fullest.stages) > 1 else "does"
         return f"{_ranks(job, fullest)} {plural} not fit: {needed} of {have}, {excess}"

@@ -85,6 +85,15 @@ def format_bytes(size_bytes: float) -> str:
     return _format(size_bytes, {unit: BYTES[unit] for unit in ("B", "kB", "MB", "GB", "TB", "PB")})
 
 
+def format_capacity(size_bytes: float) -> str:
+    """Return the memory of a device in SI units, and in those that its name and nvidia-smi count in.
+
+    >>> format_capacity(81920 * 2**20)
+    '85.9 GB (80 GiB)'
+    """
+    return f"{format_bytes(size_bytes)} ({_format(size_bytes, {'GiB': BYTES['GiB']})})"
+
+
 def format_bandwidth(bytes_per_s: float) -> str:
     """Return a bandwidth in SI bytes per second, three significant digits.
 

@@ -96,17 +96,17 @@ def _asked(question: Question) -> dict[str, Any]:
 def _show(found: dict[str, Any]) -> None:
     """Print the ladder, then what to do."""
     from rich.console import Console
-    from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
-    from topologies.units import format_bytes
+    from topologies.units import format_capacity
 
     console, asked = Console(highlight=False), found["question"]
     gpus = "one GPU" if asked["gpus"] == 1 else f"{asked['gpus']} GPUs"
     console.print(
         Text(
             f"{asked['model']} ({asked['n_params'] / 1e9:.3g} billion parameters) on {gpus} of "
-            f"{asked['cluster']}, {format_bytes(asked['memory_bytes'])} each; "
+            f"{asked['cluster']}, {format_capacity(asked['memory_bytes'])} each; "
             f"{asked['global_batch']} sequences of {asked['seq_len']:,} tokens a step",
             style="bold",
         )
@@ -114,8 +114,10 @@ def _show(found: dict[str, Any]) -> None:
     console.print(Text(f"conventions: {asked['conventions']}", style="dim"))
     for rung in found["ladder"]:
         mark = ("+", "green") if rung["fits"] else ("-", "red")
-        console.print(Text.assemble("  ", mark, " ", rung["sentence"]), soft_wrap=False)
+        line = Table.grid(padding=(0, 1))
+        line.add_row(Text(" "), Text(mark[0], style=mark[1]), Text(rung["sentence"]))
+        console.print(line)
     console.print()
     for one in found["advice"]:
         said = one["text"]
-        console.print(Padding(Text(said[0].upper() + said[1:] + "."), (0, 0, 0, 0)))
+        console.print(Text(said[0].upper() + said[1:] + "."))

@@ -2,7 +2,8 @@
 
 The order is that of the tables which practitioners go by: replicate, then shard more and more, then compute
 again what was kept, then move to the host, then train less of the model, then cut the model itself. Every
-rung is a handful of jobs; the fastest that fits speaks for it, or the one that is closest to fitting.
+rung is a handful of jobs; the fastest that fits speaks for it, where one that leaves more room is not as
+fast as far as measurements tell; or else the one that is closest to fitting.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from simulator.memory.ranks import RankMemory, rank_memories
 from simulator.models.model import Model
 from simulator.search.best import cheapest
 from simulator.search.space import Space
+from simulator.search.ties import difference
 from simulator.simulate import simulate
 from topologies.cluster import Cluster
 from topologies.errors import TopologyError
@@ -159,6 +161,31 @@ def climb(question: Question, progress: Progress | None = None) -> list[Rung]:
     return found
 
 
+def tied(rungs: Sequence[Rung]) -> list[Rung]:
+    """Return those of *rungs* that measurements cannot tell from the fastest, in the order given."""
+    most = max((rung.tokens_per_s for rung in rungs), default=0.0)
+    return [rung for rung in rungs if rung.tokens_per_s * difference().ratio > most]
+
+
+def preferred(rungs: Sequence[Rung]) -> Rung:
+    """Return the fastest of *rungs*; if it is tight, the fastest of those tied with it that are not."""
+    fastest = max(rungs, key=lambda rung: rung.tokens_per_s)
+    if not fastest.is_tight:
+        return fastest
+    roomy = [rung for rung in tied(rungs) if not rung.is_tight]
+    return max(roomy, key=lambda rung: rung.tokens_per_s, default=fastest)
+
+
+def simplest(rungs: Sequence[Rung]) -> Rung:
+    """Return the first of *rungs*, simplest first, that is tied with the fastest and leaves room.
+
+    If none of those leaves room, the one that leaves the most.
+    """
+    close = tied(rungs)
+    roomy = [rung for rung in close if not rung.is_tight]
+    return roomy[0] if roomy else min(close, key=lambda rung: rung.missing_bytes)
+
+
 def longest(rung: Rung) -> int:
     """Return the longest sequences with which *rung* fits, by doubling or halving those asked for."""
     job = rung.job
@@ -182,13 +209,13 @@ def _peak(ranks: Sequence[RankMemory]) -> int:
 
 
 def _rung(question: Question, way: Way) -> Rung:
-    """Return the fastest that fits of the first variant of which any fits, or the closest to it."""
+    """Return the preferred of the first variant of which any fits, or the closest to fitting."""
     closest: Rung | None = None
     for settings in way.variants:
         tried = list(_tried(question, way, settings))
         fitting = [rung for rung in tried if rung.missing_bytes <= 0]
         if fitting:
-            return max(map(_simulated, fitting), key=lambda rung: rung.tokens_per_s)
+            return preferred([_simulated(rung) for rung in fitting])
         for rung in tried:
             if closest is None or rung.missing_bytes < closest.missing_bytes:
                 closest = rung

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from simulator.advise.ladder import Question, Rung, longest
+from simulator.advise.ladder import Question, Rung, longest, preferred, simplest, tied
 from simulator.advise.ways import MODEL_PARALLEL
 from simulator.intervals import interval
 from simulator.job import Job
 from simulator.models.model import Model
-from topologies.units import format_bytes, format_time
-
-TIED: Final = 0.02
-"""Relative difference of rates that says nothing: repeated measurements of one layout differ by more."""
+from simulator.search.ties import difference
+from topologies.units import format_bytes, format_capacity, format_time
 
 
 class Advice(NamedTuple):
@@ -52,52 +50,78 @@ def sentence(rung: Rung) -> Advice:
 
 
 def verdict(question: Question, rungs: Sequence[Rung]) -> Iterator[Advice]:
-    """Yield what to do: the fastest that trains everything, what it leaves, what the others cost."""
+    """Yield what to do: what trains everything best, what it leaves, what the others cost."""
     fitting = [rung for rung in rungs if rung.fits]
-    full = sorted((rung for rung in fitting if rung.way.trains_all), key=lambda rung: -rung.tokens_per_s)
+    full = [rung for rung in fitting if rung.way.trains_all]
     if full:
-        yield from _best(full)
+        yield from _best(question, full)
     else:
         yield _short(question, rungs)
     adapters = [rung for rung in fitting if not rung.way.trains_all]
     if adapters:
-        yield _adapters(max(adapters, key=lambda rung: rung.tokens_per_s), full[0] if full else None)
+        yield _adapters(preferred(adapters), simplest(full) if full else None)
     elif not fitting:
         yield _more(question)
 
 
-def _best(full: Sequence[Rung]) -> Iterator[Advice]:
-    best, job = full[0], full[0].job
-    if job is None:
-        return
-    simpler = [rung for rung in full[1:] if rung.tokens_per_s >= (1 - TIED) * best.tokens_per_s]
-    tied = f"; {_title(simpler[0])} is as fast, as far as measurements tell" if simpler else ""
-    yield Advice(
-        f"take {_title(best)}: the fastest that trains all parameters{tied}",
-        {"way": best.way.key, "tokens_per_s": best.tokens_per_s, "tied": [one.way.key for one in simpler]},
-    )
-    spare, slack = -best.missing_bytes, best.slack_bytes
-    length = longest(best)
-    tight = f", less than the {format_bytes(slack)} that the allocator likes beside" if best.is_tight else ""
-    yield Advice(
-        f"it leaves {format_bytes(spare)} a GPU{tight}; sequences of up to {length:,} tokens fit, "
-        "one at a time",
-        {"spare_bytes": spare, "slack_bytes": slack, "longest_sequence": length},
-    )
-    roomy = next((rung for rung in full if not rung.is_tight), None)
+def _best(question: Question, full: Sequence[Rung]) -> Iterator[Advice]:
+    """Yield what to take of the rungs that train everything and fit, simplest first, and why."""
+    best, by_rate = simplest(full), sorted(full, key=lambda rung: -rung.tokens_per_s)
+    yield _take(best, by_rate)
+    yield _room(best)
+    if best.job is not None and best.job.offload != "none":
+        yield _more(question)
+    roomy = next((rung for rung in by_rate if not rung.is_tight), None)
     if best.is_tight and roomy is not None:
         yield Advice(
             f"with room to spare: {_title(roomy)}, {_percent(best.tokens_per_s / roomy.tokens_per_s - 1)} "
             f"longer a step, leaves {format_bytes(-roomy.missing_bytes)}",
             {"way": roomy.way.key, "spare_bytes": -roomy.missing_bytes},
         )
-    if len(full) > 1 and not simpler:
-        second = full[1]
-        loses = best.tokens_per_s / second.tokens_per_s - 1
+    slower = [rung for rung in by_rate if rung not in tied(full)]
+    if slower:
+        loses = best.tokens_per_s / slower[0].tokens_per_s - 1
         yield Advice(
-            f"the next, {_title(second)}, takes {_percent(loses)} longer: {_why(best, second)}",
-            {"way": second.way.key, "longer": loses, "seconds_by_cause": _by_cause(best, second)},
+            f"{_title(slower[0])} takes {_percent(loses)} longer, {_why(best, slower[0])}, and leaves "
+            f"{format_bytes(-slower[0].missing_bytes)}",
+            {"way": slower[0].way.key, "longer": loses, "seconds_by_cause": _by_cause(best, slower[0])},
         )
+
+
+def _take(best: Rung, by_rate: Sequence[Rung]) -> Advice:
+    """Say which to take, and what else is as fast as far as measurements tell."""
+    fastest, close = by_rate[0], [rung for rung in tied(by_rate) if rung is not best]
+    numbers = {
+        "way": best.way.key,
+        "micro_batch": best.job.micro_batch if best.job else None,
+        "tokens_per_s": best.tokens_per_s,
+        "tied": [rung.way.key for rung in close],
+    }
+    take = f"take {_title(best)}, micro-batch {numbers['micro_batch']}"
+    if not close:
+        return Advice(f"{take}: the fastest that trains all parameters", numbers)
+    below = f"less than {100 * (difference().ratio - 1):.0f} % apart, measurements often turn the order round"
+    if best is fastest:
+        others = " and ".join(map(_title, close))
+        return Advice(f"{take}: the fastest that trains all parameters; {others}: tied ({below})", numbers)
+    gain = fastest.tokens_per_s / best.tokens_per_s - 1
+    leaves = f", but leaves {format_bytes(-fastest.missing_bytes)}" if fastest.is_tight else ""
+    why = "the simplest of those tied with the fastest" + ("" if best.is_tight else " that leave room")
+    return Advice(
+        f"{take}: {why}; {_title(fastest)} is predicted {_percent(gain)} faster{leaves} ({below})",
+        numbers | {"fastest": fastest.way.key, "faster": gain},
+    )
+
+
+def _room(best: Rung) -> Advice:
+    """Say what is left of a device, and how long sequences may get."""
+    spare, slack, length = -best.missing_bytes, best.slack_bytes, longest(best)
+    tight = f", less than the {format_bytes(slack)} that the allocator likes beside" if best.is_tight else ""
+    return Advice(
+        f"it leaves {format_bytes(spare)} a GPU{tight}; sequences of up to {length:,} tokens fit, "
+        "one at a time",
+        {"spare_bytes": spare, "slack_bytes": slack, "longest_sequence": length},
+    )
 
 
 def _short(question: Question, rungs: Sequence[Rung]) -> Advice:
@@ -130,7 +154,8 @@ def _more(question: Question) -> Advice:
     device = question.cluster.device.memory_bytes
     return Advice(
         f"states of {question.model.n_params / 1e9:.3g} billion parameters are {format_bytes(states)}: "
-        f"at least {-(-states // device)} GPUs of {format_bytes(device)}, before any activation",
+        f"at least {-(-states // device)} GPUs of {format_capacity(device)} without offload, before any "
+        "activation",
         {"state_bytes": states, "least_gpus": -(-states // device)},
     )
 

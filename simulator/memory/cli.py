@@ -123,14 +123,14 @@ def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from topologies.units import format_bytes
+    from topologies.units import format_bytes, format_capacity
 
     console = Console()
     limit, peak = found["memory_limit_bytes"], found["peak_memory_bytes"]
     verdict = "[green]fits[/]" if found["fits"] else "[red]does not fit[/]"
     spare = f"{format_bytes(abs(found['spare_bytes']))} {'spare' if found['fits'] else 'too much'}"
     console.print(f"[bold]{escape(found['name'])}[/]", highlight=False)
-    console.print(f"{verdict}: {format_bytes(peak)} of {format_bytes(limit)}, {spare}", highlight=False)
+    console.print(f"{verdict}: {format_bytes(peak)} of {format_capacity(limit)}, {spare}", highlight=False)
     if found["fits"] and found["slack_bytes"] > found["spare_bytes"]:
         slack = format_bytes(found["slack_bytes"])
         console.print(f"[yellow]tight[/]: the allocator usually keeps {slack} beside", highlight=False)

@@ -23,7 +23,7 @@ from simulator.rehearsed.works import Priced, counts_of, precision_of, priced
 from simulator.simulate import Progress, Simulation
 from topologies.cluster import Cluster
 from topologies.placement import place
-from topologies.units import format_bytes
+from topologies.units import format_bytes, format_capacity
 from traces.info import RunInfo
 from traces.rehearsal import RankTables, Rehearsal, read_rank, read_rehearsal, rehearsal_folder
 from traces.timeline import MEMORY
@@ -148,7 +148,7 @@ def _too_full(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
             largest = sorted(stage["bytes"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
             words = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
             found.append(
-                f"rank {rank} does not fit: {format_bytes(stage['peak_bytes'])} of {format_bytes(limit)}; "
+                f"rank {rank} does not fit: {format_bytes(stage['peak_bytes'])} of {format_capacity(limit)}; "
                 f"largest: {words}"
             )
     return found

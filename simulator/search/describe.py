@@ -9,7 +9,7 @@ from simulator.goodput.plan import parse_count
 from simulator.memory.ranks import rank_memories
 from simulator.search.found import Counts, Ranked
 from simulator.summary import job_name
-from topologies.units import format_bytes
+from topologies.units import format_bytes, format_capacity
 
 _DAY_S: Final = 86_400
 
@@ -93,5 +93,5 @@ def nothing(counts: Counts) -> str:
     )
     return (
         f"none of {counts.n_candidates:,} layouts fits: the smallest, {job_name(job)} with recompute "
-        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes)} of {format_bytes(limit)}{host}"
+        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes)} of {format_capacity(limit)}{host}"
     )
