@@ -35,7 +35,7 @@ MACHINES = {
     "h100-sxm": (9, 132),
     "h200-sxm": (9, 132),
     "b200-sxm": (10, 148),
-    "gb200": (10, 148),
+    "gb200": (10, 152),
     "l40s": (8, 142),
 }
 """Compute capability and streaming multiprocessors of each device (NVIDIA data sheets)."""
