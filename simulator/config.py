@@ -27,7 +27,7 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         "model": {"name": "model"},
         "cluster": {"name": "cluster", "gpus": "gpus"},
-        "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep")},
+        "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep", "expert_tp")},
         "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "steps")},
         "schedule": {
             "name": "schedule",
@@ -65,7 +65,7 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
         **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
         **dict.fromkeys(("placement", "nccl_algo", "nccl_proto", "recompute_modules"), str),
-        **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep"), int),
+        **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep", "expert_tp"), int),
         **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
         **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
         **dict.fromkeys(
@@ -219,7 +219,7 @@ def job_settings(job: Job) -> dict[str, Any]:
 
 def _inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
     """Return the data-parallel degree that fills *gpus*. Raises JobError if none does."""
-    layout = Layout(**{**degrees, "ep": 1})
+    layout = Layout(**{**degrees, "ep": 1, "expert_tp": 0})
     replica = layout.world_size
     if gpus % replica or gpus < replica:
         lower = max(gpus // replica, 1) * replica

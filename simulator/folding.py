@@ -17,7 +17,8 @@ def representatives(layout: Layout, special: Iterable[int] = ()) -> tuple[int, .
     Ranks with the same pipeline coordinate do the same, unless one is *special*: then its data, context and
     tensor coordinates are kept apart from the others along each axis. What remains is a smaller grid in which
     every group has a member of each kind, so that who waits for whom is the same as in the whole grid. Expert
-    groups lie across two axes; with them and a special rank, ``dp`` and ``cp`` are kept as they are.
+    groups lie across two axes; with them and a special rank, ``dp`` and ``cp`` are kept as they are, and
+    ``tp`` too if experts are cut over another number of ranks.
 
     >>> representatives(Layout(pp=2, dp=3))
     (0, 0, 0, 3, 3, 3)
@@ -29,7 +30,7 @@ def representatives(layout: Layout, special: Iterable[int] = ()) -> tuple[int, .
     for axis in ("dp", "cp", "tp"):
         size = getattr(layout, axis)
         apart = {getattr(coord, axis) for coord in coords}
-        if coords and layout.ep > 1 and axis != "tp":
+        if coords and (layout.expert_tp or (layout.ep > 1 and axis != "tp")):
             apart = set(range(size))
         ordinary = next((at for at in range(size) if at not in apart), 0)
         kept[axis] = np.array([at if at in apart else ordinary for at in range(size)])

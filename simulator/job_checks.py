@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulator.dealing import check_heads
 from simulator.errors import JobError
 from simulator.nearest import near_divisors, near_multiples
 
@@ -47,11 +48,7 @@ def check_layout(job: Job) -> None:
             f"pp*dp*cp*tp = {layout.pp}*{layout.dp}*{layout.cp}*{layout.tp} = {layout.world_size} ranks, "
             f"but the cluster has {job.cluster.n_gpus} GPUs; with this pp, cp and tp {advice}"
         )
-    if model.n_heads % layout.tp:
-        raise JobError(
-            f"tp={layout.tp} does not divide the {model.n_heads} attention heads of {model.name}; "
-            f"{near_divisors(model.n_heads, layout.tp)} would work"
-        )
+    check_heads(layout.tp, model)
     if layout.cp > 1 and job.profile.context == "ulysses" and model.n_heads // layout.tp % layout.cp:
         raise JobError(
             f"cp={layout.cp} does not divide the {model.n_heads // layout.tp} heads that tp={layout.tp} "
@@ -64,8 +61,28 @@ def check_layout(job: Job) -> None:
         raise JobError(
             f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}; {near}"
         )
+    _check_expert_tp(job)
     if job.seq_len % (layout.cp * (layout.tp if job.sequence_parallel else 1)):
         raise JobError(
             f"seq_len={job.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks; "
             f"{near_multiples(job.seq_len, layout.cp * layout.tp)} would work"
+        )
+
+
+def _check_expert_tp(job: Job) -> None:
+    """Raise JobError unless experts can be cut as the layout says."""
+    layout, model = job.layout, job.model
+    if not layout.expert_tp:
+        return
+    if not model.n_experts:
+        raise JobError(f"expert_tp={layout.expert_tp}: {model.name} has no experts")
+    if model.moe_ffn_hidden % layout.expert_tp:
+        raise JobError(
+            f"expert_tp={layout.expert_tp} does not divide the inner width {model.moe_ffn_hidden} "
+            f"of an expert of {model.name}; {near_divisors(model.moe_ffn_hidden, layout.expert_tp)} would work"
+        )
+    if layout.tp > 1 and not job.sequence_parallel:
+        raise JobError(
+            f"expert_tp={layout.expert_tp} beside tp={layout.tp} needs sequence_parallel: otherwise every "
+            f"tensor-parallel rank sends the same tokens; or expert_tp={layout.tp}"
         )

@@ -21,6 +21,8 @@ def job_name(job: Job) -> str:
     """Return what a person calls the job, e.g. ``"llama3-70b on 512 dgx-h100, tp8 pp4 dp16"``."""
     degrees = {axis: degree for axis, degree in job.layout.degrees.items() if degree > 1}
     order = [f"{axis}{degrees[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if axis in degrees]
+    if job.layout.expert_tp:
+        order.append(f"expert tp{job.layout.expert_tp}")
     layout = " ".join(order) or "one rank"
     return f"{job.model.name} on {job.layout.world_size} {job.cluster.name}, {layout}"
 

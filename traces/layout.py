@@ -1,9 +1,10 @@
 """How ranks are arranged: parallel degrees, coordinates and process groups.
 
 All index arithmetic between a rank and its coordinates lives here and nowhere else. Ranks form one grid
-with ``tp`` varying fastest and ``pp`` slowest, Megatron's order ``tp-cp-ep-dp-pp``. Expert parallelism does
-not multiply the number of ranks: ``ep`` divides ``dp * cp``, and an expert group is made of neighbours in
-the ``(dp, cp)`` plane that share ``tp`` and ``pp``.
+with ``tp`` varying fastest and ``pp`` slowest, Megatron's order ``tp-cp-ep-dp-pp``. Experts do not multiply
+the number of ranks: those of a pipeline rank are dealt out a second time, ``expert_tp`` varying fastest, then
+``ep``, then the replicas of experts. Unless said otherwise ``expert_tp`` is ``tp``: an expert group is then
+made of neighbours in the ``(dp, cp)`` plane that share ``tp`` and ``pp``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from traces.errors import LayoutError
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes along which ranks communicate, innermost first."""
+
+EXPERT_AXES = ("edp", "ep", "etp")
+"""Axes of the grid in which experts are dealt out, outermost first: replicas, experts, parts of an expert."""
 
 
 class Coord(NamedTuple):
@@ -48,8 +52,16 @@ class Group:
 class Layout:
     """Parallel degrees of a run; ``tp`` varies fastest with rank, ``pp`` slowest.
 
+    Attributes:
+        pp, dp, cp, tp: stages, replicas, parts of a sequence, parts of a layer.
+        ep: ranks that the experts of a layer are dealt out to.
+        expert_tp: ranks that every expert is cut over, Megatron-LM's ``--expert-tensor-parallel-size``; 0: as
+            many as other layers. A number that is ``tp`` anyway is kept as 0.
+
     >>> Layout(pp=4, dp=16, tp=8).world_size
     512
+    >>> Layout(dp=2, tp=8, ep=8, expert_tp=1).expert_replicas
+    2
     """
 
     pp: int = 1
@@ -57,15 +69,33 @@ class Layout:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    expert_tp: int = 0
 
     def __post_init__(self) -> None:
         for axis in fields(self):
             degree = getattr(self, axis.name)
-            if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+            as_tp = axis.name == "expert_tp" and degree == 0
+            if isinstance(degree, bool) or not isinstance(degree, int) or (degree < 1 and not as_tp):
                 raise LayoutError(
                     f"{axis.name}={degree!r}: a parallel degree is a whole number of at least 1"
                 )
-        if (self.dp * self.cp) % self.ep:
+        if self.expert_tp == self.tp:
+            object.__setattr__(self, "expert_tp", 0)
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        """Raise LayoutError unless ranks can be dealt out to experts."""
+        n_ranks = self.dp * self.cp * self.tp
+        if self.expert_tp and n_ranks % (self.ep * self.expert_tp):
+            if n_ranks % self.expert_tp:
+                advice = f"expert_tp={_nearest_divisor(n_ranks, self.expert_tp)}"
+            else:
+                advice = f"ep={_nearest_divisor(n_ranks // self.expert_tp, self.ep)}"
+            raise LayoutError(
+                f"ep*expert_tp = {self.ep}*{self.expert_tp} = {self.ep * self.expert_tp} does not divide "
+                f"dp*cp*tp = {self.dp}*{self.cp}*{self.tp} = {n_ranks}; try {advice}"
+            )
+        if not self.expert_tp and (self.dp * self.cp) % self.ep:
             raise LayoutError(
                 f"ep={self.ep} does not divide dp*cp = {self.dp}*{self.cp} = {self.dp * self.cp}; "
                 f"groups are cut out of dp*cp ranks, try ep={_nearest_divisor(self.dp * self.cp, self.ep)}"
@@ -77,9 +107,22 @@ class Layout:
         return self.pp * self.dp * self.cp * self.tp
 
     @property
+    def etp(self) -> int:
+        """Ranks that every expert is cut over, ``tp`` unless ``expert_tp`` says otherwise."""
+        return self.expert_tp or self.tp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same part of the same experts, ``dp * cp * tp / (ep * etp)``."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
     def degrees(self) -> dict[str, int]:
-        """Every degree by name, as stored in ``run.json``."""
-        return asdict(self)
+        """Every degree by name, as stored in ``run.json``; ``expert_tp`` only where it is not ``tp``."""
+        found = asdict(self)
+        if not self.expert_tp:
+            del found["expert_tp"]
+        return found
 
     def rank(self, coord: Coord) -> int:
         """Return the rank at *coord*."""
@@ -101,13 +144,16 @@ class Layout:
 
         >>> Layout(dp=2, tp=2).groups("dp")
         [(0, 2), (1, 3)]
+        >>> Layout(dp=2, tp=2, ep=2, expert_tp=1).groups("ep")
+        [(0, 1), (2, 3)]
         """
         grid = np.arange(self.world_size).reshape(self.pp, self.dp, self.cp, self.tp)
         if axis == "world":
             members = grid.reshape(1, -1)
-        elif axis == "ep":
-            plane = np.moveaxis(grid, 3, 1).reshape(self.pp, self.tp, -1, self.ep)
-            members = plane.reshape(-1, self.ep)
+        elif axis in EXPERT_AXES:
+            experts = grid.reshape(self.pp, self.expert_replicas, self.ep, self.etp)
+            position = 1 + EXPERT_AXES.index(axis)
+            members = np.moveaxis(experts, position, -1).reshape(-1, experts.shape[position])
         elif axis in Coord._fields:
             position = Coord._fields.index(axis)
             members = np.moveaxis(grid, position, -1).reshape(-1, getattr(self, axis))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from simulator.builder.groups import axis_of
 from simulator.builder.instances import Message
 from simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
 from simulator.builder.stages import Unit
@@ -156,9 +157,10 @@ class Chains:
     def _task(self, name: str, phase: str, piece: _Piece) -> Task:
         comm = piece.comm
         if comm is not None:
-            label = Label("collective", comm.kind, name, comm.axis, comm.dtype)
+            axis = axis_of(comm.axis)
+            label = Label("collective", comm.kind, name, axis, comm.dtype)
             message = Message(comm.kind, comm.axis, comm.size_bytes, comm.dtype, top_k=comm.top_k)
-            return Task(STREAMS.index(comm.axis), label, message=message)
+            return Task(STREAMS.index(axis), label, message=message)
         return Task(
             COMPUTE,
             Label("compute", phase, name, "", piece.ops[0].dtype),

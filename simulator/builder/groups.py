@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from math import gcd
 
 from traces.layout import Coord, Group, Layout
 
 SCOPES = (
-    *("tp", "cp", "ep", "dp", "edp", "pp", "world"),
+    *("tp", "etp", "cp", "ep", "dp", "edp", "pp", "world"),
     *("dp.shard", "dp.copies", "edp.shard", "edp.copies", "stage"),
 )
-"""Kinds of traffic that have groups of their own; ``edp`` is the data parallelism of experts, and all ranks
-of a pipeline rank form a ``stage``.
+"""Kinds of traffic that have groups of their own; ``edp`` is the data parallelism of experts, ``etp`` their
+tensor parallelism where it is not that of other layers, and all ranks of a pipeline rank form a ``stage``.
 
 Where states are shared out over some replicas only (HSDP), those form ``dp.shard``, and the ranks with the
 same share form ``dp.copies``.
@@ -24,13 +24,24 @@ OF_DATA = (*OF_REPLICAS, "stage")
 """Scopes that the timeline calls data parallelism."""
 
 
+def axis_of(scope: str) -> str:
+    """Return what the timeline calls the traffic of *scope*.
+
+    >>> axis_of("edp.shard"), axis_of("etp"), axis_of("cp")
+    ('dp', 'tp', 'cp')
+    """
+    if scope.partition(".")[0] in OF_DATA:
+        return "dp"
+    return "tp" if scope == "etp" else scope
+
+
 class Groups:
     """The process groups of a layout, and which of them a rank uses.
 
     Gradients of most parameters are reduced over all ranks that hold the same part of the model: ``dp * cp``
-    of them. Routed experts have ``dp * cp / ep`` replicas (``edp``). Both are data parallelism, so that both
-    have axis ``dp`` in the timeline. Reference: Megatron-LM ``parallel_state.py``, groups ``dp-cp`` and
-    ``expert_data_parallel``.
+    of them. Routed experts have ``dp * cp * tp / (ep * etp)`` replicas (``edp``). Both are data
+    parallelism, so that both have axis ``dp`` in the timeline. Reference: Megatron-LM ``parallel_state.py``,
+    groups ``dp-cp`` and ``expert_data_parallel``.
 
     Args:
         layout: the parallel degrees.
@@ -82,7 +93,7 @@ class Groups:
         known = [self._of[other].get(ranks[0]) for other in SCOPES] if is_of_data else []
         group = next((one for one in known if one and one.axis == "dp" and one.ranks == ranks), None)
         if group is None:
-            group = Group(id=len(self.all), axis="dp" if is_of_data else scope, ranks=ranks)
+            group = Group(id=len(self.all), axis=axis_of(scope), ranks=ranks)
             self.all.append(group)
         self._of[scope].update(dict.fromkeys(ranks, group))
 
@@ -92,33 +103,50 @@ class Groups:
             return self._parts(*scope.split("."))
         if scope == "stage":
             return [tuple(self.of_pipeline_rank(pp)) for pp in range(self.layout.pp)]
+        if scope == "etp" and not self.layout.expert_tp:
+            return []
         if scope not in OF_REPLICAS:
             return self.layout.groups(scope)
-        place = {rank: at for ranks in self.layout.groups("ep") for at, rank in enumerate(ranks)}
         found: dict[Hashable, list[int]] = defaultdict(list)
+        axes = ("edp",) if scope == "edp" else ("dp", "cp")
+        first = self._first_of(axes)
         for rank in range(self.layout.world_size):
-            replica = self.layout.coord(rank)._replace(dp=0, cp=0)
+            replica = first[rank]
             if self._two_copies:
-                replica = replica._replace(pp=min(replica.pp, self.layout.pp - 1 - replica.pp))
-            found[replica, place[rank] if scope == "edp" else 0].append(rank)
+                coord = self.layout.coord(replica)
+                replica = self.layout.rank(coord._replace(pp=min(coord.pp, self.layout.pp - 1 - coord.pp)))
+            found[replica].append(rank)
         return sorted(tuple(ranks) for ranks in found.values())
+
+    def _first_of(self, axes: Sequence[str]) -> list[int]:
+        """Return for each rank the first of those that differ from it along *axes* only."""
+        found = list(range(self.layout.world_size))
+        for axis in axes:
+            first = {rank: ranks[0] for ranks in self.layout.groups(axis) for rank in ranks}
+            found = [first[rank] for rank in found]
+        return found
 
     def _parts(self, scope: str, part: str) -> list[tuple[int, ...]]:
         """Return the groups of *scope* cut into shards of neighbours, or the ranks with the same share."""
         found: list[tuple[int, ...]] = []
         for ranks in self._members(scope):
-            n = shard_size(len(ranks), self._shard_ranks)
+            n = shard_size(self.layout, scope, len(ranks), self._shard_ranks)
             shards = [ranks[at : at + n] for at in range(0, len(ranks), n)]
             found += shards if part == "shard" else list(zip(*shards, strict=True))
         return found
 
 
-def shard_size(n_replicas: int, shard_ranks: int) -> int:
+def shard_size(layout: Layout, scope: str, n_replicas: int, shard_ranks: int) -> int:
     """Return how many of *n_replicas* share out one copy if *shard_ranks* are asked for; 0 means all.
 
-    Experts have fewer replicas, and share a copy out among as many as divide both.
+    Experts (``edp``) have fewer replicas. Those within *shard_ranks* share a copy out, so that there are as
+    many copies as of other states. Reference: Megatron-LM ``parallel_state.py``,
+    ``_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP``; torchtitan ``parallel_dims.py``, ``efsdp``.
 
-    >>> shard_size(16, 8), shard_size(4, 8), shard_size(16, 0)
-    (8, 4, 16)
+    >>> shard_size(Layout(dp=16, ep=4), "dp", 16, 8), shard_size(Layout(dp=16, ep=4), "edp", 4, 8)
+    (8, 2)
     """
-    return gcd(n_replicas, shard_ranks) if shard_ranks else n_replicas
+    if not shard_ranks:
+        return n_replicas
+    wanted = shard_ranks * layout.tp // (layout.ep * layout.etp) if scope == "edp" else shard_ranks
+    return gcd(n_replicas, max(wanted, 1))

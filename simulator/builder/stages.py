@@ -83,7 +83,7 @@ class Unit:
 
     @property
     def expert_params(self) -> int:
-        """Parameters on this rank whose replicas are ``dp * cp / ep`` ranks."""
+        """Parameters on this rank whose replicas are those of experts, ``Layout.expert_replicas``."""
         return sum(block.expert_params for block in self.blocks)
 
     @property

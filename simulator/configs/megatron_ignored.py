@@ -22,7 +22,6 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "save-interval": Leave("--checkpoint-every and --checkpoint-bytes-per-s count what it costs"),
         "rampup-batch-size": Leave("the batch at the start: steps are simulated at the full one"),
-        "expert-tensor-parallel-size": Leave("experts are split over as many ranks as --tp here"),
         "tp-comm-bootstrap-backend": _LAUNCH,
         "use-tp-pp-dp-mapping": Leave("--placement says which rank runs where"),
         "num-distributed-optimizer-instances": Leave("--shard-ranks spreads a copy over fewer ranks"),

@@ -57,6 +57,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "context-parallel-size": Use("cp", whole),
         "expert-model-parallel-size": Use("ep", whole),
         "moe-expert-parallel-size": Use("ep", whole),
+        "expert-tensor-parallel-size": Use("expert_tp", whole),
         "num-layers-per-virtual-pipeline-stage": Use("layers_per_virtual_stage", whole),
         "num-virtual-stages-per-pipeline-rank": Use("virtual_stages", whole),
         "decoder-first-pipeline-num-layers": Use("first_stage_layers", whole),

@@ -83,7 +83,7 @@ PARALLELISM: Final[Mapping[str, Rule]] = MappingProxyType(
             "convention.context", words(allgather="all_gather", alltoall="ring")
         ),
         "expert_parallel_degree": Use("ep", whole),
-        "expert_tensor_parallel_degree": Leave("experts are split over as many ranks as tp here"),
+        "expert_tensor_parallel_degree": Use("expert_tp", whole),
         "pipeline_parallel_split_points": Leave("--layers-per-stage says it"),
         "module_fqns_per_model_part": Leave("--layers-per-stage says it"),
         "pipeline_parallel_first_stage_less_layers": Leave("--counted-ends says it"),
@@ -175,6 +175,10 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     else:
         reading.assume("micro_batch", 1, "pipeline_parallel_microbatch_size is 1 unless given")
     _reshard(reading)
+    if facts.get("ep", 1) == 1:
+        facts.pop("expert_tp", None)  # experts are cut as the layers are
+    elif facts.get("tp", 1) > 1:
+        reading.assume("expert_tp", 1, "expert_tensor_parallel_degree is 1 unless given")
 
 
 def _model(reading: Reading, given: Mapping[str, Any]) -> None:

@@ -141,7 +141,7 @@ def _same(name: str, job: Job, back: Job) -> bool:
         return True
     if name == "sharding" and job.layout.dp * job.layout.cp == 1:
         return True
-    if name in ("pp", "cp", "tp", "ep"):
+    if name in ("pp", "cp", "tp", "ep", "expert_tp"):
         return bool(getattr(job.layout, name) == getattr(back.layout, name))
     wanted, gives = (getattr(one, name, None) for one in (job, back))
     if name == "sharding":

@@ -75,6 +75,8 @@ def _parallel(job: Job) -> Iterator[Argument]:
         yield "cp-comm-type", _CONTEXTS[job.profile.context]
     if layout.ep > 1:
         yield "expert-model-parallel-size", layout.ep
+    if layout.expert_tp:
+        yield "expert-tensor-parallel-size", layout.expert_tp
     if layout.tp > 1:
         yield from (("sequence-parallel", job.sequence_parallel), ("tp-comm-overlap", job.profile.async_tp))
     several = job.virtual_stages or (2 if job.schedule == "interleaved-1f1b" else 1)

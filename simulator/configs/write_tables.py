@@ -76,6 +76,7 @@ def torchtitan(job: Job) -> str:
         "pipeline_parallel_degree": layout.pp,
         "context_parallel_degree": layout.cp,
         "expert_parallel_degree": layout.ep,
+        "expert_tensor_parallel_degree": layout.etp if layout.ep > 1 else 1,
     }
     if is_pipeline:
         parallelism |= _pipeline(job)

@@ -14,7 +14,13 @@ from typing import Final
 from simulator.compute.fusion import is_separate
 from simulator.job import Job
 from simulator.models.model import share
-from simulator.workload.linear import hidden_bytes, job_recipe, tokens_per_rank, tokens_per_shard
+from simulator.workload.linear import (
+    expert_tokens,
+    hidden_bytes,
+    job_recipe,
+    tokens_per_rank,
+    tokens_per_shard,
+)
 from simulator.workload.ops import DTYPE_BYTES, operand_bytes
 from simulator.workload.routing import routed_tokens
 
@@ -68,7 +74,7 @@ def _dropped_bytes(job: Job, layer: int) -> int:
     if ("moe" if routed else "mlp") in modules:
         return found + _mlp_bytes(job, layer) - _branch_bytes(job)
     if "moe_act" in modules and routed:
-        rows, inner = routed_tokens(job, n_tokens), share(model.moe_ffn_hidden, job.layout.tp)
+        rows, inner = routed_tokens(job, expert_tokens(job)), share(model.moe_ffn_hidden, job.layout.etp)
         found += matrix_input_bytes(job, rows * inner)
     if "shared_experts" in modules and routed and model.n_shared_experts:
         found += _kept_inner_bytes(job, model.shared_ffn_hidden, n_tokens)
@@ -194,8 +200,8 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     model = job.model
     if not model.is_moe(layer):
         return _branch_bytes(job) + _kept_inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
-    n_routed = routed_tokens(job, tokens_per_rank(job))
-    found = _branch_bytes(job) + _kept_inner_bytes(job, model.moe_ffn_hidden, n_routed)
+    n_routed = routed_tokens(job, expert_tokens(job))
+    found = _branch_bytes(job) + _kept_inner_bytes(job, model.moe_ffn_hidden, n_routed, job.layout.etp)
     found += matrix_input_bytes(job, n_routed * model.hidden)
     found += tokens_per_shard(job) * model.n_experts * 4
     if model.n_shared_experts:
@@ -203,19 +209,19 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     return found
 
 
-def _kept_inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
+def _kept_inner_bytes(job: Job, ffn_hidden: int, n_tokens: int, parts: int = 0) -> int:
     """Inputs and output of the activation function, the output as the next matrix keeps it."""
-    outputs = n_tokens * share(ffn_hidden, job.layout.tp)
+    outputs = n_tokens * share(ffn_hidden, parts or job.layout.tp)
     saved = outputs * DTYPE_BYTES[job.precision] - matrix_input_bytes(job, outputs)
-    return _inner_bytes(job, ffn_hidden, n_tokens) - saved
+    return _inner_bytes(job, ffn_hidden, n_tokens, parts) - saved
 
 
-def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int) -> int:
-    """Inputs (two with a gate) and output of the activation function."""
+def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int, parts: int = 0) -> int:
+    """Inputs (two with a gate) and output of the activation function, in *parts*; 0: tensor-parallel ones."""
     inputs = 2 if job.model.gated else 1
     if job.model.gated and (job.profile.keeps_gate_output or is_separate(job, "activation")):
         inputs += 1  # silu(gate), to be multiplied
-    inner = share(ffn_hidden, job.layout.tp)
+    inner = share(ffn_hidden, parts or job.layout.tp)
     return n_tokens * inner * (inputs + 1) * DTYPE_BYTES[job.precision]
 
 
@@ -230,8 +236,9 @@ def working_bytes(job: Job, layer: int) -> int:
     model, layout = job.model, job.layout
     n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
     routed = model.is_moe(layer)
-    rows = routed_tokens(job, n_tokens) if routed else n_tokens
-    mlp = _inner_bytes(job, model.moe_ffn_hidden if routed else model.ffn_hidden, rows)
+    rows = routed_tokens(job, expert_tokens(job)) if routed else n_tokens
+    width_of_one, parts = (model.moe_ffn_hidden, layout.etp) if routed else (model.ffn_hidden, layout.tp)
+    mlp = _inner_bytes(job, width_of_one, rows, parts)
     mlp += hidden_bytes(job, rows)
     heads, kv_heads = model.n_heads // layout.tp, model.kv_heads_per_rank(layout.tp)
     both = model.head_dim + model.value_head_dim

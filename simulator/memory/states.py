@@ -103,11 +103,12 @@ def _head_unit(job: Job, own_params: int) -> Unit:
 
 
 def _layer_unit(job: Job, layer: int) -> Unit:
-    model, tp, ep = job.model, job.layout.tp, job.layout.ep
-    experts, linears = model.expert_params(layer, tp, ep), _linears(job, layer)
+    model, layout = job.model, job.layout
+    experts, linears = model.expert_params(layer, layout.etp, layout.ep), _linears(job, layer)
     matrices = experts + sum(linear.n_in * linear.n_out for linear in linears)
     adapters = sum(adapter_params(job, linear) for linear in linears)
-    return Unit(model.layer_params(layer, tp, ep) - experts, experts, matrices, adapters)
+    dense = model.attention_params(layout.tp) + model.mlp_params(layer, layout.tp)
+    return Unit(dense, experts, matrices, adapters)
 
 
 def _linears(job: Job, layer: int) -> list[Linear]:
@@ -130,7 +131,8 @@ def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
         ranks = replicas if job.sharding in ("zero3", "fsdp") else 1
         return trained._replace(parameters=trained.parameters + share(frozen, ranks))
     dense = state_bytes(job, sum(unit.dense for unit in units), replicas)
-    experts = state_bytes(job, sum(unit.experts for unit in units), max(replicas // job.layout.ep, 1))
+    expert_replicas = max(replicas * job.layout.tp // (job.layout.ep * job.layout.etp), 1)
+    experts = state_bytes(job, sum(unit.experts for unit in units), expert_replicas)
     both = StateBytes(*(a + b for a, b in zip(dense, experts, strict=True)))
     return both._replace(parameters=both.parameters + _quantised_weight_bytes(job, units))
 
@@ -233,12 +235,12 @@ def placeholder_bytes(job: Job, layers: Sequence[int], *, head: bool = False) ->
     Autograd asks for a gradient although the product has already added it: Transformer Engine keeps one
     tensor per shape of matrix (``get_dummy_wgrad``), Megatron-LM makes one for the *head* each time.
     """
-    framework, model, tp = job.profile, job.model, job.layout.tp
+    framework, model, tp, etp = job.profile, job.model, job.layout.tp, job.layout.etp
     in_place = framework.fused_wgrad and framework.wgrad_placeholders
     if not in_place or job.lora_rank or job.sharding in ("zero3", "fsdp"):
         return 0
     shapes = {(linear.n_in, linear.n_out) for layer in layers for linear in _linears(job, layer)}
     if any(model.is_moe(layer) for layer in layers):
-        shapes |= {(linear.n_in, linear.n_out) for linear in model.mlp_linears(model.moe_ffn_hidden, tp)}
+        shapes |= {(linear.n_in, linear.n_out) for linear in model.mlp_linears(model.moe_ffn_hidden, etp)}
     sizes = sum(n_in * n_out for n_in, n_out in shapes) + (model.head_params(tp) if head else 0)
     return sizes * DTYPE_BYTES[job.precision]

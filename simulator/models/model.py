@@ -234,17 +234,25 @@ class Model:
         shared = self.mlp_linears(self.shared_ffn_hidden, tp) if self.n_shared_experts else ()
         return norms + router + sum(linear.params for linear in shared)
 
-    def expert_params(self, layer: int, tp: int = 1, ep: int = 1) -> int:
-        """Return parameters of the routed experts of *layer* on each of *tp* x *ep* ranks; 0 if dense."""
+    def expert_params(self, layer: int, etp: int = 1, ep: int = 1) -> int:
+        """Return parameters of the routed experts of *layer* on each of *etp* x *ep* ranks; 0 if dense."""
         if not self.is_moe(layer):
             return 0
         return share(self.n_experts, ep) * sum(
-            linear.params for linear in self.mlp_linears(self.moe_ffn_hidden, tp)
+            linear.params for linear in self.mlp_linears(self.moe_ffn_hidden, etp)
         )
 
-    def layer_params(self, layer: int, tp: int = 1, ep: int = 1) -> int:
-        """Return parameters of *layer* on each of *tp* x *ep* ranks; by default, of the whole layer."""
-        return self.attention_params(tp) + self.mlp_params(layer, tp) + self.expert_params(layer, tp, ep)
+    def layer_params(self, layer: int, tp: int = 1, ep: int = 1, etp: int = 0) -> int:
+        """Return parameters of *layer* on a rank; by default, of the whole layer.
+
+        Args:
+            layer: from 0.
+            tp: ranks that matrices are cut over.
+            ep: ranks that experts are dealt out to.
+            etp: ranks that an expert is cut over; 0: *tp*.
+        """
+        dense = self.attention_params(tp) + self.mlp_params(layer, tp)
+        return dense + self.expert_params(layer, etp or tp, ep)
 
     def embedding_params(self, tp: int = 1) -> int:
         """Return parameters of the embeddings, and what belongs to no layer, on each of *tp* ranks."""

@@ -136,8 +136,9 @@ def _copies(run: Run, job: Job, rank: int) -> Iterable[tuple[str, str, Op]]:
     if job.sharding not in FULLY_SHARDED or not job.profile.copies_gathered:
         return
     width, other = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
-    tp, ep, model = job.layout.tp, job.layout.ep, job.model
-    sizes = [("layer", model.layer_params(layer, tp, ep)) for layer in _layers(run, job, rank)]
+    layout, model = job.layout, job.model
+    split = layout.tp, layout.ep, layout.etp
+    sizes = [("layer", model.layer_params(layer, *split)) for layer in _layers(run, job, rank)]
     sizes += [("ends", block.params) for block, part in _blocks(run, job, rank) if part == "ends"]
     for part, n_params in sizes:
         gathered = memory("copy.parameters", 2 * width * n_params, job.precision)

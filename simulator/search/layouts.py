@@ -208,7 +208,7 @@ class PipelineTimes:
     def _pair_ns(self, job: Job, found: ScheduleProgram) -> Int64Array:
         """Return how long a forward of one stage takes together with a backward of another."""
         layout = job.layout
-        shared = (layout.tp, layout.cp, layout.ep, *self.units.key(job))
+        shared = (layout.tp, layout.cp, layout.ep, layout.etp, *self.units.key(job))
         key = (found.n_stages, found.pairs, layout.pp, shared)
         if key not in self._pairs:
             times = np.zeros((found.n_stages, found.n_stages), np.int64)

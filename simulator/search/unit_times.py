@@ -94,7 +94,7 @@ class UnitTimes:
             SimulationError: there are more stages than layers.
         """
         layout = job.layout
-        shared = (layout.tp, layout.cp, layout.ep, *self.key(job))
+        shared = (layout.tp, layout.cp, layout.ep, layout.etp, *self.key(job))
         key = ("actions", n_stages, shared)
         if key not in self._known:
             makeup = self._makeup(job, n_stages)
@@ -138,7 +138,7 @@ class UnitTimes:
     def chains(self, job: Job) -> Chains:
         """Return who writes the units of *job*; equal phases are costed once."""
         layout = job.layout
-        key = ("chains", layout.tp, layout.cp, layout.ep, *self.key(job))
+        key = ("chains", layout.tp, layout.cp, layout.ep, layout.etp, *self.key(job))
         if key not in self._known:
             self._known[key] = Chains(ComputeModel(job.cluster.device, job.precision))
         answer: Chains = self._known[key]

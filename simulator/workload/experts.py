@@ -9,13 +9,12 @@ from simulator.job import Job
 from simulator.models.model import Linear, share
 from simulator.workload.dense import activation, dense_mlp
 from simulator.workload.linear import (
+    expert_tokens,
     hidden_bytes,
     job_recipe,
     paced,
     replicated_linear,
-    tokens_per_rank,
     tokens_per_shard,
-    tp_comm,
 )
 from simulator.workload.lora import dequantised
 from simulator.workload.ops import (
@@ -114,7 +113,7 @@ def _sort(job: Job, name: str) -> list[Piece]:
     """
     if job.layout.ep == 1 or share(job.model.n_experts, job.layout.ep) == 1:
         return []
-    size = 2 * routed_tokens(job, tokens_per_rank(job)) * job.model.hidden * DTYPE_BYTES[job.precision]
+    size = 2 * routed_tokens(job, expert_tokens(job)) * job.model.hidden * DTYPE_BYTES[job.precision]
     copy = memory(f"moe.{name}.sort", size, job.precision)
     return [elementwise((copy,), (replace(copy, name=f"moe.{name}.sort.backward"),))]
 
@@ -131,10 +130,10 @@ def _pad(job: Job, name: str, n_tokens: int) -> list[Piece]:
 
 
 def _grouped_mlp(job: Job) -> list[Piece]:
-    """The local experts, each on its share of the tokens; cut over tp like any MLP."""
+    """The local experts, each on its share of the tokens; cut like any MLP, over as many ranks as ``etp``."""
     model, layout = job.model, job.layout
-    up, down = model.mlp_linears(model.moe_ffn_hidden, layout.tp)
-    n_tokens = routed_tokens(job, tokens_per_rank(job))
+    up, down = model.mlp_linears(model.moe_ffn_hidden, layout.etp)
+    n_tokens = routed_tokens(job, expert_tokens(job))
     pieces = [
         *_sort(job, "dispatch"),
         *_pad(job, "dispatch", n_tokens),
@@ -145,14 +144,18 @@ def _grouped_mlp(job: Job) -> list[Piece]:
         *_weighted_bias(job, down, n_tokens),
         *_sort(job, "combine"),
     ]
-    if layout.tp == 1:
+    if layout.etp == 1:
         return pieces
     width = math.ceil(model.hidden * model.top_k * load_factor(job))
-    if not job.sequence_parallel:
-        reduce = (tp_comm(job, "all_reduce", width),)
+    size_bytes = expert_tokens(job) * width * DTYPE_BYTES[job.precision]
+    axis = "etp" if layout.expert_tp else "tp"
+    if not (job.sequence_parallel or layout.expert_tp):
+        reduce = (Comm("all_reduce", axis, size_bytes, 0, job.precision),)
         return [Piece((), reduce, reduce), *pieces, Piece(reduce)]
-    gather, scatter = (tp_comm(job, kind, width) for kind in ("all_gather", "reduce_scatter"))
-    return [Piece((gather,), (scatter,), (scatter,)), *pieces, Piece((scatter,), (gather,), (gather,))]
+    gather, scatter = (
+        (Comm(kind, axis, size_bytes, 0, job.precision),) for kind in ("all_gather", "reduce_scatter")
+    )
+    return [Piece(gather, scatter, scatter), *pieces, Piece(scatter, gather, gather)]
 
 
 def _weighted_bias(job: Job, linear: Linear, n_tokens: int) -> list[Piece]:

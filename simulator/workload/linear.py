@@ -24,6 +24,12 @@ def tokens_per_shard(job: Job) -> int:
     return tokens_per_rank(job) // (job.layout.tp if job.sequence_parallel else 1)
 
 
+def expert_tokens(job: Job) -> int:
+    """Return the tokens of a micro-batch that the ranks which cut an expert have together, before routing."""
+    layout = job.layout
+    return tokens_per_shard(job) * layout.expert_tp if layout.expert_tp else tokens_per_rank(job)
+
+
 def hidden_bytes(job: Job, n_tokens: int) -> int:
     """Return the size of the residual stream for *n_tokens*."""
     return n_tokens * job.model.hidden * DTYPE_BYTES[job.precision]

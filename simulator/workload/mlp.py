@@ -21,7 +21,7 @@ def mlp_block(job: Job, layer: int) -> Block:
         pieces.append(norm(job, name, name="post_norm"))
     pieces.append(residual_out(job, name))
     full = tuple(op for piece in pieces for op in piece.forward)
-    experts = model.expert_params(layer, layout.tp, layout.ep)
+    experts = model.expert_params(layer, layout.etp, layout.ep)
     width = model.shared_ffn_hidden if model.is_moe(layer) else model.ffn_hidden
     return Block(
         name=name,

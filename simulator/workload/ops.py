@@ -75,7 +75,7 @@ class Comm:
 
     Attributes:
         kind: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"all_to_all"``.
-        axis: ``"tp"``, ``"cp"`` or ``"ep"``.
+        axis: ``"tp"``, ``"cp"``, ``"ep"``, or ``"etp"``: tensor parallelism of experts if it is not ``tp``.
         size_bytes: size of the whole array, as in nccl-tests.
         overlap_ops: how many of the operations that follow do not need its result, so that it may run beside
             them; 0 means that all of them wait.
@@ -103,7 +103,7 @@ class Block:
         name: ``"attention"``, ``"mlp"``, ``"moe"``, ``"embedding"`` or ``"head"``.
         layer: transformer layer from 0; -1 for embedding and head.
         params: parameters on this rank, after tensor and expert and before data parallelism.
-        expert_params: those of ``params`` that are routed experts; their replicas are ``dp * cp / ep`` ranks.
+        expert_params: those of ``params`` that are routed experts; they have replicas of their own.
         phases: operations in issue order, for each of ``PHASES``.
         adapters: parameters that low-rank adaptation adds; with it, these alone are trained.
         matrices: those of ``params`` outside routed experts that may be kept in 4 bits beside adapters; all

@@ -236,9 +236,11 @@ def test_shards_of_parameters_sum_to_the_whole(make: Callable[[], Job]) -> None:
         assert whole <= sum(part * n for part, n in zip(parts, shards, strict=True)) < whole + sum(shards)
 
 
-@given(st.integers(1, 256), st.integers(0, 256))
-def test_a_shard_group_divides_the_replicas(n_replicas: int, shard_ranks: int) -> None:
-    assert n_replicas % shard_size(n_replicas, shard_ranks) == 0
+@given(st.integers(1, 256), st.integers(0, 256), st.sampled_from(["dp", "edp"]), st.sampled_from([1, 2, 4]))
+def test_a_shard_group_divides_the_replicas(n: int, shard_ranks: int, scope: str, ep: int) -> None:
+    layout = Layout(dp=n * ep, ep=ep)
+    n_replicas = layout.expert_replicas if scope == "edp" else layout.dp
+    assert n_replicas % shard_size(layout, scope, n_replicas, shard_ranks) == 0
 
 
 @pytest.mark.parametrize(
