@@ -82,8 +82,20 @@ GENERATION: Final = re.compile(r"xdr|ndr|hdr|\bedr|(cx|connectx)-?\d")
 SHARP: Final = re.compile(r"(?<!nvlink )\bsharp\b|collnet")
 """Words that say that the switches between nodes reduce; NVLink SHARP is inside a node."""
 
+WITH_DIRECT: Final = re.compile(r"gpu ?direct|\bgdr(dma)?\b")
+WITHOUT_DIRECT: Final = re.compile(r"\b(?:no|without|w/o|not) (?:gpu ?direct|gdr)")
+"""Words that say whether NICs reach the memory of GPUs."""
+
+SHARING_ONE: Final = 4
+"""GPUs of a node that share one NIC, at least, for it to be taken to hang off the processor. Beside it, behind
+the same PCIe switch, is room for two; NCCL goes through the host for others (``NCCL_NET_GDR_LEVEL`` is ``PXB``).
+So it was on all servers with one card whose wiring people posted: no GPU beside it (horovod issues 288, 1523;
+NVIDIA/DeepLearningExamples 383), two of eight (NVIDIA/nccl-tests 29), no module for it (NVIDIA/nccl 465)."""
+
 RACK: Final = 32
 """Least GPUs of an NVLink domain that spans trays, which tables count as nodes."""
+
+_RDMA: Final = ("infiniband", "roce")
 
 _WIDTH: Final = r"(\d[\d,]*) ?(?:Gb/s|Gbps|Gbit/s)"
 
@@ -165,6 +177,9 @@ def _with_network(cluster: Cluster, text: str, words: str) -> Cluster:
         nic = replace(nic, bandwidth_bytes_per_s=_bytes_per_s(one[1]))
     if SHARP.search(text):
         nic = replace(nic, reduces=True)
+    alone = bool(named or several or one) and n_nics == 1 and cluster.gpus_per_node >= SHARING_ONE
+    if WITHOUT_DIRECT.search(text) or (alone and nic.kind in _RDMA and not WITH_DIRECT.search(text)):
+        nic = replace(nic, gpu_direct=False)
     spec = cluster.fabric_spec if cluster.fabric_spec.kind != "node" else FabricSpec(kind="rail")
     return replace(cluster, nic=nic, nics_per_node=n_nics, fabric_spec=spec)
 

@@ -96,11 +96,14 @@ PAT_NET: Final = 1 / 3.5
 PAT_SHARE: Final = 0.75
 """PAT: base, what each rank adds, part of a hop that each doubling costs, share of the bandwidth."""
 
-STAGED_BYTES_PER_S: Final = 5.1e9
-"""What a NIC that cannot reach the memory of GPUs carries each way while it sends and receives: two channels
-copy through the host. 5.1 GB/s per Omni-Path port that NCCL's rings use, with A100 and 5.3 with V100, 4 nodes
-(bigscience-workshop/bigscience, experiments/bandwidth, with the channels in the logs); 5.9 on nodes of A100
-with 200 Gb/s NICs (microsoft/vidur 7d47513, a100_dgx); 6 from a 100 Gb/s card (NVIDIA/nccl issue 465)."""
+STAGED_BYTES_PER_S: Final = 6.4e9
+STAGED_PACE: Final = 0.2
+"""What a NIC that cannot reach the memory of GPUs carries each way while it sends and receives, times
+``N^-STAGED_PACE`` among ``N`` nodes: processors copy, and the slowest of them sets the pace. Where the rate of
+one is distributed as ``P(rate < x) ~ x^k``, the least of ``N`` goes as ``N^(-1/k)`` (Gumbel 1958). Fitted on
+5.9 GB/s per NIC of A100 among 2 nodes (microsoft/vidur 7d47513, a100_dgx), 5.1 and 5.3 per Omni-Path port
+among 4, 3.4 among 16 (bigscience-workshop/bigscience, experiments/bandwidth, with the channels in the logs) and
+4.3 of V100 with one card among 8 (NVIDIA/nccl-tests issue 78); another 6 is in NVIDIA/nccl issue 465."""
 
 STAGED_ONE_WAY_BYTES_PER_S: Final = 7.7e9
 """The same while it only sends: 7.6 and 7.8 GB/s of one send from 1 MiB (microsoft/vidur 7d47513)."""

@@ -15,6 +15,7 @@ from simulator.network.nccl import (
     STAGED_BYTES_PER_S,
     STAGED_COUNTED_BYTES_PER_S,
     STAGED_ONE_WAY_BYTES_PER_S,
+    STAGED_PACE,
     Protocol,
 )
 from topologies.cluster import Cluster
@@ -28,10 +29,16 @@ def rate(cluster: Cluster, shape: GroupShape, protocol: Protocol, kind: str = "a
         return min(wide * protocol.share, most(cluster, protocol, shape.n_domains))
     used = nic.efficiency
     if not nic.gpu_direct or _through_host(protocol):
-        staged = STAGED_ONE_WAY_BYTES_PER_S if kind == "p2p" else STAGED_BYTES_PER_S
-        used = min(used, staged / nic.bandwidth_bytes_per_s)
+        used = min(used, staged(kind, shape.n_domains) / nic.bandwidth_bytes_per_s)
     found = min(wide * used * protocol.share, most(cluster, protocol, shape.n_domains))
     return min(found, P2P_CHANNELS * nic.flow_bytes_per_s) if kind == "p2p" else found
+
+
+def staged(kind: str, n_nodes: int) -> float:
+    """Return what a NIC carries for *kind* among *n_nodes* where every byte passes the host, in bytes/s."""
+    if kind == "p2p":
+        return STAGED_ONE_WAY_BYTES_PER_S
+    return STAGED_BYTES_PER_S * n_nodes**-STAGED_PACE
 
 
 def counted(cluster: Cluster, shape: GroupShape) -> float:

@@ -88,3 +88,23 @@ def test_infiniband_is_of_the_time_of_the_machine(words: str, name: str, gbit: f
     assert cluster.nic is not None
     assert (cluster.nic.name, cluster.nics_per_node) == (name, n_nics)
     assert cluster.nic.bandwidth_bytes_per_s == gbit * 1e9 / 8
+
+
+@pytest.mark.parametrize(
+    ("words", "direct"),
+    [
+        ("V100 x8 per node, IB 100 Gb/s", False),  # one card for eight
+        ("A100, 1x200 Gb/s HDR", False),
+        ("A100, 1x200 Gb/s HDR, GPUDirect", True),
+        ("V100 x8 per node, IB 100 Gb/s per GPU", True),
+        ("A100, 4x200 Gb/s HDR", True),
+        ("A100, 4x200 Gb/s HDR without GPUDirect RDMA", False),
+        ("A100 DGX", True),
+    ],
+)
+def test_one_card_for_a_node_hangs_off_the_processor_unless_words_say_otherwise(
+    words: str, direct: bool
+) -> None:
+    nic = machine(words, 16, 2).nic
+    assert nic is not None
+    assert nic.gpu_direct == direct
