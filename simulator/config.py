@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from simulator.dealing import check_chunks, check_heads
 from simulator.errors import ConfigError, JobError
 from simulator.framework import OVERRIDABLE, load_framework
 from simulator.job import Job
@@ -164,12 +165,14 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     ):
         if name not in given and not (name == "model" and (model is not None or SHAPE in given)):
             raise ConfigError(f"{name} is missing: {advice}")
+    model = _model(given) if model is None else model
     degrees: dict[str, int] = {name: given[name] for name in TABLES["layout"] if name in given}
+    check_heads(max(degrees.get("tp", 1), 1), model)
     if "gpus" in given and "dp" not in given:
-        degrees["dp"] = _inferred_dp(given["gpus"], degrees)
+        degrees["dp"] = inferred_dp(given["gpus"], degrees)
     layout = Layout(**degrees)
-    return Job(
-        model=_model(given) if model is None else model,
+    job = Job(
+        model=model,
         cluster=load_cluster(given["cluster"], given.get("gpus", layout.world_size)),
         layout=layout,
         n_steps=given.get("steps", 1),
@@ -177,6 +180,8 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         conventions=tuple(given.get(CONVENTIONS, {}).items()),
         **{**_of_framework(given), **{name: given[name] for name in _OF_JOB if name in given}},
     )
+    check_chunks(job)
+    return job
 
 
 def _model(given: Mapping[str, Any]) -> Model:
@@ -217,7 +222,7 @@ def job_settings(job: Job) -> dict[str, Any]:
     }
 
 
-def _inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
+def inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
     """Return the data-parallel degree that fills *gpus*. Raises JobError if none does."""
     layout = Layout(**{**degrees, "ep": 1, "expert_tp": 0})
     replica = layout.world_size

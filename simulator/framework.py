@@ -60,6 +60,7 @@ class Framework:
         selective: what ``recompute="selective"`` keeps: all but the attention ``"core"``, or only the results
             of every other matrix product and of attention (``"operations"``).
         split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
+        even_chunks: virtual stages have the same number of layers each, or a list says how many.
         eager: what runs as separate kernels, of ``EAGER_PARTS``.
         grouped: how products of experts run, of ``simulator.compute.gemm.GROUPED``.
         fp8_recipe: how products in 8 bits are quantised unless a job says, of
@@ -126,6 +127,7 @@ class Framework:
     keeps_norm_in_fp32: bool = False
     selective: str = "core"
     split: str = "even"
+    even_chunks: bool = False
     eager: tuple[str, ...] = ()
     grouped: str = "streams"
     fp8_recipe: str = "delayed"

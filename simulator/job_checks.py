@@ -76,10 +76,11 @@ def _check_expert_tp(job: Job) -> None:
         return
     if not model.n_experts:
         raise JobError(f"expert_tp={layout.expert_tp}: {model.name} has no experts")
-    if model.moe_ffn_hidden % layout.expert_tp:
+    width = model.moe_ffn_hidden
+    if width % layout.expert_tp:
         raise JobError(
-            f"expert_tp={layout.expert_tp} does not divide the inner width {model.moe_ffn_hidden} "
-            f"of an expert of {model.name}; {near_divisors(model.moe_ffn_hidden, layout.expert_tp)} would work"
+            f"expert_tp={layout.expert_tp} does not divide the inner width {width} of an expert of "
+            f"{model.name}; {near_divisors(width, layout.expert_tp)} would work"
         )
     if layout.tp > 1 and not job.sequence_parallel:
         raise JobError(

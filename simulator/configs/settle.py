@@ -149,12 +149,6 @@ def _stages(facts: dict[str, Any], where: str) -> None:
     if virtual == 1 and facts.get("schedule") == "interleaved-1f1b":
         facts |= {"schedule": "1f1b"}
         facts.pop("virtual_stages", None)
-    elif virtual > 1 and facts.get("framework") == "megatron" and layers % (pp * virtual):
-        raise ConfigError(
-            f"{where}: {layers} layers do not divide into pp*virtual stages = {pp}*{virtual} = "
-            f"{pp * virtual}; {near_multiples(layers, pp * virtual)} layers, "
-            f"or {_divisors(layers, pp)} virtual stages, would work"
-        )
 
 
 def _uneven(layers: int, pp: int, first: int | None, last: int | None, where: str) -> tuple[int, ...]:

@@ -127,7 +127,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
             else search_all(spaces, flags["top"])
         )
         if not found.best:
-            raise JobError(nothing(found.counts))
+            raise JobError(nothing(found.counts, spaces))
         if flags["what_if"]:
             what_if = answers(
                 spaces,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from simulator.goodput.plan import parse_count
 from simulator.memory.ranks import rank_memories
 from simulator.search.found import Counts, Ranked
+from simulator.search.impossible import why_impossible
+from simulator.search.space import Space
 from simulator.summary import job_name
 from topologies.units import format_bytes, format_capacity
 
@@ -81,10 +83,10 @@ def waterfall(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[
     return sorted(parts, key=lambda part: -abs(part["seconds"]))
 
 
-def nothing(counts: Counts) -> str:
-    """Say why no layout was found."""
+def nothing(counts: Counts, spaces: Sequence[Space]) -> str:
+    """Say why no layout of *spaces* was found."""
     if counts.smallest is None:
-        return "no layout is possible: the batch, the layers or the heads divide over none of these degrees"
+        return f"no layout is possible: {why_impossible(spaces[0])}"
     job, _ = counts.smallest
     peak_bytes = max(rank.peak_bytes for rank in rank_memories(job))
     limit = job.cluster.device.memory_bytes
@@ -93,5 +95,6 @@ def nothing(counts: Counts) -> str:
     )
     return (
         f"none of {counts.n_candidates:,} layouts fits: the smallest, {job_name(job)} with recompute "
-        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes)} of {format_capacity(limit)}{host}"
+        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes)} of {format_capacity(limit)}"
+        f"{host}"
     )

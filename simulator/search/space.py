@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+from simulator.dealing import counted_layers
 from simulator.errors import SimulationError
+from simulator.framework import profile
 from simulator.job import RECOMPUTES, Job
 from simulator.models.model import Model
 from simulator.schedules import SCHEDULES
@@ -16,6 +18,9 @@ from traces.layout import Layout
 
 ONE_STAGE: Final = "1f1b"
 """Schedule where there is no pipeline; all are the same then."""
+
+
+_DEFAULTS: Final = {field.name: field.default for field in fields(Job)}
 
 
 class Family(NamedTuple):
@@ -47,7 +52,8 @@ class Space:
         tp, pp, cp, ep: parallel degrees; context parallelism is not considered unless asked for.
         micro_batch: sequences per micro-batch; else powers of two.
         schedule: pipeline schedules.
-        virtual_stages: stages per pipeline rank, where the schedule leaves it open; else powers of two.
+        virtual_stages: stages per pipeline rank, where the schedule leaves it open; else those with the same
+            layers in each, or powers of two where the framework does not ask for that.
         sharding: what data-parallel ranks share out.
         offload: what lives in the memory of the host.
         recompute: what is computed again.
@@ -137,16 +143,25 @@ class Space:
             yield ONE_STAGE, None
             return
         for name in self.schedule:
-            schedule, most = SCHEDULES[name], self.model.n_layers // pp
+            schedule = SCHEDULES[name]
             if not schedule.fits(pp, n_microbatches):
                 continue
-            if not schedule.is_flexible:
-                if schedule.virtual_stages <= most:
-                    yield name, None
-                continue
-            for virtual in self.virtual_stages or tuple(1 << power for power in range(1, most.bit_length())):
-                if virtual <= most:
-                    yield name, virtual
+            if schedule.is_flexible:
+                yield from ((name, virtual) for virtual in self._virtual_stages(pp))
+            elif schedule.virtual_stages <= self.model.n_layers // pp:
+                yield name, None
+
+    def _virtual_stages(self, pp: int) -> list[int]:
+        """Return stages per rank to try: where each has to have the same layers, those that divide them."""
+        most = self.model.n_layers // pp
+        job = _DEFAULTS | self.others
+        is_even = profile(job["framework"], tuple(job["conventions"])).even_chunks
+        if not is_even or job["layers_per_stage"]:
+            powers = tuple(1 << power for power in range(1, most.bit_length()))
+            return [virtual for virtual in self.virtual_stages or powers if virtual <= most]
+        counted = counted_layers(self.model.n_layers, job["counted_ends"])
+        some = self.virtual_stages or range(2, most + 1)
+        return [virtual for virtual in some if virtual <= most and counted % (pp * virtual) == 0]
 
 
 def _chosen(given: tuple[int, ...], possible: Any) -> tuple[int, ...]:

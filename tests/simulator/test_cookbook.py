@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "cookbook.md"
 COMMANDS = re.findall(r"^\$ foretrace (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 ANSWERS = {
-    "advise": "the fastest that trains all parameters",
+    "advise": "sequences of up to",
     "bubble": "reaches 90 % from 279 micro-batches on",
     "search": "layouts considered",
     "topology": "bus bandwidth",

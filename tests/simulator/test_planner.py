@@ -89,7 +89,8 @@ def test_what_does_not_fit_says_what_would_and_that_is_true(planner: Planner, la
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tp": "3"}, "GPUs cannot be filled"),
+        ({"tp": "3"}, "2 or 4 would work"),
+        ({"pp": "3"}, "GPUs cannot be filled"),
         ({"global_batch": "7"}, "not a multiple"),
         ({"model": "../model.json"}, "one of"),
         ({"cluster": "../x.toml"}, "one of"),
@@ -100,7 +101,7 @@ def test_what_does_not_fit_says_what_would_and_that_is_true(planner: Planner, la
         ({"price": "free"}, "USD per GPU-hour"),
         ({"price": "nan"}, "USD per GPU-hour"),
         ({"global_batch": "100000"}, "larger micro_batch"),
-        ({"a": "tp=3"}, "GPUs cannot be filled"),
+        ({"a": "tp=3"}, "2 or 4 would work"),
         ({"tp": "²"}, "whole number"),
     ],
 )

@@ -27,6 +27,7 @@ from simulator.search.parts import Part, cut, search_parts
 from simulator.search.space import Space
 from simulator.search.what_if import half_as_fast
 from simulator.simulate import simulate
+from tests.simulator import lost_work
 from topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
@@ -70,20 +71,11 @@ def test_parts_have_every_layout_once(n_parts: int) -> None:
     assert set(dealt) == {*space().jobs(), *space(cp=(2,)).jobs()}
 
 
-def _kill_once(argument: tuple[str, int]) -> int:
-    """End this process without a word, unless that was done before."""
-    flag, number = argument
-    if number == 1 and not os.path.exists(flag):  # noqa: PTH110 - of another process
-        Path(flag).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number * number
-
-
 @pytest.mark.slow
 def test_a_lost_process_loses_nothing(tmp_path: Path) -> None:
     executor = Local(2)
     try:
-        tasks = {executor.start(_kill_once, (str(tmp_path / "killed"), n)): n for n in range(4)}
+        tasks = {executor.start(lost_work.kill_once, (str(tmp_path / "killed"), n)): n for n in range(4)}
         left, found = set(tasks), {}
         while left:
             for task, result in executor.wait(left):
@@ -95,22 +87,12 @@ def test_a_lost_process_loses_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "killed").exists()
 
 
-def _dies(argument: object) -> None:
-    del argument
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.slow
 def test_work_that_kills_every_process_is_given_up() -> None:
     executor = Local(1)
-    task = executor.start(_dies, None)
+    task = executor.start(lost_work.dies, None)
     with pytest.raises(SearchError, match="lost 5 times"):
         executor.wait([task])
-
-
-def _pid(argument: object) -> int:
-    del argument
-    return os.getpid()
 
 
 @pytest.mark.slow
@@ -125,7 +107,7 @@ def test_a_worker_that_is_killed_on_the_way_changes_nothing(
     pytest.importorskip(package)
     executor = open_executor(name)
     try:
-        ((_, pid),) = executor.wait([executor.start(_pid, None)])
+        ((_, pid),) = executor.wait([executor.start(lost_work.pid, None)])
         killed: list[int] = []
 
         def kill() -> None:
