@@ -99,11 +99,11 @@ PAT_SHARE: Final = 0.75
 STAGED_BYTES_PER_S: Final = 6.4e9
 STAGED_PACE: Final = 0.2
 """What a NIC that cannot reach the memory of GPUs carries each way while it sends and receives, times
-``N^-STAGED_PACE`` among ``N`` nodes: processors copy, and the slowest of them sets the pace. Where the rate of
-one is distributed as ``P(rate < x) ~ x^k``, the least of ``N`` goes as ``N^(-1/k)`` (Gumbel 1958). Fitted on
-5.9 GB/s per NIC of A100 among 2 nodes (microsoft/vidur 7d47513, a100_dgx), 5.1 and 5.3 per Omni-Path port
-among 4, 3.4 among 16 (bigscience-workshop/bigscience, experiments/bandwidth, with the channels in the logs) and
-4.3 of V100 with one card among 8 (NVIDIA/nccl-tests issue 78); another 6 is in NVIDIA/nccl issue 465."""
+``N^-STAGED_PACE`` among ``N`` nodes: processors copy, and the slowest of them sets the pace. Where the rate
+of one is distributed as ``P(rate < x) ~ x^k``, the least of ``N`` goes as ``N^(-1/k)`` (Gumbel 1958). Fitted
+on 5.9 GB/s per NIC of A100 among 2 nodes (microsoft/vidur 7d47513, a100_dgx), 5.1 and 5.3 per Omni-Path port
+among 4, 3.4 among 16 (bigscience-workshop/bigscience, experiments/bandwidth, with the channels in the logs)
+and 4.3 of V100 with one card among 8 (NVIDIA/nccl-tests issue 78); 6 is in NVIDIA/nccl issue 465."""
 
 STAGED_ONE_WAY_BYTES_PER_S: Final = 7.7e9
 """The same while it only sends: 7.6 and 7.8 GB/s of one send from 1 MiB (microsoft/vidur 7d47513)."""

@@ -38,7 +38,7 @@ def staged(kind: str, n_nodes: int) -> float:
     """Return what a NIC carries for *kind* among *n_nodes* where every byte passes the host, in bytes/s."""
     if kind == "p2p":
         return STAGED_ONE_WAY_BYTES_PER_S
-    return STAGED_BYTES_PER_S * n_nodes**-STAGED_PACE
+    return STAGED_BYTES_PER_S * float(n_nodes**-STAGED_PACE)
 
 
 def counted(cluster: Cluster, shape: GroupShape) -> float:
