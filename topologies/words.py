@@ -87,11 +87,11 @@ WITHOUT_DIRECT: Final = re.compile(r"\b(?:no|without|w/o|not) (?:gpu ?direct|gdr
 """Words that say whether NICs reach the memory of GPUs."""
 
 SHARING_ONE: Final = 4
-"""GPUs of a node that share one NIC, at least, for it to be taken to hang off the processor. Behind the same
-PCIe switch is room for two; NCCL goes through the host for others (``NCCL_NET_GDR_LEVEL`` is ``PXB``). Of five
-servers with one card whose wiring people posted, none let NCCL reach GPUs: no GPU is beside it (horovod issues
-288 and 1523, NVIDIA/DeepLearningExamples 383), or two of eight are, and no module was loaded (NVIDIA/nccl-tests
-29, NVIDIA/nccl 465). They are posted because they were slow, so that this is a likely guess and no count."""
+"""GPUs of a node that share one NIC, at least, for it to be taken to hang off the processor. Behind the
+same PCIe switch is room for two; NCCL goes through the host for others (``NCCL_NET_GDR_LEVEL`` is ``PXB``).
+Of five servers with one card whose wiring people posted, none let NCCL reach GPUs: no GPU is beside it
+(horovod issues 288 and 1523, NVIDIA/DeepLearningExamples 383), or two of eight are, and no module was loaded
+(NVIDIA/nccl-tests 29, NVIDIA/nccl 465). They are posted because they were slow: likely, not counted."""
 
 RACK: Final = 32
 """Least GPUs of an NVLink domain that spans trays, which tables count as nodes."""
