@@ -59,6 +59,9 @@ class IssueLane:
         if self._stack:
             self._stack[-1] = self.owner = (kind, block)
 
+    def follow(self) -> None:
+        """The model is called from outside: there is no clock that would have to follow its stream."""
+
     def stamp(self) -> Stamp:
         """Return a moment; there is only one."""
         return 0
