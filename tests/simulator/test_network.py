@@ -117,12 +117,21 @@ def test_a_link_twice_as_wide_halves_the_wire_time_that_was_measured(kind: str) 
     )
 
 
-@given(kind=sampled_from(KINDS), size=SIZES, node=integers(0, 7), local=integers(0, 7))
-def test_equal_groups_cost_the_same(kind: str, size: int, node: int, local: int) -> None:
-    net = network("dgx-h100")
-    first, other = range(8), range(8 * node, 8 * node + 8)
+@given(
+    name=sampled_from(GPUS),
+    kind=sampled_from(KINDS),
+    size=SIZES,
+    node=integers(0, 3),
+    local=integers(0, 71),
+)
+def test_equal_groups_cost_the_same(name: str, kind: str, size: int, node: int, local: int) -> None:
+    """Whichever node it is, whichever GPU of each node, and in whatever order they are said."""
+    g = load_cluster(name).gpus_per_node
+    net = network(name, 4 * g)
+    first, other, local = range(g), range(g * node, g * node + g), local % g
     assert net.collective(kind, size, first) == net.collective(kind, size, other)
-    assert net.collective(kind, size, range(0, 64, 8)) == net.collective(kind, size, range(local, 64, 8))
+    across = [net.collective(kind, size, range(start, 4 * g, g)) for start in (0, local)]
+    assert across[0] == across[1]
     assert net.collective(kind, size, first) == net.collective(kind, size, first[::-1])
 
 
