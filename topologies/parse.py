@@ -196,10 +196,34 @@ def cluster_from(
     return cluster.sized(n_gpus) if cores else cluster
 
 
+_LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    "kind": ("kind", text),
+    "bandwidth": ("bandwidth_bytes_per_s", parse_bandwidth),
+    "latency": ("latency_s", parse_time),
+    "efficiency": ("efficiency", number),
+    "reduces": ("reduces", truth),
+    "protocols": ("protocols", _names),
+    "algorithms": ("algorithms", _names),
+    "chunk": ("chunk_bytes", parse_bytes),
+    "flow": ("flow_bytes_per_s", parse_bandwidth),
+    "gpu_direct": ("gpu_direct", truth),
+}
+"""What a table may change of the link that is its ``base``: key, field, and how it is read."""
+
+
 def _link(section: Section, key: str, load_link: Callable[[str], LinkSpec]) -> LinkSpec:
-    if section.is_table(key):
-        return link_from(section.section(key), key)
-    return load_link(section.get(key, text))
+    if not section.is_table(key):
+        return load_link(section.get(key, text))
+    table = section.section(key)
+    return _link_over(table, load_link(table.get("base", text))) if "base" in table else link_from(table, key)
+
+
+def _link_over(section: Section, base: LinkSpec) -> LinkSpec:
+    """Return *base* with the figures of *section*; what was measured is scaled to the new bandwidth."""
+    given = {field: section.get(key, read) for key, (field, read) in _LINK_FIGURES.items() if key in section}
+    name = section.get("name", text, base.name)
+    section.done()
+    return replace(base, name=name, **given, sources={**base.sources, **section.sources})
 
 
 def _fabric_from(section: Section) -> tuple[FabricSpec, dict[str, str]]:

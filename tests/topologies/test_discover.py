@@ -125,7 +125,7 @@ def test_the_xml_of_nccl_says_device_links_and_speed(tmp_path: Path) -> None:
     assert (found.n_gpus, found.capability, found.nics) == (2, "80", [200.0])
     assert found.to_switch == {0: 12, 1: 12}
     assert width(tmp_path, XML) == 300
-    assert 'bandwidth = "200 Gb/s"' in to_toml(found)
+    assert 'nic = "roce-200"' in to_toml(found)
 
 
 def test_links_between_gpus_come_with_their_number(tmp_path: Path) -> None:
@@ -152,7 +152,8 @@ def test_the_verb_writes_a_machine_that_checks(tmp_path: Path) -> None:
     source, target = written(tmp_path, SWITCHED), tmp_path / "mine.toml"
     runner = CliRunner()
     printed = runner.invoke(topology, ["read", str(source)], catch_exceptions=False).stdout
-    assert printed.startswith('device = "h100-sxm"\ngpus_per_node = 4\n')
+    assert printed.startswith('device = "h100-sxm" # 18 NVLinks: an H100;')
+    assert "\ngpus_per_node = 4\n" in printed
     runner.invoke(topology, ["read", str(source), "-o", str(target)], catch_exceptions=False)
     checked = runner.invoke(topology, ["check", str(target)], catch_exceptions=False)
     assert "4 GPUs in 1 NVLink domain(s)" in checked.stdout

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from topologies.catalog.aliases import ALIASES, plain
 from topologies.cluster import Cluster
 from topologies.device import Device
 from topologies.errors import CatalogError, TopologyError
@@ -40,14 +41,14 @@ def link_names() -> list[str]:
 def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster:
     """Return a cluster of the catalogue by name, or of a TOML file by path, with *n_gpus* devices.
 
-    Anything that ends in ``.toml`` or contains a slash is a path.
+    Anything that ends in ``.toml`` or contains a slash is a path. A name may be one of ``ALIASES``, too.
 
     Raises:
         CatalogError: the name is unknown, the file does not describe a machine, or it cannot have *n_gpus*.
         UnitError: a quantity in the file has no unit that fits.
     """
     wanted = str(name_or_path)
-    path = Path(wanted) if wanted.endswith(".toml") or "/" in wanted else _find(_HOME, wanted, "cluster")
+    path = Path(wanted) if wanted.endswith(".toml") or "/" in wanted else _machine(wanted)
     with _naming(path):
         table = _with_base(read_toml(path), _HOME, "cluster")
         cluster = cluster_from(Section(table, str(path)), path.stem, load_device, load_link, load_cluster)
@@ -69,12 +70,19 @@ def load_device(name: str) -> Device:
 
 
 def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:
-    """Return the tables of a file over those of the entry of *folder* that its ``base`` names."""
+    """Return the tables of a file over those of the entry of *folder* that its ``base`` names.
+
+    A machine with another device than its base has no price: that of the base is not its own.
+    """
     if (base := table.pop("base", None)) is None:
         return table
     if str(base).endswith(".toml"):
         raise CatalogError(f"base = {base!r}: a base is a name of the catalogue, not a file")
-    return _over(_with_base(read_toml(_find(folder, str(base), what)), folder, what), table)
+    path = _machine(str(base)) if what == "cluster" else _find(folder, str(base), what)
+    below = _with_base(read_toml(path), folder, what)
+    if "device" in table:
+        below.pop("price_per_gpu", None)
+    return _over(below, table)
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -108,11 +116,31 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
+def _machine(name: str) -> Path:
+    """Return the file of the machine that *name*, or what people call it, stands for."""
+    wanted, known = plain(name), _names(_HOME)
+    if wanted in known or wanted in ALIASES:
+        return _HOME / f"{ALIASES.get(wanted, wanted)}.toml"
+    if wanted in device_names():
+        raise CatalogError(
+            f"{name!r} is a device, and no machine of the catalogue has it: give a TOML file with "
+            f'device = "{wanted}", docs/topologies.md has one of ten lines'
+        )
+    named = difflib.get_close_matches(wanted, [*known, *ALIASES], n=9, cutoff=0.5)
+    near = list(dict.fromkeys(ALIASES.get(one, one) for one in named))[:3]
+    raise CatalogError(
+        f"no cluster {name!r} in the catalogue: {_hint(near, known)}; your own machine is a path that ends in "
+        ".toml"
+    )
+
+
 def _find(folder: Path, name: str, what: str) -> Path:
     known = _names(folder)
     if name in known:
         return folder / f"{name}.toml"
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    own = "; your own machine is a path that ends in .toml" if what == "cluster" else ""
-    raise CatalogError(f"no {what} {name!r} in the catalogue: {hint}{own}")
+    raise CatalogError(f"no {what} {name!r} in the catalogue: {_hint(near, known)}")
+
+
+def _hint(near: list[str], known: list[str]) -> str:
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
