@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +42,6 @@ class CollectiveHook:
         self._session = session
         self._lane = session.lane
         self._unbox_group, self._unbox_work = dist.ProcessGroup.unbox, dist.Work.unbox
-        self._coalescing = internals.coalescing_groups()
         self._after = internals.keys_after_backend_select()
         self._library: Any = torch.library.Library("c10d", "IMPL")
         self._functional: Any = torch.library.Library("_c10d_functional", "IMPL")
@@ -74,7 +74,7 @@ class CollectiveHook:
             communication = before(args)
             if communication is None:
                 return redispatch(keyset & after, *args, **kwargs)
-            if communication.on_device:
+            if communication.device >= 0:
                 return on_device(communication, keyset & after, args, kwargs)
             try:
                 result = redispatch(keyset & after, *args, **kwargs)
@@ -144,9 +144,14 @@ class CollectiveHook:
     def _described(self, operator: Operator, args: tuple[Any, ...]) -> Communication:
         """Describe a call of any kind, on any device."""
         session = self._session
-        group = session.groups.of(self._unbox_group(args[operator.group]))
+        process_group = self._unbox_group(args[operator.group])
+        group = session.groups.of(process_group)
         tensor = operator.tensor(args)
-        on_device = tensor.is_cuda
+        device = tensor.get_device() if tensor.is_cuda else -1
+        if device >= 0 and group.on_nccl and not group.is_timed:
+            group.is_timed = True
+            with suppress(RuntimeError):  # then a hook that finds it complete tells the end
+                internals.time_on_device(process_group)
         at, block, peer = session.position, session.lane.block, -1
         if operator.peer >= 0:
             peer = group.ranks[args[operator.peer]]
@@ -164,15 +169,16 @@ class CollectiveHook:
             dtype_name(tensor),
             block,
             (at.step, at.stage, at.virtual_stage, at.microbatch),
-            cuda_stamp() if on_device else now_ns(),
-            () if on_device else tuple([_address(output) for output in operator.outputs(args)]),
-            on_device,
+            now_ns() if device < 0 else cuda_stamp(device),
+            tuple([_address(output) for output in operator.outputs(args)]),
+            device,
         )
 
     @staticmethod
     def _failed(communication: Communication) -> None:
         """The call raised: what was asked for is over."""
-        communication.end = now_ns() if isinstance(communication.start, int) else cuda_stamp()
+        at_once = isinstance(communication.start, int)
+        communication.end = now_ns() if at_once else cuda_stamp(communication.device)
 
     def _following(self, operator: Operator) -> Callable[[Communication, Any, FrameType | None], None]:
         """Return what follows a call of *operator* that has just been made to its end.
@@ -203,12 +209,9 @@ class CollectiveHook:
         return follow
 
     def _issued_on_device(self, communication: Communication, result: Any, on_compute: bool) -> None:  # noqa: FBT001 - by position: called through a guard
-        """Follow a call on tensors of a GPU; *on_compute*: it runs on the stream that computes."""
-        self._session.completions.issued_on_device(
-            communication,
-            None if on_compute else self._work(result),
-            is_coalesced=communication.is_p2p and bool(self._coalescing),
-        )
+        """Follow a call on tensors of a GPU; *on_compute*: it runs on the stream that is current."""
+        work = None if on_compute else self._work(result)
+        self._session.completions.issued_on_device(communication, work)
 
     def _work(self, result: Any) -> Any:
         """Return the work in what an operator returned, None if it was complete on return."""

@@ -3,7 +3,9 @@
 Where the end of a communication comes from:
 
 ==================  ========================================================================================
-on CUDA             an event behind the communication, on a stream that its future hands out: nobody waits
+on CUDA, in order   an event behind the communication, on the stream that is current
+on CUDA, waited     an event on the stream that waits for it, behind the wait
+on CUDA, overlapped the work, found complete by a hook, tells how long it ran from when its turn came
 on gloo, waited     the return of ``Work.wait`` or of ``wait_tensor`` in the thread that needs the result
 on gloo, overlapped the first moment at which a hook finds it complete, or a thread of ours that waits for it
 ==================  ========================================================================================
@@ -26,13 +28,15 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
 from tracer.clock import now_ns
+from tracer.device_works import DeviceWorks
 from tracer.records import Communication
-from tracer.stamps import Stamp, cuda_stamp
+from tracer.stamps import NAP_S
 from tracer.watchers import Watch, Watchers
 
 LOOSE_NS: Final = 200_000
@@ -64,26 +68,18 @@ _OURS: Final = 2
 """References to a work that the training has dropped: our record, and the argument of ``getrefcount``."""
 
 
-class Completions:
+class Completions(DeviceWorks):
     """Keeps the communications that are under way, and notes the end of each.
 
     Args:
         wait: the original ``Work.wait``.
-
-    Attributes:
-        by_work: communications under way by the identity of their work.
-        by_storage: communications under way by the address of a tensor that they fill.
-        loose: communications under way that nobody is known to wait for.
     """
 
     def __init__(self, wait: Callable[..., Any]) -> None:
+        super().__init__()
         self._watchers = Watchers(wait, self._watched)
         self._lock = threading.Lock()
-        self.by_work: dict[int, Communication] = {}
-        self.by_storage: dict[int, Communication] = {}
-        self.loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
-        self._coalesced: list[Communication] = []
         self._watched_ns = self._waited_ns = 0
 
     def issued(self, communication: Communication, work: Any, *, watchable: bool) -> None:
@@ -97,33 +93,11 @@ class Completions:
         if work is None:
             communication.end = now_ns()
             return
-        communication.work = work
-        self.by_work[id(work)] = communication
-        for storage in communication.storages:
-            self.by_storage[storage] = communication
+        self.follow(communication, work)
         if watchable:
             if self.loose:
                 self.sweep()
             self.loose.append(communication)
-
-    def issued_on_device(self, communication: Communication, work: Any, *, is_coalesced: bool) -> None:
-        """Follow *communication*, of tensors of a GPU, to its end.
-
-        Args:
-            communication: just issued.
-            work: its ``Work``; None if it was complete on return.
-            is_coalesced: whether it has no work of its own but shares one with others of its batch.
-        """
-        if isinstance(communication.start, int):  # captured into a graph: nothing runs
-            communication.end = now_ns()
-        elif is_coalesced:
-            self._coalesced.append(communication)
-        else:
-            if work is None or communication.group.on_nccl:
-                communication.end = _cuda_end(work)
-            if communication.end is None:  # it has no storages
-                communication.work = work
-                self.by_work[id(work)] = communication
 
     def sweep(self) -> None:
         """See which of the communications that nobody has waited for are complete by now."""
@@ -133,7 +107,8 @@ class Completions:
         with self._lock:
             while loose and len(kept) < MOST_ASKED and n_busy < MOST_BUSY:
                 communication = loose.popleft()
-                if not self._is_seen_to(communication, now):
+                is_seen_to = self.is_seen_to_on_device if communication.device >= 0 else self._is_seen_to
+                if not is_seen_to(communication, now):
                     kept.append(communication)
                     n_busy = n_busy + 1 if communication.group is group else 1
                     group = communication.group
@@ -174,6 +149,10 @@ class Completions:
         A p2p transfer that is not watched yet is left to the training: it may be waited for only once.
         """
         self._watch_all()
+        until_ns = now_ns() + round(timeout_s * 1e9)
+        while any(one.device >= 0 for one in self.loose) and now_ns() < until_ns:
+            self.sweep()
+            time.sleep(NAP_S)
         self.loose.clear()
         self._watchers.close(timeout_s)
 
@@ -183,25 +162,12 @@ class Completions:
         with self._lock:
             for _ in range(len(self.loose)):
                 communication = self.loose.popleft()
-                if communication.is_p2p:
+                if communication.is_p2p or communication.device >= 0:
                     self.loose.append(communication)
                 elif not communication.is_claimed:
                     batch.append(communication)
             if batch:
                 self._watchers.watch(sorted(batch, key=_issued_ns))
-
-    def batch_issued(self, work: Any) -> None:
-        """Note the work of a batch: it tells the end of all that were collected."""
-        if self._coalesced and (end := _cuda_end(work)) is not None:
-            batch, self._coalesced = self._coalesced, []
-            for communication in batch:
-                communication.end = end
-
-    def batch_ended(self) -> None:
-        """Note that a work has been waited for that is not that of any one communication: of a batch."""
-        batch, self._coalesced = self._coalesced, []
-        for communication in batch:
-            communication.end = cuda_stamp()
 
     def claim(self, communication: Communication) -> Watch | None:
         """Keep watchers off *communication* because the training waits for it; return the one it has."""
@@ -215,20 +181,14 @@ class Completions:
     def ended(self, communication: Communication) -> None:
         """Note that somebody who needed *communication* has it."""
         if communication.end is None:
-            communication.end = cuda_stamp() if communication.on_device else now_ns()
+            if communication.device < 0:
+                communication.end = now_ns()
+            else:
+                self.waited_on_device(communication)
         self.forget(communication)
         with self._lock:
             if self.loose and self.loose[-1] is communication:  # as what is waited for at once
                 self.loose.pop()
-
-    def forget(self, communication: Communication) -> None:
-        """Stop following *communication*."""
-        work, communication.work = communication.work, None
-        if work is not None and self.by_work.get(id(work)) is communication:
-            del self.by_work[id(work)]
-        for storage in communication.storages:
-            if self.by_storage.get(storage) is communication:
-                del self.by_storage[storage]
 
     @property
     def has_watched_transfers(self) -> bool:
@@ -255,19 +215,3 @@ class Completions:
 def _issued_ns(communication: Communication) -> int:
     """Return when a communication that no device has a part in was issued."""
     return cast("int", communication.start)
-
-
-def _cuda_end(work: Any) -> Stamp | None:
-    """Return the end of a communication on a CUDA stream, None if its work does not tell.
-
-    That of gloo must not be asked: its future calls back on a thread of gloo, which would need Python's lock.
-    """
-    if work is None:
-        return cuda_stamp()
-    stamps: list[Stamp] = []
-    try:
-        # The callback runs at once, on a stream that waits for the communication.
-        work.get_future().add_done_callback(lambda _: stamps.append(cuda_stamp()))
-    except RuntimeError:
-        return None
-    return stamps[0] if stamps else None

@@ -37,6 +37,7 @@ class GroupInfo:
         ranks: global ranks in group order.
         on_gloo: whether tensors of the processor go through gloo.
         on_nccl: whether tensors of a GPU go through NCCL.
+        is_timed: whether its works were asked to tell how long they run.
         n_collectives: collectives that this rank has issued.
         collectives: counts them, on whatever thread.
         n_transfers: p2p transfers whose side this rank has issued, by (sender, receiver).
@@ -47,6 +48,7 @@ class GroupInfo:
     ranks: tuple[int, ...]
     on_gloo: bool = False
     on_nccl: bool = False
+    is_timed: bool = False
     n_collectives: int = 0
     n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
     collectives: Iterator[int] = field(default_factory=itertools.count)

@@ -7,7 +7,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from tracer.errors import RecordError
@@ -27,7 +27,6 @@ NEEDED: Final = (
 NEEDED_DISTRIBUTED: Final = (
     "distributed.ProcessGroup.unbox",
     "distributed.Work.unbox",
-    "distributed.distributed_c10d._world.pg_coalesce_state",
     "distributed.distributed_c10d._get_default_store",
     "ops._c10d_functional.wait_tensor",
 )
@@ -98,19 +97,32 @@ def destroy_library(library: Any) -> None:
     library._destroy()
 
 
-def coalescing_groups() -> Mapping[Any, Any]:
-    """Return the process groups that are collecting transfers into one batch at the moment, live."""
-    from torch.distributed import distributed_c10d
-
-    state: Mapping[Any, Any] = distributed_c10d._world.pg_coalesce_state
-    return state
-
-
-def batching() -> tuple[Any, str]:
-    """Return the class and the name of the method that ends a batch of transfers and returns its work."""
+def batching() -> tuple[Any, str, str]:
+    """Return the class and the methods that begin and end a batch of transfers; the end returns its work."""
     import torch.distributed as dist
 
-    return dist.ProcessGroup, "_end_coalescing"
+    return dist.ProcessGroup, "_start_coalescing", "_end_coalescing"
+
+
+def graphs() -> list[Any]:
+    """Return the classes whose ``capture_begin`` and ``capture_end`` capture a CUDA graph."""
+    import torch
+
+    newer = getattr(getattr(torch, "accelerator", None), "Graph", None)  # torch 2.13 brought it
+    return [torch.cuda.CUDAGraph] + ([newer] if newer is not None else [])
+
+
+def time_on_device(process_group: Any) -> None:
+    """Have the works of a group of NCCL tell how long they ran: each gets an event at its start, too."""
+    process_group._enable_collectives_timing()
+
+
+def device_ns(work: Any) -> int | None:
+    """Return how long a complete work ran on its device, None if it does not tell."""
+    try:
+        return round(float(work._get_duration()) * 1e6)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def default_store() -> Any:

@@ -73,6 +73,11 @@ class Lane:
             self._cut()
             self.stack[-1] = owner
 
+    def follow(self) -> None:
+        """The model is called from outside: time is told on the stream that is current now."""
+        if self.device is not None and not self.device.is_current():
+            self.device.follow()
+
     def move_to(self, device: ComputeStream) -> None:
         """Tell time on a CUDA stream from now on, where the model computes."""
         self.device = device

@@ -80,6 +80,7 @@ class ModuleHook:
             return
         session = self._session
         if not self._running:
+            self._lane.follow()
             session.steps.begin()
         elif block.layer < 0 <= self._running[-1][1].layer:
             return  # shared by layers, as a table of rotations: part of the layer that calls it
@@ -114,8 +115,8 @@ class ModuleHook:
         for part in module.modules():
             self._learn(part, blocks.get(part))
         self._session.met_model(module, args)
-        if self._lane.device is None and _on_cuda(module, args):
-            self._lane.move_to(ComputeStream())
+        if self._lane.device is None and (device := _gpu(module, args)) >= 0:
+            self._lane.move_to(ComputeStream(device))
         return blocks[module]
 
     def _learn(self, module: Any, block: Block | None) -> None:
@@ -237,9 +238,7 @@ class BackwardHook:
         return enter
 
 
-def _on_cuda(module: Any, args: Any) -> bool:
-    """Whether a model computes on a GPU: its parameters are there or, if they are offloaded, its input is."""
-    parameter = next(module.parameters(), None)
-    if parameter is not None and parameter.is_cuda:
-        return True
-    return any(getattr(value, "is_cuda", False) for value in args)
+def _gpu(module: Any, args: Any) -> int:
+    """Return on which GPU a model computes, -1: none. Its parameters are there or, offloaded, its input."""
+    found = [next(module.parameters(), None), *args]
+    return next((value.device.index for value in found if getattr(value, "is_cuda", False)), -1)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from tracer.clock import now_ns
 from tracer.groups import Groups
 from tracer.records import Communication
-from tracer.stamps import GATE, Resolver, settled
+from tracer.stamps import GATE, Resolver
 from traces.timeline import FORMAT_VERSION
 from traces.writer import write_atomically
 
@@ -45,6 +45,7 @@ class Pending:
         rank: own global rank.
         groups: the process groups, which count what is issued.
         shift_ns: what to add to own time to get the time of the run.
+        moments: tells when stamps were.
         under_way: yields the communications that are issued and not written as spans, oldest first.
         step: returns the optimizer step that the training is in.
     """
@@ -55,6 +56,7 @@ class Pending:
         rank: int,
         groups: Groups,
         shift_ns: int,
+        moments: Resolver,
         *,
         under_way: Callable[[], Iterable[Communication]],
         step: Callable[[], int],
@@ -62,7 +64,7 @@ class Pending:
         self.path = path / "ranks" / f"rank-{rank:05d}.pending.json"
         self._rank, self._groups, self._shift_ns = rank, groups, shift_ns
         self._under_way, self._step = under_way, step
-        self._resolver = Resolver()
+        self._moments = moments
         self._seen: object = None
         self._seen_ns = self._written_ns = now_ns()
         self._written: object = None
@@ -79,7 +81,7 @@ class Pending:
 
     def _update(self) -> None:
         now, counts = now_ns(), self._counts()
-        found = _unended(self._under_way())
+        found = self._unended(self._under_way())
         if counts != self._seen:
             self._seen, self._seen_ns = counts, now
         is_quiet = now - self._seen_ns > STALL_NS
@@ -98,7 +100,9 @@ class Pending:
         Raises:
             RunError: the file cannot be written.
         """
-        if found := _unended(left):
+        with GATE.asking():
+            found = self._unended(left)
+        if found:
             self._write(found, self._counts())
         else:
             self.path.unlink(missing_ok=True)
@@ -113,7 +117,7 @@ class Pending:
     def _issued_ns(self, communication: Communication, now: int) -> int:
         """Return when *communication* was issued; *now* if a device has not come to it."""
         start = communication.start
-        return self._resolver.ns(start) if settled(start) else now
+        return self._moments.ns(start) if self._moments.knows(start) else now
 
     def _write(self, found: list[Communication], counts: tuple[dict[str, int], list[list[int]]]) -> None:
         collectives, transfers = counts
@@ -136,7 +140,7 @@ class Pending:
     def _described(self, one: Communication) -> dict[str, Any]:
         """Return one communication in the columns of a timeline."""
         step, stage, virtual_stage, microbatch = one.position
-        start = self._resolver.ns(one.start) + self._shift_ns if settled(one.start) else -1
+        start = self._moments.ns(one.start) + self._shift_ns if self._moments.knows(one.start) else -1
         return {
             "category": "p2p" if one.is_p2p else "collective",
             "kind": one.kind,
@@ -155,6 +159,9 @@ class Pending:
             "start_ns": start,
         }
 
+    def _unended(self, communications: Iterable[Communication]) -> list[Communication]:
+        return [one for one in communications if not self._moments.knows(one.end)]
+
 
 def main_stack() -> list[str]:
     """Return where the main thread is, as ``file:line function``, innermost first, without frames of ours."""
@@ -167,7 +174,3 @@ def main_stack() -> list[str]:
             found.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return list(islice(found, MOST_FRAMES))
-
-
-def _unended(communications: Iterable[Communication]) -> list[Communication]:
-    return [one for one in communications if not settled(one.end)]

@@ -75,11 +75,13 @@ class Communication:
         position: where in the training it was issued.
         start: when it was issued.
         storages: addresses of the tensors that a waiter would ask for.
-        on_device: whether it is one of tensors of a GPU.
+        device: index of the GPU whose tensors it is of, -1: of the processor's.
         end: when it was complete, None while nobody knows.
         work: the ``torch.distributed.Work``, None once it is complete.
         watch: what the thread that waits for it in our place tells, None if there is none.
         is_claimed: whether the training waits for it, so that no watcher may begin to.
+        duration_ns: how long it ran on the device, None if its work does not tell.
+        batch: others that were collected into the same work.
     """
 
     kind: str
@@ -92,11 +94,13 @@ class Communication:
     position: tuple[int, int, int, int]
     start: Stamp
     storages: tuple[int, ...] = ()
-    on_device: bool = False
+    device: int = -1
     end: Stamp | None = None
     work: Any = None
     watch: Any = None
     is_claimed: bool = False
+    duration_ns: int | None = None
+    batch: tuple[Communication, ...] = ()
 
     @property
     def is_p2p(self) -> bool:

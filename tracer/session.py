@@ -22,6 +22,7 @@ from tracer.pending import Pending
 from tracer.process import versions
 from tracer.shape import describe_machine
 from tracer.sink import FLUSH_S, Sink
+from tracer.stamps import Resolver
 from tracer.steps import Steps
 from tracer.training import Training
 from tracer.window import Window
@@ -82,17 +83,20 @@ class Session(Training[Lane]):
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
         self._written_state: object = None
+        moments = Resolver()
         self._pending = Pending(
             path,
             rank,
             self.groups,
             clock.shift_ns,
+            moments,
             under_way=lambda: self.sink.under_way(),  # noqa: PLW0108 - the sink is made below
             step=lambda: self.position.step,
         )
         self.sink = Sink(
             SpanWriter(path, rank),
             clock.span_shift_ns,
+            moments,
             beside=self._beside,
             failed=self._writing_failed,
             flush_s=flush_s,

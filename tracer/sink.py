@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tracer.records import Communication, Segment, StepWindow
-from tracer.stamps import GATE, CudaStamp, Resolver, settled
+from tracer.stamps import GATE, CudaStamp, Resolver
 from tracer.streams import Streams
 from traces.timeline import TIMELINE
 from traces.writer import SpanWriter
@@ -56,6 +56,7 @@ class Sink:
     Args:
         writer: the span file of this rank.
         shift_ns: what to add to own time to get the time of the run.
+        moments: tells when stamps were.
         beside: called after each batch, on the writing thread; must not raise.
         failed: called with an error that ended the writing.
         flush_s: seconds between two batches.
@@ -71,6 +72,7 @@ class Sink:
         self,
         writer: SpanWriter,
         shift_ns: int,
+        moments: Resolver,
         *,
         beside: Callable[[], None],
         failed: Callable[[Exception], None],
@@ -88,7 +90,8 @@ class Sink:
         self._failed = failed
         self._records: deque[Record] = deque()
         self._communications: deque[Communication] = deque()
-        self._resolver = Resolver()
+        self._moments = moments
+        self._computed_ns = 0
         self._streams = Streams()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -162,7 +165,7 @@ class Sink:
         with GATE.asking() as may_ask:
             stamps = [stamp for one in self.under_way() for stamp in (one.start, one.end)]
             stamps += [record.end for record in list(self._records) if not isinstance(record, Communication)]
-            return may_ask and all(settled(stamp) for stamp in stamps if isinstance(stamp, CudaStamp))
+            return may_ask and self._moments.knows(*(one for one in stamps if isinstance(one, CudaStamp)))
 
     def _flush(self, *, last: bool) -> None:
         with GATE.asking() as may_ask:
@@ -174,12 +177,13 @@ class Sink:
 
     def _compute_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the settled rows at the head of the queue; communications go to a queue of their own."""
-        records, ns = self._records, self._resolver.ns
+        records, moments = self._records, self._moments
+        ns = moments.ns
         while records:
             record = records[0]
             if isinstance(record, Communication):
                 self._communications.append(record)
-            elif not settled(record.start, record.end):
+            elif not moments.knows(record.start, record.end):
                 if not last:
                     return  # on a device that never came to it: neither did the training
             else:
@@ -188,23 +192,27 @@ class Sink:
                     pass
                 elif isinstance(record, StepWindow):
                     yield _step_row(record, start_ns + self._shift_ns, end_ns - start_ns)
-                elif end_ns - start_ns >= (MIN_GLUE_NS if record.block.is_glue else 1):
-                    yield _segment_row(record, start_ns + self._shift_ns, end_ns - start_ns)
+                else:
+                    start_ns = max(start_ns, self._computed_ns)  # on another CUDA stream than before, perhaps
+                    self._computed_ns = max(end_ns, self._computed_ns)
+                    if end_ns - start_ns >= (MIN_GLUE_NS if record.block.is_glue else 1):
+                        yield _segment_row(record, start_ns + self._shift_ns, end_ns - start_ns)
             records.popleft()
 
     def _communication_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the ended communications at the head of the queue, in the order of their issue."""
-        queue, ns = self._communications, self._resolver.ns
+        queue, moments = self._communications, self._moments
+        ns = moments.ns
         while queue:
             communication = queue[0]
-            if not settled(communication.start, communication.end):
+            if not moments.knows(communication.start, communication.end):
                 if not (last or len(queue) > MAX_BEHIND):
                     return
                 self.left.append(communication)
                 self.n_left += 1
             elif communication.end is not None:
                 issued_ns, end_ns = ns(communication.start), ns(communication.end)
-                stream, start_ns = self._streams.place(communication, issued_ns, end_ns)
+                stream, start_ns, end_ns = self._streams.place(communication, issued_ns, end_ns)
                 if self._has_step(communication.position[0]):
                     yield _communication_row(
                         communication, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0)

@@ -8,8 +8,10 @@ its time is known once the device has passed it. Stamps are resolved away from t
 from __future__ import annotations
 
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
 from tracer.clock import now_ns
@@ -18,16 +20,28 @@ RENEW_NS: Final = 1_000_000_000
 """Age at which an anchor is renewed. ``Event.elapsed_time`` is a 32-bit float of milliseconds: over one
 second it resolves 60 ns; and the clocks of host and device drift apart by some µs per second."""
 
+OLD_NS: Final = 10_000_000_000
+"""Age from which an anchor is worth some patience."""
 
 ANCHOR_TRIES: Final = 5
-"""Events that are tried for an anchor; the quickest counts, and half of its time bounds the error."""
+"""Events that are tried for an anchor; the one known best counts, and half of its doubt bounds the error."""
 
-ANCHOR_NS: Final = 20_000_000
-"""Longest time that an event on an idle stream is waited for: it takes some 10 µs."""
+PATIENCE_NS: Final = 20_000_000
+"""Longest time that an event on an idle stream is waited for, as a rule: it takes some 10 µs."""
+
+MOST_PATIENCE_NS: Final = 2_000_000_000
+"""The same where there is no anchor, or an old one only. With CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron-LM
+wants it, all streams share one queue, and our event comes after all that the host has issued before."""
+
+SPIN_NS: Final = 200_000
+"""Time after which a thread that waits for an event sleeps between two looks at it."""
+
+NAP_S: Final = 50e-6
+"""Length of such a sleep: twice the error of an anchor on a device that is behind."""
 
 
 class CudaStamp:
-    """A moment on the current CUDA stream of the thread that makes it.
+    """A moment on a CUDA stream.
 
     Attributes:
         event: a ``torch.cuda.Event``.
@@ -49,74 +63,113 @@ def host_stamp() -> Stamp:
     return now_ns()
 
 
-def cuda_stamp() -> Stamp:
-    """Return the moment at which the device reaches this point of the current CUDA stream.
+class Events:
+    """CUDA events with times, used again once they are understood: the driver makes and frees them slowly."""
+
+    def __init__(self) -> None:
+        self._spare: defaultdict[int, list[Any]] = defaultdict(list)
+
+    def recorded(self, cuda: Any, stream: Any) -> Any:
+        """Return an event that *stream*, of ``torch.cuda`` *cuda*, comes to after what it has been given."""
+        spare = self._spare[stream.device_index]
+        try:
+            event = spare.pop()  # on whatever thread
+        except IndexError:
+            event = cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def give_back(self, event: Any) -> None:
+        """Take an event that nobody looks at any more."""
+        self._spare[event.device.index].append(event)
+
+
+EVENTS: Final = Events()
+"""Those of this process."""
+
+
+def cuda_stamp(device: int | None = None) -> Stamp:
+    """Return the moment at which a device reaches this point of its current CUDA stream.
 
     While a CUDA graph is being captured, nothing runs: the moment is one of the host.
+
+    Args:
+        device: index of the device; None: the current one of this thread.
     """
     import torch
 
     if torch.cuda.is_current_stream_capturing():
         return host_stamp()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return CudaStamp(event)
+    return CudaStamp(EVENTS.recorded(torch.cuda, torch.cuda.current_stream(device)))
 
 
 class ComputeStream:
-    """The CUDA stream on which the model computes: the current one when the model is first called.
+    """The CUDA stream on which the model computes: the current one of its device when it is called.
 
     A stamp of it says the same whichever stream is current, as inside of a prefetch. While a CUDA graph is
     being captured nothing runs, and an event would become part of the graph: such stamps are of the host.
+
+    Args:
+        device: index of the device of the model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
         import torch
 
         self._cuda: Any = torch.cuda
-        self._stream = torch.cuda.current_stream()
+        self.device = device
+        self._stream = torch.cuda.current_stream(device)
+        GATE.device = device
 
     def stamp(self) -> Stamp:
         """Return the moment at which the device reaches this point of the stream."""
         if self._cuda.is_current_stream_capturing():
             return host_stamp()
-        event = self._cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return CudaStamp(event)
+        return CudaStamp(EVENTS.recorded(self._cuda, self._stream))
 
     def is_current(self) -> bool:
-        """Whether what this thread issues now goes to the stream."""
-        return self.is_same(self._cuda.current_stream())
+        """Whether what this thread issues now to the device of the model goes to the stream."""
+        return self.is_same(self._cuda.current_stream(self.device))
 
     def is_same(self, stream: Any) -> bool:
         """Whether *stream* is this one."""
         return bool(stream == self._stream)
 
+    def follow(self) -> None:
+        """Be the current stream of the device from now on: the model is called on it.
 
-def settled(*stamps: Stamp | None) -> bool:
-    """Whether the time of each stamp is known by now, without waiting for any."""
-    return all(stamp is not None and (isinstance(stamp, int) or _passed(stamp)) for stamp in stamps)
-
-
-def _passed(stamp: CudaStamp) -> bool:
-    return stamp.ns is not None or bool(stamp.event.query())
+        A training may warm up on a stream of its own, as one does before a graph is captured.
+        """
+        if not self._cuda.is_current_stream_capturing():
+            self._stream = self._cuda.current_stream(self.device)
 
 
 class Gate:
-    """Keeps our other threads away from CUDA while a graph is being captured.
+    """Through which our other threads come to CUDA.
 
-    Then a query of an event on any thread is an error that ends the capture, as the CUDA runtime has it for
-    ``cudaStreamCaptureModeGlobal``, which is torch's default.
+    They stay away while a graph is being captured: then a query of an event on any thread is an error that
+    ends the capture, as the CUDA runtime has it for ``cudaStreamCaptureModeGlobal``, torch's default. And
+    they go to the device of this process: a thread begins on device 0, and its first query would make a
+    context there, half a gigabyte for each process of the machine.
+
+    Attributes:
+        device: index of the device of this process, None while it has not used one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._n_captures = 0
+        self.device: int | None = None
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured, on whatever thread."""
+        return self._n_captures > 0
 
     @contextmanager
     def asking(self) -> Iterator[bool]:
         """Hold captures off meanwhile; yield whether CUDA may be asked: not while one goes on."""
-        with self._lock:
+        with self._lock, self._on_device():
             yield not self._n_captures
 
     def capture_begins(self) -> None:
@@ -128,6 +181,15 @@ class Gate:
         """A capture is over."""
         with self._lock:
             self._n_captures -= 1
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Return what makes the device of this process the current one of the thread."""
+        if self.device is None:
+            return nullcontext()
+        import torch
+
+        there: AbstractContextManager[Any] = torch.cuda.device(self.device)
+        return there
 
 
 GATE: Final = Gate()
@@ -143,7 +205,7 @@ class Anchor(NamedTuple):
 
 
 class Resolver:
-    """Turns stamps into nanoseconds of the process; used by one thread, whichever it is.
+    """Turns stamps into nanoseconds of the process; used by one thread at a time, behind the gate.
 
     Args:
         cuda: ``torch.cuda``, None to import it when it is needed.
@@ -152,50 +214,81 @@ class Resolver:
     def __init__(self, cuda: Any = None) -> None:
         self._cuda = cuda
         self._anchors: dict[int, Anchor] = {}
+        self._tried_ns: dict[int, int] = {}
         self._streams: dict[int, Any] = {}
 
+    def knows(self, *stamps: Stamp | None) -> bool:
+        """Whether the time of each stamp can be told by now, without waiting for the device to come to it."""
+        return all(
+            isinstance(stamp, int) or (stamp is not None and (stamp.ns is not None or self._can_tell(stamp)))
+            for stamp in stamps
+        )
+
     def ns(self, stamp: Stamp) -> int:
-        """Return the time of a stamp that is settled."""
+        """Return the time of a stamp that is known."""
         if isinstance(stamp, int):
             return stamp
         if stamp.ns is None:
-            device = stamp.event.device.index
-            anchor = self._anchors.get(device)
-            if anchor is None or now_ns() - anchor.made_ns > RENEW_NS:
-                anchor = self._anchors[device] = self._renewed(device, anchor)
+            anchor = self._anchors[stamp.event.device.index]
             stamp.ns = anchor.host_ns + round(anchor.event.elapsed_time(stamp.event) * 1e6)
+            EVENTS.give_back(stamp.event)
             stamp.event = None
         return stamp.ns
 
-    def _renewed(self, device: int, before: Anchor | None) -> Anchor:
-        """Return a fresh anchor on the device of the stamp: events of two devices cannot be compared.
+    def _can_tell(self, stamp: CudaStamp) -> bool:
+        """Whether the device has come to *stamp* and has an anchor; a fresh one if that can be had."""
+        if not stamp.event.query():
+            return False
+        device = stamp.event.device.index
+        now, anchor = now_ns(), self._anchors.get(device)
+        tried_ns = self._tried_ns.get(device, 0)
+        if now - (0 if anchor is None else anchor.made_ns) > RENEW_NS and now - tried_ns > RENEW_NS:
+            is_old = anchor is None or now - anchor.made_ns > OLD_NS
+            patience_ns = MOST_PATIENCE_NS if is_old and now - tried_ns > OLD_NS else PATIENCE_NS
+            self._tried_ns[device] = now
+            if (found := self._fresh(device, patience_ns)) is not None:
+                self._anchors[device] = found
+                self._tried_ns[device] = 0
+        return device in self._anchors
+
+    def _fresh(self, device: int, patience_ns: int) -> Anchor | None:
+        """Return a fresh anchor on *device*, events of two devices cannot be compared; None: not to be had.
 
         It is on a stream of our own that has nothing else to do; but torch hands out 32 streams in turn, so
-        that it may be one on which a hanging collective waits. Then the old anchor has to do.
+        that it may be one on which a hanging collective waits.
         """
         if self._cuda is None:
             import torch
 
             self._cuda = torch.cuda
-        with self._cuda.device(device):  # else a thread of ours would make a context on device 0
+        with self._cuda.device(device):
             if device not in self._streams:
                 self._streams[device] = self._cuda.Stream()
-            found = [self._tried(self._streams[device]) for _ in range(ANCHOR_TRIES)]
-        best = min((one for one in found if one is not None), default=None, key=lambda one: one[0])
-        now = now_ns()
-        if best is not None:
-            return Anchor(best[1], best[2], now)
-        if before is None:
-            raise TimeoutError(f"cuda:{device} did not come to an event within {ANCHOR_NS / 1e6:.0f} ms")
-        return before._replace(made_ns=now)
+            found: list[tuple[int, Any, int]] = []
+            for _ in range(ANCHOR_TRIES):
+                if (one := self._tried(self._streams[device], patience_ns)) is None:
+                    break
+                found.append(one)
+        best = min(found, default=None, key=lambda one: one[0])
+        return None if best is None else Anchor(best[1], best[2], now_ns())
 
-    def _tried(self, stream: Any) -> tuple[int, Any, int] | None:
-        """Return how long an event took, the event, and the host time in its middle; None: too long."""
+    def _tried(self, stream: Any, patience_ns: int) -> tuple[int, Any, int] | None:
+        """Return the doubt about when an event was reached, the event, and the middle; None: too long.
+
+        It was reached between the last look that did not find it and the first that did: known as well on a
+        device that is behind as on one that is idle.
+        """
         event = self._cuda.Event(enable_timing=True)
-        began = now_ns()
+        began = missed = now_ns()
         event.record(stream)
-        while not event.query():
-            if now_ns() - began > ANCHOR_NS:
+        while True:
+            looked = now_ns()
+            if event.query():
+                break
+            missed = looked
+            if looked - began > patience_ns:
                 return None
-        ended = now_ns()
-        return ended - began, event, (began + ended) // 2
+            if looked - began > SPIN_NS:
+                time.sleep(NAP_S)
+        found = now_ns()
+        return found - missed, event, (missed + found) // 2

@@ -23,31 +23,34 @@ class Streams:
         self._workers: dict[tuple[int, int], list[int]] = {}
         self._free_ns: defaultdict[str, list[int]] = defaultdict(list)
 
-    def place(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[str, int]:
-        """Return the stream and the start of a communication.
+    def place(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[str, int, int]:
+        """Return the stream, the start and the end of a communication.
 
         Args:
             communication: what to place.
             issued_ns: when it was issued.
-            end_ns: when it was complete.
+            end_ns: when it was complete, or found to be: then its work tells how long it has run.
         """
         axis = communication.group.axis
         if communication.is_p2p:
-            return self._stream(f"{axis}.{communication.kind}", issued_ns, end_ns), issued_ns
-        started_ns = min(max(issued_ns, self._worker(communication, end_ns)), end_ns)
-        return self._stream(axis, started_ns, end_ns), started_ns
+            return self._stream(f"{axis}.{communication.kind}", issued_ns, end_ns), issued_ns, end_ns
+        started_ns, end_ns = self._worked(communication, issued_ns, end_ns)
+        return self._stream(axis, started_ns, end_ns), started_ns, end_ns
 
-    def _worker(self, communication: Communication, end_ns: int) -> int:
-        """Return when the first worker of the group was free, and keep it busy until *end_ns*."""
+    def _worked(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[int, int]:
+        """Return from when to when the first worker of the group that was free was busy with it."""
         group = communication.group
         on_gloo = group.on_gloo and isinstance(communication.start, int)
         n_workers = GLOO_THREADS if on_gloo else 1
         busy_until_ns = self._workers.setdefault((group.id, n_workers), [0] * n_workers)
         first = min(range(n_workers), key=busy_until_ns.__getitem__)
         free_ns = busy_until_ns[first]
+        if communication.duration_ns is not None:
+            end_ns = min(end_ns, max(issued_ns, free_ns) + communication.duration_ns)
+        started_ns = min(max(issued_ns, free_ns), end_ns)
         if not (on_gloo and communication.kind == "reduce_scatter"):  # its end is that of its waiter
             busy_until_ns[first] = max(end_ns, free_ns)
-        return free_ns
+        return started_ns, end_ns
 
     def _stream(self, name: str, start_ns: int, end_ns: int) -> str:
         """Return the first stream of *name* that is free at *start_ns*: ``dp``, ``dp.1``, ..."""

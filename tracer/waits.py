@@ -26,10 +26,7 @@ class WaitHook:
         self._work_type: Any = dist.Work
         self._completions = completions = session.completions
         self._original = original = dist.Work.wait
-        ended, batch_ended, claim = (
-            session.guarded("collectives", f)
-            for f in (completions.ended, completions.batch_ended, completions.claim)
-        )
+        ended, claim = (session.guarded("collectives", f) for f in (completions.ended, completions.claim))
         pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
         by_work = completions.by_work
 
@@ -42,8 +39,6 @@ class WaitHook:
             finally:
                 if communication is not None:
                     ended(communication)
-                else:
-                    batch_ended()
                 resume(is_paused)
 
         self._work_type.wait = wait
@@ -94,33 +89,49 @@ class BatchHook:
     """
 
     def __init__(self, session: Session) -> None:
-        self._type, self._name = internals.batching()
-        self._original = original = getattr(self._type, self._name, None)
-        issued = session.guarded("collectives", session.completions.batch_issued)
+        self._type, start, end = internals.batching()
+        completions = session.completions
+        begun, issued = (
+            session.guarded("collectives", f) for f in (completions.batch_begun, completions.batch_issued)
+        )
 
-        def end(group: Any, /, *args: Any, **kwargs: Any) -> Any:
-            work = original(group, *args, **kwargs)  # type: ignore[misc]
-            issued(work)
-            return work
+        def starting(original: Any) -> Any:
+            def function(group: Any, /, *args: Any, **kwargs: Any) -> None:
+                original(group, *args, **kwargs)
+                begun()
 
-        if original is not None:
-            setattr(self._type, self._name, end)
+            return function
+
+        def ending(original: Any) -> Any:
+            def function(group: Any, /, *args: Any, **kwargs: Any) -> Any:
+                work = original(group, *args, **kwargs)
+                issued(work)
+                return work
+
+            return function
+
+        self._undo: list[tuple[str, Any]] = []
+        for name, wrap in ((start, starting), (end, ending)):
+            if (original := getattr(self._type, name, None)) is not None:
+                self._undo.append((name, original))
+                setattr(self._type, name, wrap(original))
 
     def remove(self) -> None:
-        """Give the method back as it was."""
-        if self._original is not None:
-            setattr(self._type, self._name, self._original)
+        """Give the methods back as they were."""
+        for name, original in self._undo:
+            setattr(self._type, name, original)
 
 
 class GraphHook:
     """Captures of CUDA graphs, during which no thread of ours may ask CUDA anything."""
 
     def __init__(self) -> None:
-        import torch
+        self._undo = [(kind, kind.capture_begin, kind.capture_end) for kind in internals.graphs()]
+        for kind, begin, end in self._undo:
+            self._wrap(kind, begin, end)
 
-        self._type: Any = torch.cuda.CUDAGraph
-        self._begin, self._end = begin, end = self._type.capture_begin, self._type.capture_end
-
+    @staticmethod
+    def _wrap(kind: Any, begin: Any, end: Any) -> None:
         @functools.wraps(begin)
         def capture_begin(graph: Any, /, *args: Any, **kwargs: Any) -> Any:
             GATE.capture_begins()
@@ -137,11 +148,12 @@ class GraphHook:
             finally:
                 GATE.capture_ended()
 
-        self._type.capture_begin, self._type.capture_end = capture_begin, capture_end
+        kind.capture_begin, kind.capture_end = capture_begin, capture_end
 
     def remove(self) -> None:
         """Give the methods back as they were."""
-        self._type.capture_begin, self._type.capture_end = self._begin, self._end
+        for kind, begin, end in self._undo:
+            kind.capture_begin, kind.capture_end = begin, end
 
 
 class StreamHook:

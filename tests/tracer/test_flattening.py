@@ -68,7 +68,7 @@ def test_streams_never_overlap_and_ends_are_kept(spans: list[tuple[int, int, str
     placed: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for issued, duration, kind in sorted(spans):
         one = communication(kind, on_gloo=on_gloo, peer=1 if kind == "send" else -1)
-        stream, start = streams.place(one, issued, issued + duration)
+        stream, start, _ = streams.place(one, issued, issued + duration)
         assert issued <= start <= issued + duration
         assert kind != "send" or start == issued
         placed[stream].append((start, issued + duration))
@@ -85,7 +85,7 @@ def test_collectives_of_one_group_use_no_more_streams_than_it_has_workers(durati
             worker = free.index(min(free))
             start, free[worker] = free[worker], free[worker] + duration
             one = communication("all_reduce", on_gloo=on_gloo)
-            stream, found = streams.place(one, 0, free[worker])
+            stream, found, _ = streams.place(one, 0, free[worker])
             assert found == start
             assert stream in {"dp", "dp.1"} if on_gloo else stream == "dp"
 
