@@ -7,7 +7,6 @@ placed into the arrays of a ``Program``, numbers the communications and joins th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from simulator.builder.instances import Answers, Message, communications
 from simulator.builder.template import COMPUTE, COPY, DP, HOST, STREAMS, Task, Template
-from simulator.builder.template_arrays import Behind, Outside, TemplateArrays, gathered
+from simulator.builder.template_arrays import TemplateArrays, Waits, gathered
 from simulator.program import Int32Array, Int64Array, Label, Program
 
 __all__ = ["COMPUTE", "COPY", "DP", "HOST", "STREAMS", "Place", "ProgramBuilder", "Task", "Template"]
@@ -141,19 +140,12 @@ class ProgramBuilder:
         that few different ones have to be worked out.
         """
         offsets = np.cumsum(sizes) - sizes
-        numbers: dict[tuple[int, Outside], int] = {}
-        found: list[tuple[Int64Array, Int64Array]] = []
-        which: list[int] = []
-        behind: dict[int, Behind] = defaultdict(Behind)
-        for placed, offset in zip(self._placed, offsets.tolist(), strict=True):
-            arrays, own = placed.arrays, behind[placed.rank]
-            outside = own.relative(arrays, offset)
-            key = (id(arrays), outside)
-            if key not in numbers:
-                numbers[key] = len(found)
-                found.append(arrays.dependencies(outside))
-            which.append(numbers[key])
-            own.add(arrays, offset)
+        waits = Waits()
+        which = [
+            waits.case(placed.arrays, placed.rank, offset)
+            for placed, offset in zip(self._placed, offsets.tolist(), strict=True)
+        ]
+        found = waits.found
         empty = np.empty(0, np.int64)
         counts = np.concatenate([empty, *(counts for counts, _ in found)])
         deps = np.concatenate([empty, *(deps for _, deps in found)])

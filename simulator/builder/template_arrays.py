@@ -51,33 +51,63 @@ class Outside(NamedTuple):
     gradients: tuple[int, ...] = ()
     earlier: tuple[int, ...] = ()
 
+    def further(self, n: int) -> Outside:
+        """Return the same tasks as seen from *n* tasks further on."""
+        return Outside(*(tuple([at - n for at in found]) for found in self))
 
-class Behind:
-    """What a rank has done so far, as far as the next template may wait for it: numbers of tasks."""
+    def after(self, arrays: TemplateArrays) -> Outside:
+        """Return what is outside of whoever comes behind *arrays*, if this is outside of *arrays*."""
+        moved = self.further(arrays.n)
+        own = tuple([at - arrays.n for at in arrays.tails if at >= 0])
+        return Outside(
+            tails=own if len(own) == len(arrays.tails) else moved.tails + own,
+            gradients=(arrays.last_dp - arrays.n,) if arrays.last_dp >= 0 else moved.gradients,
+            earlier=moved.tails,
+        )
+
+
+class Waits:
+    """What templates wait for, one after the other; what they find outside is mostly what others found.
+
+    Attributes:
+        found: for each different case, as ``TemplateArrays.dependencies`` has it.
+    """
 
     def __init__(self) -> None:
-        self.now = Outside()
+        self.found: list[tuple[Int64Array, Int64Array]] = []
+        self._cases: dict[tuple[int, Outside], int] = {}
+        self._outsides: list[Outside] = [Outside()]
+        self._numbers: dict[Outside, int] = {Outside(): 0}
+        self._steps: dict[tuple[int, int], tuple[int, int]] = {}
+        self._behind: dict[int, tuple[int, int]] = {}
 
-    def relative(self, arrays: TemplateArrays, offset: int) -> Outside:
-        """Return what *arrays* finds if its first task is number *offset*; nothing if it does not ask."""
-        if not arrays.waits_outside:
-            return Outside()
-        now = self.now
-        return Outside(
-            tails=tuple([at - offset for at in now.tails]),
-            gradients=tuple([at - offset for at in now.gradients]),
-            earlier=tuple([at - offset for at in now.earlier]),
-        )
+    def case(self, arrays: TemplateArrays, rank: int, offset: int) -> int:
+        """Return which of ``found`` is that of *arrays*, next of *rank*, with its first task at *offset*."""
+        outside, end = self._behind.get(rank, (0, offset))
+        if end != offset:
+            outside = self._number(self._outsides[outside].further(offset - end))
+        step = (id(arrays), outside)
+        if step not in self._steps:
+            self._steps[step] = (
+                self._case(arrays, outside),
+                self._number(self._outsides[outside].after(arrays)),
+            )
+        case, behind = self._steps[step]
+        self._behind[rank] = (behind, offset + arrays.n)
+        return case
 
-    def add(self, arrays: TemplateArrays, offset: int) -> None:
-        """Note that *arrays* has been placed at *offset*."""
-        before = self.now
-        own = tuple([at + offset for at in arrays.tails if at >= 0])
-        self.now = Outside(
-            tails=own if len(own) == len(arrays.tails) else before.tails + own,
-            gradients=(arrays.last_dp + offset,) if arrays.last_dp >= 0 else before.gradients,
-            earlier=before.tails,
-        )
+    def _case(self, arrays: TemplateArrays, outside: int) -> int:
+        key = (id(arrays), self._outsides[outside] if arrays.waits_outside else Outside())
+        if key not in self._cases:
+            self._cases[key] = len(self.found)
+            self.found.append(arrays.dependencies(key[1]))
+        return self._cases[key]
+
+    def _number(self, outside: Outside) -> int:
+        if outside not in self._numbers:
+            self._numbers[outside] = len(self._outsides)
+            self._outsides.append(outside)
+        return self._numbers[outside]
 
 
 def gathered(lengths: Sequence[int], which: Sequence[int], sizes: Int64Array) -> Int64Array:

@@ -154,7 +154,7 @@ class Space:
     def _virtual_stages(self, pp: int) -> list[int]:
         """Return stages per rank to try: where each has to have the same layers, those that divide them."""
         most = self.model.n_layers // pp
-        job = _DEFAULTS | self.others
+        job = {**_DEFAULTS, **self.others}
         is_even = profile(job["framework"], tuple(job["conventions"])).even_chunks
         if not is_even or job["layers_per_stage"]:
             powers = tuple(1 << power for power in range(1, most.bit_length()))
