@@ -1,36 +1,34 @@
 """How much each physical term buys: the score with it and without it, and how many sources gain.
 
-    python benchmarks/ablation.py steps.csv --per-family 2
+    python benchmarks/ablation.py steps.csv --page
 
 A few rows of every family are simulated, once as they are and once without each term. With ``--page`` the
-table is written into docs/accuracy.md.
+table is written into docs/accuracy.md. Takes about two minutes of two processors.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import fields, replace
 from functools import cache
-from multiprocessing import get_context
-from statistics import fmean, median
 from typing import Final
 
 from accuracy import PAGE, replaced
+from published import Errors, Family, bias, by_source, counted, evenly, family, log_ratio, score, together
 
-from simulator.compute.timing import ComputeModel
 from simulator.errors import SimulationError
 from simulator.job import Job
 from simulator.network.cost import Network
-from simulator.validate.curve import curve_of
 from simulator.validate.steps_job import StepJob, step_job
 from simulator.validate.table import Row, read_table
 from topologies.device import Device
 
 Change = Callable[[StepJob], StepJob]
+
+CHANGED: Final = 0.002
+"""Difference of two scores of a source from which it counts as a loss or a gain."""
 
 
 def main() -> None:
@@ -39,79 +37,57 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table")
-    parser.add_argument("--per-family", type=int, default=2)
+    parser.add_argument("--per-family", type=int, default=1, help="Rows that stand for a family.")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--page", action="store_true", help="Write the table into docs/accuracy.md.")
     args = parser.parse_args()
-    rows = list(chosen(read_table(args.table, ("id",)), args.per_family))
-    with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
-        found = dict(pool.map(_one, [(name, rows) for name in TERMS]))
+    families = counted(read_table(args.table, ("id",)))
+    rows = [row for own in families.values() for row in evenly(own, args.per_family)]
+    found: dict[str, dict[Family, list[float]]] = {name: defaultdict(list) for name in TERMS}
+    for name, ratios in together(without_each, rows, args.workers, "rows, without each term"):
+        for term, ratio in ratios.items():
+            found[term][name].append(ratio)
     lines = list(table(found, len(rows)))
     print("\n".join(lines))
     if args.page:
         PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), "ablation", lines), encoding="utf-8")
 
 
-def chosen(rows: Iterable[Row], per_family: int) -> Iterable[Row]:
-    """Yield rows that count in the score, evenly over each family."""
-    families: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        flags = row.text("check_flags")
-        if row.text("spec_level") in ("A", "A-") and "stress" not in flags and "slow" not in flags:
-            families[family(row)].append(row)
-    for own in families.values():
-        step = max(1.0, len(own) / per_family)
-        yield from (own[int(at * step)] for at in range(min(per_family, len(own))))
-
-
-def family(row: Row) -> str:
-    """Return source, model, GPU and precision of *row*."""
-    return " · ".join(row.text(name) for name in ("source_group", "model", "hardware", "precision"))
-
-
-def _one(given: tuple[str, Sequence[Row]]) -> tuple[str, dict[str, list[float]]]:
-    """Return signed log ratios by family without the term that *given* names."""
-    name, rows = given
-    found: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
+def without_each(row: Row) -> tuple[Family, dict[str, float]]:
+    """Return the family of *row*, and its signed log ratio without each term with which it can run."""
+    step, found = step_job(row), {}
+    known: dict[Hashable, float] = {}
+    for name, change in TERMS.items():
+        changed = change(step)
+        key = _key(changed)
         try:
-            step = TERMS[name](step_job(row))
-            device, precision = step.job.cluster.device, step.job.precision
-            curve = curve_of(step.job, step.network, ComputeModel(device, precision), (1.0,))
+            if key not in known:
+                known[key] = log_ratio(row, changed)
         except SimulationError:
             continue
-        seconds = step.share * curve.step_s[0]
-        found[family(row)].append(math.log(seconds / row.number_in("step_time_s")))
-    return name, dict(found)
+        found[name] = known[key]
+    return family(row), found
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[float]]], n_rows: int) -> Iterable[str]:
+def _key(step: StepJob) -> Hashable:
+    """Return what two jobs agree in if a change makes no difference between them."""
+    own = (getattr(step.job, one.name) for one in fields(Job) if one.name not in ("cluster", "conventions"))
+    return (step.network, step.job.cluster.device, step.job.profile, *own)
+
+
+def table(found: Mapping[str, Errors], n_rows: int) -> Iterable[str]:
     """Yield the lines of the table."""
     base = found[WHOLE]
-    n_families = len(base)
-    yield f"{n_rows} rows, at most a few of each of {n_families} families."
+    whole = by_source(base)
+    yield f"{n_rows:,} rows of {len(base)} families."
     yield ""
     yield "| without | score | bias | sources that lose | sources that gain |"
     yield "|---|---|---|---|---|"
     for name, errors in found.items():
-        own, whole = _by_source(errors), _by_source(base)
-        worse = sum(own[source] > whole[source] + 0.002 for source in own)
-        better = sum(own[source] < whole[source] - 0.002 for source in own)
-        counts = ("", "") if name == WHOLE else (str(worse), str(better))
-        bias = fmean(median(ratios) for ratios in errors.values())
-        cells = (name, f"{100 * _score(errors.values()):.1f} %", f"{100 * bias:+.1f} %", *counts)
-        yield "| " + " | ".join(cells) + " |"
-
-
-def _by_source(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    found: dict[str, list[Sequence[float]]] = defaultdict(list)
-    for name, ratios in errors.items():
-        found[name.split(" · ")[0]].append(ratios)
-    return {source: _score(own) for source, own in found.items()}
-
-
-def _score(families: Iterable[Sequence[float]]) -> float:
-    return fmean(median(map(abs, ratios)) for ratios in families)
+        worse = [score(own) - score(whole[source]) for source, own in by_source(errors).items()]
+        counts = (str(sum(one > CHANGED for one in worse)), str(sum(one < -CHANGED for one in worse)))
+        figures = (f"{100 * score(errors):.1f} %", f"{100 * bias(errors):+.1f} %")
+        yield "| " + " | ".join((name, *figures, *(counts if name != WHOLE else ("", "")))) + " |"
 
 
 def _job(change: Callable[[Job], Job]) -> Change:
