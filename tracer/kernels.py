@@ -38,16 +38,20 @@ class KernelTrace:
         self._has_step = has_step
         self._profiler: Any = None
         self._mark: Any = None
-        self._is_done = False
+        self._is_running = self._is_done = False
 
     def at_step(self, step: int) -> None:
-        """A step begins, on the thread of the training: start, go on, or stop."""
+        """A step begins, on the thread of the training: prepare, start, go on, or stop."""
         self._unmark()
         is_wanted = self._has_step(step)
-        if self._profiler is not None and not is_wanted:
+        if self._is_running and not is_wanted:
             self.close()
-        if is_wanted and not self._is_done:
-            if self._profiler is None:
+        if self._is_done or not (is_wanted or self._has_step(step + 1)):
+            return
+        if self._profiler is None:
+            self._prepare()
+        if is_wanted:
+            if not self._is_running:
                 self._start()
             self._mark_step(step)
 
@@ -55,15 +59,19 @@ class KernelTrace:
         """Stop, and write what was seen."""
         if self._profiler is None:
             return
-        profiler, self._profiler, self._is_done = self._profiler, None, True
+        if not (has_run := self._is_running):  # prepared for a step that never came: torch wants both calls
+            self._start()
+        profiler, self._profiler, self._is_running, self._is_done = self._profiler, None, False, True
         self._unmark()
-        profiler.stop()
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f".{self._file.name}")  # its end tells torch to compress
-        profiler.export_chrome_trace(str(temporary))
-        temporary.replace(self._file)
+        profiler.stop_trace()
+        if has_run:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._file.with_name(f".{self._file.name}")  # its end tells torch to compress
+            profiler.export_chrome_trace(str(temporary))
+            temporary.replace(self._file)
 
-    def _start(self) -> None:
+    def _prepare(self) -> None:
+        """Do what takes long before the first event: on a GPU it takes seconds, which no step should have."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -71,7 +79,11 @@ class KernelTrace:
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities, record_shapes=True)
-        self._profiler.start()
+        self._profiler.prepare_trace()
+
+    def _start(self) -> None:
+        self._profiler.start_trace()
+        self._is_running = True
 
     def _mark_step(self, step: int) -> None:
         from torch.profiler import record_function

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,9 +39,10 @@ class MemoryLog:
         if on_cuda:
             import torch
 
-            stats = torch.cuda.memory_stats_as_nested_dict()  # a tenth of the time of memory_allocated()
-            for category, name in (("total", "allocated_bytes"), ("reserved", "reserved_bytes")):
-                self._samples.append((now, category, stats[name]["all"]["current"]))
+            with suppress(RuntimeError, KeyError):  # an allocator of somebody else keeps no figures
+                stats = torch.cuda.memory_stats_as_nested_dict()  # a tenth of memory_allocated()
+                for category, name in (("total", "allocated_bytes"), ("reserved", "reserved_bytes")):
+                    self._samples.append((now, category, stats[name]["all"]["current"]))
         elif _STATM.exists():
             pages = int(_STATM.read_text(encoding="ascii").split()[1])
             self._samples.append((now, "total", pages * os.sysconf("SC_PAGE_SIZE")))

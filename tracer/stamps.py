@@ -88,16 +88,15 @@ EVENTS: Final = Events()
 """Those of this process."""
 
 
-def cuda_stamp(device: int | None = None) -> Stamp:
-    """Return the moment at which a device reaches this point of its current CUDA stream.
+def cuda_stamp(device: int) -> Stamp:
+    """Return the moment at which the device of that index reaches this point of its current CUDA stream.
 
     While a CUDA graph is being captured, nothing runs: the moment is one of the host.
-
-    Args:
-        device: index of the device; None: the current one of this thread.
     """
     import torch
 
+    if GATE.device is None:
+        GATE.device = device
     if torch.cuda.is_current_stream_capturing():
         return host_stamp()
     return CudaStamp(EVENTS.recorded(torch.cuda, torch.cuda.current_stream(device)))

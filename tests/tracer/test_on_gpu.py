@@ -97,6 +97,69 @@ def test_losses_are_the_same_to_the_last_bit(tmp_path: Path, alone: Any) -> None
     assert plain == recorded
 
 
+def gathered(steps: int, rows: int = 1 << 24) -> int:
+    """Gather into new tensors, dropped at once, beside the stream that computes; return the peak of memory."""
+    x = torch.ones(rows, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(steps):
+        y = torch.empty(rows * distributed.get_world_size(), device="cuda")
+        work = distributed.all_gather_into_tensor(y, x, async_op=True)
+        work.wait()
+        x.add_(y[:rows], alpha=0.0)
+    torch.cuda.synchronize()
+    peak: int = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
+    return peak
+
+
+def test_memory_is_free_as_soon_as_without_recording(tmp_path: Path, alone: Any) -> None:
+    """The future of a work of NCCL would keep each result until a stream from torch's pool has seen its end."""
+    plain = gathered(50)
+    with foretrace.record(tmp_path / "run"):
+        recorded = gathered(50)
+    assert recorded == plain
+    rows = [row for row in open_run(tmp_path / "run").spans().to_pylist() if row["kind"] == "all_gather"]
+    assert len(rows) == 50
+    assert open_run(tmp_path / "run").info.dropped == {}
+
+
+def test_a_collective_beside_the_computation_ends_when_the_device_says(tmp_path: Path, alone: Any) -> None:
+    """It is waited for a second after its end, as found by hooks: its own work tells how long it took."""
+    model, small = torch.nn.Linear(8, 8).cuda(), torch.ones(4, 8, device="cuda")
+    x = torch.ones(1 << 20, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with foretrace.record(tmp_path / "run"):
+        for _ in range(3):
+            work = distributed.all_reduce(x, async_op=True)
+            torch.cuda._sleep(200_000_000)
+            model(small).sum().backward()
+            torch.cuda.synchronize()
+            work.wait()
+            optimizer.step()
+    found = [row for row in open_run(tmp_path / "run").spans().to_pylist() if row["kind"] == "all_reduce"]
+    assert len(found) == 3
+    assert all(row["duration_ns"] < 20_000_000 for row in found[1:])  # 4 MiB; the sleep takes some 0.1 s
+
+
+def test_a_model_that_is_warmed_up_on_another_stream_is_followed(tmp_path: Path) -> None:
+    side = torch.cuda.Stream()
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
+    x = torch.ones(WIDTH, WIDTH, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.cuda.synchronize()
+    with foretrace.record(tmp_path / "run"):
+        with torch.cuda.stream(side):
+            model(x).sum().backward()
+        torch.cuda.current_stream().wait_stream(side)
+        for _ in range(3):
+            model(x).sum().backward()
+            optimizer.step()
+    rows = [row for row in open_run(tmp_path / "run").spans().to_pylist() if row["step"] == 2]
+    forward_ns = sum(row["duration_ns"] for row in rows if row["kind"] == "forward")
+    assert forward_ns > 500_000  # 137 GFLOP: no host launches that slowly, no GPU does it faster
+
+
 def test_kernels_of_chosen_steps_are_in_a_trace(tmp_path: Path, alone: Any) -> None:
     step = training(alone)
     with foretrace.record(tmp_path / "run", steps="1:3", depth="kernels"):

@@ -130,15 +130,14 @@ def _times(run: Callable[[], Any], repeats: int, *, together: bool = True) -> li
     import torch.distributed as dist
 
     found = []
+    through = torch.cuda.synchronize if _device().type == "cuda" else lambda: None
     for _ in range(WARM_UP + repeats):
         if together:
             dist.barrier()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        through()
         began = time.perf_counter()
         run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        through()
         found.append(time.perf_counter() - began)
     return found[WARM_UP:]
 

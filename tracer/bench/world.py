@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
         torch.set_num_threads(1)
-    dist.init_process_group(backend)
+    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+    dist.init_process_group(backend, device_id=device)  # else a barrier guesses which GPU is meant
     try:
         found = _measure(what, json.loads(options))
         if dist.get_rank() == 0:
