@@ -5,8 +5,8 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from hypothesis import given
-from hypothesis.strategies import integers, sampled_from
+from hypothesis import given, settings
+from hypothesis.strategies import DataObject, data, integers, lists, sampled_from, sets
 
 from simulator.job import Job
 from simulator.models.sources import load_model
@@ -16,6 +16,7 @@ from simulator.simulate import simulate
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
 from topologies.fabric import FabricSpec
+from topologies.reach import Reach
 from traces.layout import Layout
 
 SPECS = {
@@ -72,6 +73,25 @@ def test_bandwidth_never_above_the_cut(kind: str, op: str, power: int) -> None:
     transfer = Network(cluster).collective(op, size_bytes, range(32))
     assert bus_factor(op, 32) > 0
     assert crossing / (transfer.wire_ns * 1e-9) <= CUTS[kind] * (1 + 1e-6)
+
+
+@settings(max_examples=40)
+@given(
+    kind=sampled_from(sorted(SPECS.keys() - {"multi-plane"})),
+    placed=sets(integers(0, 31), min_size=2),
+    data=data(),
+)
+def test_adding_idle_gpus_changes_nothing(kind: str, placed: set[int], data: DataObject) -> None:
+    """GPUs that run no rank take nothing of NICs, leaves and spines: as if they were not there.
+
+    Planes meet over the GPUs of a node alone, so that there a GPU that is not there can be missed.
+    """
+    ranks = sorted(placed)
+    group = data.draw(lists(sampled_from(ranks), min_size=2, unique=True))
+    graph = machine(kind).fabric()
+    bare = graph.copy()
+    bare.remove_nodes_from(f"gpu:{gpu}" for gpu in range(32) if gpu not in placed)
+    assert Reach(graph, ranks).shape(group) == Reach(bare, ranks).shape(group)
 
 
 def test_slower_nodes_hold_up_the_rest(tmp_path: Path) -> None:
