@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Path(), help="Directory to keep the run in.")
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")
+@click.option("--price", help="Of a GPU, e.g. '2.5 USD/h'. [default: of the machine, if known]")
 @click.option("--picture/--no-picture", default=None, help="Draw the schedule. [default: in a terminal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
@@ -76,6 +77,7 @@ def simulate(
     like_run: str | None,
     rehearsal: str | None,
     calibration: str | None,
+    price: str | None,
     picture: bool | None,
     as_json: bool,
     **flags: Any,
@@ -96,11 +98,13 @@ def simulate(
 
         foretrace simulate --rehearsal runs/script --cluster dgx-h100
     """
+    from simulator.price import usd_per_gpu_hour
     from simulator.render import document, show
     from simulator.simulate import simulate as run_simulation
 
     if file is not None and config is not None:
         raise click.UsageError(f"{file} and --config {config}: give one file of settings")
+    usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
     configs = [one for one in (file if file is not None else config, *files) if one is not None]
     if report is not None:
         _check_folder(report)
@@ -129,10 +133,10 @@ def simulate(
 
         write_report(report, simulation.run)
     if as_json:
-        click.echo(json.dumps(document(simulation, output, report) | {"configs": read}))
+        click.echo(json.dumps(document(simulation, output, report, price=price) | {"configs": read}))
     else:
         _show_read(read)
-        show(simulation, output, report, picture=picture)
+        show(simulation, output, report, picture=picture, price=price)
 
 
 def _job(configs: Sequence[str], given: dict[str, Any]) -> tuple[Job, list[dict[str, Any]]]:

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
 from topologies.units import format_bytes, format_capacity, format_time
 
 if TYPE_CHECKING:
@@ -26,11 +27,17 @@ SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
 
 
-def document(simulation: Simulation, output: str | None, report: str | None) -> dict[str, Any]:
-    """Return everything that ``--json`` prints."""
+def document(
+    simulation: Simulation, output: str | None, report: str | None, *, price: str | None = None
+) -> dict[str, Any]:
+    """Return everything that ``--json`` prints; *price* of a GPU instead of that of its machine."""
+    usd = usd_per_gpu_hour(price, (simulation.info.cluster or {}).get("price_usd_per_gpu_hour"))
+    rate = simulation.summary["tokens_per_s_per_gpu"]
     return {
         "name": simulation.info.name,
         **simulation.summary,
+        "usd_per_gpu_hour": usd,
+        "usd_per_1b_tokens": None if usd is None else usd_per_1b_tokens(usd, rate),
         "warnings": list(simulation.info.warnings),
         "job": simulation.info.job,
         "run": output,
@@ -39,12 +46,17 @@ def document(simulation: Simulation, output: str | None, report: str | None) -> 
 
 
 def show(
-    simulation: Simulation, output: str | None, report: str | None, *, picture: bool | None = None
+    simulation: Simulation,
+    output: str | None,
+    report: str | None,
+    *,
+    picture: bool | None = None,
+    price: str | None = None,
 ) -> None:
     """Print the figures, the memory of the stages, what they rest on and where the run is."""
     console, summary = Console(), simulation.summary
     console.print(f"[bold]{escape(simulation.info.name)}[/]", highlight=False)
-    console.print(_headline(summary))
+    console.print(_headline(summary, _cost(simulation, price)))
     if picture or (picture is None and console.is_terminal):
         _draw(console, simulation)
     console.print(_memory(summary))
@@ -86,7 +98,20 @@ def _draw(console: Console, simulation: Simulation) -> None:
     console.print(Text.assemble(f"{'':<{NAME_LETTERS}}", f"{found.length}: ", *legend))
 
 
-def _headline(summary: Mapping[str, Any]) -> Table:
+def _cost(simulation: Simulation, given: str | None) -> str:
+    """Return what tokens cost, or that no price is known; nothing where a machine is of processes."""
+    machine = simulation.info.cluster or {}
+    name, usd = (
+        machine.get("name", "this machine"),
+        usd_per_gpu_hour(given, machine.get("price_usd_per_gpu_hour")),
+    )
+    if usd is None:
+        return "" if machine.get("cores") else unknown(name)
+    cost = usd_per_1b_tokens(usd, simulation.summary["tokens_per_s_per_gpu"])
+    return f"{cost:,.3g} USD per 1B tokens, {whose(name, usd, given=given is not None)}"
+
+
+def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     """Return the figures that a person looks at first."""
     exposed = summary["exposed_by_axis"]
     by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in exposed.items() if share > 5e-4)
@@ -113,6 +138,8 @@ def _headline(summary: Mapping[str, Any]) -> Table:
         "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
         f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
     }
+    if cost:
+        rows["cost"] = escape(cost)
     if drawn := summary.get("step_time_distribution"):
         low, middle, high = (format_time(drawn["quantiles_s"][q]) for q in ("0.05", "0.5", "0.95"))
         rows["with jitter"] = (

@@ -15,7 +15,6 @@ from simulator.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
     from simulator.search.found import Found
-    from topologies.cluster import Cluster
 
 
 NEEDED = ("model", "gpus", "global_batch")
@@ -112,13 +111,17 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
             raise click.MissingParameter(ctx=ctx, param=option)
     from simulator.config import job_settings, write_config
     from simulator.configs.write import written
+    from simulator.price import usd_per_gpu_hour
     from simulator.search.describe import counts_of, described, nothing, waterfall
     from simulator.search.ties import difference, mark_tied
     from simulator.search.what_if import answers
     from traces.writer import write_atomically
 
     spaces = _spaces(flags)
-    prices = {(s.cluster.name, s.cluster.n_gpus): _price(flags["price"], s.cluster) for s in spaces}
+    prices = {
+        (s.cluster.name, s.cluster.n_gpus): usd_per_gpu_hour(flags["price"], s.cluster.price_usd_per_gpu_hour)
+        for s in spaces
+    }
     what_if: list[dict[str, Any]] = []
     with _searching(flags, spaces, _weights(flags, prices), quiet=as_json) as search_all:
         found = (
@@ -141,6 +144,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     at = min(flags["why"], len(layouts))
     said = counts_of(found.counts) | {
         "layouts": layouts,
+        "prices": _prices(prices, given=flags["price"] is not None),
         "tied": difference()._asdict(),
         "why_not_the_second": waterfall(layouts[0], layouts[min(2, len(layouts)) - 1]),
         "why_not": {"layout": at, "parts": waterfall(layouts[0], layouts[at - 1])},
@@ -281,7 +285,12 @@ def _spaces(flags: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _price(given: str | None, cluster: Cluster) -> float | None:
-    from topologies.units import parse_price
+def _prices(prices: Mapping[tuple[str, int], float | None], *, given: bool) -> list[str]:
+    """Return a line for each machine that says what its GPU-hour costs, or that nobody knows."""
+    from simulator.price import unknown, whose
 
-    return cluster.price_usd_per_gpu_hour if given is None else parse_price(given)
+    named = {name: price for (name, _), price in prices.items()}
+    return [
+        unknown(name) if price is None else f"$ {whose(name, price, given=given)}"
+        for name, price in named.items()
+    ]

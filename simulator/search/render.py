@@ -29,6 +29,8 @@ def show(said: Mapping[str, Any]) -> None:
         f"{said['n_candidates']:,} layouts considered; {said['n_pipelines_run']:,} pipelines run, "
         f"{said['n_simulated']:,} simulated whole, {said['n_too_large']:,} of those looked at do not fit"
     )
+    for line in said["prices"]:
+        console.print(line, markup=False)
     if any(one["tied"] for one in layouts[1:]):
         console.print(f"= tied with the best: {difference().words}", markup=False)
     if said["why_not"]["parts"]:
@@ -44,7 +46,8 @@ def show(said: Mapping[str, Any]) -> None:
 def _table(layouts: Sequence[Mapping[str, Any]]) -> Table:
     wide = Console().width >= WIDE
     several = len({(one["cluster"], one["gpus"]) for one in layouts}) > 1
-    extra = [name for name in _BUDGETS if layouts[0][name] is not None][: None if wide else 2]
+    extra = [name for name in _BUDGETS if any(one[name] is not None for one in layouts)]
+    extra = extra[: None if wide else 2]
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", justify="right")
     for name in (*(["machine"] if several else []), "layout", "batch", "schedule", "data parallel"):
@@ -63,9 +66,15 @@ def _table(layouts: Sequence[Mapping[str, Any]]) -> Table:
             *([_likely(one["step_time_interval_s"])] if wide else []),
             f"{one['mfu']:.1%}",
             format_bytes(one["peak_memory_bytes"]),
-            *(f"{one[name]:,.3g}" if one[name] < 1000 else f"{one[name]:,.0f}" for name in extra),
+            *(_amount(one[name]) for name in extra),
         )
     return table
+
+
+def _amount(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _degrees(one: Mapping[str, Any]) -> str:
