@@ -37,6 +37,7 @@ from topologies.placement import place
 from traces.info import RunInfo
 from traces.run import Part, Run
 from traces.store import write_run
+from traces.timeline import MEMORY
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
@@ -109,6 +110,8 @@ def simulate(
     folded: bool = True,
     expanded: bool = False,
     engine: str = "auto",
+    program: Program | None = None,
+    only_figures: bool = False,
 ) -> Simulation:
     """Predict ``job.n_steps`` training steps of *job*.
 
@@ -119,6 +122,8 @@ def simulate(
         expanded: keep every rank: exact copies of folded ones where all groups are alike, otherwise each is
             simulated.
         engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
+        program: of the job, folded, where ``build`` has been asked for it before.
+        only_figures: leave out memory over time, which no figure of the summary needs.
 
     Raises:
         SimulationError, TopologyError, TraceError: the job cannot run as described.
@@ -140,7 +145,7 @@ def simulate(
         alone = special if folded else ()
         return build(job, network, compute, folded=folded, groups=groups, special=alone)
 
-    program = program_of(folded=folded)
+    program = program or program_of(folded=folded)
     if expanded and program.uneven:
         folded = False
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
@@ -163,7 +168,9 @@ def simulate(
             [*memory_warnings(job, memories), *idle_conventions(job), *_slow(job, network)],
         ),
         spans=spans,
-        memory=memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored}),
+        memory=MEMORY.empty_table()
+        if only_figures
+        else memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored}),
         links=links,
         expands=expanded and folded,
     )

@@ -17,7 +17,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from simulator.builder.step import build
 from simulator.compute.timing import ComputeModel
@@ -27,14 +27,19 @@ from simulator.job import Job
 from simulator.memory.ranks import rank_memories
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
+from simulator.program import Program
 from simulator.search.found import Counts, Found, Timed, best_of, few_collections, order_of, summarised
 from simulator.search.layouts import PipelineTimes
 from simulator.search.least_memory import LeastMemory
 from simulator.search.space import Family
 from simulator.simulate import simulate
+from simulator.variation import Variation
 from topologies.placement import place
 
 Progress = Callable[[str], None]
+
+KEPT_TASKS: Final = 300_000
+"""Tasks of the largest program that is kept until it is clear whether its layout is among the best: 30 MB."""
 
 
 class Stage(IntEnum):
@@ -111,6 +116,7 @@ class _Search:
         self.smallest: tuple[Job, int] | None = None
         self._weight = weight
         self._heap: list[tuple[float, int, int, Job | Family]] = []
+        self._programs: dict[Job, Program] = {}
         self._pushed = 0
         self._memory = LeastMemory()
         self._times: dict[Any, PipelineTimes] = {}
@@ -147,7 +153,7 @@ class _Search:
         if isinstance(one, Family):
             self._expand(one)
         elif -negative_stage == Stage.STEP:
-            self.best.append(Timed(job=one, cost=cost))
+            self.best.append(Timed(job=one, cost=cost, program=self._programs.pop(one, None)))
         else:
             self._try(Stage(1 - negative_stage), one)
 
@@ -213,6 +219,8 @@ class _Search:
             self._networks[key] = Network(job.cluster, placed, choice(job.nccl_algo, job.nccl_proto))
         compute = ComputeModel(job.cluster.device, job.precision)
         program = build(job, self._networks[key], compute, groups=self._pipeline(job).units.groups(job))
+        if program.n_tasks <= KEPT_TASKS and job.variation == Variation():
+            self._programs[job] = program
         _, end_ns = choose("compiled", program.n_tasks, queue=program.shares_gpus).times(program)
         return int(end_ns.max())
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from simulator.job import Job
+from simulator.program import Program
 from simulator.simulate import simulate
 
 ALLOCATED: Final = 500_000
@@ -77,10 +79,21 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One of the best layouts of a part: the job, and what candidates were ordered by."""
+    """One of the best layouts of a part.
+
+    Attributes:
+        job: what to run.
+        cost: what candidates were ordered by.
+        program: of the job, where it is at hand and small; it is left behind on the way to another process.
+    """
 
     job: Job
     cost: float
+    program: Program | None = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what another process makes the same of, without the program."""
+        return partial(Timed, job=self.job, cost=self.cost), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +118,13 @@ def best_of(timed: Iterable[Timed], n_best: int) -> list[Timed]:
 def summarised(timed: Sequence[Timed]) -> tuple[Ranked, ...]:
     """Return what ``simulate`` says of the best."""
     return tuple(
-        Ranked(job=one.job, summary=dict(simulate(one.job, engine="compiled").summary), cost=one.cost)
+        Ranked(
+            job=one.job,
+            summary=dict(
+                simulate(one.job, engine="compiled", program=one.program, only_figures=True).summary
+            ),
+            cost=one.cost,
+        )
         for one in timed
     )
 

@@ -122,17 +122,18 @@ def schedule_program(
     pipeline = Pipeline(orders, 0, "", overlap_p2p=overlap_p2p)
     builder = ProgramBuilder(_Links(n_ranks))
     together = pairs(name, n_ranks, n_microbatches, virtual_stages) if overlap_pairs else frozenset()
-    templates: dict[object, Template] = {}
+    templates: dict[tuple[Visit, ...], Template] = {}
     for pp, actions in enumerate(orders):
         todo = iter(zip(actions, pipeline.visits[pp], strict=True))
         for action, visit in todo:
-            also = [next(todo)] if action in together else []
-            parts = [visit, *(other for _, other in also)]
-            key = tuple(map(_bare, parts))
+            key: tuple[Visit, ...] = (visit,)
+            second = None
+            if together and action in together:
+                other, other_visit = next(todo)
+                key, second = (visit, other_visit), Place(other.stage, -1, other.microbatch)
             if key not in templates:
-                templates[key] = _written(pipeline, key)
-            at, *second = (Place(one.stage, -1, one.microbatch) for one in (action, *(a for a, _ in also)))
-            builder.place(templates[key], pp, at, second=second[0] if second else None)
+                templates[key] = _written(pipeline, tuple(map(_bare, key)))
+            builder.place(templates[key], pp, Place(action.stage, -1, action.microbatch), second=second)
     program = builder.build()
     links = np.array([transfer.latency_ns for transfer in program.transfers], np.int64)
     cells, kinds = _cells(program, pipeline.n_stages)
@@ -143,7 +144,6 @@ def schedule_program(
     return ScheduleProgram(program, pipeline.n_stages, cells, link, kinds, receives)
 
 
-@lru_cache(maxsize=4096)
 def _bare(visit: Visit) -> Visit:
     """Return *visit* without what only matters to data parallelism."""
     return visit._replace(is_last=False, first=0)
