@@ -33,9 +33,10 @@ class CollectiveHook:
 
     Args:
         session: the recording.
+        only_transfers: leave the collectives alone, which compiled hooks see.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, only_transfers: bool = False) -> None:
         import torch
         import torch.distributed as dist
 
@@ -46,10 +47,12 @@ class CollectiveHook:
         self._library: Any = torch.library.Library("c10d", "IMPL")
         self._functional: Any = torch.library.Library("_c10d_functional", "IMPL")
         for name, operator in OPERATORS.items():
-            if (packet := getattr(torch.ops.c10d, name, None)) is not None:
+            is_ours = operator.peer >= 0 or not only_transfers
+            if is_ours and (packet := getattr(torch.ops.c10d, name, None)) is not None:
                 self._override(self._library, packet.default, self._noting(name, operator, packet.default))
-        wait_tensor = internals.wait_tensor()
-        self._override(self._functional, wait_tensor, self._waiting(wait_tensor))
+        if not only_transfers:
+            wait_tensor = internals.wait_tensor()
+            self._override(self._functional, wait_tensor, self._waiting(wait_tensor))
 
     def remove(self) -> None:
         """Give the operators back as they were."""

@@ -28,9 +28,16 @@ def install(session: Session) -> list[Hook]:
     from tracer.steps import OptimizerHook
     from tracer.waits import GraphHook, StreamHook
 
-    session.backward = BackwardHook(session)
-    hooks: list[Hook] = [session.backward, ModuleHook(session), OptimizerHook(session)]
-    hooks += [StreamHook(session), GraphHook()]
+    hooks: list[Hook]
+    if session.native is None:
+        session.backward = BackwardHook(session)
+        hooks = [session.backward, ModuleHook(session)]
+    else:
+        from tracer.native.hooks import NativeBackwardHook, NativeModuleHook
+
+        session.backward = NativeBackwardHook(session, session.native)
+        hooks = [session.backward, NativeModuleHook(session, session.native)]
+    hooks += [OptimizerHook(session), StreamHook(session), GraphHook()]
     return hooks + _distributed(session) if is_distributed() else hooks
 
 
@@ -41,8 +48,12 @@ def _distributed(session: Session) -> list[Hook]:
     from tracer.waits import BatchHook, BlockingHook, WaitHook
 
     session.completions = Completions(dist.Work.wait)
-    hooks: list[Hook] = [CollectiveHook(session), WaitHook(session), BatchHook(session)]
-    hooks += [BlockingHook(session), MeshHook(session)]
+    hooks: list[Hook] = [CollectiveHook(session, only_transfers=session.native is not None)]
+    if session.native is not None:
+        from tracer.native.hooks import NativeCollectiveHook
+
+        hooks.append(NativeCollectiveHook(session, session.native))
+    hooks += [WaitHook(session), BatchHook(session), BlockingHook(session), MeshHook(session)]
     if internals.PIPELINING in sys.modules:
         return [*hooks, _pipeline(session)]
     late = session.guarded("pipeline", lambda module: session.add_hook(_pipeline(session)))

@@ -92,6 +92,14 @@ def wait_tensor() -> Any:
     return torch.ops._c10d_functional.wait_tensor.default
 
 
+def compiled_waited() -> Callable[[Any], None]:
+    """Return the operator by which the compiled hooks are told that a boxed ``Work`` was waited for."""
+    import torch
+
+    told: Callable[[Any], None] = torch.ops.foretrace.waited.default
+    return told
+
+
 def destroy_library(library: Any) -> None:
     """Take back the implementations that a ``torch.library.Library`` has registered."""
     library._destroy()
@@ -102,6 +110,13 @@ def batching() -> tuple[Any, str, str]:
     import torch.distributed as dist
 
     return dist.ProcessGroup, "_start_coalescing", "_end_coalescing"
+
+
+def group_named(name: str) -> Any:
+    """Return the process group that torch has given a name."""
+    from torch._C._distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(name)
 
 
 def graphs() -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from tracer.attach import DEPTH_VARIABLE, NAME_VARIABLE, RANKS_VARIABLE, RUN_VARIABLE, STEPS_VARIABLE
 from tracer.errors import LaunchError, RecordError
 from tracer.launched import is_one_of_many
+from tracer.native.build import ensure
 from tracer.record import check_new
 from tracer.window import Window
 
@@ -66,6 +67,7 @@ def launch(
         raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
     program = _program(command[0])
     _check_writable(path)
+    ensure(_tell)
     try:
         with _signals_passed_on() as children:
             try:
@@ -83,6 +85,11 @@ def launch(
         with suppress(OSError):  # nothing was recorded
             path.rmdir()
     return status if status >= 0 else 128 - status
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"foretrace: {line}\n")
+    sys.stderr.flush()
 
 
 def _check_writable(path: Path) -> None:

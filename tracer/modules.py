@@ -51,8 +51,18 @@ class ModuleHook:
         self._inner: set[int] = set()
         self._lives: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[Any, Block, int, Any]] = []
-        entered = session.guarded("modules", self._entered)
-        left = session.guarded("modules", self._left)
+        before, after = self._hooks()
+        self._handles = [
+            hooks.register_module_forward_pre_hook(before),
+            hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+
+    def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return what is called before and after the forward of every module."""
+        import torch
+
+        entered = self._session.guarded("modules", self._entered)
+        left = self._session.guarded("modules", self._left)
         inner, is_compiling = self._inner, torch.compiler.is_compiling
 
         # The compiler traces hooks: it must meet nothing that changes before it knows that they do nothing.
@@ -64,10 +74,7 @@ class ModuleHook:
             if not is_compiling() and id(module) not in inner:  # after an exception torch leaves kwargs out
                 left(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
 
-        self._handles = [
-            hooks.register_module_forward_pre_hook(before),
-            hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
+        return before, after
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -108,7 +115,7 @@ class ModuleHook:
 
     def _met(self, module: Any, args: Any) -> Block | None:
         """Learn the blocks of a module that is called for the first time; return which one it is itself."""
-        if self._running:  # made in the middle of a forward, or changed since: part of the block around it
+        if self._is_inside():  # made in the middle of a forward, or changed since: part of what is around it
             self._learn(module, None)
             return None
         blocks = find_blocks(module)
@@ -121,6 +128,17 @@ class ModuleHook:
 
     def _learn(self, module: Any, block: Block | None) -> None:
         """Remember what *module* is, for as long as it lives."""
+        self._keep(module, block)
+        number = id(module)
+        if number not in self._lives:
+            self._lives[number] = weakref.ref(module, lambda _: self._forget(number))
+
+    def _is_inside(self) -> bool:
+        """Whether a forward is running."""
+        return bool(self._running)
+
+    def _keep(self, module: Any, block: Block | None) -> None:
+        """Remember what *module* is; None: part of the block around it."""
         number = id(module)
         self._inner.discard(number)
         self._blocks.pop(number, None)
@@ -128,8 +146,6 @@ class ModuleHook:
             self._inner.add(number)
         else:
             self._blocks[number] = block
-        if number not in self._lives:
-            self._lives[number] = weakref.ref(module, lambda _: self._forget(number))
 
     def _forget(self, number: int) -> None:
         self._inner.discard(number)

@@ -17,6 +17,7 @@ from tracer.issued import Issued
 from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
+from tracer.native.build import load
 from tracer.parallelism import name_axes, parameter_meshes
 from tracer.pending import Pending
 from tracer.process import versions
@@ -54,6 +55,7 @@ class Session(Training[Lane]):
 
     Attributes:
         disabled: names of the hooks that are switched off.
+        native: the compiled hooks, a ``tracer.native.hooks.Native``; None: those in Python do.
 
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
@@ -83,6 +85,7 @@ class Session(Training[Lane]):
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
         self._written_state: object = None
+        self.native = self._compiled()
         moments = Resolver()
         self._pending = Pending(
             path,
@@ -101,9 +104,14 @@ class Session(Training[Lane]):
             failed=self._writing_failed,
             flush_s=flush_s,
             has_step=self.window.has_step,
+            collect=tuple if self.native is None else self.native.collect,
         )
         self.issued = Issued(path, rank, clock.shift_ns)
-        self.lane = Lane(self.position, self.sink.put)
+        if self.native is None:
+            self.lane = Lane(self.position, self.sink.put)
+        else:
+            self.lane = self.native.lane
+            self.issued.share(self.native.module)
         self.steps = Steps(self)
         self.completions: Any = None
         self.backward: Any = None
@@ -114,6 +122,24 @@ class Session(Training[Lane]):
             write_info(path, self.info(finished=False))
         self._write_sidecar()
         os.register_at_fork(after_in_child=self._forked)
+
+    def _compiled(self) -> Any:
+        """Return the compiled hooks, in whose memory the position is then; None: those in Python do."""
+        import torch
+
+        module = None if torch.cuda.is_available() else load()
+        if module is None:
+            return None
+        from tracer.native.hooks import Native
+
+        self.position = module.position
+        return Native(module, self)
+
+    def _switch_off(self, *names: str) -> None:
+        """Switch hooks off, for good."""
+        self.disabled.update(names)
+        if self.native is not None:
+            self.native.switch(self.disabled)
 
     def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
         """Return *function* as hook *name*: it returns None and does nothing once the hook is off."""
@@ -133,8 +159,12 @@ class Session(Training[Lane]):
 
     def disable(self, name: str, error: Exception) -> None:
         """Switch hook *name* off, for good: *error* was raised inside of it."""
-        self.disabled.add(name)
-        self.warn(f"recording of {name} stopped: {type(error).__name__}: {error}")
+        self.stop(name, f"{type(error).__name__}: {error}")
+
+    def stop(self, name: str, reason: str) -> None:
+        """Switch hook *name* off, for good, and say why."""
+        self._switch_off(name)
+        self.warn(f"recording of {name} stopped: {reason}")
 
     def warn(self, warning: str) -> None:
         """Add a warning to the run, once."""
@@ -200,7 +230,7 @@ class Session(Training[Lane]):
         self.steps.finish()
         if self._kernels is not None:
             self.guarded("kernels", self._kernels.close)()
-        self.disabled.update(HOOKS)
+        self._switch_off(*HOOKS)
         self.unhook()
         self.clock.close()
         self.sink.close()
@@ -260,11 +290,11 @@ class Session(Training[Lane]):
 
     def _writing_failed(self, error: Exception) -> None:
         self._has_failed = True
-        self.disabled.update(HOOKS)
+        self._switch_off(*HOOKS)
         self.warn(f"recording stopped: {error}")
         sys.stderr.write(f"foretrace: recording of rank {self.rank} stopped: {error}\n")
 
     def _forked(self) -> None:
         """In a forked child, as of a data loader: it has no writer, and records nothing."""
         self.is_closed = True
-        self.disabled.update(HOOKS)
+        self._switch_off(*HOOKS)

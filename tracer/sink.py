@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -61,6 +61,7 @@ class Sink:
         failed: called with an error that ended the writing.
         flush_s: seconds between two batches.
         has_step: whether the records of a step are written.
+        collect: yields records that are kept elsewhere; called before each batch, on the writing thread.
 
     Attributes:
         left: communications that were given up, or had not ended when the recording did; the last of them.
@@ -78,8 +79,9 @@ class Sink:
         failed: Callable[[Exception], None],
         flush_s: float = FLUSH_S,
         has_step: Callable[[int], bool] = lambda step: True,
+        collect: Callable[[], Iterable[Record]] = tuple,
     ) -> None:
-        self._has_step = has_step
+        self._has_step, self._collect = has_step, collect
         self.left: deque[Communication] = deque(maxlen=MOST_LEFT)
         self.n_left = 0
         self.n_lost = 0
@@ -171,6 +173,8 @@ class Sink:
         with GATE.asking() as may_ask:
             if not may_ask:
                 return
+            for record in self._collect():
+                self.put(record)
             rows = [*self._compute_rows(last=last), *self._communication_rows(last=last)]
         if rows:
             self._writer.append_table(_table(rows, self._writer.rank))

@@ -29,6 +29,7 @@ class WaitHook:
         ended, claim = (session.guarded("collectives", f) for f in (completions.ended, completions.claim))
         pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
         by_work = completions.by_work
+        waited = session.native.waited if session.native is not None else None
 
         def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = by_work.get(id(work))
@@ -39,6 +40,8 @@ class WaitHook:
             finally:
                 if communication is not None:
                     ended(communication)
+                if waited is not None:
+                    waited(work)
                 resume(is_paused)
 
         self._work_type.wait = wait

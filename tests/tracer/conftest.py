@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -20,6 +20,8 @@ import pytest
 
 from tracer.attach import RUN_VARIABLE
 from tracer.launch import environment
+from tracer.native import build
+from tracer.native.build import SWITCH
 from traces.run import Run
 from traces.store import open_run
 
@@ -171,6 +173,29 @@ def ranks() -> type["Runner"]:
     """How to run processes of one world."""
     pytest.importorskip("torch")
     return Runner
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Path:
+    """The compiled hooks; compiles them if this version of them was not yet."""
+    pytest.importorskip("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "1")
+        said: list[str] = []
+        found = build.ensure(said.append)
+    if found is None:
+        pytest.skip(f"hooks cannot be compiled here: {' '.join(said) or 'no compiler, or a GPU'}")
+    return found
+
+
+@pytest.fixture(scope="module", params=["python", "compiled"])
+def hooks(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both kinds of hooks in turn, for recordings in this process and in those that it starts."""
+    if request.param == "compiled":
+        request.getfixturevalue("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, str(int(request.param == "compiled")))
+        yield request.param
 
 
 @pytest.fixture(scope="session")

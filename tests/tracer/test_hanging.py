@@ -12,6 +12,8 @@ import pytest
 
 from traces.store import open_run
 
+pytestmark = pytest.mark.usefixtures("hooks")
+
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist

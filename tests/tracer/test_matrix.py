@@ -99,13 +99,13 @@ def trained(folder: Path, ranks: Any, names: Iterable[str], n: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
+def on_two(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> Path:
     """Two processes."""
     return trained(tmp_path_factory.mktemp("two"), ranks, usable(ON_TWO, ranks), 2)
 
 
 @pytest.fixture(scope="module")
-def on_four(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
+def on_four(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> Path:
     """Four processes."""
     return trained(tmp_path_factory.mktemp("four"), ranks, ON_FOUR, 4)
 
@@ -118,7 +118,7 @@ def usable(names: Iterable[str], ranks: Any) -> list[str]:
 @pytest.fixture(
     params=[(name, 2) for name in ON_TWO] + [(name, 4) for name in ON_FOUR], ids=lambda p: f"{p[0]}-{p[1]}"
 )
-def trial(request: pytest.FixtureRequest, ranks: Any) -> tuple[str, int, Path]:
+def trial(request: pytest.FixtureRequest, ranks: Any, hooks: str) -> tuple[str, int, Path]:
     """One strategy, its ranks, and where it was recorded."""
     name, n = request.param
     if not usable([name], ranks):

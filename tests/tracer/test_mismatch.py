@@ -9,10 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from traces.analysis.mismatch import mismatches
 from traces.errors import RunError
 from traces.run import Run
 from traces.store import open_run
+
+pytestmark = pytest.mark.usefixtures("hooks")
 
 SCRIPT = """
 import sys

@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 Module: Any = nn.Module
 
+pytestmark = pytest.mark.usefixtures("hooks")
+
 
 class Block(Module):  # type: ignore[misc]  # torch is untyped here
     """A layer with a part, and an operation in place on what it was given back."""

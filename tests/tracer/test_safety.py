@@ -10,6 +10,8 @@ import pytest
 from traces.errors import RunError
 from traces.store import open_run
 
+pytestmark = pytest.mark.usefixtures("hooks")
+
 SCRIPT = """
 import resource, sys
 import torch

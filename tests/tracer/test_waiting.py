@@ -9,6 +9,8 @@ import pytest
 from traces.analysis.activity import activity
 from traces.store import open_run
 
+pytestmark = pytest.mark.usefixtures("hooks")
+
 SLACK_NS = 100_000_000
 """Between the issue of a communication and the wait for it the thread computes; it may lose its core then."""
 
@@ -61,7 +63,7 @@ WAYS = ("sync", "async", "scatter", "functional", "p2p")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> Path:
     """One recording for each way to wait, made one after the other by the same processes."""
     folder = tmp_path_factory.mktemp("waiting")
     script = folder / "train.py"

@@ -1,0 +1,135 @@
+"""Compiles the hooks of a recording for the torch of this environment, once, and finds them again.
+
+What is compiled is kept under ``$XDG_CACHE_HOME/foretrace``, by the version of torch, the Python and the text
+of the sources. Compiling imports no torch; whoever loads the hooks has done so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.machinery import ExtensionFileLoader
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+SWITCH: Final = "FORETRACE_NATIVE"
+"""Environment variable that says ``0`` where hooks in Python shall do, compiled or not."""
+
+NAME: Final = "foretrace_hooks"
+"""Name of the module that is compiled."""
+
+SOURCES: Final = Path(__file__).parent
+"""Folder of ``hooks.cpp`` and its headers."""
+
+GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+"""Device files of the drivers of NVIDIA and AMD: where one is, trainings use GPUs."""
+
+COMPILE_S: Final = 600
+"""Time after which a compiler is given up; 20 s of a processor are enough."""
+
+
+def is_wanted() -> bool:
+    """Whether hooks in C++ are of use here: not switched off, and no GPU."""
+    return os.environ.get(SWITCH, "") != "0" and not any(path.exists() for path in GPUS)
+
+
+def library() -> Path | None:
+    """Return where the hooks are kept once they are compiled, None without torch."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        return None
+    text = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]pp")))
+    key = hashlib.sha256(text).hexdigest()[:12]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "foretrace" / f"{NAME}-torch{torch}-{sys.implementation.cache_tag}-{key}.so"
+
+
+def ensure(say: Callable[[str], None]) -> Path | None:
+    """Return the compiled hooks, and compile them first if need be; None where that is not wanted or fails.
+
+    Args:
+        say: told, in one line, that this takes its time, or why it did not work.
+    """
+    found = library() if is_wanted() else None
+    compiler = shutil.which(os.environ.get("CXX") or "c++")
+    if found is None or found.exists():
+        return found
+    if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return None
+    try:
+        found.parent.mkdir(parents=True, exist_ok=True)
+        with found.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not found.exists():
+                say(f"compiling hooks for torch {version('torch')}, once: 20 s; {SWITCH}=0 goes without")
+                _compile(compiler, found)
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"hooks not compiled, those in Python do: {_last_line(error)}")
+        return None
+    return found
+
+
+def command(compiler: str, target: Path) -> list[str]:
+    """Return the command that compiles the hooks into *target*.
+
+    Raises:
+        OSError: torch is not where it should be.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise OSError("torch has no folder")
+    torch = Path(next(iter(spec.submodule_search_locations)))
+    folders = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")]
+    return [
+        *(compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-DUSE_DISTRIBUTED"),
+        *(f"-I{folder}" for folder in folders),
+        *(str(SOURCES / "hooks.cpp"), "-o", str(target)),
+        *(f"-L{torch / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"),
+    ]
+
+
+def _compile(compiler: str, target: Path) -> None:
+    temporary = target.with_suffix(f".{os.getpid()}")
+    try:
+        subprocess.run(
+            command(compiler, temporary), check=True, capture_output=True, text=True, timeout=COMPILE_S
+        )
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load() -> Any:
+    """Return the module of the compiled hooks, None if there is none or it does not fit.
+
+    Torch has been imported, and the training uses no GPU.
+    """
+    if NAME in sys.modules:
+        return sys.modules[NAME]
+    found = library() if is_wanted() else None
+    if found is None or not found.exists():
+        return None
+    with suppress(ImportError):
+        loader = ExtensionFileLoader(NAME, str(found))
+        spec = importlib.util.spec_from_file_location(NAME, found, loader=loader)
+        if spec is not None:
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+            sys.modules[NAME] = module
+            return module
+    return None
+
+
+def _last_line(error: Exception) -> str:
+    said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+    return next((line for line in said if "error" in line), said[-1] if said else type(error).__name__)

@@ -1,0 +1,384 @@
+// The module of Python by which tracer/native talks to the hooks.
+
+#include <Python.h>
+#include <structmember.h>
+
+#include "calls.hpp"
+#include "modules.hpp"
+
+namespace foretrace {
+namespace {
+
+std::unique_ptr<Kernels> kernels;
+Py_buffer ring_memory{};
+
+// The number of a block that Python names, -1 with an error. What lines and hooks need to know of it is asked
+// for once.
+int32_t block_number(PyObject* block) {
+  const int32_t number = state().blocks.of(block);
+  if (number < 0 || size_t(number) < modules().layers.size()) return number;
+  PyObject* told = ask("describe_block", block);  // its layer, and what a line says of it
+  long layer = -1;
+  const char* words = nullptr;
+  if (told == nullptr || !PyArg_ParseTuple(told, "ls", &layer, &words)) {
+    Py_XDECREF(told);
+    return -1;
+  }
+  modules().layers.push_back(int32_t(layer));
+  calls().ring.blocks.emplace_back(words);
+  Py_DECREF(told);
+  return number;
+}
+
+int32_t kind_number(PyObject* kind) {
+  const int32_t number = state().kinds.of(kind);
+  if (number >= 0 && size_t(number) >= calls().ring.kinds.size()) {
+    const char* text = PyUnicode_AsUTF8(kind);
+    if (text == nullptr) return -1;
+    calls().ring.kinds.push_back("\"" + std::string(text) + "\"");
+  }
+  return number;
+}
+
+bool owner_of(PyObject* const* args, Py_ssize_t n, Owner* owner) {
+  if (n != 2) {
+    PyErr_SetString(PyExc_TypeError, "kind and block");
+    return false;
+  }
+  owner->kind = kind_number(args[0]);
+  owner->block = owner->kind < 0 ? -1 : block_number(args[1]);
+  return owner->block >= 0;
+}
+
+PyObject* py_push(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Owner owner{};
+  return owner_of(args, n, &owner) ? PyLong_FromLong(state().lane->push(owner)) : nullptr;
+}
+
+PyObject* py_replace(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  Owner owner{};
+  if (!owner_of(args, n, &owner)) return nullptr;
+  state().lane->replace(owner);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_pop(PyObject*, PyObject* depth) {
+  const long at = PyLong_AsLong(depth);
+  if (at == -1 && PyErr_Occurred()) return nullptr;
+  state().lane->pop(size_t(at));
+  Py_RETURN_NONE;
+}
+
+PyObject* py_pause(PyObject*, PyObject*) {
+  state().lane->pause();
+  Py_RETURN_TRUE;
+}
+
+PyObject* py_resume(PyObject*, PyObject* is_paused) {
+  if (is_paused == Py_True) state().lane->resume();
+  Py_RETURN_NONE;
+}
+
+PyObject* py_block(PyObject*, PyObject*) {
+  PyObject* found = state().blocks.at(state().lane->block());
+  Py_INCREF(found);
+  return found;
+}
+
+PyObject* py_depth(PyObject*, PyObject*) { return PyLong_FromSize_t(state().lane->depth()); }
+
+// Hooks of modules never raise: the first error switches them off.
+PyObject* survived(bool is_well) {
+  if (!is_well || PyErr_Occurred()) disable(state().notes_modules, "modules", python_error());
+  Py_RETURN_NONE;
+}
+
+PyObject* py_entered(PyObject*, PyObject* const* args, Py_ssize_t) {
+  if (!state().notes_modules) Py_RETURN_NONE;
+  try {
+    return survived(entered(args[0], args[1]));
+  } catch (const std::exception& error) {
+    disable(state().notes_modules, "modules", error.what());
+    Py_RETURN_NONE;
+  }
+}
+
+PyObject* py_left(PyObject*, PyObject* const* args, Py_ssize_t) {
+  if (!state().notes_modules) Py_RETURN_NONE;
+  try {
+    return survived(left(args[0], args[1], args[2], args[3]));
+  } catch (const std::exception& error) {
+    disable(state().notes_modules, "modules", error.what());
+    Py_RETURN_NONE;
+  }
+}
+
+PyObject* py_learn(PyObject*, PyObject* args) {
+  PyObject *module, *block;
+  if (!PyArg_ParseTuple(args, "OO", &module, &block)) return nullptr;
+  const int32_t number = block == Py_None ? INNER : block_number(block);
+  if (number < 0 && block != Py_None) return nullptr;
+  modules().known[module] = number;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_forget(PyObject*, PyObject* number) {
+  modules().known.erase(static_cast<PyObject*>(PyLong_AsVoidPtr(number)));
+  return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+}
+
+PyObject* py_block_of(PyObject*, PyObject* module) {
+  const auto found = modules().known.find(module);
+  if (found == modules().known.end() || found->second == INNER) Py_RETURN_NONE;
+  return Py_NewRef(state().blocks.at(found->second));
+}
+
+PyObject* py_is_inside(PyObject*, PyObject*) { return PyBool_FromLong(!modules().running.empty()); }
+
+PyObject* py_backward_began(PyObject*, PyObject*) {
+  ++state().backward_depth;
+  modules().is_ending = false;
+  const int32_t block = state().lane->block();
+  const Owner owner{state().backward_kind, block == NOBODY ? state().loss : block};
+  return PyLong_FromLong(state().lane->push(owner));
+}
+
+PyObject* py_backward_ended(PyObject*, PyObject* depth) {
+  --state().backward_depth;
+  return py_pop(nullptr, depth);
+}
+
+PyObject* py_set_backward(PyObject*, PyObject* args) {
+  PyObject* kind;
+  int ends_with_graph;
+  if (!PyArg_ParseTuple(args, "Op", &kind, &ends_with_graph)) return nullptr;
+  const int32_t number = kind_number(kind);
+  if (number < 0) return nullptr;
+  state().backward_kind = number;
+  modules().ends_with_graph = ends_with_graph != 0;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_add_group(PyObject*, PyObject* args) {
+  const char *name, *axis;
+  long long id;
+  if (!PyArg_ParseTuple(args, "sLs", &name, &id, &axis)) return nullptr;
+  return PyLong_FromLong(calls().add_group(name, id, axis));
+}
+
+PyObject* py_n_calls(PyObject*, PyObject* group) {
+  return PyLong_FromLongLong(calls().n_calls(int32_t(PyLong_AsLong(group))));
+}
+
+PyObject* py_next_number(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(calls().ring.next()); }
+
+PyObject* py_open_ring(PyObject*, PyObject* args) {
+  PyObject* memory;
+  Py_ssize_t n_slots, slot_bytes;
+  long long shift_ns;
+  if (!PyArg_ParseTuple(args, "OnnL", &memory, &n_slots, &slot_bytes, &shift_ns)) return nullptr;
+  calls().ring.open(nullptr, 0, 0, 0);
+  if (ring_memory.obj != nullptr) PyBuffer_Release(&ring_memory);
+  if (memory != Py_None) {
+    if (PyObject_GetBuffer(memory, &ring_memory, PyBUF_WRITABLE) != 0) return nullptr;
+    calls().ring.open(static_cast<char*>(ring_memory.buf), size_t(n_slots), size_t(slot_bytes), shift_ns);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* py_n_waitable(PyObject*, PyObject*) { return PyLong_FromLong(calls().n_waitable); }
+
+PyObject* py_is_busy(PyObject*, PyObject*) { return PyBool_FromLong(calls().is_busy()); }
+
+// Segments since the last time, as tuples of what tracer.records.Segment holds, and how many were lost.
+PyObject* py_take_segments(PyObject*, PyObject*) {
+  int64_t n_lost = 0;
+  const std::vector<Segment> taken = state().lane->take(&n_lost);
+  PyObject* rows = PyList_New(Py_ssize_t(taken.size()));
+  for (size_t i = 0; rows != nullptr && i < taken.size(); ++i) {
+    const Segment& one = taken[i];
+    PyObject* row = Py_BuildValue("OOLLiiii", state().kinds.at(one.owner.kind), state().blocks.at(one.owner.block),
+                                  (long long)one.start_ns, (long long)one.end_ns, one.at.step, one.at.stage,
+                                  one.at.virtual_stage, one.at.microbatch);
+    if (row == nullptr) {
+      Py_CLEAR(rows);
+    } else {
+      PyList_SET_ITEM(rows, Py_ssize_t(i), row);
+    }
+  }
+  return rows == nullptr ? nullptr : Py_BuildValue("NL", rows, (long long)n_lost);
+}
+
+PyObject* number_of(const CallPtr& call) { return PyLong_FromVoidPtr(call.get()); }
+
+PyObject* row_of(const CallPtr& call) {
+  PyObject* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(at::ScalarType(call->dtype)));
+  return Py_BuildValue("NOiLLOO(iiii)LL", number_of(call), state().kinds.at(call->kind), call->group,
+                       (long long)call->sequence, (long long)call->size_bytes, dtype, state().blocks.at(call->block),
+                       call->at.step, call->at.stage, call->at.virtual_stage, call->at.microbatch,
+                       (long long)call->start_ns, (long long)call->end_ns.load());
+}
+
+// Calls since the last time; of those before what has ended since; and how many were lost.
+PyObject* py_take_calls(PyObject*, PyObject*) {
+  std::vector<CallPtr> fresh, ended;
+  int64_t n_lost = 0;
+  calls().take(&fresh, &ended, &n_lost);
+  PyObject* rows = PyList_New(0);
+  PyObject* ends = PyDict_New();
+  bool is_well = rows != nullptr && ends != nullptr;
+  for (size_t i = 0; is_well && i < fresh.size(); ++i) {
+    PyObject* row = row_of(fresh[i]);
+    is_well = row != nullptr && PyList_Append(rows, row) == 0;
+    Py_XDECREF(row);
+  }
+  for (size_t i = 0; is_well && i < ended.size(); ++i) {
+    PyObject* number = number_of(ended[i]);
+    PyObject* end = PyLong_FromLongLong(ended[i]->end_ns);
+    is_well = number != nullptr && end != nullptr && PyDict_SetItem(ends, number, end) == 0;
+    Py_XDECREF(number);
+    Py_XDECREF(end);
+  }
+  if (!is_well) {
+    Py_XDECREF(rows);
+    Py_XDECREF(ends);
+    return nullptr;
+  }
+  return Py_BuildValue("NNL", rows, ends, (long long)n_lost);
+}
+
+// Begin anew: the callbacks, the names of all types of elements as JSON, the block that is none, that of the loss.
+PyObject* py_begin(PyObject*, PyObject* args) {
+  PyObject *session, *dtypes, *nobody, *loss;
+  if (!PyArg_ParseTuple(args, "OO!OO", &session, &PyDict_Type, &dtypes, &nobody, &loss)) return nullptr;
+  State& all = state();
+  Py_XSETREF(all.session, Py_NewRef(session));
+  all.position->at = Position{};
+  all.lane->reset();
+  calls().reset();
+  modules().known.clear();
+  modules().running.clear();
+  modules().ends_with_graph = false;
+  all.backward_depth = 0;
+  calls().ring.dtypes.assign(size_t(at::ScalarType::NumOptions), "\"\"");
+  PyObject *dtype, *words;
+  for (Py_ssize_t at = 0; PyDict_Next(dtypes, &at, &dtype, &words);) {
+    const char* text = PyUnicode_AsUTF8(words);
+    if (text == nullptr) return nullptr;
+    calls().ring.dtypes[size_t(reinterpret_cast<THPDtype*>(dtype)->scalar_type)] = text;
+  }
+  const auto kind = [](const char* name) {
+    PyObject* text = PyUnicode_InternFromString(name);
+    const int32_t number = kind_number(text);
+    Py_XDECREF(text);
+    return number;
+  };
+  all.forward = kind("forward");
+  all.recompute = kind("recompute");
+  all.backward_kind = kind("backward");
+  if (block_number(nobody) != NOBODY) return PyErr_Format(PyExc_RuntimeError, "not begun with the first block");
+  all.loss = block_number(loss);
+  return all.loss < 0 ? nullptr : Py_NewRef(Py_None);
+}
+
+PyObject* py_note(PyObject*, PyObject* args) {
+  int calls_too, modules_too;
+  if (!PyArg_ParseTuple(args, "pp", &calls_too, &modules_too)) return nullptr;
+  state().notes_calls = calls_too != 0;
+  state().notes_modules = modules_too != 0;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_install(PyObject*, PyObject* loose) {
+  Py_XSETREF(state().loose, Py_NewRef(loose));
+  try {
+    kernels = std::make_unique<Kernels>();
+    for (size_t i = calls().ring.kinds.size(); i < state().kinds.size(); ++i) {
+      calls().ring.kinds.push_back("\"" + std::string(PyUnicode_AsUTF8(state().kinds.at(int32_t(i)))) + "\"");
+    }
+  } catch (const std::exception& error) {
+    return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* py_remove(PyObject*, PyObject*) {
+  kernels.reset();
+  Py_CLEAR(state().loose);
+  Py_RETURN_NONE;
+}
+
+template <typename Function>
+PyCFunction fast(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef METHODS[] = {
+    {"push", fast(py_push), METH_FASTCALL, nullptr},
+    {"replace", fast(py_replace), METH_FASTCALL, nullptr},
+    {"pop", py_pop, METH_O, nullptr},
+    {"pause", py_pause, METH_NOARGS, nullptr},
+    {"resume", py_resume, METH_O, nullptr},
+    {"block", py_block, METH_NOARGS, nullptr},
+    {"depth", py_depth, METH_NOARGS, nullptr},
+    {"entered", fast(py_entered), METH_FASTCALL, nullptr},
+    {"left", fast(py_left), METH_FASTCALL, nullptr},
+    {"learn", py_learn, METH_VARARGS, nullptr},
+    {"forget", py_forget, METH_O, nullptr},
+    {"block_of", py_block_of, METH_O, nullptr},
+    {"is_inside", py_is_inside, METH_NOARGS, nullptr},
+    {"backward_began", py_backward_began, METH_NOARGS, nullptr},
+    {"backward_ended", py_backward_ended, METH_O, nullptr},
+    {"set_backward", py_set_backward, METH_VARARGS, nullptr},
+    {"add_group", py_add_group, METH_VARARGS, nullptr},
+    {"n_calls", py_n_calls, METH_O, nullptr},
+    {"next_number", py_next_number, METH_NOARGS, nullptr},
+    {"open_ring", py_open_ring, METH_VARARGS, nullptr},
+    {"n_waitable", py_n_waitable, METH_NOARGS, nullptr},
+    {"is_busy", py_is_busy, METH_NOARGS, nullptr},
+    {"take_segments", py_take_segments, METH_NOARGS, nullptr},
+    {"take_calls", py_take_calls, METH_NOARGS, nullptr},
+    {"begin", py_begin, METH_VARARGS, nullptr},
+    {"note", py_note, METH_VARARGS, nullptr},
+    {"install", py_install, METH_O, nullptr},
+    {"remove", py_remove, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef POSITION[] = {
+    {"step", T_INT, offsetof(PositionObject, at.step), 0, nullptr},
+    {"stage", T_INT, offsetof(PositionObject, at.stage), 0, nullptr},
+    {"virtual_stage", T_INT, offsetof(PositionObject, at.virtual_stage), 0, nullptr},
+    {"microbatch", T_INT, offsetof(PositionObject, at.microbatch), 0, nullptr},
+    {},
+};
+
+PyType_Slot POSITION_SLOTS[] = {{Py_tp_members, POSITION}, {0, nullptr}};
+PyType_Spec POSITION_SPEC = {"foretrace_hooks.Position", sizeof(PositionObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, POSITION_SLOTS};
+
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "foretrace_hooks", nullptr, -1, METHODS,
+                      nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace foretrace
+
+PyMODINIT_FUNC PyInit_foretrace_hooks() {
+  using namespace foretrace;
+  PyObject* module = PyModule_Create(&MODULE);
+  PyObject* type = PyType_FromSpec(&POSITION_SPEC);
+  if (module == nullptr || type == nullptr) return nullptr;
+  auto* position = reinterpret_cast<PositionObject*>(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0));
+  if (position == nullptr) return nullptr;
+  position->at = Position{};
+  state().position = position;
+  try {
+    static torch::Library operators(torch::Library::FRAGMENT, "foretrace", std::nullopt, __FILE__, __LINE__);
+    operators.def("waited(__torch__.torch.classes.c10d.Work work) -> ()", waited);
+  } catch (const std::exception& error) {
+    return PyErr_Format(PyExc_ImportError, "%s", error.what());
+  }
+  state().lane = std::make_unique<Lane>(&position->at, &state().notes_modules);
+  if (PyModule_AddObjectRef(module, "position", reinterpret_cast<PyObject*>(position)) != 0) return nullptr;
+  return module;
+}

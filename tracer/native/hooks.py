@@ -1,0 +1,263 @@
+"""What the compiled hooks and the session of a recording tell each other."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer import internals
+from tracer.completion import CLOSE_TIMEOUT_S
+from tracer.groups import GroupInfo
+from tracer.issued import MOST_NAME
+from tracer.lane import NOBODY, Lane
+from tracer.modules import LOSS, BackwardHook, ModuleHook
+from tracer.operators import dtype_names
+from tracer.records import Block, Communication, Segment
+
+if TYPE_CHECKING:
+    from tracer.session import Session
+    from tracer.sink import Record
+
+_SEGMENT: Final = functools.partial(tuple.__new__, Segment)
+
+
+class NativeLane(Lane):
+    """The compute stream, kept in C++; its segments are taken from there by ``Native.collect``.
+
+    Args:
+        native: the module of the compiled hooks.
+    """
+
+    def __init__(self, native: Any) -> None:
+        super().__init__(native.position, lambda segment: None)
+        self._native = native
+        # As attributes: a call of C in place of one of Python.
+        self.__dict__.update({name: getattr(native, name) for name in ("push", "pop", "replace")})
+        self.__dict__.update({name: getattr(native, name) for name in ("pause", "resume")})
+
+    @property
+    def depth(self) -> int:
+        """How many owners are on the stack."""
+        return int(self._native.depth())
+
+    @property
+    def block(self) -> Block:
+        """The block that owns the time now."""
+        found: Block = self._native.block()
+        return found
+
+
+class Native:
+    """The compiled hooks of one recording.
+
+    Args:
+        module: the module of the compiled hooks.
+        session: the recording.
+    """
+
+    def __init__(self, module: Any, session: Session) -> None:
+        self.module = module
+        self._session = session
+        self._groups: list[tuple[str, GroupInfo, str]] = []
+        self._under_way: dict[int, Communication] = {}
+        self._dtypes = dtype_names()
+        self.modules: NativeModuleHook | None = None
+        self.lane = NativeLane(module)
+        waited = internals.compiled_waited()
+        self._tell_waited = session.guarded("collectives", lambda work: waited(work.boxed()))
+        names = {dtype: json.dumps(name) for dtype, name in self._dtypes.items()}
+        module.begin(self, names, NOBODY, LOSS)
+
+    def switch(self, disabled: set[str]) -> None:
+        """Have the hooks note what is not *disabled*."""
+        self.module.note("collectives" not in disabled, "modules" not in disabled)
+
+    def collect(self) -> Iterator[Record]:
+        """Yield what was noted since the last time, and learn the ends of what was under way; not raced."""
+        segments, n_lost = self.module.take_segments()
+        yield from map(_SEGMENT, segments)
+        fresh, ended, n_more = self.module.take_calls()
+        self._session.sink.n_lost += n_lost + n_more
+        for number, end in ended.items():
+            if (known := self._under_way.pop(number, None)) is not None:
+                known.end = end
+        for number, kind, group, sequence, size_bytes, dtype, block, position, start, end in fresh:
+            one = Communication(
+                kind,
+                self._groups[group][1],
+                sequence,
+                -1,
+                size_bytes,
+                self._dtypes[dtype],
+                block,
+                position,
+                start,
+            )
+            if end:
+                one.end = end
+            else:
+                self._under_way[number] = one
+            yield one
+        self._update_groups()
+
+    def _update_groups(self) -> None:
+        """Count what each group has issued, and tell of axes that were found out since."""
+        for number, (name, info, axis) in enumerate(self._groups):
+            info.n_collectives = max(info.n_collectives, self.module.n_calls(number))
+            if info.axis != axis:
+                self._groups[number] = (name, info, info.axis)
+                self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
+
+    def waited(self, work: Any) -> None:
+        """Note that a work was waited for, which is the end of those that have no future."""
+        if self.module.n_waitable():
+            self._tell_waited(work)
+
+    # What C++ asks.
+
+    def disable(self, name: str, error: str) -> None:
+        """Switch hooks off, for good."""
+        self._session.stop(name, error)
+
+    def met_group(self, name: str) -> None:
+        """Tell of a process group in which something is issued for the first time."""
+        info = self._session.groups.of(internals.group_named(name))
+        number = self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
+        if number == len(self._groups):
+            self._groups.append((name, info, info.axis))
+
+    def describe_block(self, block: Block) -> tuple[int, str]:
+        """Return the layer of a block and what a line of the last calls says of it."""
+        name = json.dumps(block.name[-MOST_NAME:], ensure_ascii=False)
+        return block.layer, f'"name": {name}, "layer": {block.layer}'
+
+    def sweep(self) -> None:
+        """A moment to look at transfers that nobody waits for."""
+        self._session.sweep()
+
+    def begin(self) -> None:
+        """Forward work begins."""
+        self._session.steps.begin()
+
+    def met(self, module: Any, args: Any) -> None:
+        """Learn the blocks of a module that is called for the first time."""
+        if self.modules is not None:
+            self.modules.met(module, args)
+
+    def called_with(self, kwargs: Any) -> None:
+        """The model was called with arguments by name."""
+        if self._session.needs_input:
+            self._session.note_input(kwargs.values())
+
+
+class NativeCollectiveHook:
+    """The compiled kernels of collectives, and of the wait for functional ones.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session, native: Native) -> None:
+        self._native = native.module
+        native.switch(session.disabled)
+        self._native.install(session.completions.loose)
+
+    def remove(self) -> None:
+        """Give the operators back as they were, when what is under way has ended."""
+        until = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._native.is_busy() and time.monotonic() < until:
+            time.sleep(0.001)
+        self._native.remove()
+
+
+class NativeModuleHook(ModuleHook):
+    """Global hooks around the forward of every module, of which C++ knows the block.
+
+    Args:
+        session: the recording.
+        native: the compiled hooks.
+    """
+
+    def __init__(self, session: Session, native: Native) -> None:
+        self._native = native.module
+        native.modules = self
+        native.switch(session.disabled)
+        super().__init__(session)
+
+    def met(self, module: Any, args: Any) -> None:
+        """Learn the blocks of a module that is called for the first time."""
+        self._met(module, args)
+
+    def _hooks(self) -> tuple[Any, Any]:
+        import torch
+
+        is_compiling = torch.compiler.is_compiling
+        entered, left = self._native.entered, self._native.left
+
+        def before(module: Any, args: Any) -> None:
+            if not is_compiling():
+                entered(module, args)
+
+        def after(module: Any, args: Any, *rest: Any) -> None:
+            if not is_compiling():
+                left(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+
+        return before, after
+
+    def _is_inside(self) -> bool:
+        return bool(self._native.is_inside())
+
+    def _block_of(self, module: Any) -> Block | None:
+        found: Block | None = self._native.block_of(module)
+        return found
+
+    def _keep(self, module: Any, block: Block | None) -> None:
+        self._native.learn(module, block)
+
+    def _forget(self, number: int) -> None:
+        self._native.forget(number)
+        self._lives.pop(number, None)
+
+
+class NativeBackwardHook(BackwardHook):
+    """Notes when a backward pass begins and ends; C++ notes who owns its time.
+
+    Args:
+        session: the recording.
+        native: the compiled hooks.
+    """
+
+    def __init__(self, session: Session, native: Native) -> None:
+        self._native = native.module
+        self._kind, self._ends_with_graph = "backward", False
+        super().__init__(session)
+
+    @property
+    def kind(self) -> str:
+        """Kind of the work of a backward pass."""
+        return self._kind
+
+    @kind.setter
+    def kind(self, kind: str) -> None:
+        self._kind = kind
+        self._native.set_backward(kind, self._ends_with_graph)
+
+    @property
+    def ends_with_graph(self) -> bool:
+        """Whether something waits in C++ after the last node, as the reducer of DDP does."""
+        return self._ends_with_graph
+
+    @ends_with_graph.setter
+    def ends_with_graph(self, ends: bool) -> None:
+        self._ends_with_graph = ends
+        self._native.set_backward(self._kind, ends)
+
+    def _begin(self) -> int:
+        return int(self._native.backward_began())
+
+    def _end(self, depth: int) -> None:
+        self._native.backward_ended(depth)
+        self._session.sweep()

@@ -1,0 +1,171 @@
+// The model at work: which block computes, forward, backward and when it recomputes.
+//
+// What tracer/modules.py does, in C++. Hooks of modules run with the interpreter's lock; those of the nodes
+// of the autograd graph without.
+#pragma once
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "state.hpp"
+
+namespace foretrace {
+
+using torch::autograd::Node;
+using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // differs between versions
+
+// Number of a module that is part of the block around it.
+constexpr int32_t INNER = -1;
+
+// A module whose forward runs.
+struct Running {
+  PyObject* module;
+  int32_t block;
+  int depth;
+  NodePtr entry;  // what made its input
+};
+
+// What is known of the modules of a process. Needs the interpreter's lock.
+struct Modules {
+  std::unordered_map<PyObject*, int32_t> known;  // block of each
+  std::vector<int32_t> layers;                   // layer of each block
+  std::vector<Running> running;
+  bool ends_with_graph = false;  // whether something waits in C++ after the last node, as DDP does
+  std::atomic<bool> is_ending{false};
+};
+
+inline Modules& modules() {
+  static Modules* found = new Modules;  // as the state
+  return *found;
+}
+
+// Have Python look after transfers, if there are any; false with an error.
+inline bool sweep() {
+  PyObject* loose = state().loose;
+  if (loose == nullptr || Py_SIZE(loose) == 0) return true;
+  PyObject* done = ask("sweep");
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
+// From a node on, a block owns the time.
+struct Entering final : torch::autograd::FunctionPreHook {
+  explicit Entering(int32_t number) : block(number) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    if (state().notes_modules && state().backward_depth > 0) enter();
+    return grads;
+  }
+
+  // A compiled backward pass does without: nothing of what it runs belongs to a node.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {}
+
+  void enter() const {
+    try {
+      // The C++ reducer of DDP waits for its buckets in a callback after the last node. Ours was asked for
+      // before, so it runs before: what comes then is not compute.
+      if (modules().ends_with_graph && !modules().is_ending.exchange(true)) {
+        torch::autograd::Engine::get_default_engine().queue_callback([] {
+          if (state().notes_modules) state().lane->replace({state().backward_kind, NOBODY});
+        });
+      }
+      if (PyObject* loose = state().loose; loose != nullptr && Py_SIZE(loose) != 0) {
+        Gil gil;
+        if (!sweep()) throw std::runtime_error(python_error());
+      }
+      state().lane->replace({state().backward_kind, block});
+    } catch (const std::exception& error) {
+      disable(state().notes_modules, "modules", error.what());
+    }
+  }
+
+  const int32_t block;
+};
+
+// Make a block the owner of the time from a node on, unless the node has an owner already.
+inline void tag(const NodePtr& node, int32_t block) {
+  if (!node || block == NOBODY) return;
+  for (const auto& hook : node->pre_hooks()) {
+    if (dynamic_cast<const Entering*>(hook.get()) != nullptr) return;
+  }
+  node->add_pre_hook(std::make_unique<Entering>(block));
+}
+
+// The node that made the first tensor among values that has one; nullptr, perhaps with an error.
+inline NodePtr node_of(PyObject* values, bool is_inside = false) {
+  if (THPVariable_Check(values)) return THPVariable_Unpack(values).grad_fn();
+  if (is_inside || PyUnicode_Check(values) || PyBytes_Check(values)) return nullptr;
+  PyObject* items = PyDict_Check(values) ? PyDict_Values(values) : nullptr;
+  if (items == nullptr && !PyErr_Occurred()) {
+    if (Py_TYPE(values)->tp_iter == nullptr || PyIter_Check(values)) return nullptr;
+    items = PySequence_Fast(values, "values of a module");
+  }
+  if (items == nullptr) return nullptr;
+  NodePtr found;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && !found; ++i) {
+    found = node_of(PySequence_Fast_GET_ITEM(items, i), true);
+  }
+  Py_DECREF(items);
+  return found;
+}
+
+// A module begins its forward; false with an error of Python.
+inline bool entered(PyObject* module, PyObject* args) {
+  Modules& all = modules();
+  auto found = all.known.find(module);
+  if (found == all.known.end()) {
+    PyObject* met = ask("met", module, args);
+    if (met == nullptr) return false;
+    Py_DECREF(met);
+    found = all.known.find(module);
+    if (found == all.known.end()) return true;
+  }
+  const int32_t block = found->second;
+  if (block == INNER) return true;
+  if (all.running.empty()) {
+    PyObject* begun = ask("begin");
+    if (begun == nullptr) return false;
+    Py_DECREF(begun);
+  } else if (all.layers[size_t(block)] < 0 && all.layers[size_t(all.running.back().block)] >= 0) {
+    return true;  // shared by layers, as a table of rotations: part of the layer that calls it
+  }
+  if (!sweep()) return false;
+  const int32_t kind = state().backward_depth > 0 ? state().recompute : state().forward;
+  const int depth = state().lane->push({kind, block});
+  all.running.push_back({module, block, depth, node_of(args)});
+  return !PyErr_Occurred();
+}
+
+// A module has ended its forward; false with an error of Python.
+inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* output) {
+  auto& stack = modules().running;
+  const auto is_it = [&](const Running& one) { return one.module == module; };
+  if (stack.empty() || (!is_it(stack.back()) && std::none_of(stack.begin(), stack.end(), is_it))) return true;
+  for (;;) {
+    Running one = std::move(stack.back());
+    stack.pop_back();
+    state().lane->pop(size_t(one.depth));
+    if (one.module != module) continue;
+    const int32_t around = stack.empty() ? state().lane->block() : stack.back().block;
+    const NodePtr node = node_of(output);
+    if (node) {
+      const std::string name = node->name();
+      tag(node, one.block);
+      // Gone if somebody changes the output in place.
+      if (name == "ViewBackward0" || name == "UnsafeViewBackward0") tag(node->next_edge(0).function, one.block);
+    }
+    NodePtr entry = one.entry ? one.entry : node_of(args);
+    if (!entry && PyDict_GET_SIZE(kwargs) != 0) entry = node_of(kwargs);
+    tag(entry, around);
+    if (stack.empty() && PyDict_GET_SIZE(kwargs) != 0 && !PyErr_Occurred()) {
+      PyObject* noted = ask("called_with", kwargs);
+      Py_XDECREF(noted);
+    }
+    return !PyErr_Occurred();
+  }
+}
+
+}  // namespace foretrace

@@ -1,0 +1,119 @@
+// What all hooks of a process share.
+#pragma once
+
+#include <Python.h>
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "lane.hpp"
+
+namespace foretrace {
+
+// Holds the interpreter's lock for as long as it lives, on a thread that may hold it already.
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// Objects of Python that were given numbers, which hooks that do not hold its lock can handle.
+class Numbers {
+ public:
+  // The number of an object, a new one if it equals none before; -1 with an error of Python.
+  // Needs the interpreter's lock.
+  int32_t of(PyObject* object) {
+    if (known_ == nullptr && (known_ = PyDict_New()) == nullptr) return -1;
+    if (PyObject* found = PyDict_GetItemWithError(known_, object)) return int32_t(PyLong_AsLong(found));
+    if (PyErr_Occurred()) return -1;
+    PyObject* number = PyLong_FromSize_t(objects_.size());
+    const int failed = number == nullptr || PyDict_SetItem(known_, object, number);
+    Py_XDECREF(number);
+    if (failed) return -1;
+    Py_INCREF(object);
+    objects_.push_back(object);
+    return int32_t(objects_.size()) - 1;
+  }
+
+  PyObject* at(int32_t number) const { return objects_[number]; }
+  size_t size() const { return objects_.size(); }
+
+ private:
+  PyObject* known_ = nullptr;
+  std::vector<PyObject*> objects_;
+};
+
+// A Position that Python reads and writes as one of its own.
+struct PositionObject {
+  PyObject_HEAD
+  Position at;
+};
+
+struct State {
+  PositionObject* position = nullptr;
+  std::unique_ptr<Lane> lane;
+  Numbers kinds, blocks;
+  std::atomic<bool> notes_calls{false}, notes_modules{false};
+  std::atomic<int> backward_depth{0};
+  std::atomic<int32_t> backward_kind{0};
+  int32_t forward = 0, recompute = 0, loss = 0;
+
+  PyObject* session = nullptr;  // tracer.native.Callbacks: what only Python knows
+  PyObject* loose = nullptr;    // deque of transfers that Python looks after
+};
+
+inline State& state() {
+  static State* found = new State;  // outlives threads of gloo that call back while the process ends
+  return *found;
+}
+
+// Call a method of the callbacks; steals nothing, returns a new reference or nullptr with an error.
+template <typename... Args>
+PyObject* ask(const char* name, Args... args) {
+  if (state().session == nullptr) Py_RETURN_NONE;
+  PyObject* method = PyObject_GetAttrString(state().session, name);
+  if (method == nullptr) return nullptr;
+  PyObject* found = PyObject_CallFunctionObjArgs(method, args..., nullptr);
+  Py_DECREF(method);
+  return found;
+}
+
+// Take the error of Python that is set; return it as text.
+inline std::string python_error() {
+  PyObject *kind, *value, *trace;
+  PyErr_Fetch(&kind, &value, &trace);
+  PyErr_NormalizeException(&kind, &value, &trace);
+  std::string text = "unknown error";
+  PyObject* message = value != nullptr ? PyObject_Str(value) : nullptr;
+  const char* said = message != nullptr ? PyUnicode_AsUTF8(message) : nullptr;
+  if (said != nullptr) text = std::string(reinterpret_cast<PyTypeObject*>(kind)->tp_name) + ": " + said;
+  PyErr_Clear();
+  Py_XDECREF(message);
+  Py_XDECREF(kind);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+  return text;
+}
+
+// Switch a kind of hooks off, for good; `error` is told as a warning of the run. On any thread.
+inline void disable(std::atomic<bool>& hooks, const char* name, const std::string& error) {
+  hooks = false;
+  Gil gil;
+  PyObject* which = PyUnicode_FromString(name);
+  PyObject* text = PyUnicode_DecodeUTF8(error.data(), Py_ssize_t(error.size()), "replace");
+  PyObject* done = which != nullptr && text != nullptr ? ask("disable", which, text) : nullptr;
+  if (done == nullptr) PyErr_Clear();
+  Py_XDECREF(which);
+  Py_XDECREF(text);
+  Py_XDECREF(done);
+}
+
+}  // namespace foretrace
