@@ -26,6 +26,8 @@ TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine", "core")
 
 MOST_GPUS: Final = 1 << 18
 """GPUs of the largest fabric that is built link by link: a quarter of a minute and some GB of memory."""
+MOST_NICS: Final = 1 << 20
+"""Most NICs likewise: four for each GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +133,17 @@ def build(cluster: Cluster) -> nx.DiGraph[str]:
     """Return the fabric of *cluster*.
 
     Raises:
-        FabricError: a GPU cannot reach the others, or there are more than ``MOST_GPUS``.
+        FabricError: a GPU cannot reach the others, or there are more than ``MOST_GPUS`` or ``MOST_NICS``.
     """
-    if cluster.n_gpus > MOST_GPUS:
-        raise FabricError(
-            f"cluster {cluster.name}: a fabric of {cluster.n_gpus:,} GPUs is not built link by link; at most "
-            f"{MOST_GPUS:,}"
-        )
+    sizes = (
+        ("GPUs", cluster.n_gpus, MOST_GPUS),
+        ("NICs", cluster.n_nodes * cluster.nics_per_node, MOST_NICS),
+    )
+    for what, size, most in sizes:
+        if size > most:
+            raise FabricError(
+                f"cluster {cluster.name}: a fabric of {size:,} {what} is not built link by link; at most {most:,}"
+            )
     graph: nx.DiGraph[str] = nx.DiGraph()
     if cluster.fabric_spec.links:
         _explicit(graph, cluster)

@@ -22,6 +22,10 @@ CUBE_LINKS: Final = (
 p3.16xlarge; NVIDIA DGX-1 with Tesla V100 System Architecture, WP-08437, is the same up to the numbers."""
 
 
+MOST_MESHED: Final = 256
+"""Most GPUs of a full mesh, which has a link for every pair."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
     """How the GPUs of one node are wired to each other.
@@ -71,6 +75,10 @@ def _switch(_spec: NodeSpec, intra: LinkSpec, gpus: list[int], hub: str, _full: 
 
 def _full_mesh(_spec: NodeSpec, intra: LinkSpec, gpus: list[int], _hub: str, full: int, /) -> Iterator[Wire]:
     """Yield one link per pair, equally wide."""
+    if full > MOST_MESHED:
+        raise CatalogError(
+            f"node kind 'full-mesh' of {full:,} GPUs; at most {MOST_MESHED} are wired to each other"
+        )
     for a, b in combinations(gpus, 2):
         width = intra.bandwidth_bytes_per_s / (full - 1)
         yield f"gpu:{a}", f"gpu:{b}", width, intra.latency_s, intra.kind

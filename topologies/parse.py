@@ -220,7 +220,9 @@ def _link(section: Section, key: str, load_link: Callable[[str], LinkSpec]) -> L
 
 def _link_over(section: Section, base: LinkSpec) -> LinkSpec:
     """Return *base* with the figures of *section*; what was measured is scaled to the new bandwidth."""
-    given = {field: section.get(key, read) for key, (field, read) in _LINK_FIGURES.items() if key in section}
+    given = {
+        field: section.get(key, read, getattr(base, field)) for key, (field, read) in _LINK_FIGURES.items()
+    }
     name = section.get("name", text, base.name)
     section.done()
     return replace(base, name=name, **given, sources={**base.sources, **section.sources})

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from topologies.errors import CatalogError, UnitError
+from topologies.errors import CatalogError, TopologyError, UnitError
 
 T = TypeVar("T")
 _REQUIRED: Final = object()
@@ -63,8 +63,9 @@ class Section:
             raw = raw["value"]
         try:
             return convert(raw)
-        except UnitError as error:
-            raise UnitError(f"{self.where}: {key} = {error}") from None
+        except TopologyError as error:  # a unit that is wrong, or one table of a list
+            own = isinstance(error, UnitError) and not str(error).startswith("[[")
+            raise type(error)(f"{self.where}: {f'{key} = ' if own else ''}{error}") from None
         except (TypeError, ValueError) as error:
             raise CatalogError(f"{self.where}: {key} = {raw!r}: {error}") from None
 
