@@ -1,4 +1,10 @@
-"""Calibration on one run: how slow a machine computes and communicates, from a single measured step."""
+"""Calibration on one measured step: how slow a model computes and communicates on a machine, from one time.
+
+Computing and communicating are each taken to be off by an unknown factor, and every run by something of its
+own beside that. One time cannot tell these apart; how far each is usually off, and what share of the step it
+has, says how much of the difference each gets (Gaussian-process regression, or kriging, with one observation:
+Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", section 2.2).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +13,9 @@ from typing import Final, NamedTuple
 
 from simulator.validate.curve import Curve
 
-COMPUTE_SPREAD: Final = 0.15
-COMMUNICATION_SPREAD: Final = 0.4
-"""How far ``ln`` of each factor is expected to be from 0, before anything was measured. A convention: times
-of communication are trusted less, as ``foretrace validate kernels`` and ``collectives`` find. Only the ratio
-of the two has an effect."""
-
-STEPS: Final = 400
-WIDEST: Final = 4.0
-"""The ratio of the two factors is looked for between ``1 / WIDEST`` and ``WIDEST``, in so many steps."""
+OUTLIER: Final = 2.0
+"""Standard deviations beyond which a difference is taken to be no larger: of what is off by more, most is a
+cold or disturbed run, or a setting that was not said. Between 1.5 and 3 the score is the same."""
 
 
 class Factors(NamedTuple):
@@ -24,62 +24,62 @@ class Factors(NamedTuple):
     compute: float
     communication: float
 
-    def trusted(self, share: float) -> Factors:
-        """Return the factors *share* of the way from 1.
-
-        >>> Factors(4.0, 9.0).trusted(0.5)
-        Factors(compute=2.0, communication=3.0)
-        """
-        return Factors(self.compute**share, self.communication**share)
-
 
 class Spreads(NamedTuple):
-    """Standard deviations of what ``ln(predicted / measured)`` of a run is the sum of.
+    """Standard deviations of ``ln(predicted / measured)``, before anything was measured.
 
     Attributes:
-        machine: what all runs of a machine share.
-        model: what the runs of one model, in one precision, on that machine share beyond that.
-        run: what is left.
+        compute: of what a model and precision on one machine computes in all its runs.
+        communication: of what it communicates in all of them.
+        run: of what each run has of its own.
     """
 
-    machine: float
-    model: float
+    compute: float
+    communication: float
     run: float
 
-    def trust(self, *, same_model: bool) -> float:
-        """Return the share of one run's error to expect of another run of its machine.
 
-        The best linear prediction where the three parts are independent: that of the variance which the two
-        runs have in common (Henderson 1975, "Best linear unbiased estimation and prediction under a selection
-        model", Biometrics 31).
-
-        >>> Spreads(1.0, 1.0, 0.0).trust(same_model=True), Spreads(1.0, 1.0, 0.0).trust(same_model=False)
-        (1.0, 0.5)
-        """
-        shared = self.machine**2 + (self.model**2 if same_model else 0.0)
-        whole = self.machine**2 + self.model**2 + self.run**2
-        return shared / whole if whole else 0.0
+SPREADS: Final = Spreads(compute=0.06, communication=0.3, run=0.05)
+"""With which other runs of a model are predicted best, by ``checked`` of ``one_run``."""
 
 
-SPREADS: Final = Spreads(machine=0.0, model=0.076, run=0.052)
-"""As ``spreads_of`` of ``simulator.validate.one_run`` finds them in 2,127 published runs of 23 machines."""
+def fit(curve: Curve, measured_s: float, spreads: Spreads = SPREADS) -> Factors:
+    """Return the factors to expect of a model on a machine, if a run with *curve* took *measured_s*.
 
+    Only what runs are likely to share is in them: with them the run itself is predicted nearer, not exactly.
 
-def fit(curve: Curve, measured_s: float) -> Factors:
-    """Return the most likely factors of a machine on which *curve* was *measured_s*.
-
-    One time cannot tell two factors apart; among those pairs that give it, the pair is chosen that is
-    nearest to what was expected. Where communication is hidden, computing gets all of the blame.
+    >>> computes = Curve((1.0,) * 5)
+    >>> [round(factor, 3) for factor in fit(computes, 1.1, Spreads(0.05, 0.3, 0.05))]
+    [1.049, 1.0]
     """
-    found = []
-    for step in range(-STEPS, STEPS + 1):
-        ratio = WIDEST ** (step / STEPS)
-        compute = measured_s / curve.at(communication=ratio)
-        factors = Factors(compute, compute * ratio)
-        found.append((_surprise(factors), factors))
-    return min(found)[1]
+    shares, variance = _shares(curve), _variance(curve, spreads)
+    limit = OUTLIER * math.sqrt(variance)
+    slower = max(-limit, min(limit, math.log(measured_s / curve.at())))
+    compute, communication = (
+        math.exp(spread**2 * share / variance * slower)
+        for spread, share in zip(spreads, shares, strict=False)
+    )
+    return Factors(compute, communication)
 
 
-def _surprise(factors: Factors) -> float:
-    compute, communication = (math.log(factor) for factor in factors)
-    return (compute / COMPUTE_SPREAD) ** 2 + (communication / COMMUNICATION_SPREAD) ** 2
+def errors(curve: Curve, spreads: Spreads = SPREADS) -> Factors:
+    """Return the standard errors of ``ln`` of the factors that ``fit`` finds on a run with *curve*."""
+    variance = _variance(curve, spreads)
+    compute, communication = (
+        math.sqrt(spread**2 * (1 - (spread * share) ** 2 / variance))
+        for spread, share in zip(spreads, _shares(curve), strict=False)
+    )
+    return Factors(compute, communication)
+
+
+def _variance(curve: Curve, spreads: Spreads) -> float:
+    """Return the variance of ``ln(predicted / measured)`` of a run with *curve*."""
+    compute, communication = _shares(curve)
+    return (spreads.compute * compute) ** 2 + (spreads.communication * communication) ** 2 + spreads.run**2
+
+
+def _shares(curve: Curve) -> tuple[float, float]:
+    """Return by how many per cent a step takes longer if computing, or communicating, takes 1 % longer."""
+    shorter, longer = (curve.at(communication=ratio) / curve.at() for ratio in (0.5, 2.0))
+    communication = (longer - shorter) / 1.5
+    return 1 - communication, communication

@@ -1,10 +1,11 @@
-"""What one measured run says about the others of its machine: scores before and after calibrating on it."""
+"""What one measured run says about others: scores before and after calibrating on it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -12,20 +13,21 @@ from simulator.validate.calibrate import SPREADS, Factors, Spreads, fit
 from simulator.validate.steps_run import Step
 from simulator.validate.steps_scores import score, score_by
 
-TURNS: Final = 12
-"""Most runs of a machine that take their turn as the one that was measured."""
+TURNS: Final = 6
+"""Most runs of a model that take their turn as the one that was measured; the rest is predicted."""
 
-NORMAL: Final = 1.4826
-"""Standard deviation over median absolute deviation of a normal distribution."""
-
-Runs = dict[str, list[Step]]
+CANDIDATES: Final = tuple(
+    Spreads(*spreads, SPREADS.run) for spreads in product((0.03, 0.06, 0.12), (0.1, 0.3, 0.9))
+)
+"""Spreads among which those are chosen with which other runs of a model are predicted best."""
 
 
 def calibrated(steps: Sequence[Step]) -> dict[str, Any]:
     """Return the score of *steps* but one per machine, and but one per model, after calibrating on that one.
 
     The one is the middle of the runs by predicted time: neither the smallest nor the largest of what is
-    planned. Its label has no part in the choice. A machine with one run has nothing left to score.
+    planned. Its label has no part in the choice. What it tells holds for its model and precision: other
+    models of its machine are predicted as before. A machine with one run has nothing left to score.
     """
     rest: list[Step] = []
     before: list[Step] = []
@@ -33,16 +35,15 @@ def calibrated(steps: Sequence[Step]) -> dict[str, Any]:
     for name, runs in _by(steps, lambda step: step.machine).items():
         one = _middle(runs)
         factors = fit(one.curve, one.scored.measured)
-        trust = {same: SPREADS.trust(same_model=same) for same in (True, False)}
         used[name] = {"id": one.scored.id, "rows": len(runs) - 1, **factors._asdict()}
-        rest += _others(runs, one, factors, trust)
+        rest += [_with(step, factors) if _family(step) == _family(one) else step for step in _but(runs, one)]
         before += _but(runs, one)
     of_model: list[Step] = []
     of_model_before: list[Step] = []
     for runs in _by(steps, _family).values():
         one = _middle(runs)
-        trust = {True: SPREADS.trust(same_model=True)}
-        of_model += _others(runs, one, fit(one.curve, one.scored.measured), trust)
+        factors = fit(one.curve, one.scored.measured)
+        of_model += [_with(step, factors) for step in _but(runs, one)]
         of_model_before += _but(runs, one)
     return {
         "calibrated_score": score(rest),
@@ -56,58 +57,55 @@ def calibrated(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def checked(steps: Iterable[Step]) -> dict[str, Any]:
-    """Return the score before and after calibrating, machine by machine and whichever run is taken.
+    """Return the score of models before and after calibrating on one run, whichever run that is.
 
-    Each machine in turn is taken to be unknown: how far to trust a run is learnt on the others. Of its own
-    runs up to ``TURNS``, evenly over predicted times, take their turn as the one that was measured.
+    Each source in turn is taken to be unknown: the spreads are chosen on the others. Up to ``TURNS`` runs of
+    each model, evenly over predicted times, take their turn as the one that was measured.
     """
-    machines = _by(steps, lambda step: step.machine)
-    before: list[Step] = []
-    after: list[Step] = []
-    for name, runs in machines.items():
-        spreads = spreads_of(other for key, other in machines.items() if key != name)
-        trust = {same: spreads.trust(same_model=same) for same in (True, False)}
-        ordered = _ordered(runs)
-        for one in ordered[:: max(1, len(ordered) // TURNS)]:
-            before += _but(runs, one)
-            after += _others(runs, one, fit(one.curve, one.scored.measured), trust)
-    return {"before": score(before), "after": score(after), "machines": len(machines)}
+    sources = _by(steps, lambda step: step.choice[0])
+    before = {name: _turns(own, None) for name, own in sources.items()}
+    after = {spreads: {name: _turns(own, spreads) for name, own in sources.items()} for spreads in CANDIDATES}
+    chosen = {name: _best(after, [other for other in sources if other != name] or [name]) for name in sources}
+    return {
+        "before": _mean(before.values()),
+        "after": _mean(after[spreads][name] for name, spreads in chosen.items()),
+        "spreads": {name: spreads._asdict() for name, spreads in chosen.items()},
+        "spreads_of_all": _best(after, sources)._asdict(),
+    }
 
 
-def spreads_of(machines: Iterable[Sequence[Step]]) -> Spreads:
-    """Return the spreads in the runs of *machines*: nested analysis of variance, each model counting once.
-
-    Runs of a model spread as their median deviation says, so that single cold steps do not decide.
-    Without two runs of a model, two models of a machine or two machines, that part is as in ``SPREADS``.
-    """
-    runs, models, whole = [], [], []
-    for own in machines:
-        families = [[step.scored.log_ratio for step in same] for same in _by(own, _family).values()]
-        runs += [_typical(errors) ** 2 for errors in families if len(errors) > 1]
-        medians = [median(errors) for errors in families]
-        middle = fmean(medians)
-        models += [_variance(medians, middle)] * len(medians) if len(medians) > 1 else []
-        whole.append((middle**2, len(medians)))
-    run = fmean(runs) if runs else SPREADS.run**2
-    model = fmean(models) if models else SPREADS.model**2
-    machine = fmean(square - model / n for square, n in whole) if len(whole) > 1 else SPREADS.machine**2
-    return Spreads(max(machine, 0.0) ** 0.5, model**0.5, run**0.5)
+Medians = list[float]
+"""Median error of each family that has two runs."""
 
 
-def _typical(errors: Sequence[float]) -> float:
-    """Return the standard deviation that the middle half of *errors* speaks of."""
-    middle = median(errors)
-    return NORMAL * median(abs(error - middle) for error in errors)
+def _turns(steps: Iterable[Step], spreads: Spreads | None) -> Medians:
+    """Return the median error of each family over runs and turns; as it is predicted without *spreads*."""
+    found = []
+    for runs in _by(steps, _family).values():
+        some = _evenly(_ordered(runs))
+        errors = []
+        for one in some if len(some) > 1 else ():
+            factors = Factors(1.0, 1.0) if spreads is None else fit(one.curve, one.scored.measured, spreads)
+            errors += [abs(_with(step, factors).scored.log_ratio) for step in _but(some, one)]
+        found += [median(errors)] if errors else []
+    return found
 
 
-def _variance(values: Sequence[float], middle: float) -> float:
-    return sum((value - middle) ** 2 for value in values) / (len(values) - 1)
+def _best(after: dict[Spreads, dict[str, Medians]], sources: Iterable[str]) -> Spreads:
+    names = list(sources)
+    return min(after, key=lambda spreads: _mean(after[spreads][name] for name in names) or 0.0)
 
 
-def _others(runs: Iterable[Step], one: Step, factors: Factors, trust: dict[bool, float]) -> list[Step]:
-    """Return *runs* but *one*, predicted anew with as much of *factors* as each is trusted to share."""
-    found = {same: factors.trusted(share) for same, share in trust.items()}
-    return [_with(step, found[_family(step) == _family(one)]) for step in _but(runs, one)]
+def _mean(sources: Iterable[Medians]) -> float | None:
+    """Return the mean over families of all *sources*; None if there is none."""
+    medians = [one for own in sources for one in own]
+    return fmean(medians) if medians else None
+
+
+def _evenly(runs: Sequence[Step]) -> Sequence[Step]:
+    """Return at most ``TURNS`` of *runs*, the middle of as many equal parts."""
+    n = min(TURNS, len(runs))
+    return [runs[int((at + 0.5) * len(runs) / n)] for at in range(n)]
 
 
 def _but(runs: Iterable[Step], one: Step) -> list[Step]:

@@ -1,11 +1,10 @@
-"""Validation of steps: our own simulation scores nothing, failures count, orders and factors are found."""
+"""Validation of steps: our own simulation scores nothing, failures count, orders are found."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,10 @@ from hypothesis import strategies as st
 from foretrace import main
 from simulator.errors import TableError
 from simulator.simulate import simulate
-from simulator.validate.calibrate import SPREADS, Spreads, fit
 from simulator.validate.choices import choices
-from simulator.validate.curve import RATIOS, Curve
+from simulator.validate.curve import Curve
 from simulator.validate.errors import errors
 from simulator.validate.job import model_of
-from simulator.validate.one_run import calibrated, checked, spreads_of
 from simulator.validate.ranking import kendall_tau, regret
 from simulator.validate.steps import validate_steps
 from simulator.validate.steps_job import parallel_class, size_class, step_job
@@ -252,81 +249,6 @@ def test_errors_are_shares_of_the_prediction_by_class(own: list[dict[str, object
     found = errors((row, (row.group, "gpu")) for row in twice)
     assert found["all"]["rows"] == len(steps)
     assert all(one["low"] == one["high"] == pytest.approx(2) for one in found.values())
-
-
-@given(
-    st.lists(st.floats(0.0, 3.0), min_size=len(RATIOS) - 1, max_size=len(RATIOS) - 1),
-    st.floats(0.5, 2.0),
-    st.floats(0.25, 4.0),
-)
-def test_a_fit_gives_back_what_was_measured(slopes: list[float], compute: float, ratio: float) -> None:
-    times = [1.0]
-    for slope, low, high in zip(sorted(slopes), RATIOS, RATIOS[1:], strict=False):
-        times.append(times[-1] + slope * (high - low))
-    curve = Curve(tuple(times))
-    measured_s = curve.at(compute=compute, communication=compute * ratio)
-    assert curve.at(**fit(curve, measured_s)._asdict()) == pytest.approx(measured_s)
-
-
-def test_hidden_communication_is_not_blamed() -> None:
-    found = fit(Curve((1.0,) * len(RATIOS)), 1.3)
-    assert found.compute == pytest.approx(1.3)
-    assert found.communication == pytest.approx(1.0, rel=0.01)
-
-
-def test_a_machine_that_is_slower_is_believed_as_far_as_one_run_is(own: list[dict[str, object]]) -> None:
-    slower = {**own[1], "step_time_s": 1.25 * float(str(own[1]["step_time_s"]))}
-    (step,) = run_rows([Row(slower, 1)], 1)
-    assert isinstance(step, Step)
-    found = calibrated([step, replace(step)])
-    left = (1 - SPREADS.trust(same_model=True)) * -step.scored.log_ratio
-    assert found["calibrated_score"] == pytest.approx(left, rel=0.05)
-    assert found["calibrated_model_score"] == pytest.approx(left, rel=0.05)
-    assert found["calibration"][step.machine]["rows"] == 1
-
-
-spread = st.floats(0.0, 1.0)
-
-
-@given(machine=spread, model=spread, run=st.floats(0.01, 1.0))
-def test_a_run_is_trusted_in_part_and_more_for_its_own_model(
-    machine: float, model: float, run: float
-) -> None:
-    spreads = Spreads(machine, model, run)
-    other, same = spreads.trust(same_model=False), spreads.trust(same_model=True)
-    assert 0 <= other <= same <= 1
-    assert Spreads(machine, model, 0.0 if machine or model else run).trust(same_model=True) in (
-        pytest.approx(1),
-        0.0,
-    )
-
-
-def test_spreads_are_found_again_in_runs_that_have_them(own: list[dict[str, object]]) -> None:
-    """Machines 20 % apart, models 10 %, runs 2 %: drawn, and recovered within what so few allow."""
-    (step,) = run_rows([Row(own[0], 1)], 1)
-    assert isinstance(step, Step)
-    draw = random.Random(1)
-    machines = []
-    for at in range(60):
-        off = draw.gauss(0, 0.1)
-        runs = []
-        for model in range(6):
-            of_model = off + draw.gauss(0, 0.05)
-            for _ in range(6):
-                measured = step.scored.predicted * math.exp(-of_model - draw.gauss(0, 0.02))
-                scored = replace(step.scored, measured=measured, family=f"model {model}")
-                runs.append(replace(step, scored=scored, machine=f"machine {at}"))
-        machines.append(runs)
-    found = spreads_of(machines)
-    assert found.machine == pytest.approx(0.1, rel=0.25)
-    assert found.model == pytest.approx(0.05, rel=0.15)
-    assert found.run == pytest.approx(0.02, rel=0.15)
-    check = checked([step for runs in machines[:12] for step in runs])
-    assert check["after"] < check["before"]
-
-
-def test_one_machine_alone_says_nothing_of_machines() -> None:
-    assert spreads_of([]) == SPREADS
 
 
 @given(st.floats(0.0, 6.0))

@@ -1,0 +1,114 @@
+"""Calibration on one step: what it should tell by closed forms, and never more than that."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.validate.calibrate import OUTLIER, SPREADS, Spreads, errors, fit
+from simulator.validate.curve import RATIOS, Curve
+from simulator.validate.one_run import CANDIDATES, calibrated, checked
+from simulator.validate.scores import Scored
+from simulator.validate.steps_run import Step
+
+
+def straight(communication: float) -> Curve:
+    """Return the curve of a step of 1 s of which this share is exposed communication."""
+    return Curve(tuple(1 + communication * (ratio - 1) for ratio in RATIOS))
+
+
+def step(
+    name: str, model: str, measured_s: float, *, source: str = "here", communication: float = 0.0
+) -> Step:
+    """Return a run that is predicted to take 1 s."""
+    curve = straight(communication)
+    scored = Scored(id=name, family=model, group="3D", what=name, predicted=curve.at(), measured=measured_s)
+    return Step(
+        scored=scored,
+        level="A",
+        stress=False,
+        slow=False,
+        device="h100-sxm",
+        size="1-8 GPUs",
+        machine="a machine",
+        choice=(source,),
+        layout=(),
+        assumed=(),
+        curve=curve,
+    )
+
+
+SHARES = st.floats(0.0, 0.9)
+SPREADS_OF = st.builds(Spreads, st.floats(0.01, 0.5), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
+
+
+@given(SHARES, st.floats(-0.02, 0.02), SPREADS_OF)
+def test_factors_are_the_posterior_of_a_linear_model(share: float, slower: float, spreads: Spreads) -> None:
+    """The same as by solving for both factors with matrices."""
+    x = np.array([1 - share, share])
+    precision = np.diag(1 / np.square(spreads[:2])) + np.outer(x, x) / spreads.run**2
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ x / spreads.run**2 * slower
+    found = fit(straight(share), math.exp(slower), spreads)
+    if abs(slower) < OUTLIER * spreads.run:
+        assert np.log(found) == pytest.approx(mean, abs=1e-9)
+    assert errors(straight(share), spreads) == pytest.approx(np.sqrt(np.diag(covariance)), rel=1e-6)
+
+
+@given(SHARES, st.floats(0.2, 5.0))
+def test_a_run_is_predicted_nearer_and_not_past_what_was_measured(share: float, measured_s: float) -> None:
+    """Past it by 1 % at most, because factors multiply and parts of a step add up."""
+    compute, communication = fit(straight(share), measured_s)
+    after = straight(share).at(compute=compute, communication=communication)
+    assert min(1.0, measured_s * 0.99) <= after <= max(1.0, measured_s * 1.01)
+
+
+def test_hidden_communication_is_not_blamed() -> None:
+    found = fit(straight(0.0), 1.1)
+    assert found.communication == 1.0
+    assert 1 < found.compute < 1.1
+    assert errors(straight(0.0)).communication == SPREADS.communication
+
+
+def test_what_is_off_by_far_more_than_usual_says_no_more() -> None:
+    assert fit(straight(0.2), 10.0) == fit(straight(0.2), 20.0)
+    assert fit(straight(0.2), 10.0).compute < 1.2
+
+
+def test_a_run_says_nothing_of_other_models() -> None:
+    """Half of the runs of one model are nearer then; the other model is off by as much as before."""
+    runs = [step("a", "one", 1.2), step("b", "one", 1.2), step("c", "one", 1.2), step("d", "two", 1.3)]
+    found = calibrated(runs)
+    compute = fit(straight(0.0), 1.2).compute
+    assert found["calibration"]["a machine"]["compute"] == compute
+    assert found["calibration"]["a machine"]["rows"] == 3
+    own, other = math.log(1.2 / compute), math.log(1.3)
+    assert found["calibrated_score"] == pytest.approx((own + other) / 2)
+    assert found["calibrated_before"] == pytest.approx((math.log(1.2) + other) / 2)
+    assert found["calibrated_model_score"] == pytest.approx(own)
+    assert found["calibrated_model_before"] == pytest.approx(math.log(1.2))
+
+
+def test_one_run_alone_leaves_nothing_to_score() -> None:
+    found = calibrated([step("a", "one", 1.2)])
+    assert found["calibrated_score"] is found["calibrated_model_score"] is None
+    assert found["calibration_check"]["before"] is found["calibration_check"]["after"] is None
+
+
+@pytest.mark.parametrize("spread", sorted({spreads.compute for spreads in CANDIDATES}))
+def test_the_spread_that_runs_have_is_chosen_without_the_source_it_is_for(spread: float) -> None:
+    """Three sources whose models differ by so much; a fourth has none and no say in its own choice."""
+    draw, runs = random.Random(3), []
+    for source in ("a", "b", "c"):
+        for model in range(25):
+            off = draw.gauss(0, spread)
+            measured = (math.exp(off + draw.gauss(0, SPREADS.run)) for _ in range(6))
+            runs += [step(f"{n}", f"{source} {model}", s, source=source) for n, s in enumerate(measured)]
+    runs += [step(f"{n}", "d", math.exp(draw.gauss(0, SPREADS.run)), source="d") for n in range(6)]
+    found = checked(runs)
+    assert found["spreads_of_all"]["compute"] == spread
+    assert found["spreads"]["d"] == {**found["spreads_of_all"], "communication": pytest.approx(0.1)}
+    assert found["after"] < found["before"]
