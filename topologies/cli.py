@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from rich.table import Table
 
@@ -21,34 +22,53 @@ def topology() -> None:
 
 
 @topology.command("list")
+@click.argument("words", nargs=-1)
 @_JSON
-def list_(*, as_json: bool) -> None:
-    """List the machines of the catalogue."""
+def list_(words: tuple[str, ...], *, as_json: bool) -> None:
+    """List the machines of the catalogue, or those whose name, GPU or description has all WORDS.
+
+    For example: foretrace topology list h100 aws
+    """
     from topologies.catalog import load_cluster, names
-    from topologies.facts import bandwidth, flops, row
+    from topologies.facts import bandwidth, row
     from topologies.units import format_bytes
 
-    clusters = [load_cluster(name) for name in names()]
+    rows = [row(load_cluster(name)) for name in names()]
+    rows = [one for one in rows if _has(one, words)]
     if as_json:
-        click.echo(json.dumps({"clusters": [row(cluster) for cluster in clusters]}))
+        click.echo(json.dumps({"clusters": rows}))
         return
-    table = _table("name", "a node", "memory", "16 bit", "per GPU", "per node")
-    for cluster in clusters:
-        facts = row(cluster)
+    if not rows:
+        click.echo(f"no machine of the catalogue has {' and '.join(words)} in its name, GPU or description")
+        return
+    table = _table("name", "a node", "memory", "TFLOP/s", "per GPU", "per node", "USD/h")
+    for facts in rows:
+        price = facts["price_usd_per_gpu_hour"]
         _add(
             table,
             facts["name"],
             f"{facts['gpus_per_node']} {facts['device']}",
             format_bytes(facts["memory_bytes"]),
-            flops(max(facts["peak_flops_per_s"].get(name, 0.0) for name in ("bf16", "fp16")) or None),
+            f"{_peak_16_bit(facts) / 1e12:,.0f}" if _peak_16_bit(facts) else "none",
             bandwidth(facts["intra_bytes_per_s"]),
             bandwidth(facts["node_bytes_per_s"]),
+            "?" if price is None else f"{price:.2f}",
         )
     _print(table)
     click.echo(
-        "16 bit: dense peak in bf16 or fp16. per GPU: into its node, per node: through all its NICs, per "
-        "direction."
+        "TFLOP/s: dense peak in bf16 or fp16. per GPU: into its node, per node: through all NICs, each way.\n"
+        "USD/h: list price of a GPU; topology show NAME says whose and of when, --price gives yours."
     )
+
+
+def _peak_16_bit(facts: Mapping[str, Any]) -> float:
+    return max(facts["peak_flops_per_s"].get(name, 0.0) for name in ("bf16", "fp16"))
+
+
+def _has(facts: Mapping[str, Any], words: tuple[str, ...]) -> bool:
+    """Return whether name, GPU and description of a machine have all *words*."""
+    text = f"{facts['name']} {facts['device']} {facts['description']}".lower()
+    return all(word.lower() in text for word in words)
 
 
 @topology.command("show")
@@ -185,7 +205,7 @@ def _table(*columns: str) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in columns:
         table.add_column(escape(column), no_wrap=True)
     return table

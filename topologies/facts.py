@@ -47,6 +47,8 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
         facts |= {"cores": str(cluster.cores), "time_slice": format_time(cluster.time_slice_s)}
     if cluster.price_usd_per_gpu_hour is not None:
         facts["price_per_gpu"] = f"{cluster.price_usd_per_gpu_hour:g} USD/h"
+    elif not cluster.cores:
+        facts["price_per_gpu"] = "not known, --price gives one"
     yield "machine", facts, cluster.sources
     device = cluster.device
     facts = {f"peak.{dtype}": flops(peak) for dtype, peak in device.peak_flops_per_s.items()}

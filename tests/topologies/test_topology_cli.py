@@ -24,6 +24,22 @@ def test_the_list_names_every_machine() -> None:
     assert [row["name"] for row in json.loads(printed("list", "--json"))["clusters"]] == names()
 
 
+def test_the_list_fits_a_terminal_and_says_prices() -> None:
+    rows = printed("list").splitlines()
+    assert max(len(line) for line in rows if line.startswith(" ")) <= 80
+    assert "…" not in printed("list")
+    line = next(line for line in rows if line.split()[:1] == ["aws-p5"])
+    assert line.split()[-1] == f"{load_cluster('aws-p5').price_usd_per_gpu_hour:.2f}"
+    assert next(line for line in rows if line.split()[:1] == ["gb300-nvl72"]).split()[-1] == "?"
+    assert "not known, --price gives one" in printed("show", "gb300-nvl72")
+
+
+def test_the_list_is_narrowed_by_words() -> None:
+    found = [row["name"] for row in json.loads(printed("list", "H100", "efa", "--json"))["clusters"]]
+    assert found == ["aws-p5"]
+    assert "no machine of the catalogue has h100 and tpu" in printed("list", "h100", "tpu")
+
+
 @pytest.mark.parametrize("name", names())
 def test_a_machine_is_shown_with_its_sources(name: str) -> None:
     """Every source is printed once, under the number that stands beside its figures."""
