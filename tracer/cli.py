@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-
-NOTHING: Final = "no process of the command called init_process_group or stepped an optimizer"
-"""Why a command was not recorded that has left nothing at all."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -65,9 +62,9 @@ def record(
     if is_merge:
         _merge(command, output, as_json=as_json)
         return
-    from tracer.finish import finish, why_it_failed
+    from tracer.finish import finish, why_it_failed, why_nothing
     from tracer.launch import launch
-    from tracer.launched import is_one_of_many
+    from tracer.launched import is_first, is_one_of_many
 
     path = _free_directory(command) if output is None else output
     if is_one_of_many() and output is None:
@@ -76,6 +73,10 @@ def record(
         )
     status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps, depth=depth)
     if is_one_of_many():  # the others may not have ended, and no rank knows when
+        if is_first() and not as_json:
+            click.echo(
+                f"{path}: a recorder per rank; next, when all ended: foretrace analyze {path}", err=True
+            )
         context.exit(status)
     summary = finish(path.absolute()) if path.is_dir() else None
     why = why_it_failed(path) if status and path.is_dir() else []
@@ -83,11 +84,11 @@ def record(
         told = {"run": str(path), "exit_status": status, "recorded": summary is not None, "failure": why}
         click.echo(json.dumps({**told, **(summary or {})}))
     elif summary is None:
-        began = (path / "ranks").is_dir()
-        reason = "it ended too early" if began else NOTHING
-        click.echo(f"foretrace: nothing recorded: {reason}", err=True)
+        click.echo(f"foretrace: nothing recorded: {why_nothing(path)}", err=True)
     else:
         _show(path, summary)
+        if summary["n_ranks_stored"] < summary["world_size"] and not ranks:
+            click.echo(f"the other ranks, on other machines: foretrace record --merge -o ALL {path} ...")
     for line in () if as_json else why:
         click.echo(line, err=True)
     context.exit(status)
@@ -116,7 +117,9 @@ def _show(path: Path, summary: Mapping[str, Any]) -> None:
 
 def _sentence(summary: Mapping[str, Any]) -> str:
     """Return what was recorded, in words."""
-    parts = [f"{summary['world_size']} ranks", f"{summary['n_spans']} spans"]
+    stored, n = summary["n_ranks_stored"], summary["world_size"]
+    ranks = f"{n} rank{'s' if n > 1 else ''}"
+    parts = [ranks if stored == n else f"{stored} of {ranks}", f"{summary['n_spans']} spans"]
     if (step_s := summary.get("step_time_s")) is not None:
         parts.append(f"{step_s * 1e3:.1f} ms per step")
     return ", ".join(parts)

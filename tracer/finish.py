@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import ipc
@@ -13,6 +14,7 @@ from pyarrow import ipc
 from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
 from tracer.kernels import KERNELS, KINETO
+from tracer.record import REFUSED
 from traces.analysis.hang import hang
 from traces.analysis.metrics import summarize
 from traces.analysis.mismatch import mismatches
@@ -20,6 +22,12 @@ from traces.errors import TraceError
 from traces.info import RunInfo
 from traces.store import open_run, write_info
 from traces.timeline import MEMORY
+
+NOTHING: Final = "no process of the command called init_process_group or stepped an optimizer"
+"""Why a command was not recorded that has left nothing at all."""
+
+STOPPED: Final = "recording stopped: "
+"""How a warning begins that tells why no more was written."""
 
 
 def finish(path: Path) -> dict[str, Any] | None:
@@ -58,6 +66,28 @@ def why_it_failed(path: Path) -> list[str]:
     if differing := mismatches(path, run):
         return [f"mismatch {one.text}" for one in differing]
     return [f"hang {wait.text}" for wait in hang(path, run)]
+
+
+def why_nothing(path: Path) -> str:
+    """Return why a command has left no spans in *path*; take away what its processes have left to say so."""
+    refused = path / REFUSED
+    if refused.is_file():
+        why = refused.read_text(encoding="utf-8")
+        refused.unlink()
+        with suppress(OSError):
+            path.rmdir()
+        return why
+    sidecars = sorted(path.glob("ranks/rank-*.json"))
+    stopped = (
+        warning
+        for file in sidecars
+        if "." not in file.stem  # as rank-00000.pending
+        for warning in RunInfo.from_json(file.read_text(encoding="utf-8"), str(file)).warnings
+        if warning.startswith(STOPPED)
+    )
+    with suppress(TraceError, OSError):
+        return next(stopped, "it ended too early" if sidecars else NOTHING)
+    return "it ended too early"
 
 
 def _kernels(path: Path) -> str | None:

@@ -9,6 +9,15 @@ WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZ
 """Environment variables by which launchers tell each process of how many it is one."""
 
 
+RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Environment variables by which they tell it its own number."""
+
+
+def is_first() -> bool:
+    """Whether a launcher has started this process as the first of several, or does not say."""
+    return next((os.environ[name] == "0" for name in RANKS if name in os.environ), True)
+
+
 def is_one_of_many() -> bool:
     """Whether a launcher has started this process once per rank: then all of them record into one directory.
 

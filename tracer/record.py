@@ -26,6 +26,10 @@ DEPTHS: Final = ("light", "kernels")
 """How much is recorded: communication and blocks, or kernels of some steps by ``torch.profiler``, too."""
 
 
+REFUSED: Final = ".not-recording"
+"""File of the run directory in which a process says why it is not recorded; the recorder takes it away."""
+
+
 class Recording:
     """A recording that may still have to begin: when this process joins its process group.
 
@@ -85,7 +89,8 @@ class Recording:
     def note_error(self, error: BaseException) -> None:
         """Note the exception that ends the training."""
         if self.session is not None and not isinstance(error, SystemExit):
-            self.session.warn(f"the training ended with {type(error).__name__}: {_first_line(error)}")
+            said = ": ".join(filter(None, (type(error).__name__, _first_line(error))))
+            self.session.warn(f"the training ended with {said}")
 
     def end(self) -> None:
         """Write what is left. Never raises into the training."""
@@ -238,6 +243,8 @@ def begin_now(recording: Recording) -> None:
         recording.begin()
     except Exception as error:  # the training goes on without a recording
         sys.stderr.write(f"foretrace: not recording: {_first_line(error)}\n")
+        with contextlib.suppress(OSError):  # for the end of the command, far below that line
+            (recording.path / REFUSED).write_text(_first_line(error), encoding="utf-8")
         return
     atexit.register(recording.end)
     _note_uncaught(recording)

@@ -3,17 +3,22 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tracer.errors import LaunchError, RecordError
+from tracer.finish import finish, why_nothing
 from tracer.launch import SITE, environment, launch
-from traces.store import open_run
+from tracer.launched import RANKS, is_first
+from traces.info import RunInfo
+from traces.store import open_run, write_info
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,3 +178,59 @@ def test_a_block_that_has_ended_begins_no_recording(tmp_path: Path, ranks: Any) 
     done = ranks.run([sys.executable, "-c", script], {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.status == (0, 0), done.errors
     assert not run.exists()
+
+
+def test_why_a_process_was_not_recorded_is_said_again_at_the_end(tmp_path: Path) -> None:
+    """What a process says at its beginning is far above the end of a training."""
+    pytest.importorskip("torch")
+        "import torch.distributed as d\n"
+        "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+    result = record("-o", "run", "--ranks", "7", "--", sys.executable, "-c", script, cwd=tmp_path)
+    assert result.returncode == 0
+    why = "ranks 7: none of them is in a world of 1; give some of 0 to 0"
+    said = [line for line in result.stderr.splitlines() if line.startswith("foretrace: ")]
+    assert said == [f"foretrace: not recording: {why}", f"foretrace: nothing recorded: {why}"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_the_reason_given_for_an_empty_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    warnings = ("something else", "recording stopped: cannot write: No space left on device")
+    write_info(run, RunInfo(origin="recorded", world_size=1, warnings=warnings), 0)
+    assert finish(run) is None
+    assert why_nothing(run) == warnings[1]
+
+
+def test_a_machine_of_several_says_what_to_do_with_its_part(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = (
+        "import torch, torch.distributed as d; d.init_process_group('gloo')\n"
+        "d.all_reduce(torch.ones(1)); d.destroy_process_group()\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} RANK=".split()
+
+    def node(rank: int) -> subprocess.CompletedProcess[str]:
+        words = [*world[:-1], f"{world[-1]}{rank}", sys.executable, "-c", script]
+        return record("-o", f"node{rank}", "--", *words, cwd=tmp_path)
+
+    with ThreadPoolExecutor() as nodes:
+        parts = list(nodes.map(node, (0, 1)))
+    for rank, part in enumerate(parts):
+        assert part.returncode == 0, part.stderr
+        assert part.stdout.startswith(f"node{rank}: 1 of 2 ranks, 1 spans")
+        assert f"foretrace record --merge -o ALL node{rank} ..." in part.stdout
+    merged = record("--merge", "-o", "all", "node0", "node1", cwd=tmp_path)
+    assert merged.stdout.startswith("all: 2 ranks, 2 spans")
+
+
+def test_one_of_the_recorders_of_all_ranks_speaks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    assert is_first()
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert not is_first()
+    monkeypatch.setenv("RANK", "0")  # torchrun under srun: the number within the world counts
+    assert is_first()

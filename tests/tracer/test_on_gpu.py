@@ -98,7 +98,7 @@ def test_losses_are_the_same_to_the_last_bit(tmp_path: Path, alone: Any) -> None
 
 
 def gathered(steps: int, rows: int = 1 << 24) -> int:
-    """Gather into new tensors, dropped at once, beside the stream that computes; return the peak of memory."""
+    """Gather into new tensors, dropped at once, beside the computing stream; return the peak of memory."""
     x = torch.ones(rows, device="cuda")
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -114,7 +114,7 @@ def gathered(steps: int, rows: int = 1 << 24) -> int:
 
 
 def test_memory_is_free_as_soon_as_without_recording(tmp_path: Path, alone: Any) -> None:
-    """The future of a work of NCCL would keep each result until a stream from torch's pool has seen its end."""
+    """The future of a work would keep each result until a stream of torch's pool has seen its end."""
     plain = gathered(50)
     with foretrace.record(tmp_path / "run"):
         recorded = gathered(50)
@@ -125,7 +125,7 @@ def test_memory_is_free_as_soon_as_without_recording(tmp_path: Path, alone: Any)
 
 
 def test_a_collective_beside_the_computation_ends_when_the_device_says(tmp_path: Path, alone: Any) -> None:
-    """It is waited for a second after its end, as found by hooks: its own work tells how long it took."""
+    """It is waited for long after its end: its own work tells how long it took."""
     model, small = torch.nn.Linear(8, 8).cuda(), torch.ones(4, 8, device="cuda")
     x = torch.ones(1 << 20, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
