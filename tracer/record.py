@@ -242,9 +242,10 @@ def begin_now(recording: Recording) -> None:
     try:
         recording.begin()
     except Exception as error:  # the training goes on without a recording
-        sys.stderr.write(f"foretrace: not recording: {_first_line(error)}\n")
+        why = _first_line(error)
+        sys.stderr.write(f"foretrace: not recording: {why}\n")
         with contextlib.suppress(OSError):  # for the end of the command, far below that line
-            (recording.path / REFUSED).write_text(_first_line(error), encoding="utf-8")
+            (recording.path / REFUSED).write_text(why, encoding="utf-8")
         return
     atexit.register(recording.end)
     _note_uncaught(recording)

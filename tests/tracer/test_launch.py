@@ -183,8 +183,10 @@ def test_a_block_that_has_ended_begins_no_recording(tmp_path: Path, ranks: Any) 
 def test_why_a_process_was_not_recorded_is_said_again_at_the_end(tmp_path: Path) -> None:
     """What a process says at its beginning is far above the end of a training."""
     pytest.importorskip("torch")
+    script = (
         "import torch.distributed as d\n"
         "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+    )
     result = record("-o", "run", "--ranks", "7", "--", sys.executable, "-c", script, cwd=tmp_path)
     assert result.returncode == 0
     why = "ranks 7: none of them is in a world of 1; give some of 0 to 0"
