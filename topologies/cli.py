@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+_GPUS = click.option(
+    "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; the file's own if left out."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
 
@@ -73,9 +76,7 @@ def _has(facts: Mapping[str, Any], words: tuple[str, ...]) -> bool:
 
 @topology.command("show")
 @click.argument("name")
-@click.option(
-    "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; the file's own if left out."
-)
+@_GPUS
 @_JSON
 def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     """Show a machine: NAME is one of `foretrace topology list`, or the path of a TOML file."""
@@ -109,13 +110,17 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
 
 @topology.command("check")
 @click.argument("path")
+@_GPUS
 @_JSON
-def check(path: str, *, as_json: bool) -> None:
-    """Check that PATH describes a machine in which every GPU reaches every other."""
+def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
+    """Check that PATH describes a machine in which every GPU reaches every other.
+
+    Without n_gpus in the file, or --gpus, that is one node, and what joins nodes is not looked at.
+    """
     from topologies.catalog import load_cluster
     from topologies.reach import Reach
 
-    cluster = load_cluster(path)
+    cluster = load_cluster(path, n_gpus)
     graph = cluster.fabric()
     shape = Reach(graph, range(cluster.n_gpus)).shape(range(cluster.n_gpus))
     found = {
@@ -129,16 +134,15 @@ def check(path: str, *, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     click.echo(
-        f"{path}: {found['n_gpus']} GPUs in {found['n_domains']} NVLink domain(s), {found['n_switches']} "
+        f"{path}: {found['n_gpus']} GPUs in {found['n_domains']} {_WIRES.get(cluster.intra.kind, '')}domain(s), "
+        f"{found['n_switches']} "
         f"switches, {found['n_links']} links; every GPU reaches every other"
     )
 
 
 @topology.command("draw")
 @click.argument("name")
-@click.option(
-    "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; the file's own if left out."
-)
+@_GPUS
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="Write a page with a picture to this file."
 )
@@ -198,6 +202,10 @@ _DISTANCE: Mapping[str, str] = {
     "core": "to another site or group",
     "peer": "from switch to switch",
 }
+
+
+_WIRES: Mapping[str, str] = {"nvlink": "NVLink ", "pcie": "PCIe ", "xgmi": "Infinity Fabric "}
+"""What joins the GPUs of a domain, for people."""
 
 
 def _table(*columns: str) -> Table:

@@ -35,7 +35,8 @@ def test_a_machine_is_found_by_what_people_type(typed: str, meant: str) -> None:
 
 ASKED_FOR = (
     "v100 a100 a100-40gb a100-pcie h100 h100-pcie h100-96gb h800 h200 b200 b300 gb200 gb300 mi300x l40s a40 "
-    "rtx4090 dgx-a100 hgx-h100 p4d p4de p5 p5en p6 ndv4 ndv5 a3-high a3-mega a3-ultra a4 jean-zay ethernet nvl72"
+    "rtx4090 dgx-a100 hgx-h100 p4d p4de p5 p5en p6 ndv4 ndv5 a3-high a3-mega a3-ultra a4 jean-zay ethernet "
+    "nvl72"
 )
 
 
