@@ -65,7 +65,8 @@ def list_(words: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _peak_16_bit(facts: Mapping[str, Any]) -> float:
-    return max(facts["peak_flops_per_s"].get(name, 0.0) for name in ("bf16", "fp16"))
+    peaks: Mapping[str, float] = facts["peak_flops_per_s"]
+    return max(peaks.get(name, 0.0) for name in ("bf16", "fp16"))
 
 
 def _has(facts: Mapping[str, Any], words: tuple[str, ...]) -> bool:
@@ -134,9 +135,8 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     click.echo(
-        f"{path}: {found['n_gpus']} GPUs in {found['n_domains']} {_WIRES.get(cluster.intra.kind, '')}domain(s), "
-        f"{found['n_switches']} "
-        f"switches, {found['n_links']} links; every GPU reaches every other"
+        f"{path}: {found['n_gpus']} GPUs in {found['n_domains']} {_WIRES.get(cluster.intra.kind, '')}"
+        f"domain(s), {found['n_switches']} switches, {found['n_links']} links; every GPU reaches every other"
     )
 
 
