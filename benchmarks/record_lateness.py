@@ -20,6 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, STEP_MS = 25, 60
+FLUSH_S = 1.0
+"""Seconds between two batches."""
+
 GLOO = {"reduce_scatter": "all_reduce"}
 """What gloo calls a kind of collective, where it is not the kind itself."""
 
@@ -33,7 +36,7 @@ def main() -> None:
     step = import_module("record_paired").sized(sys.argv[1], STEP_MS)
     folder = [tempfile.mkdtemp()]
     distributed.broadcast_object_list(folder)
-    with import_module("foretrace").record(f"{folder[0]}/run") as recording:
+    with import_module("foretrace").record(f"{folder[0]}/run", flush_s=FLUSH_S) as recording:
         issued, events = traced(step, recording.session.sink, distributed.barrier)
     if distributed.get_rank() == 0:
         for kind in sorted({one.kind for one in issued}):
@@ -59,8 +62,9 @@ def traced(step: Any, sink: Any, barrier: Any) -> tuple[list[Any], list[Any]]:
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(STEPS):
             step()
-    sink.put = put
     barrier()
+    time.sleep(2 * FLUSH_S)  # compiled hooks hand over what they noted with the next batch
+    sink.put = put
     return issued, list(profile.profiler.kineto_results.events())
 
 

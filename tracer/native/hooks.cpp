@@ -103,10 +103,11 @@ PyObject* py_entered(PyObject*, PyObject* const* args, Py_ssize_t) {
   }
 }
 
-PyObject* py_left(PyObject*, PyObject* const* args, Py_ssize_t) {
+// Module, arguments, those by name, output; after an exception torch leaves those by name out.
+PyObject* py_left(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!state().notes_modules) Py_RETURN_NONE;
   try {
-    return survived(left(args[0], args[1], args[2], args[3]));
+    return survived(left(args[0], args[1], n > 3 ? args[2] : nullptr, args[n - 1]));
   } catch (const std::exception& error) {
     disable(state().notes_modules, "modules", error.what());
     Py_RETURN_NONE;

@@ -194,16 +194,16 @@ class NativeModuleHook(ModuleHook):
     def _hooks(self) -> tuple[Any, Any]:
         import torch
 
-        is_compiling = torch.compiler.is_compiling
+        is_compiling = torch.compiler.is_dynamo_compiling  # half of the calls of is_compiling
         entered, left = self._native.entered, self._native.left
 
         def before(module: Any, args: Any) -> None:
             if not is_compiling():
                 entered(module, args)
 
-        def after(module: Any, args: Any, *rest: Any) -> None:
+        def after(*call: Any) -> None:
             if not is_compiling():
-                left(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+                left(*call)
 
         return before, after
 

@@ -9,6 +9,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <typeindex>
+
 #include "state.hpp"
 
 namespace foretrace {
@@ -139,7 +141,18 @@ inline bool entered(PyObject* module, PyObject* args) {
   return !PyErr_Occurred();
 }
 
-// A module has ended its forward; false with an error of Python.
+// Whether a node makes another shape of what the block has computed, as that of a linear layer does.
+inline bool is_view(const Node& node) {
+  static auto* known = new std::unordered_map<std::type_index, bool>;  // a name costs 1 us
+  auto [found, is_new] = known->emplace(typeid(node), false);
+  if (is_new) {
+    const std::string name = node.name();
+    found->second = name == "ViewBackward0" || name == "UnsafeViewBackward0";
+  }
+  return found->second;
+}
+
+// A module has ended its forward; false with an error of Python. `kwargs` is nullptr after an exception.
 inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* output) {
   auto& stack = modules().running;
   const auto is_it = [&](const Running& one) { return one.module == module; };
@@ -152,15 +165,14 @@ inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* o
     const int32_t around = stack.empty() ? state().lane->block() : stack.back().block;
     const NodePtr node = node_of(output);
     if (node) {
-      const std::string name = node->name();
       tag(node, one.block);
-      // Gone if somebody changes the output in place.
-      if (name == "ViewBackward0" || name == "UnsafeViewBackward0") tag(node->next_edge(0).function, one.block);
+      if (is_view(*node)) tag(node->next_edge(0).function, one.block);  // gone if the output is changed in place
     }
     NodePtr entry = one.entry ? one.entry : node_of(args);
-    if (!entry && PyDict_GET_SIZE(kwargs) != 0) entry = node_of(kwargs);
+    const bool has_kwargs = kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0;
+    if (!entry && has_kwargs) entry = node_of(kwargs);
     tag(entry, around);
-    if (stack.empty() && PyDict_GET_SIZE(kwargs) != 0 && !PyErr_Occurred()) {
+    if (stack.empty() && has_kwargs && !PyErr_Occurred()) {
       PyObject* noted = ask("called_with", kwargs);
       Py_XDECREF(noted);
     }

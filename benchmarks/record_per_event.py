@@ -1,0 +1,86 @@
+"""What one event of a recording takes of the thread that trains, called again and again.
+
+    python benchmarks/record_per_event.py
+    FORETRACE_NATIVE=0 python benchmarks/record_per_event.py
+
+One process, alone in its group of gloo, with hooks and without in turn: an all-reduce of four numbers that is
+waited for, and a block of one addition, forward and backward. Medians of the rounds, in processor time of
+the thread; and bytes of a span on disk. Caches are warm here: ``record_paired.py`` shows what is not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CALLS, ROUNDS = 500, 21
+
+
+def main() -> None:
+    """Measure, and print."""
+    sys.path.insert(0, str(ROOT))
+    torch, distributed = import_module("torch"), import_module("torch.distributed")
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    path = Path(tempfile.mkdtemp()) / "run"
+    with import_module("foretrace").record(path) as recording:
+        session = recording.session
+        session.unhook()
+        kind = "compiled" if session.native is not None else "Python"
+        for name, call in (("collective", reducing(torch)), ("block", computing(torch))):
+            print(f"hooks in {kind}: {added_us(call, session):.1f} us a {name}")
+    distributed.destroy_process_group()
+    n_spans = import_module("traces.store").open_run(path).spans().num_rows
+    n_bytes = sum(file.stat().st_size for file in (path / "spans").iterdir())
+    print(f"hooks in {kind}: {n_bytes / n_spans:.1f} bytes a span, of {n_spans}")
+
+
+def reducing(torch: Any) -> Callable[[], None]:
+    """Return what calls a small all-reduce again and again."""
+    all_reduce, numbers = import_module("torch.distributed").all_reduce, torch.ones(4)
+
+    def call() -> None:
+        for _ in range(CALLS):
+            all_reduce(numbers)
+
+    return call
+
+
+def computing(torch: Any) -> Callable[[], None]:
+    """Return what calls a chain of blocks, each a layer of its own, forward and backward."""
+    model = torch.nn.Sequential(*(torch.nn.Softshrink() for _ in range(CALLS)))
+    numbers = torch.ones(4, requires_grad=True)
+
+    def call() -> None:
+        model(numbers).sum().backward()
+
+    return call
+
+
+def added_us(call: Callable[[], None], session: Any) -> float:
+    """Return what hooks add to one of the calls, in microseconds."""
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for round_ in range(2 * ROUNDS):
+        is_recorded = round_ % 2 == 1
+        if is_recorded:
+            session.hook()
+        call()
+        began = time.thread_time()
+        call()
+        taken[is_recorded].append((time.thread_time() - began) / CALLS * 1e6)
+        if is_recorded:
+            session.unhook()
+    return median(taken[True]) - median(taken[False])
+
+
+if __name__ == "__main__":
+    main()

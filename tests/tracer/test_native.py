@@ -1,0 +1,144 @@
+"""Compiled hooks: found again, done without where they cannot be, and the same spans as those in Python."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.native import build
+from tracer.operators import OPERATORS
+from traces.store import open_run
+
+TRAIN = """
+import sys
+import torch
+import foretrace
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with foretrace.record(sys.argv[1]) as recording:
+    for _ in range(4):
+        loss = model(torch.ones(4, 8)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print(loss.item(), recording.session.native is not None)
+"""
+
+
+def trained(path: Path, ranks: Any, **env: str) -> str:
+    """Record a training of one process; return what it prints."""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TRAIN, str(path)],
+        env={**ranks.env(), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def spans(path: Path) -> Counter[tuple[Any, ...]]:
+    """Return what was recorded, without times, and without pieces of glue, which depend on them."""
+    columns = ("category", "kind", "name", "step", "layer", "axis", "sequence", "size_bytes", "dtype")
+    rows = open_run(path).spans().to_pylist()
+    return Counter(tuple(row[name] for name in columns) for row in rows if row["name"] != "Sequential")
+
+
+def test_both_kinds_of_hooks_record_the_same(tmp_path: Path, ranks: Any, compiled: Path) -> None:
+    said = [trained(tmp_path / way, ranks, **{build.SWITCH: way}) for way in ("0", "1")]
+    assert [line.split()[1] for line in said] == ["False", "True"]
+    assert said[0].split()[0] == said[1].split()[0]
+    assert spans(tmp_path / "0") == spans(tmp_path / "1")
+
+
+def test_every_collective_has_a_compiled_kernel() -> None:
+    text = (build.SOURCES / "calls.hpp").read_text()
+    rules = text[text.index("RULES{{") : text.index("}};")]
+    named = {line.split('"')[1]: line.split('"')[3] for line in rules.splitlines() if '"' in line}
+    assert named == {name: operator.kind for name, operator in OPERATORS.items() if operator.peer < 0}
+
+
+def test_what_does_not_fit_is_done_without(tmp_path: Path, ranks: Any, compiled: Path) -> None:
+    """A library of another torch is no module, and a training with it is recorded by Python."""
+    cache = tmp_path / "cache" / "foretrace"
+    cache.mkdir(parents=True)
+    (cache / compiled.name).write_bytes(b"\x7fELF of something else")
+    said = trained(tmp_path / "run", ranks, XDG_CACHE_HOME=str(cache.parent), **{build.SWITCH: "1"})
+    assert said.split()[1] == "False"
+    assert open_run(tmp_path / "run").warnings == ()
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is compiled, and no GPU is seen; returns what is said."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(build.SWITCH, "1")
+    monkeypatch.setattr(build, "GPUS", ())
+    return []
+
+
+def test_no_compiler_is_nothing_to_talk_about(anew: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.ensure(anew.append) is None
+    assert anew == []
+
+
+def test_a_compiler_that_fails_is_told_in_a_line(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failing = tmp_path / "c++"
+    failing.write_text("#!/bin/sh\necho a.hpp:1: error: no such header >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(failing))
+    assert build.ensure(anew.append) is None
+    assert anew[1:] == ["hooks not compiled, those in Python do: a.hpp:1: error: no such header"]
+    assert [path.suffix for path in (tmp_path / "foretrace").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(("switch", "gpus"), [("0", ()), ("1", (Path("/"),))])
+def test_nothing_is_compiled_where_it_is_of_no_use(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, switch: str, gpus: tuple[Path, ...]
+) -> None:
+    monkeypatch.setenv(build.SWITCH, switch)
+    monkeypatch.setattr(build, "GPUS", gpus)
+    assert build.ensure(anew.append) is None
+    assert build.load() is None or build.NAME in sys.modules
+    assert anew == []
+
+
+def test_the_ring_tells_calls_of_both_in_one_order(tmp_path: Path, ranks: Any, compiled: Path) -> None:
+    """Transfers are noted by Python, collectives by C++."""
+    script = tmp_path / "train.py"
+    script.write_text(RING)
+    env = {**ranks.env(tmp_path / "run"), build.SWITCH: "1"}
+    result = ranks.run([sys.executable, str(script)], env)
+    assert result.status == (0, 0), result.errors
+    for line in result.output.splitlines():
+        assert json.loads(line) == [["all_reduce", 0], ["send", 0], ["all_reduce", 1], ["barrier", 2]]
+
+
+RING = """
+import json, os
+from pathlib import Path
+import torch, torch.distributed as dist
+from traces.pending import read_issued
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(4))
+dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(3), 0)
+dist.all_reduce(torch.ones(4))
+dist.barrier()
+if rank == 0:
+    rows = read_issued(Path(os.environ["FORETRACE_RUN"]))[0]
+    print(json.dumps([[row["kind"], row["sequence"]] for row in rows]))
+dist.destroy_process_group()
+"""
