@@ -145,8 +145,7 @@ class Network:
             return 0.0
         gpus = range(min(n_ranks, self.cluster.gpus_per_node))
         alone = self._reach.shape(gpus)
-        way = next(self._inside_one(kind, size_bytes, alone))
-        return way.total_s
+        return min(way.total_s for way in self._inside_one(kind, size_bytes, alone))
 
     def experts(self, routing: Routing, ranks: Sequence[int], *, low_latency: bool = False) -> Transfer:
         """Return the cost of one dispatch or combine of experts that are spread evenly over *ranks*.
@@ -201,10 +200,12 @@ class Network:
         return latency, wire
 
     def _inside_one(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
-        """Yield the one way of a group that lies in one node."""
-        latency_s, wire_s = self._within.parts(kind, size_bytes, shape.n_ranks, shape.intra_bytes_per_s)
+        """Yield the ways of a group that lies in one node: one, unless a user narrows what NCCL may do."""
         turns_s = ring_steps(kind, shape.n_ranks) * self.cluster.turn_s
-        yield Way(latency_s + turns_s, wire_s, self._within.how(kind, shape.intra_bytes_per_s), wire_s, 0.0)
+        for name, (latency_s, wire_s) in self._within.ways(
+            kind, size_bytes, shape.n_ranks, shape.intra_bytes_per_s
+        ):
+            yield Way(latency_s + turns_s, wire_s, name, wire_s, 0.0)
 
 
 BARRIER_BYTES: Final = 4

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
+from simulator.network import asked
+from simulator.network.asked import LONG_BYTES, Free, Parts, narrowed
 from simulator.network.collectives import bus_factor, half_size_s, measured_s, nvls_factor, ring_steps
 from simulator.network.nccl import NVLS_RANKS, PCI_HOP_S, PROTOCOLS, Choice
 from topologies.cluster import Cluster
 from topologies.link import LinkSpec
-
-Parts = tuple[float, float]
-"""Latency and wire time, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,34 @@ class Within:
         link = self.link(bytes_per_s)
         measured = kind in link.tables or (kind in LIKE and LIKE[kind] in link.tables)
         return f"{link.name}/{'measured' if measured else 'fitted' if kind in link.curves else 'ring'}"
+
+    def ways(self, kind: str, size_bytes: int, n: int, bytes_per_s: float) -> Iterator[tuple[str, Parts]]:
+        """Yield name, and latency and wire time, of the ways among *n* neighbours that the choice leaves.
+
+        One, as NCCL takes it; more where a user narrows that (``simulator.network.asked``). NCCL's constants
+        are those of NVLink; over PCIe protocols are told apart anyway, and gloo has none.
+        """
+        link = self.link(bytes_per_s)
+        parts = self.parts(kind, size_bytes, n, bytes_per_s)
+        if link.kind != "nvlink" or n < 2 or not narrowed(self.choice, kind):
+            yield self.how(kind, bytes_per_s), parts
+            return
+        ring = replace(self, choice=replace(self.choice, algorithms=("ring",), forced=True))
+        long_s = ring.parts(kind, LONG_BYTES, n, bytes_per_s)[1]
+        free = Free(
+            kind=kind,
+            size_bytes=size_bytes,
+            n=n,
+            total_s=sum(parts),
+            wire_s=parts[1],
+            wire_per_byte_s=long_s / LONG_BYTES,
+            reduced=kind == "all_reduce"
+            and link.reduces
+            and n >= NVLS_RANKS
+            and "nvls" in self.choice.algorithms,
+        )
+        for name, found in asked.ways(self.choice, free):
+            yield f"{link.name}/{name}", found
 
     def parts(self, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
         """Return latency and wire time among *n* neighbours that can each send *bytes_per_s*."""

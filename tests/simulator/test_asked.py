@@ -1,0 +1,80 @@
+"""Inside a node, what a user leaves of NCCL's choice is what is priced."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, sampled_from, tuples
+
+from simulator.network.collectives import KINDS
+from simulator.network.cost import Network
+from simulator.network.nccl import PROTOCOLS, choice
+from topologies.catalog import load_cluster
+
+MACHINES = ("dgx-h100", "dgx-a100", "dgx-b200", "dgx1-v100")
+
+
+@cache
+def network(name: str, algorithm: str = "", protocol: str = "") -> Network:
+    return Network(load_cluster(name, 8), choice=choice(algorithm, protocol))
+
+
+def took(net: Network, kind: str, size_bytes: int, n: int = 8) -> tuple[str, int]:
+    """Return the way of a collective among the first *n* GPUs, and its time in ns."""
+    found = net.collective(kind, size_bytes, range(n))
+    return found.algorithm, found.latency_ns + found.wire_ns
+
+
+@given(
+    name=sampled_from(MACHINES),
+    kind=sampled_from(KINDS),
+    size=integers(1, 2**33),
+    n=integers(2, 8),
+    words=tuples(
+        sampled_from(("", "ring", "tree", "halving_doubling", "direct")), sampled_from(("", *PROTOCOLS))
+    ),
+)
+def test_whoever_asks_for_a_way_is_no_faster_than_nccl(
+    name: str, kind: str, size: int, n: int, words: tuple[str, str]
+) -> None:
+    free, asked = (took(network(name, *found), kind, size, n) for found in (("", ""), words))
+    assert asked[1] >= free[1] - 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "protocol", "way"),
+    [
+        ("", "", "nvlink3/measured"),
+        ("", "LL", "nvlink3/ring/ll"),
+        ("", "Simple", "nvlink3/ring/simple"),
+        ("tree", "", "nvlink3/tree/ll"),
+        ("tree", "LL128", "nvlink3/tree/ll128"),
+        ("halving_doubling", "", "nvlink3/halving_doubling/simple"),
+        ("direct", "", "nvlink3/direct/simple"),
+    ],
+)
+def test_the_way_that_is_asked_for_is_named(algorithm: str, protocol: str, way: str) -> None:
+    assert took(network("dgx-a100", algorithm, protocol), "all_reduce", 4096)[0] == way
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"])
+def test_flags_beside_the_data_take_half_of_the_link_on_long_arrays(kind: str) -> None:
+    """LL carries 4 bytes in 8, LL128 120 in 128; NCCL counts 0.92 of the latter."""
+    flags, lines, plain = (took(network("dgx-a100", "ring", name), kind, 2**32)[1] for name in PROTOCOLS)
+    assert flags / plain == pytest.approx(2.0, rel=0.01)
+    assert lines / plain == pytest.approx(1 / 0.92, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "p2p"])
+def test_sends_take_no_notice_of_it(kind: str) -> None:
+    free, asked = network("dgx-h100"), network("dgx-h100", "", "LL128")
+    if kind == "p2p":
+        assert free.p2p(2**20, 0, 1) == asked.p2p(2**20, 0, 1)
+    else:
+        assert took(free, kind, 2**20) == took(asked, kind, 2**20)
+
+
+def test_switches_reduce_in_simple_alone() -> None:
+    assert took(network("dgx-h100", "", "Simple"), "all_reduce", 2**28)[0] == "nvlink4/nvls/simple"
+    assert took(network("dgx-h100", "", "Simple"), "all_reduce", 2**28, 4)[0] == "nvlink4/ring/simple"
+    assert took(network("dgx-h100", "", "^Simple"), "all_reduce", 2**28)[0] == "nvlink4/ring/ll128"
