@@ -136,7 +136,7 @@ def test_the_chance_of_a_date_grows_with_the_date() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("goodput") / "run"
-    settings = {"model": "llama3-8b", "cluster": "gcp-a3-mega", "gpus": 16, "tp": 8, "global_batch": 16}
+    settings = {"model": "llama3-8b", "cluster": "h100-96gb-8", "gpus": 16, "tp": 8, "global_batch": 16}
     simulate(job_from(settings)).write(path)
     return path
 
