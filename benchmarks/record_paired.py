@@ -4,13 +4,14 @@
     torchrun --nproc-per-node 2 benchmarks/record_paired.py ddp --pairs 300 --step-ms 60
     torchrun --nproc-per-node 2 benchmarks/record_paired.py ddp --depth kernels
 
-A step has 30 collectives. Each measured step follows one that is not, in which caches and allocators get
-used to what has been switched. Others who use the machine slow both steps of a pair alike, and the median
-leaves out the pairs where they did not; what is said is the median of the differences within pairs and its
-95 % confidence interval, by order statistics (Conover, Practical Nonparametric Statistics, section 3.2).
-Processor time is that of the whole process, and of the training's own thread; what the thread that writes
-takes is counted beside it. A third step is not recorded either: against the first it shows the noise. With
-``--depth kernels`` a fourth one runs under torch.profiler alone. Rank 0 prints.
+A step has 30 collectives, or transfers of a pipeline. Each measured step follows one that is not, in which
+caches and allocators get used to what has been switched. Others who use the machine slow both steps of a
+pair alike, and the median leaves out the pairs where they did not; what is said is the median of the
+differences within pairs and its 95 % confidence interval, by order statistics (Conover, Practical
+Nonparametric Statistics, section 3.2). Processor time is that of the whole process, and of the training's
+own thread; what the thread that writes takes is counted beside it. A third step is not recorded either:
+against the first it shows the noise. With ``--depth kernels`` a fourth one runs under torch.profiler alone.
+Rank 0 prints.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, BLOCKS = 512, 10
 """Size of a layer and number of them: 10 layers of FSDP2 make 30 collectives, as do 30 buckets of DDP."""
+MICROBATCHES = 15
+"""Of a pipeline of two stages: 15 activations and 15 gradients go from rank to rank."""
 
 Step = Callable[[], Any]
 Times = dict[str, list[tuple[float, ...]]]
@@ -46,7 +49,7 @@ def main() -> None:
     """Measure, and print on rank 0."""
     sys.path.insert(0, str(ROOT))
     parser = argparse.ArgumentParser()
-    parser.add_argument("strategy", choices=["ddp", "fsdp2"])
+    parser.add_argument("strategy", choices=["ddp", "fsdp2", "tp", "pp"])
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--step-ms", type=float, default=55)
     parser.add_argument("--depth", choices=["light", "kernels"], default="light")
@@ -93,11 +96,15 @@ def training(strategy: str, rows: int) -> Step:
     """Return a step of a stack of linear layers."""
     torch = import_module("torch")
     torch.manual_seed(0)
-    n = 3 * BLOCKS if strategy == "ddp" else BLOCKS
+    if strategy == "pp":
+        return pipeline(rows)
+    n = BLOCKS if strategy == "fsdp2" else 3 * BLOCKS
     model: Any = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(n)))
     if strategy == "ddp":
         wrap = import_module("torch.nn.parallel").DistributedDataParallel
         model = wrap(model, bucket_cap_mb=4 * WIDTH**2 / 2**20)
+    elif strategy == "tp":
+        split_over_ranks(model)
     else:
         shard = import_module("torch.distributed.fsdp").fully_shard
         for layer in model:
@@ -108,6 +115,36 @@ def training(strategy: str, rows: int) -> Step:
 
     def step() -> None:
         model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def split_over_ranks(model: Any) -> None:
+    """Split the layers over two ranks, by columns and by rows in turn: an all-reduce for each."""
+    mesh = import_module("torch.distributed.device_mesh").init_device_mesh(
+        "cpu", (2,), mesh_dim_names=("tp",)
+    )
+    parallel = import_module("torch.distributed.tensor.parallel")
+    ways = (parallel.ColwiseParallel, parallel.RowwiseParallel)
+    parallel.parallelize_module(model, mesh, {str(i): ways[i % 2]() for i in range(len(model))})
+
+
+def pipeline(rows: int) -> Step:
+    """Return a step of two stages, one on each rank."""
+    torch, pipelining = import_module("torch"), import_module("torch.distributed.pipelining")
+    rank = import_module("torch.distributed").get_rank()
+    model: Any = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x = torch.ones(max(rows // MICROBATCHES, 1) * MICROBATCHES, WIDTH)
+    stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = pipelining.Schedule1F1B(
+        stage, MICROBATCHES, loss_fn=lambda output, target: (output - target).square().mean()
+    )
+
+    def step() -> None:
+        schedule.step(x) if rank == 0 else schedule.step(target=x)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -166,10 +203,10 @@ def report(title: str, taken: Times, writer_s: float, path: Path) -> None:
             )
     spans = import_module("traces.store").open_run(path).spans([0])
     n_steps = len({*spans["step"].to_pylist()})
-    n_calls = sum(category == "collective" for category in spans["category"].to_pylist())
+    n_calls = sum(category in {"collective", "p2p"} for category in spans["category"].to_pylist())
     print(
-        f"{title}: {spans.num_rows / n_steps:.0f} spans a step, {n_calls / n_steps:.0f} of them collectives; "
-        f"the thread that writes: {writer_s * 1e6:.0f} us a step, which a plain step may hold as well"
+        f"{title}: {spans.num_rows / n_steps:.0f} spans a step, {n_calls / n_steps:.0f} communications; the "
+        f"thread that writes: {writer_s * 1e6:.0f} us a step, which a plain step may hold as well"
     )
 
 

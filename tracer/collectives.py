@@ -4,6 +4,8 @@ All of them, from Python, from the C++ reducer of DDP or from a compiled graph, 
 operators. An implementation at the dispatch key ``BackendSelect``, which comes first and which none of them
 uses, sees each call on any thread and any device, and passes it on with the key removed. Other ways miss
 some of them, or deadlock because they hold the interpreter's lock.
+
+Where no GPU is used, ``tracer.native`` does the same for collectives in C++, and only transfers come here.
 """
 
 from __future__ import annotations

@@ -18,6 +18,10 @@ MOST_SAMPLES: Final = 20_000
 """Samples that are kept: 2 MB."""
 
 _STATM: Final = Path("/proc/self/statm")
+"""What the kernel says of the memory of a process, in pages. Kept open: to open it takes most of the time."""
+
+STATM_BYTES: Final = 256
+"""More than its seven numbers take."""
 
 
 class MemoryLog:
@@ -27,6 +31,8 @@ class MemoryLog:
         self._samples: list[tuple[int, str, int]] = []
         self._n_calls = 0
         self._every = 1
+        self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC) if _STATM.exists() else -1
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def sample(self, *, on_cuda: bool) -> None:
         """Note what is held now, unless it is too soon."""
@@ -43,9 +49,9 @@ class MemoryLog:
                 stats = torch.cuda.memory_stats_as_nested_dict()  # a tenth of memory_allocated()
                 for category, name in (("total", "allocated_bytes"), ("reserved", "reserved_bytes")):
                     self._samples.append((now, category, stats[name]["all"]["current"]))
-        elif _STATM.exists():
-            pages = int(_STATM.read_text(encoding="ascii").split()[1])
-            self._samples.append((now, "total", pages * os.sysconf("SC_PAGE_SIZE")))
+        elif self._statm >= 0:
+            pages = int(os.pread(self._statm, STATM_BYTES, 0).split()[1])
+            self._samples.append((now, "total", pages * self._page_bytes))
 
     def _thin(self) -> None:
         """Leave every second sample out, now and from now on."""
@@ -64,6 +70,12 @@ class MemoryLog:
             "bytes": list(sizes),
         }
         return pa.table(columns).cast(MEMORY)
+
+    def close(self) -> None:
+        """Take no more samples."""
+        statm, self._statm = self._statm, -1
+        if statm >= 0:
+            os.close(statm)
 
     def write(self, path: Path, rank: int, run_ns: Callable[[int], int]) -> None:
         """Write the samples of one rank beside its sidecar, all of them or none."""

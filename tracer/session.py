@@ -157,6 +157,12 @@ class Session(Training[Lane]):
 
         return safe
 
+    def pausing(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return what is called before and after a wait; the first returns what the second takes."""
+        if self.native is not None:  # cannot fail, and notes nothing once it is off
+            return self.lane.pause, self.lane.resume
+        return self.guarded("modules", self.lane.pause), self.guarded("modules", self.lane.resume)
+
     def disable(self, name: str, error: Exception) -> None:
         """Switch hook *name* off, for good: *error* was raised inside of it."""
         self.stop(name, f"{type(error).__name__}: {error}")
@@ -233,6 +239,7 @@ class Session(Training[Lane]):
         self._switch_off(*HOOKS)
         self.unhook()
         self.clock.close()
+        self.memory.close()
         self.sink.close()
         self._tell_pending(last=True)
         self.issued.close()

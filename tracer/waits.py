@@ -27,9 +27,10 @@ class WaitHook:
         self._completions = completions = session.completions
         self._original = original = dist.Work.wait
         ended, claim = (session.guarded("collectives", f) for f in (completions.ended, completions.claim))
-        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
+        pause, resume = session.pausing()
         by_work = completions.by_work
-        waited = session.native.waited if session.native is not None else None
+        native = session.native
+        n_waitable = int if native is None else native.module.n_waitable  # int() is 0
 
         def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = by_work.get(id(work))
@@ -40,8 +41,8 @@ class WaitHook:
             finally:
                 if communication is not None:
                     ended(communication)
-                if waited is not None:
-                    waited(work)
+                if n_waitable():  # there are some that are over when they were waited for
+                    native.waited(work)
                 resume(is_paused)
 
         self._work_type.wait = wait
@@ -60,7 +61,7 @@ class BlockingHook:
     """
 
     def __init__(self, session: Session) -> None:
-        pause, resume = (session.guarded("modules", f) for f in (session.lane.pause, session.lane.resume))
+        pause, resume = session.pausing()
 
         def waiting(original: Any) -> Any:
             @functools.wraps(original)

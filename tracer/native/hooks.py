@@ -56,6 +56,11 @@ class Native:
     Args:
         module: the module of the compiled hooks.
         session: the recording.
+
+    Attributes:
+        lane: the compute stream.
+        modules: the hooks of modules, while there are any.
+        waited: told of a work that was waited for, which is the end of one that has no future.
     """
 
     def __init__(self, module: Any, session: Session) -> None:
@@ -67,7 +72,7 @@ class Native:
         self.modules: NativeModuleHook | None = None
         self.lane = NativeLane(module)
         waited = internals.compiled_waited()
-        self._tell_waited = session.guarded("collectives", lambda work: waited(work.boxed()))
+        self.waited = session.guarded("collectives", lambda work: waited(work.boxed()))
         names = {dtype: json.dumps(name) for dtype, name in self._dtypes.items()}
         module.begin(self, names, NOBODY, LOSS)
 
@@ -110,11 +115,6 @@ class Native:
             if info.axis != axis:
                 self._groups[number] = (name, info, info.axis)
                 self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
-
-    def waited(self, work: Any) -> None:
-        """Note that a work was waited for, which is the end of those that have no future."""
-        if self.module.n_waitable():
-            self._tell_waited(work)
 
     # What C++ asks.
 
