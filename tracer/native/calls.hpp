@@ -74,7 +74,7 @@ class Calls {
     std::lock_guard<std::mutex> guard(lock_);
     call->sequence = groups_[call->group].n_calls++;
     call->start_ns = now_ns();
-    ring.note(*this, *call);
+    ring_.note(*this, *call);
     if (fresh_.size() + told_.size() >= MOST_RECORDS) {
       ++n_lost_;
       return false;
@@ -134,9 +134,32 @@ class Calls {
     if (is_new) groups_.emplace_back();
     groups_[found->second].id = id;
     groups_[found->second].axis = std::move(axis);
-    ring.forget_lines();
+    ring_.forget_lines();
     return found->second;
   }
+
+  // What lines of the ring say of the next kind, of the next block and of all types, as JSON; where it is.
+  void name_kind(std::string words) {
+    std::lock_guard<std::mutex> guard(lock_);
+    ring_.kinds.push_back(std::move(words));
+  }
+  void name_block(std::string words) {
+    std::lock_guard<std::mutex> guard(lock_);
+    ring_.blocks.push_back(std::move(words));
+  }
+  void name_types(std::vector<std::string> words) {
+    std::lock_guard<std::mutex> guard(lock_);
+    ring_.dtypes = std::move(words);
+  }
+  void open_ring(char* memory, size_t n_slots, size_t slot_bytes, int64_t shift_ns) {
+    std::lock_guard<std::mutex> guard(lock_);
+    ring_.open(memory, n_slots, slot_bytes, shift_ns);
+  }
+  size_t n_kinds() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return ring_.kinds.size();
+  }
+  uint64_t next_number() { return ring_.next(); }
 
   int64_t n_calls(int32_t group) {
     std::lock_guard<std::mutex> guard(lock_);
@@ -178,7 +201,7 @@ class Calls {
     groups_.clear();
     n_waitable = 0;
     n_lost_ = 0;
-    ring.forget_lines();
+    ring_.forget_lines();
   }
 
   struct Group {
@@ -187,11 +210,11 @@ class Calls {
   };
   const Group& known_group(int32_t number) const { return groups_[number]; }
 
-  Ring<Calls, Call> ring;
   std::atomic<int> n_waitable{0};  // calls that are over when somebody has waited
 
  private:
   std::mutex lock_;
+  Ring<Calls, Call> ring_;
   std::vector<CallPtr> fresh_, told_;
   std::unordered_map<const void*, CallPtr> by_output_;
   std::unordered_map<const c10d::Work*, CallPtr> by_work_;
@@ -349,17 +372,14 @@ inline void waited(const c10::intrusive_ptr<c10d::Work>& work) {
 // The kernels, for as long as it lives.
 class Kernels {
  public:
-  // Needs the interpreter's lock.
-  Kernels()
+  // `number_of` gives kinds their numbers.
+  explicit Kernels(int32_t (*number_of)(const char*))
       : c10d_(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__),
         functional_(torch::Library::IMPL, "_c10d_functional", c10::DispatchKey::BackendSelect, __FILE__, __LINE__) {
     for (const Rule& rule : RULES) {
       if (!is_known(std::string("c10d::") + rule.name)) continue;
-      PyObject* kind = PyUnicode_InternFromString(rule.kind);
-      const int32_t number = state().kinds.of(kind);
-      Py_XDECREF(kind);
-      c10d_.impl(rule.name,
-                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<NotingKernel>(rule, number)));
+      auto kernel = std::make_unique<NotingKernel>(rule, number_of(rule.kind));
+      c10d_.impl(rule.name, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
     }
     if (is_known("_c10d_functional::wait_tensor")) {
       functional_.impl("wait_tensor",

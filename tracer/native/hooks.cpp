@@ -9,7 +9,7 @@
 namespace foretrace {
 namespace {
 
-std::unique_ptr<Kernels> kernels;
+Kernels* kernels = nullptr;  // never freed by the end of the process, when the dispatcher may be gone
 Py_buffer ring_memory{};
 
 // The number of a block that Python names, -1 with an error. What lines and hooks need to know of it is asked
@@ -25,18 +25,25 @@ int32_t block_number(PyObject* block) {
     return -1;
   }
   modules().layers.push_back(int32_t(layer));
-  calls().ring.blocks.emplace_back(words);
+  calls().name_block(words);
   Py_DECREF(told);
   return number;
 }
 
 int32_t kind_number(PyObject* kind) {
   const int32_t number = state().kinds.of(kind);
-  if (number >= 0 && size_t(number) >= calls().ring.kinds.size()) {
+  if (number >= 0 && size_t(number) >= calls().n_kinds()) {
     const char* text = PyUnicode_AsUTF8(kind);
     if (text == nullptr) return -1;
-    calls().ring.kinds.push_back("\"" + std::string(text) + "\"");
+    calls().name_kind("\"" + std::string(text) + "\"");
   }
+  return number;
+}
+
+int32_t kind_named(const char* name) {
+  PyObject* text = PyUnicode_InternFromString(name);
+  const int32_t number = text == nullptr ? -1 : kind_number(text);
+  Py_XDECREF(text);
   return number;
 }
 
@@ -171,18 +178,18 @@ PyObject* py_n_calls(PyObject*, PyObject* group) {
   return PyLong_FromLongLong(calls().n_calls(int32_t(PyLong_AsLong(group))));
 }
 
-PyObject* py_next_number(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(calls().ring.next()); }
+PyObject* py_next_number(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(calls().next_number()); }
 
 PyObject* py_open_ring(PyObject*, PyObject* args) {
   PyObject* memory;
   Py_ssize_t n_slots, slot_bytes;
   long long shift_ns;
   if (!PyArg_ParseTuple(args, "OnnL", &memory, &n_slots, &slot_bytes, &shift_ns)) return nullptr;
-  calls().ring.open(nullptr, 0, 0, 0);
+  calls().open_ring(nullptr, 0, 0, 0);
   if (ring_memory.obj != nullptr) PyBuffer_Release(&ring_memory);
   if (memory != Py_None) {
     if (PyObject_GetBuffer(memory, &ring_memory, PyBUF_WRITABLE) != 0) return nullptr;
-    calls().ring.open(static_cast<char*>(ring_memory.buf), size_t(n_slots), size_t(slot_bytes), shift_ns);
+    calls().open_ring(static_cast<char*>(ring_memory.buf), size_t(n_slots), size_t(slot_bytes), shift_ns);
   }
   Py_RETURN_NONE;
 }
@@ -261,22 +268,17 @@ PyObject* py_begin(PyObject*, PyObject* args) {
   modules().running.clear();
   modules().ends_with_graph = false;
   all.backward_depth = 0;
-  calls().ring.dtypes.assign(size_t(at::ScalarType::NumOptions), "\"\"");
+  std::vector<std::string> types(size_t(at::ScalarType::NumOptions), "\"\"");
   PyObject *dtype, *words;
   for (Py_ssize_t at = 0; PyDict_Next(dtypes, &at, &dtype, &words);) {
     const char* text = PyUnicode_AsUTF8(words);
     if (text == nullptr) return nullptr;
-    calls().ring.dtypes[size_t(reinterpret_cast<THPDtype*>(dtype)->scalar_type)] = text;
+    types[size_t(reinterpret_cast<THPDtype*>(dtype)->scalar_type)] = text;
   }
-  const auto kind = [](const char* name) {
-    PyObject* text = PyUnicode_InternFromString(name);
-    const int32_t number = kind_number(text);
-    Py_XDECREF(text);
-    return number;
-  };
-  all.forward = kind("forward");
-  all.recompute = kind("recompute");
-  all.backward_kind = kind("backward");
+  calls().name_types(std::move(types));
+  all.forward = kind_named("forward");
+  all.recompute = kind_named("recompute");
+  all.backward_kind = kind_named("backward");
   if (block_number(nobody) != NOBODY) return PyErr_Format(PyExc_RuntimeError, "not begun with the first block");
   all.loss = block_number(loss);
   return all.loss < 0 ? nullptr : Py_NewRef(Py_None);
@@ -293,10 +295,8 @@ PyObject* py_note(PyObject*, PyObject* args) {
 PyObject* py_install(PyObject*, PyObject* loose) {
   Py_XSETREF(state().loose, Py_NewRef(loose));
   try {
-    kernels = std::make_unique<Kernels>();
-    for (size_t i = calls().ring.kinds.size(); i < state().kinds.size(); ++i) {
-      calls().ring.kinds.push_back("\"" + std::string(PyUnicode_AsUTF8(state().kinds.at(int32_t(i)))) + "\"");
-    }
+    delete std::exchange(kernels, nullptr);
+    kernels = new Kernels(kind_named);
   } catch (const std::exception& error) {
     return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
   }
@@ -304,7 +304,7 @@ PyObject* py_install(PyObject*, PyObject* loose) {
 }
 
 PyObject* py_remove(PyObject*, PyObject*) {
-  kernels.reset();
+  delete std::exchange(kernels, nullptr);
   Py_CLEAR(state().loose);
   Py_RETURN_NONE;
 }
@@ -374,8 +374,8 @@ PyMODINIT_FUNC PyInit_foretrace_hooks() {
   position->at = Position{};
   state().position = position;
   try {
-    static torch::Library operators(torch::Library::FRAGMENT, "foretrace", std::nullopt, __FILE__, __LINE__);
-    operators.def("waited(__torch__.torch.classes.c10d.Work work) -> ()", waited);
+    auto* operators = new torch::Library(torch::Library::FRAGMENT, "foretrace", std::nullopt, __FILE__, __LINE__);
+    operators->def("waited(__torch__.torch.classes.c10d.Work work) -> ()", waited);
   } catch (const std::exception& error) {
     return PyErr_Format(PyExc_ImportError, "%s", error.what());
   }

@@ -34,7 +34,7 @@ struct Modules {
   std::unordered_map<PyObject*, int32_t> known;  // block of each
   std::vector<int32_t> layers;                   // layer of each block
   std::vector<Running> running;
-  bool ends_with_graph = false;  // whether something waits in C++ after the last node, as DDP does
+  std::atomic<bool> ends_with_graph{false};  // whether something waits in C++ after the last node, as DDP does
   std::atomic<bool> is_ending{false};
 };
 

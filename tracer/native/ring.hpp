@@ -17,8 +17,7 @@ constexpr size_t MOST_LINES = 4096;
 template <typename Owner, typename Call>
 class Ring {
  public:
-  // Write to `memory` from now on, nullptr: nowhere. `words` returns, with the interpreter's lock held, what
-  // a line says of a block, in JSON.
+  // Write to `memory` from now on, nullptr: nowhere.
   void open(char* memory, size_t n_slots, size_t slot_bytes, int64_t shift_ns) {
     memory_ = memory;
     n_slots_ = n_slots;
