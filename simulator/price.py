@@ -35,5 +35,5 @@ def unknown(name: str) -> str:
 
 def whose(name: str, price: float, *, given: bool) -> str:
     """Return what stands behind a cost: *price*, and where it comes from."""
-    listed = "" if given else f", the list price of {name} (--price for another)"
+    listed = "" if given else f", the price in the file of {name} (--price for another)"
     return f"at {price:g} USD per GPU-hour{listed}"

@@ -54,4 +54,4 @@ def test_a_search_among_machines_with_and_without_a_price() -> None:
     search = JOB.replace("simulate", "search") + " --tp 1 --pp 1 --top 2"
     text = said(f"{search} --cluster dgx-h100 --cluster gb300-nvl72")
     assert unknown("gb300-nvl72") in text
-    assert "list price of dgx-h100" in text
+    assert "the price in the file of dgx-h100" in text

@@ -1,5 +1,7 @@
 """What people call machines, and a link over another."""
 
+from dataclasses import replace
+
 import pytest
 
 from topologies.catalog import device_names, load_cluster, load_device, load_link, names
@@ -79,6 +81,13 @@ def test_a_machine_with_another_device_has_not_the_price_of_its_base(
     assert (other.device.name, other.price_usd_per_gpu_hour) == ("a40", None)
     given = written(tmp_path_factory, 'base = "dgx-h100"\ndevice = "a40"\nprice_per_gpu = "1 USD/h"\n')
     assert given.price_usd_per_gpu_hour == 1.0
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_file_that_only_names_its_base_is_that_machine(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    assert replace(written(tmp_path_factory, f'base = "{name}"\n'), name=name) == load_cluster(name)
 
 
 def test_a_link_over_another_keeps_what_it_does_not_change(tmp_path_factory: pytest.TempPathFactory) -> None:
