@@ -25,6 +25,7 @@ EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
         "norm": "norms run as casts, square, mean and products",
         "rotary": "rotary embedding in fp32, as casts and a complex product",
         "activation": "activation, then its product with the gate",
+        "clamp": "clamps of the inputs of an activation, and the copy that joins them again",
         "residual": "dropout, then the residual sum",
         "loss": "log-softmax, then negative log-likelihood",
         "projections": "query, key and value, and gate and up, are matrices of their own",
@@ -93,6 +94,8 @@ class Framework:
             passed around beside the products (``"ring"``), or heads are dealt out (``"ulysses"``).
         expert_dispatch: what the exchange before and after experts sends: every one of the ``"copies"`` of a
             token, or a token ``"once"`` to each GPU, and to each node, that has any of its experts (DeepEP).
+        fused_experts: with MXFP8, activation, biases and quantisation between the products of experts are
+            inside of them (Transformer Engine's kernels in CuTe DSL).
         overlap_shared_experts: shared experts run beside the exchange before the routed ones, and backward
             beside that of their results' gradients; without tensor parallelism.
         wrap: what is gathered at once under full sharding, a ``"block"`` or the whole ``"model"``.
@@ -148,6 +151,7 @@ class Framework:
     p2p_scattered: bool = False
     context: str = "all_gather"
     expert_dispatch: str = "copies"
+    fused_experts: bool = False
     overlap_shared_experts: bool = False
     wrap: str = "block"
     prefetch_forward: bool = True

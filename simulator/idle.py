@@ -60,6 +60,13 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "context": (_CP,),
         "expert_dispatch": (_EXPERTS, _EP),
         "grouped": (_EXPERTS,),
+        "fused_experts": (
+            _EXPERTS,
+            _unless(
+                "products of experts are not in mxfp8",
+                needs=lambda job: job.fp8 and (job.recipe or job.profile.fp8_recipe) == "mxfp8",
+            ),
+        ),
         **dict.fromkeys(
             ("wrap", "prefetch_forward", "prefetch_backward", "reshard_after_forward", "limit_all_gathers"),
             (_WHOLE, _REPLICAS),

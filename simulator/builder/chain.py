@@ -43,17 +43,31 @@ class _Piece:
     comm: Comm | None = None
 
 
+class Launch(NamedTuple):
+    """Time of the host for a task, in ns.
+
+    Attributes:
+        lead: before the device can start so that it does not run out of kernels.
+        rest: launched while the device works.
+    """
+
+    lead: int = 0
+    rest: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """A phase cut into tasks, with positions relative to its start, and what comes next has to wait for.
 
-    ``launch_ns`` is the time that the host takes to launch each task, 0 for communications.
+    ``launches`` is the time that the host takes to launch each task, nothing for communications;
+    ``waits_for_routes`` says whether the host has to wait for the device on the way.
     """
 
     tasks: tuple[Task, ...]
-    launch_ns: tuple[int, ...]
+    launches: tuple[Launch, ...]
     waits: tuple[tuple[int, ...], ...]
     tails: tuple[int, ...]
+    waits_for_routes: bool
 
 
 class Pass(NamedTuple):
@@ -67,7 +81,8 @@ class Chains:
     """Writes the phases of blocks into templates; equal phases of many layers are costed once.
 
     A compute task lasts as long as the device works. Launching takes time on the host, which runs ahead of
-    the device; only an action in which it is the slower of the two gets tasks on the ``host`` stream.
+    the device; only an action in which it is the slower of the two, or has to wait for the device on the way,
+    gets tasks on the ``host`` stream.
 
     Args:
         compute: how long operations take.
@@ -84,10 +99,16 @@ class Chains:
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
 
     def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]]) -> bool:
-        """Return whether launching what is done with units takes the host longer than the device."""
+        """Return whether the device may have to wait for the host in what is done with units.
+
+        Launching takes longer than computing, or the host waits for the device to say where tokens go, and is
+        no longer ahead of it then.
+        """
         lines = [self._line(*phase) for unit, action in passes for phase in _phases(unit, *action)]
+        if any(line.waits_for_routes for line in lines):
+            return True
         busy_ns = sum(task.duration_ns for line in lines for task in line.tasks)
-        return sum(ns for line in lines for ns in line.launch_ns) > busy_ns
+        return sum(sum(one) for line in lines for one in line.launches) > busy_ns
 
     def unit(self, template: Template, unit: Unit, action: Pass, beside: Sequence[int] = ()) -> None:
         """Append what *action* does in *unit* to the main line of *template*.
@@ -110,14 +131,16 @@ class Chains:
         def placed(relative: tuple[int, ...]) -> list[int]:
             return [other for at in relative for other in (before if at < 0 else (numbers[at],))]
 
-        for task, waits, launch_ns in zip(
-            self._of_layer(line, block.layer), line.waits, line.launch_ns, strict=True
+        for task, waits, launch in zip(
+            self._of_layer(line, block.layer), line.waits, line.launches, strict=True
         ):
             after = placed(waits)
-            if template.launches and launch_ns:
-                launch = Task(HOST, Label("host", "launch", block.name), launch_ns, layer=block.layer)
-                after.append(template.add(launch, template.synchronized))
+            if template.launches and launch.lead:
+                lead = Task(HOST, Label("host", "launch", block.name), launch.lead, layer=block.layer)
+                after.append(template.add(lead, template.synchronized))
                 template.synchronized = ()
+                if launch.rest:
+                    template.add(lead._replace(duration_ns=launch.rest), ())
             if template.launches and task.stream == EP and phase in ROUTES:
                 template.synchronized = tuple(after)
             numbers.append(template.add(task, after))
@@ -143,10 +166,26 @@ class Chains:
         if key not in self._lines:
             pieces, tails = _pieces(content)
             tasks = tuple(self._task(name, phase, piece) for piece in pieces)
-            launches = [sum(op.n_launches for op in piece.ops) for piece in pieces]
-            launch_ns = tuple(to_ns(n * self._launch_s) for n in launches)
-            self._lines[key] = _Line(tasks, launch_ns, tuple(piece.waits for piece in pieces), tails)
+            launches = tuple(self._launch(piece.ops) for piece in pieces)
+            waits_for_routes = phase in ROUTES and any(task.stream == EP for task in tasks)
+            waits = tuple(piece.waits for piece in pieces)
+            self._lines[key] = _Line(tasks, launches, waits, tails, waits_for_routes)
         return self._lines[key]
+
+    def _launch(self, ops: Sequence[Op]) -> Launch:
+        """Return the time of the host for *ops*, which a device that waits for it works off meanwhile.
+
+        The device starts so late that each operation is there when those before it have ended: the largest
+        difference between when the host has launched one and when the device would come to it. What takes the
+        host long is to prepare an operation, and all members of a group, before the first kernel is called.
+        """
+        launched_s = done_s = lead_s = 0.0
+        for op in ops:
+            launched_s += op.n_launches * self._launch_s
+            lead_s = max(lead_s, launched_s - done_s)
+            done_s += self._compute.op_s(op)
+        lead_ns = to_ns(lead_s)
+        return Launch(lead_ns, to_ns(launched_s) - lead_ns)
 
     def _memory_bound(self, ops: Sequence[Op]) -> int:
         """Return the share of the time of *ops* that memory bandwidth decides, in parts per million."""

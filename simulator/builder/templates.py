@@ -88,7 +88,8 @@ class Templates:
 
             def main() -> None:
                 for line, visit in zip(lines, both, strict=True):
-                    line.synchronized, template.synchronized = template.synchronized, ()
+                    line.synchronized = (Template.BEFORE,) if template.synchronized else ()
+                    template.synchronized = ()
                     self._main(line, visit, self._units[visit.stage])
                 write_both(template, *lines)
 

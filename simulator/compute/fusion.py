@@ -44,6 +44,7 @@ FUSED: Final[Mapping[str, Both]] = MappingProxyType(
         "rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
         "gated activation": Both(Passes(3, 0, 1), Passes(5, 0, 1)),
         "activation": Both(Passes(2, 0, 1), Passes(3, 0, 1)),
+        "clamp": Both(Passes(0, 0, 1), Passes(0, 0, 1)),
         "loss": Both(Passes(1, 4, 3), Passes(1, 3, 2)),
     }
 )
@@ -65,6 +66,9 @@ EAGER: Final[Mapping[str, Both]] = MappingProxyType(
         # silu(gate), then times up; backward of the product, twice, then of silu
         "gated activation": Both(Passes(5, 0, 2), Passes(9, 0, 3)),
         "activation": FUSED["activation"],
+        # each half clamped, both joined; backward compares with one and two limits, selects, joins again:
+        # NVIDIA/Megatron-LM fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl, and autograd of it
+        "clamp": Both(Passes(8, 0, 3), Passes(15, 0, 7)),
         # backward of nll_loss writes zeros, that of log_softmax reads both and their product's sum
         "loss": Both(Passes(1, 4, 3), Passes(1, 6, 3)),
     }
@@ -88,6 +92,11 @@ def is_separate(job: Job, part: str) -> bool:
     if job.kernels:
         return job.kernels == "eager"
     return part in job.profile.eager
+
+
+def is_clamped_apart(job: Job) -> bool:
+    """Return whether inputs of the gated activation are clamped in kernels of their own."""
+    return job.model.clamped and job.model.gated and is_separate(job, "clamp")
 
 
 def traffic(job: Job, part: str, form: str, name: str, n_elements: int) -> tuple[Op, Op]:

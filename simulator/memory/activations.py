@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from simulator.compute.fusion import is_separate
+from simulator.compute.fusion import is_clamped_apart, is_separate
 from simulator.job import Job
 from simulator.models.model import share
 from simulator.workload.linear import (
@@ -221,6 +221,8 @@ def _inner_bytes(job: Job, ffn_hidden: int, n_tokens: int, parts: int = 0) -> in
     inputs = 2 if job.model.gated else 1
     if job.model.gated and (job.profile.keeps_gate_output or is_separate(job, "activation")):
         inputs += 1  # silu(gate), to be multiplied
+    if is_clamped_apart(job):
+        inputs += 2  # as they were before
     inner = share(ffn_hidden, parts or job.layout.tp)
     return n_tokens * inner * (inputs + 1) * DTYPE_BYTES[job.precision]
 

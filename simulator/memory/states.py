@@ -11,6 +11,7 @@ from simulator.workload.linear import job_recipe
 from simulator.workload.lora import NF4_BITS, adapter_params
 from simulator.workload.mtp import copied_embedding_params, join_linear
 from simulator.workload.ops import DTYPE_BYTES, operand_bytes
+from simulator.workload.recipes import layouts
 
 
 class StateBytes(NamedTuple):
@@ -140,15 +141,13 @@ def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
 def _quantised_weight_bytes(job: Job, units: Sequence[Unit]) -> int:
     """Return what the copies of matrices in few bits add, where they are made once per step.
 
-    By rows and by columns, except where one scale holds for all and products take either: that is Blackwell,
-    not Hopper or Ada, whose 8-bit products also have to be split. Weights in 16 bit stay beside them; with
-    ``fp8_param_gather`` (Megatron-LM ``--fp8-param-gather``) what they took is given back. Reference:
-    Transformer Engine, issues 1261 and 1880.
+    Weights in 16 bit stay beside them; with ``fp8_param_gather`` (Megatron-LM ``--fp8-param-gather``) what
+    they took is given back.
     """
     recipe = job_recipe(job)
     if recipe is None or recipe.weights_each or job.sharding in ("zero3", "fsdp"):
         return 0
-    copies = 2 if recipe.in_blocks or job.cluster.device.gemm_split_share < 1 else 1
+    copies = layouts(recipe, job.cluster.device)
     matrices = sum(unit.matrices for unit in units)
     in_16_bit = DTYPE_BYTES[job.precision] * matrices if job.profile.fp8_param_gather else 0
     return copies * operand_bytes(matrices, recipe.dtype) - in_16_bit

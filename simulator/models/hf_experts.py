@@ -75,6 +75,7 @@ def _gpt_oss(config: Config) -> Shape:
         **dict.fromkeys(("qkv_bias", "proj_bias"), config.flag("attention_bias", default=True)),
         "head_dim": config.integer("head_dim", 64),
         "mlp_bias": True,
+        "clamped": True,
         "window": config.integer("sliding_window", 128),
         "global_every": 2,
         "extra_params": config.integer("num_hidden_layers")

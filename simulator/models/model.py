@@ -60,6 +60,7 @@ class Model:
         head_dim: width of one query or key head; with MLA the rotary part is included.
         ffn_hidden: inner width of a dense MLP.
         gated: the MLP has a gate beside its up-projection (SwiGLU, GeGLU).
+        clamped: the inputs of the gated activation are clamped (gpt-oss).
         vocab: number of tokens in the vocabulary, as embedded (with padding if the checkpoint is padded).
         tied_embeddings: embedding and head are one matrix.
         norm: ``"rmsnorm"`` (one weight per feature) or ``"layernorm"`` (weight and bias).
@@ -102,6 +103,7 @@ class Model:
     vocab: int
     gated: bool = True
     tied_embeddings: bool = False
+    clamped: bool = False
     norm: str = "rmsnorm"
     norm_bias: bool = True
     norms_per_layer: int = 2

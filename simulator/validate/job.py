@@ -14,7 +14,7 @@ from simulator.job import RECOMPUTE_MODULES, Job
 from simulator.models.model import Model
 from simulator.models.sources import load_model, names
 from simulator.validate.hardware import device_of
-from simulator.validate.overlap import conventions_of, p2p_of
+from simulator.validate.overlap import conventions_of, expert_tp_of, p2p_of, scaling_of
 from simulator.validate.table import Row
 from simulator.validate.versions import conventions_then
 from simulator.workload.recipes import recipe_of
@@ -81,7 +81,7 @@ def job_of(row: Row) -> Job:
         SimulationError, TopologyError, TraceError: its layout, batch or model is not possible.
     """
     degrees = {axis: row.integer(axis, 1) for axis in ("pp", "dp", "cp", "tp", "ep")}
-    layout = Layout(**degrees)
+    layout = Layout(**degrees, expert_tp=row.integer("expert_tp", expert_tp_of(row.text("notes"))))
     framework = framework_of(row.text("framework"))
     precision = _precision(row.text("precision", "bf16"))
     micro_batch = row.integer("micro_batch", 1)
@@ -102,7 +102,7 @@ def job_of(row: Row) -> Job:
         **_recomputed(row.text("recompute", "none"), row.text("notes")),
         precision=precision,
         fp8="fp8" in row.text("precision") or "fp4" in row.text("precision"),
-        recipe=recipe_of(row.text("precision")),
+        recipe=_recipe(row.text("precision"), row.text("notes")),
         fp32_gradients=precision in load_framework(framework).fp32_gradients,
         flash_attention=row.flag("flash_attention", default=True),
         kernels=_kernels(row.text("framework"), row.text("notes")),
@@ -207,6 +207,15 @@ def _sharding(text: str) -> str:
         if any(part == text or (part and part in text) for part in parts):
             return name
     raise TableError(f"sharding {text!r}: one of none, ddp, zero1, zero2, zero3, fsdp")
+
+
+def _recipe(precision: str, notes: str) -> str:
+    """Return how products are quantised: as *precision* says, or for plain fp8 the recipe in *notes*.
+
+    >>> _recipe("fp8", "recipe v0.5.0:A_CONFIG_H100_FP8_CS_V1 {}"), _recipe("bf16", ""), _recipe("mxfp8", "")
+    ('current', '', 'mxfp8')
+    """
+    return recipe_of(precision) or (scaling_of(notes) if precision == "fp8" else "")
 
 
 def _kernels(framework: str, notes: str) -> str:

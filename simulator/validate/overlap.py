@@ -47,6 +47,15 @@ Composer's ``DEFAULT`` reduces gradients in fp32, ``PURE`` in 16 bit (composer/t
 PAIRED: Final = re.compile(rf'"moe_a2a_overlap": true|overlap-moe-expert-parallel-comm|{WHOLE_STEP}')
 """Exchanges of experts run beside the computing of another micro-batch."""
 
+EXPERT_TP: Final = re.compile(r"expert(?: tp|_tensor_parallel_size\"?:) (\d+)")
+"""Ranks that every expert is cut over."""
+
+RECIPE: Final = re.compile(r"_fp8_(cs|ds|sc)_")
+"""How a recipe's name says that products are quantised."""
+
+SCALINGS: Final = {"cs": "current", "ds": "delayed", "sc": "blockwise"}
+"""Current, delayed, sub-channel: NVIDIA-NeMo/Megatron-Bridge scripts/performance/utils/precision.py."""
+
 P2P_ON: Final = re.compile(r"p2p overlap on")
 KEEPS_PARAMETERS: Final = re.compile(r"zero2-fsdp|shard_grad_op")
 """FSDP that frees gathered parameters after backward only."""
@@ -73,6 +82,26 @@ def conventions_of(overlap: str, sharding: str, notes: str = "") -> tuple[tuple[
 def p2p_of(overlap: str) -> bool | None:
     """Return whether *overlap* says that transfers between stages run beside products; None if nothing."""
     return True if P2P_ON.search(overlap.lower()) else None
+
+
+def expert_tp_of(notes: str) -> int:
+    """Return over how many ranks *notes* say that every expert is cut; 0 if they do not.
+
+    >>> expert_tp_of("config table in README expert TP 1 | Grok1"), expert_tp_of("")
+    (1, 0)
+    """
+    found = EXPERT_TP.search(notes.lower())
+    return int(found.group(1)) if found else 0
+
+
+def scaling_of(notes: str) -> str:
+    """Return the recipe of 8-bit products that *notes* name; empty if none.
+
+    >>> scaling_of("recipe v0.5.0:QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_FP8_CS_V1 {}"), scaling_of("")
+    ('current', '')
+    """
+    found = RECIPE.search(notes.lower())
+    return SCALINGS[found.group(1)] if found else ""
 
 
 def schedule_of(notes: str, virtual_stages: int) -> str:

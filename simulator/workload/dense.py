@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.compute.fusion import elementwise_piece
+from simulator.compute.fusion import elementwise_piece, is_clamped_apart
 from simulator.job import Job
 from simulator.workload.linear import tokens_per_rank
 from simulator.workload.ops import Piece
@@ -14,16 +14,19 @@ def dense_mlp(job: Job, block: str, ffn_hidden: int) -> list[Piece]:
     up, down = job.model.mlp_linears(ffn_hidden, job.layout.tp)
     return [
         column_linear(job, block, up),
-        activation(job, block, tokens_per_rank(job) * down.n_in),
+        *activation(job, block, tokens_per_rank(job) * down.n_in),
         row_linear(job, block, down),
     ]
 
 
-def activation(job: Job, block: str, n_elements: int) -> Piece:
-    """Return the activation with *n_elements* outputs.
+def activation(job: Job, block: str, n_elements: int) -> list[Piece]:
+    """Return the activation with *n_elements* outputs, after the clamps of its inputs if they are apart.
 
     Fused, it reads one input per output, two where there is a gate; backward reads the inputs and the
     gradient, and writes one gradient per input.
     """
     form = "gated activation" if job.model.gated else "activation"
-    return elementwise_piece(job, "activation", form, f"{block}.activation", n_elements)
+    found = elementwise_piece(job, "activation", form, f"{block}.activation", n_elements)
+    if not is_clamped_apart(job):
+        return [found]
+    return [elementwise_piece(job, "clamp", "clamp", f"{block}.clamp", n_elements), found]

@@ -29,7 +29,7 @@ from simulator.workload.ops import (
     phases,
     weight_gradient,
 )
-from simulator.workload.recipes import quantised
+from simulator.workload.recipes import RECIPES, quantised
 from simulator.workload.routing import load_factor, routed_tokens
 
 
@@ -138,7 +138,7 @@ def _grouped_mlp(job: Job) -> list[Piece]:
         *_sort(job, "dispatch"),
         *_pad(job, "dispatch", n_tokens),
         _grouped(job, "moe.up", up, n_tokens),
-        activation(job, "moe", n_tokens * down.n_in),
+        *(() if is_fused(job) else activation(job, "moe", n_tokens * down.n_in)),
         _grouped(job, "moe.down", down, n_tokens),
         *_pad(job, "combine", n_tokens),
         *_weighted_bias(job, down, n_tokens),
@@ -158,6 +158,17 @@ def _grouped_mlp(job: Job) -> list[Piece]:
     return [Piece(gather, scatter, scatter), *pieces, Piece(scatter, gather, gather)]
 
 
+def is_fused(job: Job) -> bool:
+    """Return whether activation, biases and quantisation between both products of experts are inside of them.
+
+    Forward that is done where the first product writes its result, backward where the second writes its
+    gradients; scales are those of blocks of 32. Reference: Transformer Engine ``pytorch/ops/fused``,
+    ``forward_grouped_mlp.py``.
+    """
+    recipe = job_recipe(job)
+    return job.profile.fused_experts and recipe is RECIPES["mxfp8"]
+
+
 def _weighted_bias(job: Job, linear: Linear, n_tokens: int) -> list[Piece]:
     """Add to what each expert put out its bias, times the weight of the token, if experts have biases.
 
@@ -166,7 +177,7 @@ def _weighted_bias(job: Job, linear: Linear, n_tokens: int) -> list[Piece]:
     has one product and one sum for the weights and one for the bias. Reference: Megatron-LM
     ``moe/experts.py``, ``TEGroupedMLP._apply_bias``.
     """
-    if not linear.bias or job.profile.grouped != "streams":
+    if not linear.bias or job.profile.grouped != "streams" or is_fused(job):
         return []
     n_local, size = share(job.model.n_experts, job.layout.ep), n_tokens * linear.n_out
     narrow, wide = DTYPE_BYTES[job.precision], DTYPE_BYTES["fp32"]
@@ -196,11 +207,18 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     )
     exact = 2 * n_tokens * linear.n_in * linear.n_out
     kernel = job.profile.grouped
-    launches = n_local if kernel == "streams" else 1  # the host has to see to every member on its own
+    each = kernel == "streams" and not is_fused(job)  # the host has to see to every member on its own
+    launches = n_local if each else 1
     exactly = [replace(op, flops=exact, kernel=kernel, launches=launches) for op in (forward, dgrad, wgrad)]
     ops = [*paced(job, recipe, exactly[:1]), *paced(job, recipe, exactly[1:], gradients=True)]
     whole = dequantised(job, name, n_local * linear.n_in * linear.n_out)
-    inputs = (*whole, *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe))
-    gradients = (*whole, *quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), ops[1])
+    apart = not is_fused(job)
+    inputs, gradients = (
+        quantised(f"{name}.{way}quantise", n_tokens * width, recipe, job.cluster.device, n_local)
+        if apart or linear.name == first
+        else ()
+        for way, width, first in (("", linear.n_in, "up"), ("dgrad.", linear.n_out, "down"))
+    )
+    inputs, gradients = (*whole, *inputs), (*whole, *gradients, ops[1])
     weights = () if job.lora_rank else (ops[2], *_bias_gradient(job, name, linear, n_tokens))
     return Piece((*inputs, ops[0]), (*gradients, *weights), gradients, weights)

@@ -64,7 +64,7 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     quantised first, and weights where the recipe does that for every micro-batch.
     """
     recipe = None if linear.name in IN_FULL else job_recipe(job)
-    dtype = recipe.dtype if recipe else job.precision
+    dtype, device = recipe.dtype if recipe else job.precision, job.cluster.device
     each = recipe if recipe and recipe.weights_each else None
     parts, width = _parts(job, linear), DTYPE_BYTES[job.precision]
     weights = [op for part in parts for op in weight_gradients(job, name, part, n_tokens, dtype)]
@@ -80,11 +80,11 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     dgrads += rescaled(f"{name}.dgrad.rescale", len(parts) * n_tokens * linear.n_in, job.precision, recipe)
     found = LinearOps(
         (
-            *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe),
-            *quantised(f"{name}.weight.quantise", linear.n_in * linear.n_out, each),
+            *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe, device),
+            *quantised(f"{name}.weight.quantise", linear.n_in * linear.n_out, each, device),
             *paced(job, recipe, [gemm(name, n_tokens, part.n_out, linear.n_in, dtype) for part in parts]),
         ),
-        (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe), *dgrads),
+        (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe, device), *dgrads),
         tuple(weights),
     )
     return _frozen(job, name, linear, n_tokens, found) if job.lora_rank else found

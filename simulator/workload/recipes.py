@@ -7,10 +7,12 @@ twice, by rows for the forward product and by columns for the weight gradient; g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from simulator.workload.ops import DTYPE_BYTES, Op, memory
+from topologies.device import Device
 
 
 class Recipe(NamedTuple):
@@ -97,11 +99,31 @@ def recipe_of(text: str) -> str:
     return next((name for name in RECIPES if name in text.lower()), "")
 
 
-def quantised(name: str, n_elements: int, recipe: Recipe | None) -> tuple[Op, ...]:
-    """Return the quantisation of *n_elements* as *recipe* does it; nothing without one."""
+def layouts(recipe: Recipe, device: Device) -> int:
+    """Return in how many layouts *recipe* keeps what it quantises: by rows and by columns, or one for both.
+
+    One is enough where a scale holds for the whole tensor and products take either: that is Blackwell, not
+    Hopper or Ada, whose 8-bit products also have to be split. Reference: Transformer Engine,
+    ``is_non_tn_fp8_gemm_supported``, issues 1261 and 1880.
+    """
+    return 2 if recipe.in_blocks or device.gemm_split_share < 1 else 1
+
+
+def quantised(
+    name: str, n_elements: int, recipe: Recipe | None, device: Device, members: int = 1
+) -> tuple[Op, ...]:
+    """Return the quantisation of *n_elements* as *recipe* does it on *device*; nothing without one.
+
+    Members of a group are quantised one by one, called as one operation, but for delayed scaling. Reference:
+    Transformer Engine ``csrc/extensions/cast.cpp``, ``multi_tensor_quantize_impl``.
+    """
     if recipe is None:
         return ()
-    return (memory(name, round(n_elements * recipe.moved), recipe.dtype, count=recipe.kernels),)
+    both = 2 if recipe.weights_each else layouts(recipe, device)
+    moved = recipe.moved - (2 - both) * DTYPE_BYTES["fp8"]
+    count = recipe.kernels * (1 if recipe.is_delayed else members)
+    op = memory(name, round(n_elements * moved), recipe.dtype, count=count)
+    return (op if count == recipe.kernels else replace(op, launches=recipe.kernels),)
 
 
 def rescaled(name: str, n_elements: int, dtype: str, recipe: Recipe | None) -> tuple[Op, ...]:

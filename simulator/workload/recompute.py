@@ -67,7 +67,7 @@ def module_of(item: Op | Comm, forward: Phase, core: Phase) -> frozenset[str]:
     if part == "norm":
         return frozenset({"layernorm"})
     found = {block} & {"mlp", "moe"} if part not in ("residual", "post_norm") else set()
-    if block == "moe" and part == "activation":
+    if block == "moe" and part in ("activation", "clamp"):
         found.add("moe_act")
     if block == "moe" and part.startswith("shared."):
         found.add("shared_experts")

@@ -16,7 +16,9 @@ from simulator.builder.instances import Costs, Message
 from simulator.builder.program_builder import COMPUTE, DP, ProgramBuilder, Task, Template
 from simulator.builder.stages import Unit
 from simulator.compute.timing import ComputeModel
+from simulator.config import job_from
 from simulator.program import Label, Program, Transfer
+from simulator.simulate import simulate
 from simulator.workload.dispatch import Routing
 from simulator.workload.ops import Block, Comm, Op, memory
 from topologies.catalog import load_cluster
@@ -165,3 +167,33 @@ def test_a_builder_without_tasks_builds_an_empty_program() -> None:
     program = build()
     assert program.n_tasks == program.n_instances == 0
     assert np.array_equal(program.dep_start, [0])
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 10**9)), min_size=1, max_size=8))
+def test_a_device_that_starts_when_it_is_told_never_runs_out_of_work(ops: list[tuple[int, int]]) -> None:
+    """An operation can run once the host has prepared it and those before; later would be waiting."""
+    compute = ComputeModel(load_cluster("dgx-h100", 8).device, "bf16")
+    work = [memory("op", size, "bf16", count=count) for count, size in ops]
+    chains = Chains(compute)
+    lead_ns, rest_ns = chains._launch(work)
+    launch_s, done_s, launched_s, slack_s = compute.device.launch_s, 0.0, 0.0, []
+    for op in work:
+        launched_s += op.n_launches * launch_s
+        slack_s.append(lead_ns / 1e9 + done_s - launched_s)
+        done_s += compute.op_s(op)
+    assert min(slack_s) == pytest.approx(0, abs=1e-8)
+    assert lead_ns + rest_ns == pytest.approx(launched_s * 1e9, abs=2)
+
+
+def test_more_work_for_the_host_or_the_device_never_makes_a_step_shorter() -> None:
+    """Also not where it decides which of the two is the slower one."""
+    where = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "ep": 8, "global_batch": 8}
+    times: list[float] = []
+    for host in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5):
+        for capacity in (0.0, 1.05):
+            given = {**where, "capacity_factor": capacity, "conventions": {"host_work": host}}
+            times.append(simulate(job_from(given)).summary["step_time_s"])
+    plain, padded = times[::2], times[1::2]
+    assert plain == sorted(plain)
+    assert padded == sorted(padded)
+    assert all(a <= b for a, b in zip(plain, padded, strict=True))

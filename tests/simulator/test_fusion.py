@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from simulator.compute.timing import ComputeModel
 from simulator.errors import JobError
 from simulator.framework import EAGER_PARTS, Framework, framework_names, load_framework
 from simulator.job import Job
+from simulator.memory.activations import kept_bytes
 from simulator.models.sources import load_model
 from simulator.workload.micro_batch import Block, Op, embedding_block, head_block, layer_blocks, optimizer_ops
 from simulator.workload.ops import PHASES
@@ -132,3 +134,30 @@ def test_latent_keys_are_joined_in_either_case_and_queries_by_eager_code_alone()
     )
     assert fused["attention.assemble"].bytes_moved == 2 * 2 * 4096 * 128 * 192
     assert eager["attention.assemble"].bytes_moved == 2 * fused["attention.assemble"].bytes_moved
+
+
+def test_clamps_apart_read_and_write_both_halves_and_join_them() -> None:
+    """Two clamps and a copy: Megatron-LM ``weighted_bias_quick_geglu_impl``."""
+    apart, fused = (job("gpt-oss-20b", Layout(), kernels, framework="megatron") for kernels in ("", "fused"))
+    rows, inner = 4096 * 4, 2880
+    found = {op.name: op for op in ops(layer_blocks(apart, 0)[1], "forward")}
+    assert found["moe.clamp"].bytes_moved == 8 * 2 * rows * inner
+    assert "moe.clamp" not in {op.name for op in ops(layer_blocks(fused, 0)[1], "forward")}
+    assert "mlp.clamp" not in {
+        op.name for op in ops(layer_blocks(job("llama3-8b", Layout(), "eager"), 0)[1], "forward")
+    }
+    assert kept_bytes(apart, 0) - kept_bytes(fused, 0) == 2 * 2 * rows * inner
+
+
+def test_fused_experts_do_between_their_products_what_kernels_did() -> None:
+    """With MXFP8, and only with it: activation, clamps, biases and quantisation between products are gone."""
+    settings: dict[str, Any] = {"framework": "nemo", "fp8": True, "recipe": "mxfp8"}
+    apart = replace(job("gpt-oss-20b", Layout(), ""), cluster=load_cluster("gb200-nvl72", 1), **settings)
+    fused = replace(apart, conventions=(("fused_experts", True),))
+    names = [[op.name for op in ops(layer_blocks(one, 0)[1], "forward")] for one in (apart, fused)]
+    gone = {"moe.activation", "moe.clamp", "moe.bias", "moe.down.quantise"}
+    assert set(names[0]) - set(names[1]) == gone
+    back = [{op.name for op in ops(layer_blocks(one, 0)[1], "backward")} for one in (apart, fused)]
+    assert "moe.up.dgrad.quantise" in back[0] - back[1]
+    plain = replace(fused, fp8=False, recipe="")
+    assert layer_blocks(plain, 0) == layer_blocks(replace(plain, conventions=()), 0)

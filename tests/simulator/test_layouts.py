@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow.compute as pc
 import pytest
@@ -34,6 +34,10 @@ def last_backward_ns(job: Job) -> int:
     return max(found)
 
 
+_NO_HOST: Final = {"conventions": {"host_work": 0.0}}
+"""Times of layouts leave out the host, which would wait for the router here."""
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_takes_as_long_as_in_the_whole_program(schedule: str) -> None:
     job = make_job(pp=4, tp=2, schedule=schedule, sharding="ddp")
@@ -49,7 +53,7 @@ def test_every_schedule_takes_as_long_as_in_the_whole_program(schedule: str) -> 
         {"pp": 4, "tp": 2, "sequence_parallel": False, "recompute": "selective"},
         {"pp": 2, "tp": 4, "schedule": "interleaved-1f1b", "virtual_stages": 4, "overlap_p2p": False},
         {"model": "mixtral-8x7b", "pp": 4, "tp": 2, "schedule": "zb-v"},
-        {"model": "mixtral-8x7b", "pp": 2, "ep": 4, "schedule": "dualpipe", "sharding": "ddp"},
+        {**_NO_HOST, "model": "mixtral-8x7b", "pp": 2, "ep": 4, "schedule": "dualpipe", "sharding": "ddp"},
         {"pp": 2, "tp": 4, "schedule": "dualpipe-v", "sequence_parallel": False, "recompute": "full"},
         {"pp": 2, "tp": 4, "schedule": "dualpipe", "overlap_pairs": False},
         {"pp": 2, "tp": 4, "recompute": "full", "recompute_layers": 5, "recompute_every": 2},

@@ -17,7 +17,7 @@ from simulator.models.sources import load_model
 from simulator.simulate import simulate
 from simulator.workload.micro_batch import layer_blocks
 from simulator.workload.ops import Op, gemm, operand_bytes
-from simulator.workload.recipes import RECIPES, recipe_of
+from simulator.workload.recipes import RECIPES, layouts, quantised, recipe_of
 from topologies.catalog import load_cluster, load_device
 from topologies.errors import CatalogError
 from traces.layout import Layout
@@ -40,8 +40,10 @@ def test_every_product_of_a_layer_runs_in_the_bits_of_its_recipe(recipe: str) ->
     forward, backward = ops(job(recipe), "forward"), ops(job(recipe), "backward")
     products = [op for op in (*forward.values(), *backward.values()) if op.kind == "gemm"]
     assert {op.dtype for op in products} == {one.dtype}
-    assert forward["mlp.down.quantise"].bytes_moved == round(8192 * 14336 * one.moved)
-    assert backward["mlp.down.dgrad.quantise"].bytes_moved == round(8192 * 4096 * one.moved)
+    both = one.weights_each or layouts(one, job(recipe).cluster.device) == 2
+    moved = one.moved if both else one.moved - 1
+    assert forward["mlp.down.quantise"].bytes_moved == round(8192 * 14336 * moved)
+    assert backward["mlp.down.dgrad.quantise"].bytes_moved == round(8192 * 4096 * moved)
     assert ("mlp.down.weight.quantise" in forward) == one.weights_each
 
 
@@ -155,3 +157,19 @@ def test_a_step_in_8_bits_is_so_many_times_as_fast_as_published(recipe: str, tim
         for more in ({}, {"fp8": True, "recipe": recipe})
     )
     assert plain / few == pytest.approx(times, rel=0.04)
+
+
+@given(name=sampled_from(sorted(RECIPES)), device=sampled_from(["h100-sxm", "gb200"]))
+def test_blackwell_keeps_one_layout_where_one_scale_holds_for_all(name: str, device: str) -> None:
+    """Transformer Engine: 8-bit products of Blackwell take an operand by rows or by columns."""
+    one = RECIPES[name]
+    assert layouts(one, load_device(device)) == (1 if device == "gb200" and not one.in_blocks else 2)
+
+
+@given(name=sampled_from(sorted(RECIPES)), members=integers(1, 64))
+def test_members_are_quantised_one_by_one_but_for_delayed_scales(name: str, members: int) -> None:
+    one = RECIPES[name]
+    (alone,), (group,) = (quantised("x", 2**20, one, load_device("gb200"), n) for n in (1, members))
+    assert group.bytes_moved == alone.bytes_moved
+    assert group.n_launches == alone.n_launches
+    assert group.count == alone.count * (1 if name == "delayed" else members)
