@@ -151,8 +151,10 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
     Measures matrix products, memory bandwidth, and collectives of real gloo processes; some 15 seconds.
     """
     from tracer.detect import measure, to_toml
+    from tracer.output_file import check_can_write
     from traces.writer import write_atomically
 
+    check_can_write(output)
     measured = measure(processes)
     write_atomically(output, to_toml(measured))
     if as_json:

@@ -16,6 +16,7 @@ from foretrace import main
 from simulator.compute.promise import promise
 from simulator.validate.kernels import validate_kernels
 from topologies.catalog import load_device
+from tracer import detect
 from tracer.bench import kernels as bench_kernels
 from tracer.bench.cases import SIZES, Sizes, cases
 from tracer.bench.device import device_of, sustained_share, to_toml
@@ -157,3 +158,27 @@ def test_on_a_gpu_a_burst_is_timed_by_events() -> None:
     product = max((one for one in found.kernels if one.kernel == "gemm"), key=lambda one: one.tflops)
     assert 10 < product.tflops < 10_000
     assert all(one.time_us > 0 for one in found.kernels)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench collectives --backend nccl --processes 999", "needs a GPU for each of 999 processes"),
+        ("bench kernels -o FOLDER", "FOLDER: Is a directory"),
+        ("bench kernels --device-file /dev/null/x.toml", "cannot write /dev/null/x.toml"),
+        ("topology detect -o /dev/null/x.toml", "cannot write /dev/null/x.toml"),
+    ],
+)
+def test_what_cannot_come_to_an_end_is_not_begun(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measuring takes a quarter of a minute and more: what is wrong with a command is said before."""
+    (tmp_path / "FOLDER").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_kernels, "bench", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(detect, "measure", lambda _: pytest.fail("measured"))
+    refused = CliRunner().invoke(main, words.split())
+    assert refused.exit_code == 2, refused.output
+    assert said in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["FOLDER"]

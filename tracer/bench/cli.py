@@ -86,7 +86,10 @@ def kernels(
     from tracer.bench.device import to_toml
     from tracer.bench.kernels import bench as measure
     from tracer.bench.kernels import write_table
+    from tracer.output_file import check_can_write
 
+    check_can_write(output)
+    check_can_write(device_file)
     device = device or _default_device()
     if against:
         _promised(ctx, against, ())  # an unknown device is refused before anything is measured

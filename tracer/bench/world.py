@@ -41,7 +41,7 @@ def measured(what: str, *, processes: int, backend: str, options: Mapping[str, A
     """
     if find_spec("torch") is None:
         raise RecordError(f"bench {what} needs torch: pip install 'foretrace[trace]'")
-    chosen = backend or _backend(int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
+    chosen = _backend(backend, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
         arguments = [what, chosen, json.dumps(options), str(result)]
@@ -87,11 +87,14 @@ def _measure(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return collectives.measure(**options)
 
 
-def _backend(n_local: int) -> str:
-    """Return NCCL if every local process has a GPU, else gloo."""
+def _backend(wanted: str, n_local: int) -> str:
+    """Return the wanted backend, by default NCCL if each local process has a GPU; raises RecordError."""
     import torch
 
-    return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= n_local else "gloo"
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "nccl" and n_gpus < n_local:
+        raise RecordError(f"backend nccl needs a GPU for each of {n_local} processes: torch sees {n_gpus}")
+    return wanted or ("nccl" if n_gpus >= n_local else "gloo")
 
 
 def _started(arguments: Sequence[str], n: int) -> None:
