@@ -8,6 +8,7 @@ from typing import Any
 
 from topologies.cluster import Cluster
 from topologies.device import KEYS
+from topologies.fabric import FabricSpec
 from topologies.link import LinkSpec
 from topologies.units import format_bandwidth, format_bytes, format_flops, format_time
 
@@ -35,10 +36,10 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
     facts |= {key: str(n) for key in ("nics_used", "rings_out") if (n := getattr(cluster, key))}
     if cluster.cpu:
         facts["cpu"] = cluster.cpu
-    if cluster.nic and not spec.links:
-        facts["fabric.nodes_per_leaf"] = str(spec.nodes_per_leaf)
-        facts["fabric.oversubscription"] = f"{spec.oversubscription:g}"
-        facts["fabric.hop_latency"] = format_time(spec.hop_latency_s)
+    if cluster.node.kind != "switch":
+        facts["node.kind"] = cluster.node.kind
+    if cluster.nic:
+        facts |= _fabric_facts(spec)
     if spec.crowding:
         facts["fabric.crowding"] = f"{spec.crowding:g}"
     for other in cluster.others:
@@ -60,6 +61,23 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
     yield f"device {device.name}", facts, device.sources
     for link in filter(None, (cluster.intra, cluster.node.host, cluster.nic)):
         yield f"link {link.name}", _link_facts(link), link.sources
+
+
+def _fabric_facts(spec: FabricSpec) -> dict[str, str]:
+    """Return what says how nodes are joined, as far as it applies to the kind of fabric."""
+    facts = {"fabric.kind": spec.kind}
+    if spec.shape:
+        facts["fabric.shape"] = " x ".join(map(str, spec.shape))
+    elif not spec.links:
+        facts["fabric.nodes_per_leaf"] = str(spec.nodes_per_leaf)
+        facts["fabric.oversubscription"] = f"{spec.oversubscription:g}"
+    if not spec.links:
+        facts["fabric.hop_latency"] = format_time(spec.hop_latency_s)
+    if spec.group_nodes:
+        facts["fabric.group_nodes"] = str(spec.group_nodes)
+        facts["fabric.group_bandwidth"] = bandwidth(spec.group_bytes_per_s)
+        facts["fabric.group_latency"] = format_time(spec.group_latency_s)
+    return facts
 
 
 def _link_facts(link: LinkSpec) -> dict[str, str]:

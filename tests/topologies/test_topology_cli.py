@@ -34,6 +34,26 @@ def test_the_list_fits_a_terminal_and_says_prices() -> None:
     assert "not known, --price gives one" in printed("show", "gb300-nvl72")
 
 
+@pytest.mark.parametrize(
+    ("fabric", "says"),
+    [
+        ('kind = "torus"\nshape = [2, 2]', {"fabric.shape": "2 x 2", "fabric.kind": "torus"}),
+        (
+            'kind = "two-site"\ngroup_nodes = 2\ngroup_bandwidth = "10 GB/s"\ngroup_latency = "5 ms"',
+            {"fabric.group_nodes": "2", "fabric.group_bandwidth": "10 GB/s", "fabric.group_latency": "5 ms"},
+        ),
+    ],
+)
+def test_a_fabric_is_shown_by_what_its_kind_needs(tmp_path: Path, fabric: str, says: dict[str, str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "dgx1-v100"\nn_gpus = 32\n[fabric]\n{fabric}\n', encoding="utf-8")
+    lines = [line.split() for line in printed("show", str(path)).splitlines()]
+    shown = {words[0]: " ".join(words[1:]) for words in lines if words}
+    assert all(shown[key].startswith(value) for key, value in says.items())
+    assert shown["node.kind"].startswith("cube-mesh")
+    assert ("fabric.nodes_per_leaf" in shown) == ("shape" not in fabric)
+
+
 def test_the_list_is_narrowed_by_words() -> None:
     found = [row["name"] for row in json.loads(printed("list", "H100", "efa", "--json"))["clusters"]]
     assert found == ["aws-p5"]
