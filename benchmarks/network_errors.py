@@ -3,7 +3,7 @@
     python benchmarks/network_errors.py collectives.csv docs/pictures/network-errors.svg
 
 Tables are those that ``foretrace validate collectives`` reads. A dot is a row: its size across, simulated
-over measured time upward, both in logarithms.
+over measured time upward, both in logarithms; in the band they are less than 25 % apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from statistics import median
 from simulator.validate.collectives import validate_collectives
 from simulator.validate.scores import Scored, Validation
 
-WIDTH, HEIGHT, LEFT, TOP = 860, 420, 60, 20
+WIDTH, HEIGHT, LEFT, RIGHT, GAP = 860, 260, 60, 740, 34
+PANELS = (("single-node", "Inside a node"), ("multi-node", "Between nodes"))
 SMALLEST, LARGEST = 8, 2**34
 MOST = math.log(16)
 COLOURS = ("#2b7bb9", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e", "#a6761d", "#666666")
@@ -54,40 +55,68 @@ def table(validation: Validation) -> str:
 
 
 def picture(validation: Validation) -> str:
-    """Return an SVG of every row that has a size."""
-    names = sorted({source(row) for row in validation.rows if size_bytes(row)})
+    """Return an SVG of every row that has a size: above those inside a node, below those between nodes."""
+    rows = [row for row in validation.rows if size_bytes(row)]
+    names = sorted({publisher(row) for row in rows})
     hue = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
-    height = HEIGHT + 30 + 18 * len(names)
+    height = len(PANELS) * (HEIGHT + GAP) + 20
     view = f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {view}>']
     parts.append(f'<rect width="{WIDTH}" height="{height}" fill="white"/>')
-    for factor in (0.25, 0.5, 0.8, 1, 1.25, 2, 4):
-        y = _y(math.log(factor))
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="8" y="{y + 4:.1f}">{factor:g} x</text>')
+    for at, (group, title) in enumerate(PANELS):
+        top = GAP + at * (HEIGHT + GAP)
+        found = [row for row in rows if row.group == group]
+        parts += _frame(title, top)
+        parts += [_dot(row, top, hue[publisher(row)]) for row in found]
+        parts += _legend({publisher(row): hue[publisher(row)] for row in found}, top)
     for power, name in ((3, "8 B"), (10, "1 KiB"), (20, "1 MiB"), (30, "1 GiB"), (34, "16 GiB")):
-        parts.append(f'<text x="{_x(2**power):.1f}" y="{HEIGHT}" text-anchor="middle">{name}</text>')
-    for row in validation.rows:
-        if size := size_bytes(row):
-            parts.append(
-                f'<circle cx="{_x(size):.1f}" cy="{_y(row.log_ratio):.1f}" r="2.5" fill="{hue[source(row)]}" '
-                'fill-opacity="0.6"/>'
-            )
-    for at, name in enumerate(names):
-        y = HEIGHT + 24 + 18 * at
-        parts.append(f'<circle cx="{LEFT}" cy="{y - 4}" r="5" fill="{hue[name]}"/>')
-        parts.append(f'<text x="{LEFT + 12}" y="{y}">{escape(name)}</text>')
+        parts.append(f'<text x="{_x(2**power):.1f}" y="{height - 6}" text-anchor="middle">{name}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def publisher(row: Scored) -> str:
+    """Return who published a row."""
+    return row.family.partition(" · ")[0]
+
+
+def _frame(title: str, top: float) -> list[str]:
+    """Return the title and the lines of a panel, and the band in which a row is less than 25 % off."""
+    high, low = _y(math.log(1.25)), _y(math.log(0.8))
+    parts = [f'<text x="{LEFT}" y="{top - 8}" font-weight="bold">{title}</text>']
+    parts.append(
+        f'<rect x="{LEFT}" y="{top + high:.1f}" width="{RIGHT - LEFT}" height="{low - high:.1f}" '
+        'fill="#eef3ee"/>'
+    )
+    for factor in (0.1, 0.25, 0.5, 1, 2, 4):
+        y = top + _y(math.log(factor))
+        grey = "#999" if factor == 1 else "#ddd"
+        parts.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{grey}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{factor:g} x</text>')
+    return parts
+
+
+def _dot(row: Scored, top: float, hue: str) -> str:
+    x, y = _x(size_bytes(row)), top + _y(row.log_ratio)
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.8" fill="{hue}" fill-opacity="0.6"/>'
+
+
+def _legend(hues: dict[str, str], top: float) -> list[str]:
+    parts = []
+    for at, (name, hue) in enumerate(sorted(hues.items())):
+        y = top + 16 + 18 * at
+        parts.append(f'<circle cx="{RIGHT + 18}" cy="{y - 4}" r="5" fill="{hue}"/>')
+        parts.append(f'<text x="{RIGHT + 28}" y="{y}">{escape(name)}</text>')
+    return parts
 
 
 def _x(size: float) -> float:
     share = math.log(size / SMALLEST) / math.log(LARGEST / SMALLEST)
-    return LEFT + 20 + share * (WIDTH - LEFT - 60)
+    return LEFT + 12 + share * (RIGHT - LEFT - 24)
 
 
 def _y(log_ratio: float) -> float:
     bounded = max(-MOST, min(MOST, log_ratio))
-    return TOP + (1 - bounded / MOST) / 2 * (HEIGHT - TOP - 30)
+    return (1 - bounded / MOST) / 2 * HEIGHT
 
 
 def main(path: str, output: str) -> None:

@@ -84,7 +84,7 @@ def without_gpudirect(row: Scored) -> str:
     """Return the machine of an all-reduce over nodes whose NICs cannot reach GPUs."""
     hardware, kind = words(row)[1:3]
     counts = row.group == "multi-node" and kind == "all_reduce"
-    starts = ("A100 DGX", "A100-SXM-80GB Jean Zay", "V100-SXM-32GB Jean Zay")
+    starts = ("A100 DGX", "A100-SXM-80GB Jean Zay", "V100-SXM-32GB Jean Zay", "V100 x8 per node")
     return next((start for start in starts if counts and hardware.startswith(start)), "")
 
 
@@ -134,7 +134,7 @@ CONSTANTS = (
         alone_on_efa,
         efa(lambda nic, kib: replace(nic, chunk_bytes=int(kib * 1024))),
     ),
-    Constant("without GPUDirect", (4.5, 4.8, 5.1, 5.3, 5.5, 5.7, 6.0, 6.5), without_gpudirect, staged),
+    Constant("without GPUDirect", (5.6, 5.8, 6.0, 6.2, 6.4, 6.6, 6.8, 7.0, 7.4), without_gpudirect, staged),
     Constant("launch beside A100", (40, 50, 54, 58, 62), lambda r: profiled(r, "A100"), launch("older")),
     Constant("launch beside H100", (28, 32, 36, 38, 42), lambda r: profiled(r, "H100"), launch("newer")),
     Constant(
