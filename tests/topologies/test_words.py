@@ -24,7 +24,7 @@ READ = [
     ("AWS p6-b300.48xlarge", 16, 2, "aws-p6-b300", 16, 400),
     ("AWS p6-b200.48xlarge", 16, 2, "aws-p6-b200", 8, 400),
     ("h100_sxm", 4, 1, "dgx-h100", 8, 400),
-    ("2 x H100 NVL", 2, 1, "azure-nc-h100-v5", 1, 100),
+    ("2 x H100 NVL", 2, 1, "azure-nc-h100-v5", 1, 80),
     ("A100-PCIe-80GB", 8, 1, "a40-8", 1, 200),
     ("V100-SXM2 Jean Zay, 8 per node", 16, 2, "jean-zay-v100", 4, 100),
 ]
