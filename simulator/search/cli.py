@@ -14,7 +14,9 @@ from simulator.configs.cli import TargetName
 from simulator.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
-    from simulator.search.found import Found
+    from simulator.search.found import Found, Ranked
+    from simulator.search.machines import SearchAll
+    from simulator.search.space import Space
 
 
 NEEDED = ("model", "gpus", "global_batch")
@@ -112,7 +114,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     from simulator.config import job_settings, write_config
     from simulator.configs.write import written
     from simulator.price import usd_per_gpu_hour
-    from simulator.search.describe import counts_of, described, nothing, waterfall
+    from simulator.search.describe import counts_of, described, waterfall
     from simulator.search.ties import difference, mark_tied
     from simulator.search.what_if import answers
     from traces.writer import write_atomically
@@ -124,13 +126,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     }
     what_if: list[dict[str, Any]] = []
     with _searching(flags, spaces, _weights(flags, prices), quiet=as_json) as search_all:
-        found = (
-            _affordable(search_all, spaces, prices, flags)
-            if flags["budget"]
-            else search_all(spaces, flags["top"])
-        )
-        if not found.best:
-            raise JobError(nothing(found.counts, spaces))
+        found, machines = _found(search_all, spaces, prices, flags)
         if flags["what_if"]:
             what_if = answers(
                 spaces,
@@ -144,6 +140,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     at = min(flags["why"], len(layouts))
     said = counts_of(found.counts) | {
         "layouts": layouts,
+        "machines": machines,
         "prices": _prices(prices, given=flags["price"] is not None),
         "tied": difference()._asdict(),
         "why_not_the_second": waterfall(layouts[0], layouts[min(2, len(layouts)) - 1]),
@@ -169,42 +166,38 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
         show_differences(one)
 
 
-def _affordable(
+def _found(
     search_all: SearchAll,
-    spaces: Sequence[Any],
+    spaces: Sequence[Space],
     prices: Mapping[tuple[str, int], float | None],
     flags: Mapping[str, Any],
-) -> Found:
-    """Return the fastest layouts that train the tokens within the budget, of all machines.
-
-    On one machine the fastest is the cheapest, so the best of each is enough.
+) -> tuple[Found, list[dict[str, Any]]]:
+    """Return the best layouts, and the best of each machine if several compete.
 
     Raises:
-        ConfigError: there is no number of tokens, or no price.
-        JobError: nothing is cheap enough; the message has what is cheapest.
+        ConfigError: there is a budget, but no number of tokens, or no price.
+        JobError: nothing is cheap enough, or nothing fits.
     """
-    from simulator.search.describe import described
-    from simulator.search.found import Counts, Found
+    from simulator.search.describe import described, nothing
+    from simulator.search.machines import affordable, best_of_each, machines
 
-    if flags["tokens"] is None:
-        raise ConfigError("--budget needs --tokens: what the dollars are to pay for, e.g. --tokens 2T")
-    _weights({"by": "cost"}, prices)
-    each = [search_all([space], flags["top"]) for space in spaces]
-    costs = [(described(one, prices, flags["tokens"])["usd"], one) for found in each for one in found.best]
-    within = sorted(
-        (one.summary["step_time_s"], at) for at, (usd, one) in enumerate(costs) if usd <= flags["budget"]
-    )
-    if costs and not within:
-        usd, one = min(costs, key=lambda cost: cost[0])
-        raise JobError(
-            f"nothing trains {flags['tokens']} tokens for {flags['budget']:,.0f} USD: the cheapest takes "
-            f"{usd:,.0f} USD, on {one.job.cluster.n_gpus} {one.job.cluster.name}"
-        )
-    best = tuple(costs[at][1] for _, at in within[: flags["top"]])
-    return Found(best=best, counts=sum((found.counts for found in each), Counts()))
+    def say(one: Ranked) -> dict[str, Any]:
+        return described(one, prices, flags["tokens"])
 
-
-SearchAll = Callable[[Sequence[Any], int], "Found"]
+    if flags["budget"] is None:
+        found = search_all(spaces, flags["top"])
+        best = best_of_each(spaces, found.best, search_all) if len(spaces) > 1 and found.best else []
+    else:
+        if flags["tokens"] is None:
+            raise ConfigError("--budget needs --tokens: what the dollars are to pay for, e.g. --tokens 2T")
+        _weights({"by": "cost"}, prices)
+        each = [search_all([space], flags["top"]) for space in spaces]
+        found = affordable(each, flags["top"], flags["budget"], lambda one: say(one)["usd"])
+        best = [one.best[0] for one in each if one.best] if len(spaces) > 1 else []
+    if not found.best:
+        raise JobError(nothing(found.counts, spaces))
+    by = "usd_per_1b_tokens" if flags["by"] == "cost" else "step_time_s"
+    return found, machines(spaces, [say(one) for one in best], flags["budget"], by) if best else []
 
 
 @contextmanager
@@ -259,7 +252,7 @@ def _write_page(path: str, said: Mapping[str, Any], spaces: Sequence[Any]) -> No
     write_sweep(path, said["layouts"], title=f"{spaces[0].model.name} on {machines}", notes=notes)
 
 
-def _spaces(flags: Mapping[str, Any]) -> list[Any]:
+def _spaces(flags: Mapping[str, Any]) -> list[Space]:
     """Return the space of each machine and size."""
     from simulator.models.sources import load_model
     from simulator.search.space import Space

@@ -18,13 +18,17 @@ BAR: Final = 30
 WIDE: Final = 120
 """Letters from which a line holds intervals and all that a budget gives."""
 
-_BUDGETS: Final = {"usd_per_1b_tokens": "$/1B", "days": "days", "usd": "$ in all"}
+_BUDGETS: Final = {"days": "days", "usd": "$ in all", "usd_per_1b_tokens": "$/1B"}
+"""Figures of money and time, those of a number of tokens first: a narrow line has room for two."""
 
 
 def show(said: Mapping[str, Any]) -> None:
     """Print what ``foretrace search --json`` says, for people."""
     console, layouts = Console(highlight=False), said["layouts"]
-    console.print(_table(layouts))
+    if said["machines"]:
+        console.print(_machines(said["machines"]))
+        console.print()
+    console.print(_table(layouts, several=len(said["machines"]) > 1))
     console.print(
         f"{said['n_candidates']:,} layouts considered; {said['n_pipelines_run']:,} pipelines run, "
         f"{said['n_simulated']:,} simulated whole, {said['n_too_large']:,} of those looked at do not fit"
@@ -43,9 +47,36 @@ def show(said: Mapping[str, Any]) -> None:
         console.print(f"page: {said['report']}", markup=False)
 
 
-def _table(layouts: Sequence[Mapping[str, Any]]) -> Table:
+def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the best layout of each machine, and whether the budget pays for it."""
+    best = [one["best"] for one in machines if one["best"]]
+    extra = [name for name in _BUDGETS if any(one[name] is not None for one in best)]
+    table = Table(box=None, header_style="dim", pad_edge=False, title="the best of each machine")
+    table.title_justify = "left"
+    for name in ("machine", "layout", "data parallel"):
+        table.add_column(name, overflow="fold")
+    for name in ("step", "MFU", *(_BUDGETS[one] for one in extra), ""):
+        table.add_column(name, justify="right", no_wrap=True)
+    for machine in machines:
+        name, one = escape(f"{machine['gpus']} {machine['cluster']}"), machine["best"]
+        if one is None:
+            table.add_row(name, "nothing fits")
+            continue
+        table.add_row(
+            name,
+            _degrees(one),
+            _states(one),
+            format_time(one["step_time_s"]),
+            f"{one['mfu']:.1%}",
+            *(_amount(one[name]) for name in extra),
+            "over budget" if machine["within_budget"] is False else "",
+        )
+    return table
+
+
+def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
+    """Return the layouts, each with its machine if *several* compete."""
     wide = Console().width >= WIDE
-    several = len({(one["cluster"], one["gpus"]) for one in layouts}) > 1
     extra = [name for name in _BUDGETS if any(one[name] is not None for one in layouts)]
     extra = extra[: None if wide else 2]
     table = Table(box=None, header_style="dim", pad_edge=False)

@@ -218,6 +218,12 @@ def test_a_budget_leaves_the_fastest_that_it_pays_for() -> None:
     assert all(one["usd"] <= float(limit) for one in said["layouts"])
     steps = [one["step_time_s"] for one in said["layouts"]]
     assert steps == sorted(steps)
+    for found, by in ((every, "usd_per_1b_tokens"), (said, "step_time_s")):
+        best = [one["best"][by] for one in found["machines"]]
+        assert len(best) > 1
+        assert best == sorted(best)
+    within = {one["best"]["usd"] <= float(limit): one["within_budget"] for one in said["machines"]}
+    assert within == {True: True, False: False}
     short = CliRunner().invoke(main, [*BUDGET, "--budget", str(costs[0] / 2)])
     assert isinstance(short.exception, SystemExit)
     assert "the cheapest takes" in short.output
