@@ -142,7 +142,8 @@ def build(cluster: Cluster) -> nx.DiGraph[str]:
     for what, size, most in sizes:
         if size > most:
             raise FabricError(
-                f"cluster {cluster.name}: a fabric of {size:,} {what} is not built link by link; at most {most:,}"
+                f"cluster {cluster.name}: a fabric of {size:,} {what} is not built link by link; at most "
+                f"{most:,}"
             )
     graph: nx.DiGraph[str] = nx.DiGraph()
     if cluster.fabric_spec.links:

@@ -129,8 +129,8 @@ def _machine(name: str) -> Path:
     named = difflib.get_close_matches(wanted, [*known, *ALIASES], n=9, cutoff=0.5)
     near = list(dict.fromkeys(ALIASES.get(one, one) for one in named))[:3]
     raise CatalogError(
-        f"no cluster {name!r} in the catalogue: {_hint(near, known)}; your own machine is a path that ends in "
-        ".toml"
+        f"no cluster {name!r} in the catalogue: {_hint(near, known)}; your own machine is a path that ends in"
+        " .toml"
     )
 
 
