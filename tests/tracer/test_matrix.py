@@ -192,6 +192,7 @@ def stages_of(schedule: str, n: int) -> dict[int, list[int]]:
     return {rank: [rank, rank + n] for rank in range(n)}
 
 
+@pytest.mark.usefixtures("hooks")
 @pytest.mark.parametrize(("schedule", "n"), [*((name, 2) for name in SCHEDULES), ("gpipe", 4)])
 def test_every_stage_works_on_every_microbatch_once(
     request: pytest.FixtureRequest, ranks: Any, schedule: str, n: int
