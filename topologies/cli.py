@@ -26,8 +26,10 @@ def topology() -> None:
 
 @topology.command("list")
 @click.argument("words", nargs=-1)
+@click.option("--devices", is_flag=True, help="The devices that a file may name, instead of machines.")
+@click.option("--links", is_flag=True, help="The links that a file may name, instead of machines.")
 @_JSON
-def list_(words: tuple[str, ...], *, as_json: bool) -> None:
+def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) -> None:
     """List the machines of the catalogue, or those whose name, GPU or description has all WORDS.
 
     For example: foretrace topology list h100 aws
@@ -36,6 +38,11 @@ def list_(words: tuple[str, ...], *, as_json: bool) -> None:
     from topologies.facts import bandwidth, row
     from topologies.units import format_bytes
 
+    if devices and links:
+        raise click.UsageError("--devices and --links: give one of them")
+    if devices or links:
+        _list_parts(words, devices=devices, as_json=as_json)
+        return
     rows = [row(load_cluster(name)) for name in names()]
     rows = [one for one in rows if _has(one, words)]
     if as_json:
@@ -62,6 +69,26 @@ def list_(words: tuple[str, ...], *, as_json: bool) -> None:
         "TFLOP/s: dense peak in bf16 or fp16. per GPU: into its node, per node: through all NICs, each way.\n"
         "USD/h: list price of a GPU; topology show NAME says whose and of when, --price gives yours."
     )
+
+
+def _list_parts(words: tuple[str, ...], *, devices: bool, as_json: bool) -> None:
+    """List the devices, or the links, of the catalogue whose names have all *words*."""
+    from topologies.catalog import device_names, link_names, load_device, load_link
+    from topologies.facts import device_row, link_row
+
+    wanted = (one for one in (device_names() if devices else link_names()) if _named(one, words))
+    rows = [device_row(load_device(one)) if devices else link_row(load_link(one)) for one in wanted]
+    if as_json:
+        click.echo(json.dumps({"devices" if devices else "links": rows}))
+        return
+    table = _table(*(rows[0] if rows else ["name"]))
+    for facts in rows:
+        _add(table, *facts.values())
+    _print(table)
+
+
+def _named(name: str, words: tuple[str, ...]) -> bool:
+    return all(word.lower() in name for word in words)
 
 
 def _peak_16_bit(facts: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from topologies.cluster import Cluster
-from topologies.device import KEYS
+from topologies.device import KEYS, Device
 from topologies.fabric import FabricSpec
 from topologies.link import LinkSpec
 from topologies.units import format_bandwidth, format_bytes, format_flops, format_time
@@ -26,6 +26,31 @@ def row(cluster: Cluster) -> dict[str, Any]:
         "node_bytes_per_s": nic.bandwidth_bytes_per_s * cluster.nics_per_node if nic else None,
         "price_usd_per_gpu_hour": cluster.price_usd_per_gpu_hour,
         "description": cluster.description,
+    }
+
+
+def device_row(device: Device) -> dict[str, str]:
+    """Return what the list of devices shows of *device*."""
+    peaks = device.peak_flops_per_s
+    return {
+        "name": device.name,
+        "memory": format_bytes(device.memory_bytes),
+        "bandwidth": bandwidth(device.memory_bytes_per_s),
+        "16 bit": flops(max(peaks.get("bf16", 0.0), peaks.get("fp16", 0.0)) or None),
+        "8 bit": flops(peaks.get("fp8")),
+        "products": "like another's" if device.assumed else "measured",
+    }
+
+
+def link_row(link: LinkSpec) -> dict[str, str]:
+    """Return what the list of links shows of *link*."""
+    return {
+        "name": link.name,
+        "kind": link.kind,
+        "each way": bandwidth(link.bandwidth_bytes_per_s),
+        "latency": format_time(link.latency_s),
+        "GPUDirect": "yes" if link.gpu_direct else "no",
+        "collectives": "measured" if link.tables else "by formula",
     }
 
 

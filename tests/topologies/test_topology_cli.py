@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from topologies.catalog import load_cluster, names
+from topologies.catalog import device_names, link_names, load_cluster, names
 from topologies.cli import topology
 from topologies.errors import CatalogError, FabricError
 
@@ -52,6 +52,19 @@ def test_a_fabric_is_shown_by_what_its_kind_needs(tmp_path: Path, fabric: str, s
     assert all(shown[key].startswith(value) for key, value in says.items())
     assert shown["node.kind"].startswith("cube-mesh")
     assert ("fabric.nodes_per_leaf" in shown) == ("shape" not in fabric)
+
+
+def test_devices_and_links_that_a_file_may_name_are_listed() -> None:
+    devices = json.loads(printed("list", "--devices", "--json"))["devices"]
+    assert [row["name"] for row in devices] == device_names()
+    links = json.loads(printed("list", "--links", "--json"))["links"]
+    assert [row["name"] for row in links] == link_names()
+    assert [
+        row["name"] for row in json.loads(printed("list", "H100", "pcie", "--devices", "--json"))["devices"]
+    ] == ["h100-pcie"]
+    for text in (printed("list", "--devices"), printed("list", "--links"), printed("list", "zzz", "--links")):
+        assert "…" not in text
+        assert max(len(line) for line in text.splitlines()) <= 80
 
 
 def test_the_list_is_narrowed_by_words() -> None:
