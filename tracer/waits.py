@@ -41,7 +41,7 @@ class WaitHook:
             finally:
                 if communication is not None:
                     ended(communication)
-                if n_waitable():  # there are some that are over when they were waited for
+                if n_waitable() and not native.module.waited(work):  # some are over when they were waited for
                     native.waited(work)
                 resume(is_paused)
 

@@ -33,6 +33,9 @@ SOURCES: Final = Path(__file__).parent
 GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the drivers of NVIDIA and AMD: where one is, trainings use GPUs."""
 
+NEW_STRINGS: Final = b"_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx11"
+"""A name in a torch whose strings are those of C++ 11 (``_GLIBCXX_USE_CXX11_ABI``): on PyPI since 2.7."""
+
 COMPILE_S: Final = 600
 """Time after which a compiler is given up; 20 s of a processor are enough."""
 
@@ -90,8 +93,10 @@ def command(compiler: str, target: Path) -> list[str]:
         raise OSError("torch has no folder")
     torch = Path(next(iter(spec.submodule_search_locations)))
     folders = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")]
+    has_new_strings = NEW_STRINGS in (torch / "lib/libc10.so").read_bytes()
     return [
         *(compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-DUSE_DISTRIBUTED"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(has_new_strings)}",
         *(f"-I{folder}" for folder in folders),
         *(str(SOURCES / "hooks.cpp"), "-o", str(target)),
         *(f"-L{torch / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"),

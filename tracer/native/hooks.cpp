@@ -196,6 +196,21 @@ PyObject* py_open_ring(PyObject*, PyObject* args) {
 
 PyObject* py_n_waitable(PyObject*, PyObject*) { return PyLong_FromLong(calls().n_waitable); }
 
+// Whether it is settled by now if a work that was waited for is that of a call without a future.
+//
+// pybind11 holds the address of an object behind the head of that of Python, where it is one of a single base
+// (pybind11/detail/common.h, `instance::simple_value_holder`). It is compared with addresses of works, and no
+// more: until it has been the right one once, the answer "no" settles nothing.
+PyObject* py_waited(PyObject*, PyObject* work) {
+  static bool is_trusted = false;
+  const void* address = nullptr;
+  if (Py_TYPE(work)->tp_basicsize >= Py_ssize_t(sizeof(PyObject) + sizeof address)) {
+    memcpy(&address, reinterpret_cast<const char*>(work) + sizeof(PyObject), sizeof address);
+  }
+  if (waited(static_cast<const c10d::Work*>(address))) is_trusted = true;
+  return PyBool_FromLong(is_trusted);
+}
+
 PyObject* py_is_busy(PyObject*, PyObject*) { return PyBool_FromLong(calls().is_busy()); }
 
 // Segments since the last time, as tuples of what tracer.records.Segment holds, and how many were lost.
@@ -336,6 +351,7 @@ PyMethodDef METHODS[] = {
     {"next_number", py_next_number, METH_NOARGS, nullptr},
     {"open_ring", py_open_ring, METH_VARARGS, nullptr},
     {"n_waitable", py_n_waitable, METH_NOARGS, nullptr},
+    {"waited", py_waited, METH_O, nullptr},
     {"is_busy", py_is_busy, METH_NOARGS, nullptr},
     {"take_segments", py_take_segments, METH_NOARGS, nullptr},
     {"take_calls", py_take_calls, METH_NOARGS, nullptr},
@@ -375,7 +391,7 @@ PyMODINIT_FUNC PyInit_foretrace_hooks() {
   state().position = position;
   try {
     auto* operators = new torch::Library(torch::Library::FRAGMENT, "foretrace", std::nullopt, __FILE__, __LINE__);
-    operators->def("waited(__torch__.torch.classes.c10d.Work work) -> ()", waited);
+    operators->def("waited(__torch__.torch.classes.c10d.Work work) -> bool", waited_boxed);
   } catch (const std::exception& error) {
     return PyErr_Format(PyExc_ImportError, "%s", error.what());
   }

@@ -60,7 +60,7 @@ class Native:
     Attributes:
         lane: the compute stream.
         modules: the hooks of modules, while there are any.
-        waited: told of a work that was waited for, which is the end of one that has no future.
+        waited: told of a work that was waited for if the module cannot tell from it what is over by that.
     """
 
     def __init__(self, module: Any, session: Session) -> None:
@@ -71,8 +71,8 @@ class Native:
         self._dtypes = dtype_names()
         self.modules: NativeModuleHook | None = None
         self.lane = NativeLane(module)
-        waited = internals.compiled_waited()
-        self.waited = session.guarded("collectives", lambda work: waited(work.boxed()))
+        self._waited_boxed = internals.compiled_waited()
+        self.waited = session.guarded("collectives", lambda work: self._waited_boxed(work.boxed()))
         names = {dtype: json.dumps(name) for dtype, name in self._dtypes.items()}
         module.begin(self, names, NOBODY, LOSS)
 
