@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +171,7 @@ def _calibrated(job: Job, path: str) -> Job:
     """Return *job* on its machine as the calibration in the file *path* found it."""
     from simulator.recorded.calibration import read_calibration
 
-    return replace(job, cluster=read_calibration(path).applied(job.cluster))
+    return read_calibration(path).calibrated(job)
 
 
 def _check_folder(report: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import CalibrationError
+from simulator.job import Job
 from topologies.cluster import Cluster
 from topologies.device import Device
 
@@ -56,6 +57,7 @@ class Calibration:
         compute: by name, one of ``COMPUTE``; what the run does not identify is left out.
         network: by link (``near`` or ``far``), kind of communication and part, ``"near.all_reduce.wire"``.
         not_identified: what the run cannot say, and why, as sentences.
+        only: jobs that the factors hold for, as ``job_kind`` names them; empty: all on that device.
     """
 
     run: str
@@ -65,6 +67,20 @@ class Calibration:
     compute: Mapping[str, Factor] = field(hash=False)
     network: Mapping[str, Factor] = field(hash=False)
     not_identified: tuple[str, ...] = ()
+    only: str = ""
+
+    def calibrated(self, job: Job) -> Job:
+        """Return *job* on its machine with these factors.
+
+        Raises:
+            CalibrationError: they hold for other jobs, or another device.
+        """
+        if self.only and self.only != job_kind(job):
+            raise CalibrationError(
+                f"the calibration is of {self.only}, on {self.run}, which tells nothing of {job_kind(job)}; "
+                "measure a step of that, or calibrate on a recording (foretrace calibrate RUN)"
+            )
+        return replace(job, cluster=self.applied(job.cluster))
 
     def applied(self, cluster: Cluster) -> Cluster:
         """Return *cluster* with these factors on its constants.
@@ -97,6 +113,8 @@ class Calibration:
             "# Factors on the times of the catalogue; errors are standard errors: foretrace calibrate",
             *(f"{key} = {_quoted(getattr(self, key))}" for key in ("run", "cluster", "device", "precision")),
         ]
+        if self.only:
+            lines.append(f"only = {_quoted(self.only)}")
         if self.not_identified:
             lines += ["not_identified = [", *(f"    {_quoted(text)}," for text in self.not_identified), "]"]
         for table, factors in (("compute", self.compute), *_tables(self.network)):
@@ -105,6 +123,12 @@ class Calibration:
             for name, factor in factors.items():
                 lines.append(f"{name} = {{ value = {factor.value:.6g}, error = {factor.error:.3g} }}")
         return "\n".join(lines) + "\n"
+
+
+def job_kind(job: Job) -> str:
+    """Return model and precision of *job*, in words."""
+    fp8 = f" and {job.recipe or 'fp8'}" if job.fp8 else ""
+    return f"{job.model.name} in {job.precision}{fp8}"
 
 
 def read_calibration(path: str | Path) -> Calibration:
@@ -147,6 +171,7 @@ def _from_document(document: Mapping[str, Any]) -> Calibration:
         compute=compute,
         network=network,
         not_identified=tuple(map(str, said)) if isinstance(said, list) else (),
+        only=str(document.get("only", "")),
     )
 
 

@@ -16,21 +16,38 @@ from simulator.flags import job_settings_options
 
 if TYPE_CHECKING:
     from simulator.recorded.calibrate import Calibrated
+    from simulator.recorded.one_time import OneTime
 
+
+OF_ALL: Final = "near.others.wire"
+"""Factor that all communication has, where one was fitted on all of it."""
 
 ALIKE: Final = 0.001
 """Difference of two errors of a step that is printed as none."""
 
 
 @click.command()
-@click.argument("run", type=click.Path())
+@click.argument("run", required=False, type=click.Path())
 @job_settings_options
+@click.option(
+    "--step-time",
+    metavar="TIME",
+    help="Of a measured step, e.g. 3.21s, where there is no recording: RUN is a file of settings.",
+)
 @click.option(
     "--undisturbed", is_flag=True, help="Use the faster half of the steps: others used the machine, too."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="TOML file to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def calibrate(run: str, output: str | None, *, undisturbed: bool, as_json: bool, **flags: Any) -> None:
+def calibrate(
+    run: str | None,
+    step_time: str | None,
+    output: str | None,
+    *,
+    undisturbed: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Fit a machine's constants on one recorded run; simulate --calibration takes the file.
 
     What the job was is taken from RUN; flags say what it does not tell.
@@ -38,14 +55,26 @@ def calibrate(run: str, output: str | None, *, undisturbed: bool, as_json: bool,
         foretrace calibrate runs/real --cluster dgx-h100 -o cal.toml
 
         foretrace simulate --like runs/real --gpus 512 --calibration cal.toml
+
+    Where there is no recording, the time of a step out of a log will do for layouts of the same model:
+
+        foretrace calibrate run.toml --step-time 3.21s -o cal.toml
+
+        foretrace simulate run.toml --tp 4 --calibration cal.toml
     """
+    given = {name: value for name, value in flags.items() if value is not None}
+    if step_time is not None:
+        _on_time(run, step_time, given, output, as_json=as_json)
+        return
+    if run is None:
+        raise click.UsageError("RUN or --step-time: a recording, or the time of a step that was measured")
     from simulator.recorded.calibrate import calibrate as calibrate_on
     from simulator.recorded.like import job_like
     from traces.store import open_run
     from traces.writer import write_atomically
 
     opened = open_run(run)
-    job = job_like(opened, {name: value for name, value in flags.items() if value is not None})
+    job = job_like(opened, given)
     console = Console(stderr=True, quiet=as_json)
     with console.status("calibrating") if console.is_terminal else nullcontext():
         found = calibrate_on(opened, job, undisturbed=undisturbed)
@@ -55,6 +84,74 @@ def calibrate(run: str, output: str | None, *, undisturbed: bool, as_json: bool,
         click.echo(json.dumps(found.to_dict() | {"file": output}))
     else:
         _show(found, output)
+
+
+def _on_time(
+    file: str | None, text: str, given: dict[str, Any], output: str | None, *, as_json: bool
+) -> None:
+    """Calibrate the job of *file* and flags on a measured time of its step."""
+    from simulator.config import job_from
+    from simulator.configs.read import read_files
+    from simulator.errors import CalibrationError
+    from simulator.recorded.one_time import calibrate_on_time
+    from topologies.errors import TopologyError
+    from topologies.units import parse_time
+    from traces.writer import write_atomically
+
+    try:
+        measured_s = float(text) if text.replace(".", "", 1).isdigit() else parse_time(text)
+    except TopologyError:
+        raise CalibrationError(f"--step-time {text!r}: seconds, or with a unit: 3.21s, 870ms") from None
+    job = job_from(given if file is None else read_files([file], given).settings)
+    found = calibrate_on_time(job, measured_s)
+    if output is not None:
+        write_atomically(Path(output), found.calibration.to_toml())
+    if as_json:
+        click.echo(json.dumps(found.to_dict() | {"file": output}))
+    else:
+        _show_on_time(found, output)
+
+
+def _show_on_time(found: OneTime, output: str | None) -> None:
+    """Print the two factors, what they do to the step that was measured, and what they hold for."""
+    from topologies.units import format_time
+
+    console, one = Console(highlight=False), found.calibration
+    console.print(
+        f"[bold]{escape(one.only)}[/] on {escape(one.device)} of {escape(one.cluster)}: {one.run}",
+        soft_wrap=True,
+    )
+    factors = _factors()
+    for name, factor in (("computing", one.compute["products"]), ("communicating", one.network[OF_ALL])):
+        factors.add_row(name, f"{factor.value:.3f}", f"{factor.error:.3f}")
+    console.print(factors)
+    for when, predicted_s in (("before", found.before_s), ("after", found.after_s)):
+        off = predicted_s / found.measured_s - 1
+        console.print(f"{when}: {format_time(predicted_s)} predicted, {off:+.1%}")
+    console.print(
+        "one time in part is its run's own: so much of it is taken over as runs of one model share",
+        style="dim",
+        soft_wrap=True,
+    )
+    if found.is_unusual:
+        console.print(
+            "[yellow]![/] more than twice as far off as usual: no more than that is taken over. Are these "
+            "the settings of the run, and is the time a mean of steps after warm-up?",
+            soft_wrap=True,
+        )
+    _show_file(console, output)
+
+
+def _factors() -> Table:
+    """Return a table of factors without rows."""
+    factors = Table(box=None, pad_edge=False, header_style="dim")
+    for name, justify in (
+        ("times as long as the catalogue says", "left"),
+        ("factor", "right"),
+        ("+-", "right"),
+    ):
+        factors.add_column(name, justify=justify)  # type: ignore[arg-type]
+    return factors
 
 
 def _show(found: Calibrated, output: str | None) -> None:
@@ -67,13 +164,7 @@ def _show(found: Calibrated, output: str | None) -> None:
         f"{len(found.fitted)} steps fitted, {len(found.held_back)} held back",
         soft_wrap=True,
     )
-    factors = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (
-        ("times as long as the catalogue says", "left"),
-        ("factor", "right"),
-        ("+-", "right"),
-    ):
-        factors.add_column(name, justify=justify)  # type: ignore[arg-type]
+    factors = _factors()
     for name, factor in one.named():
         factors.add_row(name.replace(".", " "), f"{factor.value:.3f}", f"{factor.error:.3f}")
     console.print(factors)
@@ -99,6 +190,10 @@ def _show(found: Calibrated, output: str | None) -> None:
         console.print(f"not identified: {escape(said)}", style="dim", soft_wrap=True)
     for warning in found.warnings:
         console.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
+    _show_file(console, output)
+
+
+def _show_file(console: Console, output: str | None) -> None:
     if output is not None:
         console.print(f"{output}  (foretrace simulate --calibration {output})", markup=False, soft_wrap=True)
     else:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -69,7 +69,7 @@ def like(run: Run) -> Like:
         model, missing = recorded_model(run.info.model, run.path), ""
     except LikeError as error:
         model, missing = None, str(error)
-    settings, notes = (_simulated if run.info.origin == "simulated" else _recorded)(run)
+    settings, notes = _reader(run)(run)
     n_microbatches = settings.pop("n_microbatches", 1)
     conventions = settings.pop("conventions", None)
     return Like(
@@ -155,6 +155,23 @@ def _which_cluster(run: Run) -> str:
         else "does not say its machine"
     )
     return f"{run.path} {what}: give --cluster{advice}"
+
+
+def _reader(run: Run) -> Callable[[Run], tuple[dict[str, Any], list[str]]]:
+    """Return what reads the settings of a run of its kind."""
+    if "rehearsed" in (run.info.job or {}):
+        return _rehearsed
+    return _simulated if run.info.origin == "simulated" else _recorded
+
+
+def _rehearsed(run: Run) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of a script that was rehearsed: as if recorded, its kernels and machine known."""
+    settings, notes = _recorded(run)
+    job = run.info.job or {}
+    settings["cluster"] = (run.info.cluster or {}).get("name", "")
+    settings["precision"] = job["precision"]
+    settings["conventions"] = (*settings["conventions"], ("eager", tuple(job["eager"])))
+    return settings, [*notes, f"in kernels of their own: {', '.join(job['eager'])}"]
 
 
 def _simulated(run: Run) -> tuple[dict[str, Any], list[str]]:
@@ -278,7 +295,7 @@ def _n_microbatches(run: Run, job: Mapping[str, Any]) -> int:
     A block that is called once per pass has one span in it; those that others interrupt have more, so that
     the least number of spans that any block has in a step counts.
     """
-    noted = job.get("n_microbatches")
+    noted = job.get("n_microbatches") or job.get("forwards_per_step")
     if isinstance(noted, int) and noted > 0:
         return noted
     rank = run.stored_ranks[0]

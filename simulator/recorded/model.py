@@ -89,7 +89,8 @@ def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any]
     mlp = [matrix for matrix in matrices if matrix not in attention and hidden in matrix.sides]
     if any("expert" in path for path in layered):
         raise LikeError(f"the model of {where} has experts, whose routing no shape tells: give --model")
-    n_heads, n_kv_heads, head_dim = _heads(layered, attention, hidden, where)
+    known = int(description.get("head_dim") or 0)
+    n_heads, n_kv_heads, head_dim = _heads(layered, attention, hidden, where, known)
     wide = [matrix.other_side(hidden) for matrix in mlp]
     if not wide:
         raise LikeError(f"the layers of {where} have no MLP of width {hidden}: give --model")
@@ -160,9 +161,9 @@ def _matrices(layered: Mapping[str, Any]) -> Iterator[Matrix]:
 
 
 def _heads(
-    layered: Mapping[str, Any], attention: Sequence[Matrix], hidden: int, where: str
+    layered: Mapping[str, Any], attention: Sequence[Matrix], hidden: int, where: str, head_dim: int = 0
 ) -> tuple[int, int, int]:
-    """Return query heads, key-value heads and the width of a head."""
+    """Return query heads, key-value heads and the width of a head, which is *head_dim* if that is known."""
     query = next((m.other_side(hidden) for m in attention if _QUERY.search(m.path)), 0)
     key = next((m.other_side(hidden) for m in attention if _KEY.search(m.path)), 0)
     fused = next((m.other_side(hidden) for m in attention if _FUSED.search(m.path)), 0)
@@ -174,7 +175,7 @@ def _heads(
         if _ATTENTION.search(path)
         for name, value in entry.get("numbers", {}).items()
     }
-    head_dim = next((numbers[name] for name in HEAD_WIDTHS if numbers.get(name)), 0)
+    head_dim = head_dim or next((numbers[name] for name in HEAD_WIDTHS if numbers.get(name)), 0)
     if not head_dim and (count := next((numbers[name] for name in HEAD_COUNTS if numbers.get(name)), 0)):
         head_dim = width_of_all // count
     if not head_dim or width_of_all % head_dim:

@@ -43,9 +43,13 @@ def timed(
             "rehearse the script again with other arguments"
         )
 
+    read = None if calibration is None else read_calibration(calibration)
+    if read is not None and read.only:
+        raise click.UsageError(f"--calibration {calibration}: it is of {read.only}, not of a script")
+
     def machine(n_gpus: int) -> Cluster:
         found = load_cluster(settings["cluster"], settings.get("gpus", n_gpus))
-        return read_calibration(calibration).applied(found) if calibration is not None else found
+        return found if read is None else read.applied(found)
 
     return simulate_rehearsal(
         path,

@@ -39,7 +39,7 @@ class Spreads(NamedTuple):
     run: float
 
 
-SPREADS: Final = Spreads(compute=0.06, communication=0.3, run=0.05)
+SPREADS: Final = Spreads(compute=0.045, communication=0.5, run=0.05)
 """With which other runs of a model are predicted best, by ``checked`` of ``one_run``."""
 
 
@@ -53,7 +53,7 @@ def fit(curve: Curve, measured_s: float, spreads: Spreads = SPREADS) -> Factors:
     [1.049, 1.0]
     """
     shares, variance = _shares(curve), _variance(curve, spreads)
-    limit = OUTLIER * math.sqrt(variance)
+    limit = OUTLIER * usual_spread(curve, spreads)
     slower = max(-limit, min(limit, math.log(measured_s / curve.at())))
     compute, communication = (
         math.exp(spread**2 * share / variance * slower)
@@ -70,6 +70,11 @@ def errors(curve: Curve, spreads: Spreads = SPREADS) -> Factors:
         for spread, share in zip(spreads, _shares(curve), strict=False)
     )
     return Factors(compute, communication)
+
+
+def usual_spread(curve: Curve, spreads: Spreads = SPREADS) -> float:
+    """Return the standard deviation of ``ln(predicted / measured)`` to expect of a run with *curve*."""
+    return math.sqrt(_variance(curve, spreads))
 
 
 def _variance(curve: Curve, spreads: Spreads) -> float:

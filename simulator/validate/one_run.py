@@ -17,7 +17,7 @@ TURNS: Final = 6
 """Most runs of a model that take their turn as the one that was measured; the rest is predicted."""
 
 CANDIDATES: Final = tuple(
-    Spreads(*spreads, SPREADS.run) for spreads in product((0.03, 0.06, 0.12), (0.1, 0.3, 0.9))
+    Spreads(*spreads, SPREADS.run) for spreads in product((0.022, 0.045, 0.09), (0.25, 0.5, 1.0))
 )
 """Spreads among which those are chosen with which other runs of a model are predicted best."""
 

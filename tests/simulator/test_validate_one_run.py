@@ -60,10 +60,10 @@ def test_factors_are_the_posterior_of_a_linear_model(share: float, slower: float
 
 @given(SHARES, st.floats(0.2, 5.0))
 def test_a_run_is_predicted_nearer_and_not_past_what_was_measured(share: float, measured_s: float) -> None:
-    """Past it by 1 % at most, because factors multiply and parts of a step add up."""
+    """Past it by a tenth at most, where far off and half communication: factors are found in logarithms."""
     compute, communication = fit(straight(share), measured_s)
     after = straight(share).at(compute=compute, communication=communication)
-    assert min(1.0, measured_s * 0.99) <= after <= max(1.0, measured_s * 1.01)
+    assert min(1.0, measured_s) <= after <= max(1.0, measured_s * 1.1)
 
 
 def test_hidden_communication_is_not_blamed() -> None:
@@ -110,5 +110,5 @@ def test_the_spread_that_runs_have_is_chosen_without_the_source_it_is_for(spread
     runs += [step(f"{n}", "d", math.exp(draw.gauss(0, SPREADS.run)), source="d") for n in range(6)]
     found = checked(runs)
     assert found["spreads_of_all"]["compute"] == spread
-    assert found["spreads"]["d"] == {**found["spreads_of_all"], "communication": pytest.approx(0.1)}
+    assert found["spreads"]["d"] == {**found["spreads_of_all"], "communication": pytest.approx(0.25)}
     assert found["after"] < found["before"]
