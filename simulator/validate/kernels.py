@@ -77,7 +77,7 @@ def validate_kernels(
             bench = benches.get(hardware) or Bench(device_of(hardware))
             benches[hardware] = bench
             ops, measured_us = (
-                (product_ops(row, "bf16"), row.number_in("us")) if plain else measured_ops(row, bench.device)
+                (product_ops(row, "bf16"), row.above_zero("us")) if plain else measured_ops(row, bench.device)
             )
             scored.append(
                 Scored(
@@ -134,9 +134,9 @@ def measured_ops(row: Row, device: Device) -> tuple[list[Op], float]:
         known = ", ".join(("gemm", "grouped_gemm", "attention", *PASSES_OVER))
         raise TableError(f"kernel {kind!r}: one of {known}")
     if row.text("time_us"):
-        return ops, row.number_in("time_us")
+        return ops, row.above_zero("time_us")
     flops = sum(op.flops for op in ops) if counted is None else counted
-    return ops, flops / row.number_in("tflops") / 1e6
+    return ops, flops / row.above_zero("tflops") / 1e6
 
 
 def product_ops(row: Row, dtype: str) -> list[Op]:

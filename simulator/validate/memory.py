@@ -129,5 +129,5 @@ def _scored(row: Row, family: str, kind: str, found: tuple[Job, StageMemory]) ->
         group="stated" if kind in STATED else kind,
         what=f"{job.model.name} {layout} {job.sharding} mbs {job.micro_batch} x {job.seq_len}, {kind}",
         predicted=figure_bytes(job, memory, kind) / 1e9,
-        measured=row.number_in(f"peak_{kind}_gb"),
+        measured=row.above_zero(f"peak_{kind}_gb"),
     )

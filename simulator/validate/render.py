@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -11,6 +12,12 @@ from rich.table import Table
 
 from simulator.validate.fit import FitValidation
 from simulator.validate.scores import Failed, Spread, Validation, reasons
+
+SHOWN_REASONS: Final = 12
+"""Most reasons for failures that are listed; all of them are in ``--json``."""
+
+UNITS: Final = 3.0
+"""Median error (20-fold) from which the likely reason is that times are in another unit."""
 
 SHOWN_FAMILIES: Final = 40
 """Most families that are listed; all of them are in ``--json``."""
@@ -53,8 +60,13 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
     """Print *validation* of a table of steps: all of that, and what only steps have."""
     show(validation, console, n_worst)
     extra = validation.extra
+    if validation.score is not None and validation.score > UNITS:
+        console.print(
+            f"[yellow]![/] off by {math.exp(validation.score):,.0f} times: is step_time_s in seconds?"
+        )
     for name, key in (("GPU", "score_by_gpu"), ("size", "score_by_size"), ("level", "score_by_level")):
-        console.print(_scores(name, extra[key]))
+        if extra[key]:
+            console.print(_scores(name, extra[key]))
     lines = [
         (f"{extra['stress_rows']} rows flagged as stress", extra["stress_score"]),
         (
@@ -147,5 +159,10 @@ def _percent(share: float) -> str:
 
 
 def _reasons(failures: Iterable[Failed], console: Console) -> None:
-    for reason, count in reasons(failures).items():
-        console.print(f"[yellow]![/] {count} not predicted: {escape(reason)}", highlight=False)
+    found = reasons(failures)
+    for reason, count in list(found.items())[:SHOWN_REASONS]:
+        console.print(
+            f"[yellow]![/] {count} not predicted: {escape(reason)}", highlight=False, soft_wrap=True
+        )
+    if more := sum(list(found.values())[SHOWN_REASONS:]):
+        console.print(f"[yellow]![/] {more} not predicted for other reasons: --json has them all")

@@ -124,7 +124,7 @@ def _run_row(
     row: Row, curves: dict[Hashable, Curve | str], computes: dict[tuple[str, str], ComputeModel]
 ) -> Step:
     """Return *row*, simulated. Raises SimulationError, TopologyError or TraceError if it cannot be."""
-    measured_s = row.number_in("step_time_s")
+    measured_s = row.above_zero("step_time_s")
     step = step_job(row)
     device, key = step.job.cluster.device, _key(step)
     compute = computes.setdefault((device.name, step.job.precision), ComputeModel(device, step.job.precision))

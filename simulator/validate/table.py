@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -44,9 +45,19 @@ class Row:
                 raise TableError(f"{column} is not given")
             return default
         try:
-            return float(cell)
+            found = float(cell)
         except ValueError:
-            raise TableError(f"{column}={cell!r}: a number is needed") from None
+            found = math.nan
+        if not math.isfinite(found):
+            raise TableError(f"{column}={cell!r}: a number is needed")
+        return found
+
+    def above_zero(self, column: str) -> float:
+        """Return the cell as a number. Raises TableError as ``number_in``, or if it is not above zero."""
+        found = self.number_in(column)
+        if found <= 0:
+            raise TableError(f"{column}={self.text(column)}: a number above zero is needed")
+        return found
 
     def flag(self, column: str, *, default: bool) -> bool:
         """Return whether the cell says true; *default* if it is empty."""

@@ -23,6 +23,7 @@ from simulator.validate.curve import Curve
 from simulator.validate.errors import errors
 from simulator.validate.job import model_of
 from simulator.validate.ranking import kendall_tau, regret
+from simulator.validate.render import SHOWN_REASONS
 from simulator.validate.steps import validate_steps
 from simulator.validate.steps_job import parallel_class, size_class, step_job
 from simulator.validate.steps_run import Step, run_rows
@@ -148,6 +149,30 @@ def test_what_cannot_be_run_is_a_failure_with_its_reason(tmp_path: Path) -> None
     reasons = " ".join(one.reason for one in found.failures)
     for word in ("pp=16", "abacus", "step_time_s is not given", "every second Tuesday"):
         assert word in reasons
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [("3 s", "a number is needed"), ("nan", "a number is needed"), ("0", "above zero"), ("-3", "above zero")],
+)
+def test_a_time_that_is_none_is_a_failure(tmp_path: Path, measured: str, says: str) -> None:
+    path = write(tmp_path / "times.csv", [LLAMA, {**LLAMA, "id": "wrong", "step_time_s": measured}])
+    (failed,) = validate_steps(path).failures
+    assert failed.id == "wrong"
+    assert says in failed.reason
+
+
+def test_times_in_another_unit_are_suspected(tmp_path: Path, own: list[dict[str, object]]) -> None:
+    rows = [{**row, "step_time_s": 1000 * float(str(row["step_time_s"]))} for row in own[:2]]
+    text = CliRunner().invoke(main, ["validate", "steps", str(write(tmp_path / "ms.csv", rows))])
+    assert "off by 1,000 times: is step_time_s in seconds?" in text.stdout
+
+
+def test_many_reasons_are_cut_short_and_counted(tmp_path: Path) -> None:
+    rows = [{**LLAMA, "id": f"row {at}", "hardware": f"abacus {at}"} for at in range(SHOWN_REASONS + 5)]
+    text = CliRunner().invoke(main, ["validate", "steps", str(write(tmp_path / "many.csv", rows))])
+    assert text.stdout.count("is no device of the catalogue") == SHOWN_REASONS
+    assert "5 not predicted for other reasons" in text.stdout
 
 
 def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
