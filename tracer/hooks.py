@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tracer import internals
@@ -54,10 +55,24 @@ def _distributed(session: Session) -> list[Hook]:
 
         hooks.append(NativeCollectiveHook(session, session.native))
     hooks += [WaitHook(session), BatchHook(session), BlockingHook(session), MeshHook(session)]
-    if internals.PIPELINING in sys.modules:
-        return [*hooks, _pipeline(session)]
-    late = session.guarded("pipeline", lambda module: session.add_hook(_pipeline(session)))
-    return [*hooks, Expectation(internals.PIPELINING, late)]
+    return [
+        *hooks,
+        _when_imported(session, "pipeline", internals.PIPELINING, _pipeline),
+        _when_imported(session, "collectives", internals.SYMMETRIC, _symmetric),
+    ]
+
+
+def _when_imported(session: Session, name: str, module: str, make: Callable[[Session], Hook]) -> Hook:
+    """Return hook *name* that *make* makes once *module* is there: at once, or what waits for it."""
+    if module in sys.modules:
+        return make(session)
+    return Expectation(module, session.guarded(name, lambda _: session.add_hook(make(session))))
+
+
+def _symmetric(session: Session) -> Hook:
+    from tracer.symmetric import SymmetricHook
+
+    return SymmetricHook(session)
 
 
 def _pipeline(session: Session) -> Hook:

@@ -79,6 +79,11 @@ def async_flag(overload: Any) -> int:
     return next((names.index(name) for name in ("async_op", "asyncOp") if name in names), NO_FLAG)
 
 
+def position_of(overload: Any, name: str) -> int:
+    """Return which argument of an operator bears *name*."""
+    return [argument.name for argument in overload._schema.arguments].index(name)
+
+
 def redispatch(overload: Any) -> Callable[..., Any]:
     """Return what passes a call of *overload* on below some keys: without a function of Python in between."""
     passed: Callable[..., Any] = overload._handle.redispatch_boxed
@@ -167,6 +172,10 @@ def swap_run_backward(replacement: Callable[..., Any] | None = None) -> Callable
 
 PIPELINING: Final = "torch.distributed.pipelining.schedules"
 """Module of the schedules; takes 2 s to import, and a training without a pipeline never does."""
+
+
+SYMMETRIC: Final = "torch.distributed._symmetric_memory"
+"""Module that defines the operators on symmetric memory; imported by whoever uses them."""
 
 
 def pipeline_bases() -> tuple[Any, Any]:
