@@ -8,7 +8,7 @@ the stream that issued it has come so far; one that is not asynchronous holds th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from simulator.clock import to_ns
 from simulator.engine.slowdown import MILLION
@@ -19,6 +19,10 @@ from traces.rehearsal import WHAT, RankTables
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""
+
+
+SHARDING: Final = "fsdp."
+"""How operators begin that split what was gathered and join gradients: ``copy``, as in every simulation."""
 
 
 class Meeting(NamedTuple):
@@ -76,13 +80,14 @@ class _Open:
         "bytes_moved",
         "dtype",
         "flops",
+        "is_copy",
         "kernels",
         "place",
         "seconds",
     )
 
-    def __init__(self, place: int, after: tuple[int, ...], dtype: str) -> None:
-        self.place, self.after, self.dtype = place, after, dtype
+    def __init__(self, place: int, after: tuple[int, ...], dtype: str, *, is_copy: bool) -> None:
+        self.place, self.after, self.dtype, self.is_copy = place, after, dtype, is_copy
         self.seconds = self.bound_s = 0.0
         self.flops = self.bytes_moved = self.kernels = self.allocated = 0
 
@@ -149,9 +154,13 @@ class RankWriter:
 
     def _operation(self, stream: int, work: int, place: int, allocated: int) -> None:
         found, priced = self._open.get(stream), self._priced
-        if found is None or found.place != place or self._pending.get(stream):
+        is_copy = priced.names[work].startswith(SHARDING)
+        is_same = found is not None and found.place == place and found.is_copy == is_copy
+        if found is None or not is_same or self._pending.get(stream):
             self._close(stream)
-            found = self._open[stream] = _Open(place, self._after(stream), priced.dtypes[work])
+            found = self._open[stream] = _Open(
+                place, self._after(stream), priced.dtypes[work], is_copy=is_copy
+            )
         seconds = priced.seconds[work]
         found.seconds += seconds
         found.bound_s += seconds if priced.bound[work] else 0.0
@@ -181,9 +190,10 @@ class RankWriter:
         place = self.places[found.place]
         after = (*found.after, *self._launch(found.kernels, found.place))
         name = "compute" if stream == 0 else self._stream(("side", stream), "copy")
+        kind = "copy" if found.is_copy else place["kind"]
         task = RankTask(
             stream=name,
-            label=Label("compute", place["kind"], place["name"] or place["kind"], "", found.dtype),
+            label=Label("compute", kind, place["name"] or place["kind"], "", found.dtype),
             place=found.place,
             duration_ns=to_ns(found.seconds),
             after=after,

@@ -17,13 +17,14 @@ from simulator.network.cost import Network
 from simulator.network.nccl import choice
 from simulator.program import Program
 from simulator.rehearsed.figures import figures, stage_of, steps_of
+from simulator.rehearsed.kernels import described, separate_parts
 from simulator.rehearsed.program import Joiner, RankTasks, assembled
 from simulator.rehearsed.rank import OP, RankTask, RankWriter
 from simulator.rehearsed.works import Priced, counts_of, precision_of, priced
 from simulator.simulate import Progress, Simulation
 from topologies.cluster import Cluster
 from topologies.placement import place
-from topologies.units import format_bytes, format_capacity
+from topologies.units import format_bytes
 from traces.info import RunInfo
 from traces.rehearsal import RankTables, Rehearsal, read_rank, read_rehearsal, rehearsal_folder
 from traces.timeline import MEMORY
@@ -105,7 +106,7 @@ def simulate_rehearsal(
         *_unknown(tables, costs),
     ]
     simulation = Simulation(
-        info=_info(rehearsal, machine, precision, notes),
+        info=_info(rehearsal, machine, precision, notes, list(tables.values())),
         spans=spans,
         memory=_memory(ranks, program, spans, rehearsal),
     )
@@ -140,18 +141,18 @@ def _rank_tasks(
 
 
 def _too_full(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
-    """Return a sentence for each rehearsed rank that does not fit into the memory of a device."""
-    limit, found = machine.device.memory_bytes, []
-    for rank in rehearsal.ranks:
-        stage = stage_of(rehearsal, rank, machine)
-        if stage["peak_bytes"] > limit:
-            largest = sorted(stage["bytes"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
-            words = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
-            found.append(
-                f"rank {rank} does not fit: {format_bytes(stage['peak_bytes'])} of {format_capacity(limit)}; "
-                f"largest: {words}"
-            )
-    return found
+    """Return a sentence about rehearsed ranks that do not fit into a device, if there are any."""
+    limit = machine.device.memory_bytes
+    stages = [stage_of(rehearsal, rank, machine) for rank in rehearsal.ranks]
+    full = sorted((one for one in stages if one["peak_bytes"] > limit), key=lambda one: -one["peak_bytes"])
+    if not full:
+        return []
+    parts = sorted(full[0]["bytes"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
+    words = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    which = f"rank {full[0]['rank']} does not fit"
+    if len(full) > 1:
+        which = f"{len(full)} of {len(stages)} rehearsed ranks do not fit, rank {full[0]['rank']} least"
+    return [f"{which}: {format_bytes(full[0]['peak_bytes'])} of {format_bytes(limit)}; largest: {words}"]
 
 
 def _missing(joiner: Joiner) -> list[str]:
@@ -187,14 +188,20 @@ def _unknown(tables: Mapping[int, RankTables], costs: Mapping[int, Priced]) -> l
     ]
 
 
-def _info(rehearsal: Rehearsal, machine: Cluster, precision: str, notes: Sequence[str]) -> RunInfo:
+def _info(
+    rehearsal: Rehearsal,
+    machine: Cluster,
+    precision: str,
+    notes: Sequence[str],
+    tables: Sequence[RankTables],
+) -> RunInfo:
     """Return the description of the run, without its figures."""
     return RunInfo(
         origin="simulated",
         world_size=rehearsal.world_size,
         name=f"{rehearsal.name} on {rehearsal.world_size} {machine.name}",
         layout=rehearsal.layout,
-        model=rehearsal.model,
+        model=described(rehearsal.model, tables),
         cluster=machine.describe(),
         job={
             **rehearsal.job,
@@ -203,6 +210,7 @@ def _info(rehearsal: Rehearsal, machine: Cluster, precision: str, notes: Sequenc
             "cluster": machine.name,
             "gpus": machine.n_gpus,
             "precision": precision,
+            "eager": separate_parts(tables),
         },
         groups=rehearsal.groups,
         representatives=rehearsal.representatives,
