@@ -7,8 +7,9 @@ rest is the protocol's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -62,6 +63,17 @@ P2P_CHUNK_BYTES: Final = 131072
 
 ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet", "pat", "pairwise")
 """What NCCL chooses from; ``collnet`` where switches between nodes reduce, ``pairwise`` for all-to-all."""
+
+FUNCTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "allreduce": "all_reduce",
+        "allgather": "all_gather",
+        "reducescatter": "reduce_scatter",
+        "broadcast": "broadcast",
+        "reduce": "reduce",
+    }
+)
+"""Collectives that may have a setting of their own in ``NCCL_ALGO`` and ``NCCL_PROTO``, as named there."""
 
 TEXTBOOK: Final = ("halving_doubling", "direct", "hierarchical")
 """Algorithms that NCCL does not have; used only where they are asked for by name."""
@@ -128,27 +140,60 @@ class Choice:
         algorithms: all that NCCL has, unless a user asks for others.
         protocols: in the order of ``PROTOCOLS``.
         forced: whether a user restricted the algorithms, so that tables of NCCL's own choice do not apply.
+        by_kind: for single collectives, where they may use something else.
     """
 
     algorithms: tuple[str, ...] = ALGORITHMS
     protocols: tuple[str, ...] = tuple(PROTOCOLS)
     forced: bool = False
+    by_kind: tuple[tuple[str, Choice], ...] = ()
+
+    def of(self, kind: str) -> Choice:
+        """Return what may be used for *kind*."""
+        return dict(self.by_kind).get(kind, self)
 
 
 def choice(algorithm: str = "", protocol: str = "") -> Choice:
     """Return the choice that two settings in the syntax of NCCL leave.
 
     A setting is a list of names, ``"ring,tree"``, or of what to leave out, ``"^tree"``; empty means all.
-    Capitals, hyphens and underscores do not matter.
+    After a semicolon a list may be for one collective: ``"ring;allreduce:tree"`` (``parseList`` in
+    src/graph/tuning.cc, since NCCL 2.24). Capitals, hyphens and underscores do not matter.
 
     Raises:
         SimulationError: a name is unknown, or nothing is left.
 
     >>> choice("Tree", "^LL128").protocols
     ('ll', 'simple')
+    >>> choice("ring; allreduce: tree").of("all_reduce").algorithms
+    ('tree',)
     """
+    algorithms, protocols = (_lists(setting) for setting in (algorithm, protocol))
+    for_all = _choice(algorithms.get("", ""), protocols.get("", ""))
+    by_kind = {
+        kind: _choice(*(lists.get(kind, lists.get("", "")) for lists in (algorithms, protocols)))
+        for kind in {*algorithms, *protocols} - {""}
+    }
+    return replace(for_all, by_kind=tuple(sorted(by_kind.items(), key=lambda found: found[0])))
+
+
+def _choice(algorithm: str, protocol: str) -> Choice:
     algorithms = _selected(algorithm, ALGORITHMS, (*ALGORITHMS, *TEXTBOOK), "algorithm")
-    return Choice(algorithms, _selected(protocol, PROTOCOLS, PROTOCOLS, "protocol"), bool(algorithm))
+    return Choice(algorithms, _selected(protocol, PROTOCOLS, PROTOCOLS, "protocol"), bool(algorithm.strip()))
+
+
+def _lists(setting: str) -> dict[str, str]:
+    """Return the list of names for each collective that *setting* says, and that for all others by ``""``."""
+    found: dict[str, str] = {}
+    for part in setting.split(";"):
+        prefix, colon, names = part.rpartition(":")
+        plain = re.sub(r"[\s_-]", "", prefix.lower())
+        if colon and plain not in FUNCTIONS:
+            raise SimulationError(
+                f"collective {prefix.strip()!r} in {setting!r}: one of {', '.join(FUNCTIONS)}"
+            )
+        found[FUNCTIONS[plain] if colon else ""] = names
+    return found
 
 
 def _selected(setting: str, default: Iterable[str], known: Iterable[str], what: str) -> tuple[str, ...]:

@@ -81,10 +81,11 @@ class Between:
             return [
                 name for name in ("ll", "simple") if name in allowed and message_bytes <= _most_sent(name)
             ]
-        names = [name for name in self.choice.protocols if name in allowed]
+        asked = self.choice.of(kind).protocols
+        names = [name for name in asked if name in allowed]
         if not names:
             raise SimulationError(
-                f"protocol {', '.join(self.choice.protocols)}: link {nic.name if nic else 'none'} bears only "
+                f"protocol {', '.join(asked)}: link {nic.name if nic else 'none'} bears only "
                 f"{', '.join(allowed)}"
             )
         hosts = (nic and not nic.gpu_direct) or (shape.n_local > 1 and self.cluster.intra.kind == "pcie")
@@ -153,15 +154,13 @@ class Between:
 
     def _algorithms(self, kind: str, shape: GroupShape) -> tuple[str, ...]:
         """Return the algorithms that may be used for *kind*; a ring where the choice has none for it."""
-        nic = self.cluster.nic
-        allowed = (
-            nic.algorithms if nic and nic.algorithms and not self.choice.forced else self.choice.algorithms
-        )
+        nic, asked = self.cluster.nic, self.choice.of(kind)
+        allowed = nic.algorithms if nic and nic.algorithms and not asked.forced else asked.algorithms
         fit = {"all_reduce": _REDUCES, "all_gather": _GATHERS, "reduce_scatter": _GATHERS}.get(
             kind, ("ring",)
         )
         found = tuple(name for name in allowed if name in fit and self._applies(name, shape))
-        if not found and kind == "all_reduce" and self.choice.forced:
+        if not found and kind == "all_reduce" and asked.forced:
             able = [name for name in fit if self._applies(name, shape)]
             raise SimulationError(
                 f"algorithm {', '.join(allowed)}: none does an all_reduce over {shape.n_domains} nodes of "

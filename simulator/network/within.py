@@ -49,10 +49,10 @@ class Within:
         """
         link = self.link(bytes_per_s)
         parts = self.parts(kind, size_bytes, n, bytes_per_s)
-        if link.kind != "nvlink" or n < 2 or not narrowed(self.choice, kind):
+        if link.kind != "nvlink" or n < 2 or not narrowed(self.choice.of(kind), kind):
             yield self.how(kind, bytes_per_s), parts
             return
-        ring = replace(self, choice=replace(self.choice, algorithms=("ring",), forced=True))
+        ring = replace(self, choice=Choice(("ring",), forced=True))
         long_s = ring.parts(kind, LONG_BYTES, n, bytes_per_s)[1]
         free = Free(
             kind=kind,
@@ -64,9 +64,9 @@ class Within:
             reduced=kind == "all_reduce"
             and link.reduces
             and n >= NVLS_RANKS
-            and "nvls" in self.choice.algorithms,
+            and "nvls" in self.choice.of(kind).algorithms,
         )
-        for name, found in asked.ways(self.choice, free):
+        for name, found in asked.ways(self.choice.of(kind), free):
             yield f"{link.name}/{name}", found
 
     def parts(self, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
@@ -96,7 +96,7 @@ class Within:
         if link.kind == "pcie":
             ways = [
                 (PROTOCOLS[name].ring_base_s + steps * PCI_HOP_S[name], wire_s / PROTOCOLS[name].share)
-                for name in self.choice.protocols
+                for name in self.choice.of(kind).protocols
                 if name in OVER_PCIE
             ]
             return min(ways or [(steps * link.latency_s, wire_s)], key=sum)
@@ -113,7 +113,8 @@ class Within:
         return self._ring_only() and measured and not (link.reduces and n < NVLS_RANKS)
 
     def _ring_only(self) -> bool:
-        return self.choice.forced and not {"nvls", "nvls_tree"} & set(self.choice.algorithms)
+        asked_for = self.choice.of("all_reduce")
+        return asked_for.forced and not {"nvls", "nvls_tree"} & set(asked_for.algorithms)
 
 
 OVER_PCIE: Final = ("ll", "simple")

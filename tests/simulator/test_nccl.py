@@ -48,9 +48,24 @@ def test_settings_are_those_of_nccl(
     assert (found.algorithms, found.protocols) == (algorithms, protocols)
 
 
+def test_a_collective_may_have_a_setting_of_its_own() -> None:
+    """As in NCCL 2.24 and later: all take what has no name before it, but those that are named."""
+    found = choice("ring,collnetdirect; AllReduce:tree; broadcast:^tree", "^LL; all_gather: LL128")
+    assert found.of("reduce_scatter").algorithms == ("ring", "collnet")
+    assert found.of("all_reduce").algorithms == ("tree",)
+    assert "tree" not in found.of("broadcast").algorithms
+    assert found.of("all_gather") == choice("ring,collnet", "LL128")
+    assert found.of("all_reduce").protocols == ("ll128", "simple")
+    net = Network(load_cluster("dgx-h100", 64), choice=found)
+    taken = [net.collective(kind, 2**20, range(64)).algorithm for kind in ("all_reduce", "all_gather")]
+    assert taken == ["tree/ll128", "ring/ll128"]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "protocol", "says"),
     [
+        ("allreduced:ring", "", "collective 'allreduced' in 'allreduced:ring': one of allreduce, allgather"),
+        ("ring;allreduce:rnig", "", "algorithm 'rnig': one of ring, tree"),
         ("rnig", "", "algorithm 'rnig': one of ring, tree"),
         ("", "LL256", "protocol 'll256': one of ll, ll128, simple"),
         ("", "^ll,ll128,simple", "leaves nothing of ll, ll128, simple"),
