@@ -65,7 +65,7 @@ def _clocks(rows: Sequence[Row], device: str, workers: int) -> Iterator[tuple[st
     used = load_device(device).training_clock_fraction
     found = at_clocks(dense_rows(rows, device, PER_FAMILY), workers, f"clock of {device}")
     sources = sorted(by_source(found[used]))
-    for source in sources:
+    for source in sources if len(sources) > 1 else ():
         others = best_clock(found, [other for other in sources if other != source])
         now, then = (_percent(score(by_source(found[clock])[source])) for clock in (used, others))
         yield source, f"clock of {device}", f"{used:.2f}", now, f"{others:.2f}", then

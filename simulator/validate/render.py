@@ -19,7 +19,7 @@ SHOWN_REASONS: Final = 12
 UNITS: Final = 3.0
 """Median error (20-fold) from which the likely reason is that times are in another unit."""
 
-SHOWN_FAMILIES: Final = 40
+SHOWN_FAMILIES: Final = 15
 """Most families that are listed; all of them are in ``--json``."""
 
 COUNTS: Final = ("fits", "tight", "under_half", "does_not_fit")
@@ -75,12 +75,15 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
         ),
         ("regret, median over groups", extra["regret_median"]),
         ("regret, mean over groups", extra["regret_mean"]),
-        ("calibrated on one run per machine", extra.get("calibrated_score")),
-        ("calibrated on one run per model and machine", extra.get("calibrated_model_score")),
     ]
     for name, figure in lines:
         if figure is not None:
             console.print(f"{name}: {_percent(figure)}", highlight=False)
+    for name, key in (("machine", ""), ("model and machine", "_model")):
+        after, before = (extra.get(f"calibrated{key}_{when}") for when in ("score", "before"))
+        if after is not None and before is not None:
+            figures = f"{_percent(after)}, the same runs before {_percent(before)}"
+            console.print(f"calibrated on one run per {name}: {figures}", highlight=False)
     if extra["kendall_tau"] is not None:
         console.print(
             f"Kendall tau {extra['kendall_tau']:.2f} over {extra['choice_groups']} groups of layouts",

@@ -80,6 +80,11 @@ def parallel_class(row: Row) -> str:
     return "FSDP" if any(word in row.text("sharding") for word in ("fsdp", "zero3")) else "DP/TP+DP"
 
 
+def size_names() -> tuple[str, ...]:
+    """Return the classes of the number of GPUs, from small to large."""
+    return (*(name for _, name in SIZES), LARGEST)
+
+
 def size_class(row: Row) -> str:
     """Return how large the machine of *row* was, in words."""
     n_gpus = row.integer("world_size")

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from simulator.validate.errors import errors
 from simulator.validate.scores import spreads
+from simulator.validate.steps_job import size_names
 from simulator.validate.steps_run import Step
 
 COMPLETE: Final = ("A", "A-")
@@ -29,10 +30,11 @@ def score(steps: Iterable[Step]) -> float | None:
 def sections(steps: Sequence[Step]) -> dict[str, Any]:
     """Return the scores of *steps* by what they are, and what had to be assumed."""
     main = [step for step in steps if is_main(step)]
+    by_size = score_by(main, lambda step: step.size)
     clean = [step for step in steps if not step.stress and not step.slow]
     return {
         "score_by_gpu": score_by(main, lambda step: step.device),
-        "score_by_size": score_by(main, lambda step: step.size),
+        "score_by_size": {name: by_size[name] for name in size_names() if name in by_size},
         "score_by_class_and_gpu": score_by(main, lambda step: f"{step.scored.group} · {step.device}"),
         "score_by_level": score_by(clean, lambda step: step.level),
         "incomplete_score": score(step for step in clean if step.level not in COMPLETE),
