@@ -44,7 +44,8 @@ class DeviceWorks(ABC):
         self.by_work[id(work)] = communication
         for one in (communication, *communication.batch):
             for storage in one.storages:
-                self.by_storage[storage] = communication
+                if storage:  # empty tensors are nowhere, all of them
+                    self.by_storage[storage] = communication
 
     def forget(self, communication: Communication) -> None:
         """Stop following *communication*."""

@@ -14,7 +14,7 @@ from pyarrow import ipc
 from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
 from tracer.kernels import KERNELS, KINETO
-from tracer.record import REFUSED
+from tracer.run_directory import REFUSED
 from traces.analysis.hang import hang
 from traces.analysis.metrics import summarize
 from traces.analysis.mismatch import mismatches

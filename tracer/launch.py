@@ -16,7 +16,7 @@ from tracer.attach import DEPTH_VARIABLE, NAME_VARIABLE, RANKS_VARIABLE, RUN_VAR
 from tracer.errors import LaunchError, RecordError
 from tracer.launched import is_one_of_many
 from tracer.native.build import ensure
-from tracer.record import check_new
+from tracer.run_directory import check_new
 from tracer.window import Window
 
 SITE: Final = Path(__file__).resolve().parent / "site"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
+from tracer.run_directory import REFUSED, check_new
 from tracer.window import Window
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 DEPTHS: Final = ("light", "kernels")
 """How much is recorded: communication and blocks, or kernels of some steps by ``torch.profiler``, too."""
-
-
-REFUSED: Final = ".not-recording"
-"""File of the run directory in which a process says why it is not recorded; the recorder takes it away."""
 
 
 class Recording:
@@ -184,17 +181,6 @@ def step() -> None:
 def activate(recording: Recording) -> None:
     """Make *recording* that of this process: a ``record`` block in it joins this one."""
     _active.append(recording)
-
-
-def check_new(path: Path) -> None:
-    """Raise RecordError if *path* is something else than a directory of this very recording, or nothing."""
-    if path.exists() and not path.is_dir():
-        raise RecordError(f"{path} is a file; give a directory that is new or empty")
-    if path.is_dir() and any(
-        entry.name not in {"spans", "ranks", "run.json"} and not entry.name.startswith(".")
-        for entry in path.iterdir()
-    ):
-        raise RecordError(f"{path} has files in it; give a directory that is new or empty")
 
 
 def check_depth(depth: str) -> None:

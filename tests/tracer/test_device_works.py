@@ -152,6 +152,13 @@ def test_no_work_is_asked_while_a_graph_is_captured(stamps: list[tuple[int, Cuda
     assert one.end is not None
 
 
+def test_tensors_without_elements_are_not_taken_for_each_other(stamps: list[tuple[int, CudaStamp]]) -> None:
+    completions, one = Completions(waits), issued()
+    one.storages = (0, 1000)
+    completions.issued_on_device(one, Work())
+    assert set(completions.by_storage) == {1000}
+
+
 def test_a_hang_does_not_hold_up_the_end(stamps: list[tuple[int, CudaStamp]]) -> None:
     completions, one = Completions(waits), issued()
     completions.issued_on_device(one, Work())

@@ -1,0 +1,22 @@
+"""The directory that a recording goes to: what may be in it before, and what processes leave in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tracer.errors import RecordError
+
+REFUSED: Final = ".not-recording"
+"""File of the run directory in which a process says why it is not recorded; the recorder takes it away."""
+
+
+def check_new(path: Path) -> None:
+    """Raise RecordError if *path* is something else than a directory of this very recording, or nothing."""
+    if path.exists() and not path.is_dir():
+        raise RecordError(f"{path} is a file; give a directory that is new or empty")
+    if path.is_dir() and any(
+        entry.name not in {"spans", "ranks", "run.json"} and not entry.name.startswith(".")
+        for entry in path.iterdir()
+    ):
+        raise RecordError(f"{path} has files in it; give a directory that is new or empty")
