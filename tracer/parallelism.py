@@ -59,7 +59,7 @@ def name_axes(groups: Groups, mesh: Any) -> None:
         if (axis := axis_of(name, fallback="")) in AXES:
             try:
                 group = mesh.get_group(i)
-            except (RuntimeError, KeyError, ValueError):  # a mesh without groups, or not of this rank
+            except (RuntimeError, LookupError, ValueError):  # a mesh without groups, or not of this rank
                 continue
             groups.name_axis(group, axis)
 

@@ -1,10 +1,14 @@
 """A script for GPUs with a scaler, autocast and compilation, and with what cannot be rehearsed as it is."""
 
+import copy
+import ctypes
 import sys
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, multiprocessing, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 
 @torch.library.custom_op("awkward::kernel", mutates_args=())  # type: ignore[untyped-decorator]
@@ -51,5 +55,39 @@ def train(kind: str) -> None:
         optimizer.zero_grad()
 
 
+def strange(number: int, n_ranks: int) -> None:
+    """What a child of a script does that starts one per GPU: a hook, norms over all ranks, sizes as data."""
+    dist.init_process_group("nccl", rank=number, world_size=n_ranks)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.SyncBatchNorm(4)).to(number)
+    average = copy.deepcopy(model)
+    modes = {getattr(p, "fake_mode", None) for one in (model, average) for p in one.parameters()}
+    if len(modes) != 1:
+        raise ValueError("a copied model is of a mode of its own")
+    replica = DistributedDataParallel(model, device_ids=[number])
+    replica.register_comm_hook(None, bf16_compress_hook)
+    optimizer = torch.optim.SGD(replica.parameters())
+    for _ in range(3):
+        loss = replica(torch.randn(2, 3, 4, 4).to(number)).square().mean()
+        loss.backward()
+        optimizer.step()
+        n_rows = torch.tensor([24], device=number)
+        sizes = [torch.zeros_like(n_rows) for _ in range(n_ranks)]
+        dist.all_gather(sizes, n_rows)
+        rows = torch.zeros(max(int(size) for size in sizes), device=number)
+        dist.all_gather([torch.empty_like(rows) for _ in range(n_ranks)], rows)
+        loss.detach().expand(4).cpu().numpy()
+
+
+def main(kind: str) -> None:
+    """Do what *kind* says."""
+    if kind == "killed":
+        ctypes.string_at(0)
+    elif kind == "strange":
+        n_gpus = torch.cuda.device_count()
+        multiprocessing.spawn(strange, args=(n_gpus,), nprocs=n_gpus)
+    else:
+        train(kind)
+
+
 if __name__ == "__main__":
-    train(sys.argv[1])
+    main(sys.argv[1])

@@ -177,7 +177,7 @@ def test_launchers_are_left_out(words: list[str], found: tuple[tuple[str, ...], 
     assert script_of(words) == found
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "-1", "3,x", ""])
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3,x", "", "7-3"])
 def test_ranks_that_are_none_are_refused(text: str) -> None:
     if text == "1-":
         assert wanted_ranks(text, 8) == (1,)

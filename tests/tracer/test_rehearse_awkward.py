@@ -69,6 +69,29 @@ def test_autocast_a_scaler_and_compilation_are_gone_through(tmp_path: Path) -> N
     assert any("torch.compile is left out" in note for note in found.notes)
 
 
+def test_what_wants_a_gpu_or_other_processes_is_stood_in_for(tmp_path: Path) -> None:
+    """A copied model, children, a hook of DDP, norms over all ranks, numpy, sizes that ranks exchange."""
+    found = _rehearsed("strange", tmp_path)
+    tables = read_rank(rehearsal_folder(tmp_path / "run"), 0)
+    messages = {(m["kind"], m["dtype"], m["size_bytes"]) for m in tables.messages.to_pylist()}
+    assert ("all_reduce", "bf16", 2 * (3 * 4 + 4 + 2 * 4)) in messages  # convolution and norm, by the hook
+    assert {("all_gather", "fp32", 2 * (2 * 4 + 1) * 4), ("all_reduce", "fp32", 2 * 4 * 4)} <= messages
+    assert any("reads 4 numbers: told 1.0" in told for told in found.stated)
+    assert any("told 24 (as if other ranks had what this one has)" in told for told in found.stated)
+    assert ("all_gather", "fp32", 2 * 24 * 4) in messages  # of that size
+
+
+def test_a_process_that_is_killed_says_where_it_was(tmp_path: Path) -> None:
+    """The signal by name, the line that was run, and a log that is still there."""
+    with pytest.raises(
+        RehearsalError, match=r"signal 11 \(SIGSEGV\): in File .*ctypes.*; all of it is in"
+    ) as error:
+        _rehearsed("killed", tmp_path)
+    log = Path(str(error.value).rpartition(" is in ")[2])
+    assert "Segmentation fault" in log.read_text()
+    log.unlink()
+
+
 def test_counts_that_ranks_exchange_have_the_load_that_is_stated() -> None:
     """What a rank sends is even; what its experts are sent is so many times that, and so are sums of it."""
     stated = Stated(expert_load=1.5)

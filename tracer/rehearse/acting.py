@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -107,7 +108,9 @@ class Troupe:
     def _outcome(self, rank: int, status: int) -> dict[str, Any]:
         log, file = self._log_of(rank), self._folder / f"outcome-{rank:05d}.json"
         if not file.is_file():
-            raise RehearsalError(f"rank {rank} died with status {status}: {_last_line(log)}")
+            raise RehearsalError(
+                f"rank {rank} died of {_cause(status)}: {_last_words(log)}; all of it is in {_kept_log(log)}"
+            )
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "error" in found:
             kept = _kept_log(log)
@@ -116,6 +119,23 @@ class Troupe:
 
     def _log_of(self, rank: int) -> Path:
         return self._folder / f"rank-{rank:05d}.log"
+
+
+def _cause(status: int) -> str:
+    """Return in words what a process died of.
+
+    >>> _cause(-11), _cause(1)
+    ('signal 11 (SIGSEGV)', 'status 1')
+    """
+    return f"status {status}" if status >= 0 else f"signal {-status} ({signal.Signals(-status).name})"
+
+
+def _last_words(log: Path) -> str:
+    """Return where a process was that died of a signal, by ``faulthandler``, else its last line."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith('  File "'):
+            return "in " + line.strip()
+    return _last_line(log)
 
 
 def _last_line(log: Path) -> str:

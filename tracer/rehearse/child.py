@@ -7,6 +7,7 @@ parts prepares torch, runs the script, and writes what it would have done: how i
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pickle
@@ -73,6 +74,7 @@ def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.enable()  # a signal that ends the process leaves behind where it was
     outcome: dict[str, Any]
     try:
         outcome = rehearse(spec, fake_mode)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +71,31 @@ class Communications:
         self._under_way: dict[int, int] = {}
         self._work = work_class(dist, session.tape)
         self._kept: list[Any] = []
+        self._reduction = ""
+        self._tell_reductions()
+
+    def _tell_reductions(self) -> None:
+        """Remember by what the script reduces: the operator that arrives here is closed to Python."""
+        from torch.distributed import distributed_c10d as c10d
+
+        original = c10d.all_reduce
+
+        @functools.wraps(original)
+        def all_reduce(tensor: Any, op: Any = c10d.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
+            self._reduction = str(op).rpartition(".")[2].lower()
+            try:
+                return original(tensor, op, *args, **kwargs)
+            finally:
+                self._reduction = ""
+
+        for module in (c10d, self._dist):
+            anywhere: Any = module
+            anywhere.all_reduce = all_reduce
+
+    @staticmethod
+    def _factor(reduction: str, n_ranks: int) -> float | None:
+        """Return how many times equal operands the result of a reduction is, None if nobody knows."""
+        return {"sum": float(n_ranks), **dict.fromkeys(("avg", "max", "min"), 1.0)}.get(reduction)
 
     def eager(self, operator: Operator, func: Any) -> Kernel:
         """Return the handler of a ``c10d`` operator."""
@@ -87,13 +113,15 @@ class Communications:
             outputs = tensors_in(list(operator.outputs(args)))
             for output in outputs:
                 self._under_way[_storage_key(output)] = number
+            factor = self._factor(self._reduction, len(group.ranks))
+            self._session.stated.exchange(operator.kind, tensor, outputs, factor)
             if operator.kind == "all_gather":
                 self._gathered(outputs)
             if operator.kind == "all_to_all" and outputs and args[0] is outputs[0]:
                 self._session.stated.note("_c10d_functional.all_to_all_single", args[1:2], args[0])
             if not self._fake:
                 return func(*args, **kwargs)
-            work = self._work(number if is_async else -1)
+            work = self._work(number if is_async else -1, outputs)
             self._kept.append(work)
             del self._kept[:-_KEPT]
             return (args[0], work.boxed()) if n_returns > 1 else work.boxed()
@@ -132,6 +160,9 @@ class Communications:
             self._made(out)
             self._session.stated.note(f"{func.namespace}.{func._schema.name.partition('::')[2]}", args, out)
             inputs, outputs = tensors_in(args[0]), tensors_in(out)
+            if kind == "all_reduce":
+                factor = self._factor(str(args[1]), len(group.ranks))
+                self._session.stated.exchange(kind, inputs[0], outputs, factor)
             whole = outputs if kind == "all_gather" else inputs
             size = sum(map(tensor_bytes, whole))
             number = self._issue(kind, group, size, inputs[0], is_async=True)

@@ -66,7 +66,7 @@ def device_mode() -> Any:
 
     to, stay = torch.Tensor.to, {torch.Tensor.cuda, torch.Tensor.pin_memory}
     cpu = torch.device("cpu")
-    attention = torch.nn.functional.scaled_dot_product_attention
+    attention, backward = torch.nn.functional.scaled_dot_product_attention, torch.Tensor.backward
     is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
@@ -81,6 +81,9 @@ def device_mode() -> Any:
                 args = (args[0], cpu, *args[2:])
             elif func in stay:
                 return args[0]
+            elif func is backward:  # what is computed again in it has to find this mode
+                with self:
+                    return _backward(*args, **(kwargs or {}))
             elif func is attention:
                 args, kwargs = _without_dropout(args, kwargs or {})
             elif func is torch.histc and not args[0].is_floating_point():
@@ -92,6 +95,13 @@ def device_mode() -> Any:
             return func(*args, **(kwargs or {}))
 
     return DeviceMode()
+
+
+def _backward(tensor: Any, gradient: Any = None, **options: Any) -> None:
+    """Do what ``Tensor.backward`` does, which would ask a mode once more."""
+    import torch
+
+    torch.autograd.backward(tensor, gradient, **options)
 
 
 DROPOUT_AT: Final = 4
@@ -187,7 +197,21 @@ def install(streams: Streams, memory: Callable[[], tuple[int, int]]) -> None:
     accelerator.current_device_index = local_rank
     accelerator.set_device_index = lambda device=None: None
     _generators(torch)
+    _numbers(torch)
     autocast.install(torch, is_foreign)
+
+
+def _numbers(torch: Any) -> None:
+    """Let modules be moved to a bare number, which means a GPU where there is one."""
+    nn: Any = torch._C._nn  # noqa: SLF001 - where nn.Module.to asks what its arguments mean
+    parse = nn._parse_to  # noqa: SLF001
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return parse(*args, **kwargs)
+
+    nn._parse_to = parse_to  # noqa: SLF001
 
 
 def _generators(torch: Any) -> None:

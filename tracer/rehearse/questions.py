@@ -16,6 +16,7 @@ Kernel = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten._local_scalar_dense": "local_scalar_dense",
+    "aten.item": "local_scalar_dense",
     "aten.nonzero": "nonzero",
     "aten.masked_select": "masked_select",
     "aten.index": "index",

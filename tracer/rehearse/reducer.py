@@ -9,8 +9,49 @@ gradients came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
+
+
+class Bucket:
+    """What a communication hook is handed, as ``torch.distributed.GradBucket``.
+
+    Args:
+        index: which bucket.
+        data: gradients of all its parameters, one behind the other.
+        parameters: those that are in it.
+        is_last: whether no other follows.
+    """
+
+    def __init__(self, index: int, data: Any, parameters: Sequence[Any], *, is_last: bool) -> None:
+        self._index, self._data, self._parameters, self._is_last = index, data, list(parameters), is_last
+
+    def index(self) -> int:
+        """Return which bucket it is."""
+        return self._index
+
+    def buffer(self) -> Any:
+        """Return all gradients as one tensor."""
+        return self._data
+
+    def set_buffer(self, data: Any) -> None:
+        """Let *data* be the gradients."""
+        self._data = data
+
+    def parameters(self) -> list[Any]:
+        """Return the parameters."""
+        return self._parameters
+
+    def gradients(self) -> list[Any]:
+        """Return the gradient of each parameter."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        parts = self._data.split(sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+
+    def is_last(self) -> bool:
+        """Whether no other bucket follows."""
+        return self._is_last
 
 
 class Reducer:
@@ -41,6 +82,7 @@ class Reducer:
         self._order: list[int] = []
         self._expects = False
         self._is_reducing = False
+        self.hook: Callable[[Bucket], Any] | None = None
         self._build(bucket_indices)
         for at, parameter in enumerate(self._params):
             parameter.register_post_accumulate_grad_hook(lambda _, at=at: self._ready(at))
@@ -111,13 +153,23 @@ class Reducer:
 
         grad = self._params[at].grad
         with torch.no_grad():
-            torch.div(grad, self._group.size(), out=self._view(at))
+            if self.hook is not None:  # which divides by itself
+                self._view(at).copy_(grad)
+            else:
+                torch.div(grad, self._group.size(), out=self._view(at))
 
     def _reduce_full(self) -> None:
         while self._next < len(self._buckets) and not self._left[self._next]:
-            work = self._dist.all_reduce(self._data[self._next], group=self._group, async_op=True)
-            self._works.append(work)
+            self._works.append(self._reduced(self._next))
             self._next += 1
+
+    def _reduced(self, number: int) -> Any:
+        """Reduce a bucket, or have the hook do it; return what to wait for."""
+        data = self._data[number]
+        if self.hook is None:
+            return self._dist.all_reduce(data, group=self._group, async_op=True)
+        params = [self._params[at] for at in self._buckets[number]]
+        return self.hook(Bucket(number, data, params, is_last=number == len(self._buckets) - 1))
 
     def _finish(self) -> None:
         """The backward has ended: reduce what no gradient came for, wait, copy back."""
@@ -169,6 +221,12 @@ def install() -> None:
     anywhere: Any = dist
     anywhere.Reducer, anywhere.Logger = Reducer, Logger
     anywhere._broadcast_coalesced = broadcast
+
+    def register(reducer: Reducer, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
+        """Let *hook* reduce buckets."""
+        reducer.hook = functools.partial(hook, state)
+
+    anywhere._register_comm_hook = register
     names: Any = module
     names._verify_param_shape_across_processes = lambda *args, **kwargs: None
     original = module.DistributedDataParallel.__init__
@@ -180,3 +238,4 @@ def install() -> None:
         original(self, module, None, None, *args[2:], **kept)
 
     names.DistributedDataParallel.__init__ = init
+    names.DistributedDataParallel._check_comm_hook = lambda self, hook: None  # asks for versions of NCCL

@@ -256,7 +256,10 @@ def wanted_ranks(text: str, world_size: int) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         if not first.strip().isdecimal() or (last and not last.strip().isdecimal()):
             raise RehearsalError(f"--ranks {text!r}: auto, or numbers below {world_size}, e.g. 0,8-11")
-        found.update(range(int(first), int(last or first) + 1))
+        chosen = range(int(first), int(last or first) + 1)
+        if not chosen:
+            raise RehearsalError(f"--ranks {text!r}: {part} counts down, write {last}-{first}")
+        found.update(chosen)
     return tuple(sorted(found))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import checkpoints
+from tracer.rehearse import checkpoints, stand_ins
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -24,7 +24,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _chunks()
     _swaps()
     _stubs(session)
-    return [_norms()]
+    return [_norms(), *stand_ins.install(session)]
 
 
 def _norms() -> Any:
@@ -169,10 +169,13 @@ def _storages(session: RehearsalSession) -> None:
 def _fsdp1() -> None:
     """Let the first FSDP have the processor for its device, whatever number it is told."""
     import torch
+    from torch.distributed.fsdp import _init_utils
     from torch.distributed.fsdp import fully_sharded_data_parallel as module
 
     anywhere: Any = module.FullyShardedDataParallel
     made = anywhere.__init__
+    names: Any = _init_utils
+    names._check_module_states_for_sync_module_states = lambda module: None  # wants parameters on a GPU
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("device_id") is not None:

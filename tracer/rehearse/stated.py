@@ -11,8 +11,8 @@ with the line of the script that asked.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,9 @@ CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
 
 SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
 
+COPIES: Final = frozenset({"all_gather", "broadcast", "gather", "scatter"})
+"""Collectives that hand on what ranks hold, unchanged."""
+
 
 FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | {"aten.eq", "aten.ne", "aten.scatter_", "aten.scatter"}
 """Operators of whose results something may be known."""
@@ -56,11 +59,13 @@ class Known:
         mean: of its elements, None if unknown.
         n_values: from how many values its elements are chosen, 0 if unknown.
         load: how many times an even share they are.
+        is_own: whether it is of numbers that this rank has, and has told others.
     """
 
     mean: float | None = None
     n_values: int = 0
     load: float = 1.0
+    is_own: bool = False
 
 
 class Stated:
@@ -71,14 +76,43 @@ class Stated:
     """
 
     def __init__(self, expert_load: float = 1.0) -> None:
-        self._expert_load = expert_load
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        self._expert_load, self._real = expert_load, unset_fake_temporarily
         self.told: dict[str, int] = {}
         self._known: dict[int, tuple[Known, Any]] = {}
 
     def of(self, tensor: Any) -> Known:
         """Return what is known of the elements of *tensor*."""
         found = self._known.get(_key(tensor))
-        return found[0] if found is not None else Known()
+        if found is not None:
+            return found[0]
+        numbers = getattr(tensor, "constant", None)
+        if numbers is None or not numbers.numel():
+            return Known()
+        with self._real():
+            return Known(mean=float(numbers.double().mean()), is_own=True)
+
+    def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> None:
+        """Follow a collective: other ranks are taken to have sent what *source* holds on this one.
+
+        Args:
+            kind: of collective.
+            source: what this rank sends.
+            outputs: what it gets.
+            factor: of a reduction, how many times its operand its result is; None if nobody knows.
+        """
+        known = self.of(source)
+        for tensor in outputs:
+            if getattr(tensor, "constant", None) is not None:
+                tensor.constant = None  # what it holds now came from others
+            self._known.pop(_key(tensor), None)
+        if kind in COPIES:
+            factor = 1.0
+        if factor is None or known.mean is None:
+            return
+        for tensor in outputs:
+            self._set(tensor, replace(known, mean=known.mean * factor))
 
     def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """Follow an operator, named without its overload, whose results may be known."""
@@ -110,24 +144,27 @@ class Stated:
                 self._set(results[0], known)
 
     def scalar(self, tensor: Any) -> float | int | bool:
-        """Return the one element of *tensor* as the script is told it."""
+        """Return the one element of *tensor*, or each of several, as the script is told it."""
         kind = float if tensor.dtype.is_floating_point else bool if str(tensor.dtype) == "torch.bool" else int
-        mean = self.of(tensor).mean
+        known = self.of(tensor)
+        mean = known.mean
         if mean is None:
             value = DEFAULTS[kind]
             why = "nothing is known of it"
+        elif known.is_own:
+            value = kind(mean)
+            why = "as if other ranks had what this one has"
         elif kind is int:
             at = int(tensor.storage_offset())
             value = int((at + 1) * mean) - int(at * mean)
             why = "an even share"
         else:
             value, why = kind(mean), "a mean"
-        load = self.of(tensor).load
-        shares = "even shares" if load == 1.0 else f"{load:g} times even shares"
+        shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
         self._tell(
-            f"{_asker()} reads a number: told {value} ({why})"
-            if mean is None or kind is not int
-            else f"{_asker()} reads counts: told {shares}, {mean:g} on average"
+            f"{_asker()} reads counts: told {shares}, {mean:g} on average"
+            if why == "an even share"
+            else f"{_asker()} reads {_amount(tensor)}: told {value} ({why})"
         )
         return value
 
@@ -153,6 +190,10 @@ class Stated:
 
     def _tell(self, sentence: str) -> None:
         self.told[sentence] = self.told.get(sentence, 0) + 1
+
+
+def _amount(tensor: Any) -> str:
+    return "a number" if tensor.numel() == 1 else f"{tensor.numel():,} numbers"
 
 
 def _key(tensor: Any) -> int:

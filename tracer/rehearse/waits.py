@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracer.rehearse.tape import WAIT
+
+
+class RehearsedFuture:
+    """What becomes of a communication: what is to follow it is done when somebody waits.
+
+    Args:
+        wait: waits for the communication.
+        result: its results, in place of which comes what each follower returns.
+    """
+
+    def __init__(self, wait: Callable[[], Any], result: Any) -> None:
+        self._wait, self._result = wait, result
+
+    def then(self, follower: Callable[[Any], Any]) -> RehearsedFuture:
+        """Return a future of what *follower* makes of this one."""
+
+        def wait() -> None:
+            self.wait()
+            following._result = follower(self)
+
+        following = RehearsedFuture(wait, None)
+        return following
+
+    def wait(self) -> Any:
+        """Wait once, and return the result."""
+        self._wait()
+        self._wait = lambda: None
+        return self._result
+
+    def value(self) -> Any:
+        """Return the result."""
+        return self._result
+
+    def done(self) -> bool:
+        """Say that it is."""
+        return True
 
 
 def work_class(dist: Any, tape: Any) -> Any:
@@ -13,9 +51,10 @@ def work_class(dist: Any, tape: Any) -> Any:
     class RehearsedWork(dist.Work):  # type: ignore[misc]
         """A communication that nobody carries out."""
 
-        def __init__(self, number: int) -> None:
+        def __init__(self, number: int, outputs: Sequence[Any] = ()) -> None:
             super().__init__()
             self.number = number
+            self._outputs = [weakref.ref(output) for output in outputs]
 
         def wait(self, timeout: Any = None) -> bool:
             """Let the current stream wait."""
@@ -37,11 +76,7 @@ def work_class(dist: Any, tape: Any) -> Any:
             self.wait()
 
         def get_future(self) -> Any:
-            """Return a future that is done."""
-            import torch
-
-            future: Any = torch.futures.Future()
-            future.set_result([])
-            return future
+            """Return what becomes of the communication; its results are there already."""
+            return RehearsedFuture(self.wait, [output() for output in self._outputs])
 
     return RehearsedWork

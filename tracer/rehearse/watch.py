@@ -66,7 +66,8 @@ class Watcher:
                     return func(*args, **(kwargs or {}))
                 return (handlers.get(func) or made(func))(func, args, kwargs or {})
 
-        return WatchMode()
+        self._mode = WatchMode()
+        return self._mode
 
     def _handler(self, func: Any) -> Kernel:
         """Return what handles *func*, found once."""
@@ -92,9 +93,17 @@ class Watcher:
             return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
         if full in INERT:
             return self._inert(full)
+        if self._torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            return self._decomposing
         if full in SILENT:
             return self._allocating
         return self._computing(full)
+
+    def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator that is made of others, as it arrives in inference mode: those come again."""
+        with self._mode:
+            out = func.decompose(*args, **kwargs)
+        return func(*args, **kwargs) if out is NotImplemented else out
 
     def _computing(self, name: str) -> Kernel:
         """Return the handler of an operator that launches a kernel."""

@@ -21,6 +21,13 @@ LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/")
 
 STUB: Final = "--stub, docs/rehearse.md section 6"
 
+HINTS: Final[Mapping[str, str]] = {
+    "FlexAttention": "FlexAttention has no kernel without a GPU; in a stub file "
+    f"({STUB}), put scaled_dot_product_attention, with is_causal or without, in place of flex_attention",
+    "SparseTensorImpl": "sparse tensors are not acted out; rehearse with dense gradients, as sparse=False",
+}
+"""What to say of errors of torch by what stands in them."""
+
 
 def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
     """Return what went wrong, for a person who knows the script.
@@ -37,14 +44,34 @@ def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
             f"it makes ({STUB})"
         )
     if kind in UNSUPPORTED or "fake impl" in str(error) or "register_fake" in str(error):
-        found = re.search(r"\w+::\w+", f"{getattr(error, 'func', '')} {error}")
-        operator = found[0] if found else str(getattr(error, "func", "of the script"))
+        operator = _operator(error)
         return (
             f"{where}: nobody has said what the custom operator {operator} makes; in a stub file ({STUB}): "
             f'@torch.library.register_fake("{operator}") def _(x, ...): return torch.empty_like(x)'
         )
     words = " ".join(str(error).split())[:200]
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"{where}: {error.name} is not installed here: install it, or put what stands for it into "
+            f"sys.modules in a stub file ({STUB})"
+        )
+    if any(frame.f_code.co_filename.endswith("cpp_extension.py") for frame, _ in _frames(error)):
+        return (
+            f"{where}: an extension cannot be compiled here ({words}); in a stub file ({STUB}), put what "
+            "stands for it in place of torch.utils.cpp_extension.load"
+        )
+    if hint := next((hint for sign, hint in HINTS.items() if sign in words), ""):
+        return f"{where}: {hint}"
     return f"{where}: {kind}: {words}; all of it is in {spec['log']}"
+
+
+def _operator(error: BaseException) -> str:
+    """Return the operator that *error* is about as ``namespace::name``."""
+    schema = getattr(getattr(error, "func", None), "_schema", None)
+    if schema is not None:
+        return str(schema.name)
+    found = re.search(r"\w+::\w+", str(error))
+    return found[0] if found else "of the script"
 
 
 def place(error: BaseException) -> str:
@@ -71,5 +98,6 @@ def _is_library(name: str) -> bool:
 
 def _module(frame: FrameType) -> str:
     """Return the class of the module whose method a frame is, empty if it is none's."""
-    owner = frame.f_locals.get("self")
+    names = frame.f_code.co_varnames[:1]  # mostly "self"
+    owner = frame.f_locals.get(names[0]) if names else None
     return type(owner).__name__ if hasattr(owner, "named_parameters") else ""

@@ -1,0 +1,194 @@
+"""Stands in for what of torch and Triton wants a GPU or other processes: kernels, graphs, norms, children."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from tracer.importing import Expectation
+from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.tape import HOST_WAIT
+from tracer.rehearse.works import Work
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+TRITON: Final = "triton.runtime.autotuner"
+"""The last of the modules that launch kernels of Triton to be imported."""
+
+
+def install(session: RehearsalSession) -> list[Any]:
+    """Put everything in place; return what has to be kept alive."""
+    _arrays(session)
+    _copies()
+    _children(session)
+    _graphs(session)
+    _synced_norms()
+    if TRITON in sys.modules:  # torch has imported it
+        _triton(session, sys.modules[TRITON])
+        return []
+    return [Expectation(TRITON, lambda module: _triton(session, module))]
+
+
+def _arrays(session: RehearsalSession) -> None:
+    """Let numpy have what a script takes to it: each element as it would be told."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+    anywhere: Any = torch.Tensor
+    numpy, array = anywhere.numpy, anywhere.__array__
+
+    def told(tensor: Any) -> Any:
+        if session.position.step >= 0:
+            session.tape.note(HOST_WAIT)
+        value = session.stated.scalar(tensor) if tensor.constant is None else None
+        with unset_fake_temporarily():
+            if value is None:
+                return numpy(tensor.constant)
+            return numpy(torch.full(tuple(tensor.shape), value, dtype=tensor.dtype))
+
+    def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return told(self) if type(self) is FakeTensor else numpy(self, *args, **kwargs)
+
+    def to_array(self: Any, dtype: Any = None) -> Any:
+        if type(self) is not FakeTensor:
+            return array(self, dtype)
+        return told(self) if dtype is None else told(self).astype(dtype, copy=False)
+
+    anywhere.numpy, anywhere.__array__ = to_numpy, to_array
+
+
+def _copies() -> None:
+    """Let models be copied: torch would copy storages that are not there, and the mode of all tensors.
+
+    That second copy also kills the process now and then: ``WeakIdKeyDictionary.__deepcopy__`` in
+    torch/utils/weak.py looks at storages that have been freed (valgrind names ``THPStorage_fix_weakref``).
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            with torch.no_grad():
+                found = self.detach().clone()
+            found.requires_grad_(self.requires_grad)
+            if getattr(self, "_is_param", False):
+                found._is_param = True
+            if self.grad is not None:
+                found.grad = copied(self.grad, memo)
+            memo[id(self)] = found
+        return memo[id(self)]
+
+    anywhere: Any = FakeTensor
+    anywhere.__deepcopy__ = copied
+
+
+def _children(session: RehearsalSession) -> None:
+    """Let a script that starts a process per GPU run what that of this rank would, in this one."""
+    import torch.multiprocessing
+
+    def spawn(
+        fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **kwargs: Any
+    ) -> Any:
+        number = session.rank if nprocs == session.world_size else int(os.environ["LOCAL_RANK"])
+        fn(number, *args)
+        return None if kwargs.get("join", True) else _Ended()
+
+    for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        anywhere: Any = module
+        anywhere.spawn = anywhere.start_processes = spawn
+
+
+class _Ended:
+    """Children that have come to their end."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Say that all have ended."""
+        del timeout, grace_period
+        return True
+
+
+def _graphs(session: RehearsalSession) -> None:
+    """Refuse CUDA graphs, of which nobody says what they hold; callables stay as they are."""
+    import torch
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        del args, kwargs
+        raise RehearsalError(
+            "CUDA graphs are not acted out: rehearse without them, by an argument of the script or by a stub "
+            "that takes torch.cuda.graph away (--stub, docs/rehearse.md section 6)"
+        )
+
+    def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        session.warn("torch.cuda.make_graphed_callables is left out: every kernel is launched by itself")
+        return callables
+
+    anywhere: Any = torch.cuda
+    anywhere.CUDAGraph = anywhere.graph = refuse
+    anywhere.make_graphed_callables = graphed
+
+
+def _synced_norms() -> None:
+    """Let SyncBatchNorm, which has kernels for GPUs only, be a norm that sends what the real one does.
+
+    Forward gathers mean, inverse deviation and count of each rank, backward sums two gradients per channel
+    (torch/nn/modules/_functions.py).
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.nn.modules import batchnorm
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Synced(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+        """Sends what ranks tell each other; changes nothing."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, group: Any) -> Any:
+            ctx.group, ctx.n_channels = group, x.shape[1]
+            own = x.new_empty(2 * ctx.n_channels + 1, dtype=torch.float32)
+            dist.all_gather_into_tensor(own.new_empty(dist.get_world_size(group) * len(own)), own, group)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            sums = grad.new_empty(2 * ctx.n_channels, dtype=torch.float32)
+            dist.all_reduce(sums, group=ctx.group)
+            return grad, None
+
+    def forward(self: Any, x: Any) -> Any:
+        group = self.process_group
+        if self.training and dist.is_initialized() and dist.get_world_size(group) > 1:
+            x = Synced.apply(x, group)
+        return batchnorm._BatchNorm.forward(self, x)
+
+    norms: Any = batchnorm.SyncBatchNorm
+    norms.forward = forward
+    ddp: Any = DistributedDataParallel
+    ddp._passing_sync_batchnorm_handle = lambda self, module: None
+
+
+def _triton(session: RehearsalSession, module: Any) -> None:
+    """Write down launches of Triton's kernels instead of compiling them: they fill what they are given."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        name = f"triton.{getattr(self, '__name__', 'kernel')}"
+        size = sum(map(tensor_bytes, tensors))
+        dtype = dtype_name(tensors[0]) if tensors else ""
+        shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors[:4])
+        if session.position.step >= 0:
+            session.tape.op(
+                session.tape.number_of(Work(name, "memory", shapes, dtype, 0, size, is_known=False))
+            )
+
+    launching: Any = sys.modules["triton.runtime.jit"]
+    launching.JITFunction.run = run
+    module.Autotuner.run = lambda self, *args, **kwargs: self.fn.run(*args, **kwargs)
