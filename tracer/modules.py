@@ -17,6 +17,7 @@ from tracer import internals
 from tracer.blocks import find_blocks
 from tracer.lane import NOBODY
 from tracer.records import Block
+from tracer.shape import untimed
 from tracer.stamps import ComputeStream
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class ModuleHook:
         for part in module.modules():
             self._learn(part, blocks.get(part))
         self._session.met_model(module, args)
+        if warning := untimed(module):
+            self._session.warn(warning)
         if self._lane.device is None and (device := _gpu(module, args)) >= 0:
             self._lane.move_to(ComputeStream(device))
         return blocks[module]

@@ -36,6 +36,17 @@ def describe_model(model: Any) -> dict[str, Any]:
     return found | ({"config": config} if config else {})
 
 
+def untimed(model: Any) -> str:
+    """Return what of a model's computation is not timed where it runs, empty if all is."""
+    devices = {parameter.device for parameter in model.parameters()}
+    if others := sorted({device.type for device in devices} - {"cpu", "cuda", "meta"}):
+        return f"the model is on {', '.join(others)}: times are those of the host, which only issues its work"
+    gpus = sorted(device.index for device in devices if device.type == "cuda")
+    if len(gpus) > 1:
+        return f"one process computes on {len(gpus)} GPUs: its computation is timed on cuda:{gpus[0]} only"
+    return ""
+
+
 def describe_machine(world_size: int) -> dict[str, Any]:
     """Return the device of this process, and how many processes share its machine.
 

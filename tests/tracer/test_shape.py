@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import foretrace
-from tracer.shape import describe_model
+from tracer.shape import describe_model, untimed
 from traces.model_parts import joined_models
 from traces.store import open_run
 
@@ -92,3 +92,18 @@ def test_inputs_that_are_given_by_name_are_noted(tmp_path: Path) -> None:
     assert info.model["structure"]["embed"]["shapes"] == {"weight": [32, 8]}
     assert info.cluster is not None
     assert info.cluster["device"]["kind"] in {"cpu", "gpu"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ([], ""),
+        (["cpu", "cuda:1"], ""),  # some of it offloaded
+        (["cuda:1", "cuda:1"], ""),
+        (["cuda:1", "cuda:0"], "one process computes on 2 GPUs: its computation is timed on cuda:0 only"),
+        (["xpu:0"], "the model is on xpu: times are those of the host, which only issues its work"),
+    ],
+)
+def test_what_is_not_timed_where_it_runs_is_said(devices: list[str], said: str) -> None:
+    parameters = [SimpleNamespace(device=torch.device(device)) for device in devices]
+    assert untimed(SimpleNamespace(parameters=lambda: parameters)) == said
