@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.configs.deepspeed import STAGES
-from simulator.configs.rules import Leave, Reading, Rule, Use, flag, one_of, whole, words
+from simulator.configs.rules import Instead, Leave, Reading, Rule, Use, flag, one_of, whole, words
 
 _LAUNCH: Final = Leave("where processes start; not how long a step takes")
 _LOADING: Final = Leave("how weights are loaded or saved; not how long a step takes")
@@ -41,10 +41,10 @@ def _prefetch(value: Any) -> Any:
 
 
 def _reshard(value: Any) -> Any:
-    """Return what FSDP 2's flag says; before, the key held a sharding strategy."""
+    """Return what FSDP 2's flag says; with FSDP 1 Accelerate takes a sharding strategy in its place."""
     if str(value).lower() in ("true", "false"):
         return flag(value)
-    raise ValueError("true or false; fsdp_sharding_strategy holds words")
+    return Instead("form", words(**_FORMS)(value))
 
 
 def _offload(value: Any) -> str | None:

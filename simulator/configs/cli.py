@@ -99,9 +99,14 @@ def _show(job: Job, files: Sequence[Mapping[str, Any]]) -> None:
     console.print(job_name(job), style="bold", markup=False)
     for one in files:
         console.print(f"\n{one['file']}: {one['tool']}", markup=False)
-        _table(console, "used", [(u["key"], u["value"], f"{u['fact']} = {u['gave']}") for u in one["used"]])
+        _table(console, "used", [(u["key"], u["value"], _gave(u)) for u in one["used"]])
         _table(console, "taken as", [(a["fact"], a["value"], a["reason"]) for a in one["assumed"]])
         _table(console, "not used", [(i["key"], i["value"], i["reason"]) for i in one["ignored"]])
+
+
+def _gave(used: Mapping[str, Any]) -> str:
+    """Return what a setting gives; a whole table of them is the shape of the model."""
+    return "the model" if isinstance(used["gave"], Mapping) else f"{used['fact']} = {used['gave']}"
 
 
 def _table(console: Console, title: str, rows: Sequence[tuple[str, Any, str]]) -> None:

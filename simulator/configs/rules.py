@@ -34,11 +34,24 @@ class Use(NamedTuple):
     Attributes:
         fact: what it gives.
         read: turns its value into that of the fact; None says that nothing follows, a ``Leave`` that it does
-            not count after all. Raises ValueError with the values that would work.
+            not count after all, an ``Instead`` that it gives another fact. Raises ValueError with the values
+            that would work.
     """
 
     fact: str
     read: Callable[[Any], Any] = lambda value: value
+
+
+class Instead(NamedTuple):
+    """The setting gives another fact than it mostly does.
+
+    Attributes:
+        fact: which.
+        value: of that fact.
+    """
+
+    fact: str
+    value: Any
 
 
 class Leave(NamedTuple):
@@ -176,8 +189,9 @@ def apply(rules: Mapping[str, Rule], flat: Mapping[str, Any], tool: str, where: 
             if isinstance(gave, Leave):
                 rule = gave
             else:
-                _give(reading, giver, key, rule.fact, gave)
-                reading.used.append(Used(key, value, rule.fact, gave))
+                fact, gave = gave if isinstance(gave, Instead) else (rule.fact, gave)
+                _give(reading, giver, key, fact, gave)
+                reading.used.append(Used(key, value, fact, gave))
         if isinstance(rule, Leave):
             reading.ignored.append(Ignored(key, value, rule.reason))
     return reading

@@ -156,12 +156,14 @@ def _uneven(layers: int, pp: int, first: int | None, last: int | None, where: st
     ends = [n for n in (first, last) if n]
     inner = pp - len(ends)
     rest = layers - sum(ends)
-    if inner < 1 or rest < inner or rest % inner:
+    if inner < 0 or (rest if inner == 0 else rest < inner or rest % inner):
         raise ConfigError(
             f"{where}: {layers} layers with {' and '.join(map(str, ends))} at the ends leave {rest} "
-            f"for {inner} stages; {near_multiples(rest, inner) if inner > 0 else 'more stages'} would work"
+            f"for {max(inner, 0)} stages; "
+            f"{near_multiples(rest, inner) if inner > 0 else 'more stages'} would work"
         )
-    return (*([first] if first else []), *([rest // inner] * inner), *([last] if last else []))
+    each = rest // inner if inner else 0
+    return (*([first] if first else []), *([each] * inner), *([last] if last else []))
 
 
 def _divisors(layers: int, pp: int) -> str:

@@ -14,7 +14,10 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-_ASSIGNMENT: Final = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?=)(.*)$", re.DOTALL)
+_ASSIGNMENT: Final = re.compile(
+    r"^(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?=)(.*)$", re.DOTALL
+)
+_NEXT_ASSIGNMENT: Final = re.compile(r"\s*;\s*(?=(?:export\s+)?[A-Za-z_]\w*\+?=)")
 _SUM: Final = re.compile(r"\$\(\((.*?)\)\)|\$\[(.*?)\]")
 _VARIABLE: Final = re.compile(
     r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-((?:[^{}]|\{[^{}]*\})*))?\}|\$([A-Za-z_]\w*)"
@@ -113,11 +116,16 @@ def _logical_lines(text: str) -> Iterator[str]:
         elif line.rstrip().endswith(open_until):
             open_until = ""
         if not open_until and not line.endswith(chr(92)):
-            if held:
-                yield held
+            yield from _statements(held)
             held = ""
-    if held:
-        yield held
+    yield from _statements(held)
+
+
+def _statements(line: str) -> list[str]:
+    """Return the assignments of a line that has several, or the line as it is."""
+    parts = _NEXT_ASSIGNMENT.split(line) if _ASSIGNMENT.match(line) else [line]
+    is_whole = all(part.count('"') % 2 == 0 and part.count("'") % 2 == 0 for part in parts)
+    return [part.removesuffix(";") for part in parts] if is_whole and line else [line] if line else []
 
 
 def _taken(lines: Iterator[str], variables: dict[str, str]) -> Iterator[str]:
@@ -152,6 +160,8 @@ def _holds(line: str, variables: dict[str, str]) -> bool:
 
 def _says(parts: list[str]) -> bool:
     """Return whether one test holds, given as words."""
+    if parts[:1] == ["!"]:  # of files nothing is known
+        return parts[1:2] in (["-z"], ["-n"]) and not _says(parts[1:])
     if len(parts) == 3 and parts[1] in _COMPARES:
         left, how, right = parts
         numbers = how in _OF_NUMBERS
@@ -161,7 +171,7 @@ def _says(parts: list[str]) -> bool:
     value = parts[1] if len(parts) > 1 else ""
     if parts[:1] == ["-n"]:
         return bool(value) and not value.startswith("$")
-    return parts[:1] == ["-z"] and not value
+    return parts[:1] == ["-z"] and (not value or _VARIABLE.fullmatch(value) is not None)
 
 
 def _assign(variables: dict[str, str], name: str, how: str, value: str) -> None:

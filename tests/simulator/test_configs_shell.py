@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulator.config import job_from
+from simulator.configs.read import read_files
 from simulator.configs.shell import arguments
+from simulator.errors import ConfigError
 
 NESTED = """
 D=${3:-"MOCK"}
@@ -37,6 +41,12 @@ set +x
     ("script", "expected"),
     [
         ("--a 1 --b --c-d=x", {"a": "1", "b": True, "c-d": "x"}),
+        ("readonly A=3\ndeclare -r B=4\ntorchrun t.py --a $A --b ${B}", {"a": "3", "b": "4"}),
+        ("A=1; B=2; export C=3;\ntorchrun t.py --a $A --b $B --c $C", {"a": "1", "b": "2", "c": "3"}),
+        ('A="1; B=2"\ntorchrun t.py --b ${B:-5}', {"b": "5"}),
+        ("A=1\nif [[ ! -z ${NO} && ! -z $A ]]; then\nA=2\nfi\ntorchrun t.py --a $A", {"a": "1"}),
+        ("B=1\nA=1\nif [[ ! -z ${B} && -n $A ]]; then\nA=2\nfi\ntorchrun t.py --a $A", {"a": "2"}),
+        ('if [ -z "$A" ]; then\nA=6\nfi\ntorchrun t.py --a $A', {"a": "6"}),
         ("N=3\nM=$((N*2+1))\npython train.py --n $M", {"n": "7"}),
         ('X=("--a 1"\n"--b 2")\ntorchrun x.py "${X[@]}"', {"a": "1", "b": "2"}),
         ("torchrun t.py \\\n  --a ${A:-5} \\\n  --lr -1e-4 # rate\n", {"a": "5", "lr": "-1e-4"}),
@@ -57,3 +67,31 @@ def test_scripts_are_read_without_running_them(script: str, expected: dict[str, 
 def test_slurm_says_how_many_nodes_and_quoted_commands_are_read_to_their_redirection() -> None:
     lines = ("#SBATCH --nodes=48", "N=$SLURM_NNODES", 'CMD="pretrain_gpt.py --nnodes $N --pp 4 &> x.log"')
     assert arguments("\n".join((*lines, 'srun -c "$CMD"'))) == {"nnodes": "48", "pp": "4"}
+
+
+def test_two_stages_may_both_be_ends_with_a_number_of_their_own(tmp_path: Path) -> None:
+    """43 layers in 21 and 22, as launch scripts have it; 20 and 22 leave one to nobody."""
+    flags = "--num-layers 43 --hidden-size 64 --num-attention-heads 4 --vocab-size 512 --seq-length 64 --bf16"
+    flags += " --pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 4"
+    script = tmp_path / "train.sh"
+    for first, stages in ((21, (21, 22)), (20, None)):
+        ends = f"--decoder-first-pipeline-num-layers {first} --decoder-last-pipeline-num-layers 22"
+        script.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags} {ends}")
+        if stages is None:
+            with pytest.raises(ConfigError, match="leave 1 for 0 stages"):
+                read_files([script], {"cluster": "dgx-h100"})
+        else:
+            settings = read_files([script], {"cluster": "dgx-h100"}).settings
+            assert job_from(settings).layers_per_stage == stages
+
+
+@pytest.mark.parametrize(("said", "expected"), [("FULL_SHARD", True), ("SHARD_GRAD_OP", False)])
+def test_accelerate_takes_words_where_fsdp_2_has_a_flag(said: str, expected: object, tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n"
+        f"fsdp_config: {{fsdp_version: 1, fsdp_reshard_after_forward: {said}}}\n"
+    )
+    given = {"model": "llama3-8b", "cluster": "dgx-h100", "micro_batch": 1, "seq_len": 4096}
+    job = job_from(read_files([path], given).settings)
+    assert (job.sharding, job.profile.reshard_after_forward) == ("fsdp", expected)
