@@ -12,6 +12,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields, replace
+from datetime import date
 from functools import cache
 from typing import Final
 
@@ -79,7 +80,7 @@ def table(found: Mapping[str, Errors], n_rows: int) -> Iterable[str]:
     """Yield the lines of the table."""
     base = found[WHOLE]
     whole = by_source(base)
-    yield f"{n_rows:,} rows of {len(base)} families."
+    yield f"{n_rows:,} rows of {len(base)} families, simulated on {date.today():%d %B %Y}."
     yield ""
     yield "| without | score | bias | sources that lose | sources that gain |"
     yield "|---|---|---|---|---|"

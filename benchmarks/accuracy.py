@@ -138,7 +138,7 @@ def _calibration(found: Mapping[str, Any]) -> list[str]:
             found["calibrated_model_before"],
             found["calibrated_model_score"],
         ),
-        ("any one run of a machine that is not known", check["before"], check["after"]),
+        ("any one run of each model, of a source that had no say", check["before"], check["after"]),
     ]
     return list(_rows(("calibrated on", "before", "after"), rows))
 

@@ -2,10 +2,11 @@
 
     python benchmarks/fit_training_clock.py steps.csv --device h100-sxm
 
-Dense rows of the device, a few of each family, are simulated at five clocks; between two of them the logarithm
-of the step is a straight line over that of the clock (0.4 % off at most, where the host sets the pace). Of a grid of clocks the one is taken whose
-mean over families of the median error is least, each source counting once. Then the same without one source,
-whose own error is shown: a clock is a property of a device only if the sources agree on it.
+Dense rows of the device, a few of each family, are simulated at five clocks. Between two the logarithm of
+the step is a straight line over that of the clock: 0.4 % off at most, where the host sets the pace. Of a
+grid of clocks the one is taken whose mean over families of the median error is least, each source counting
+once. Then the same without one source, whose own error is shown: a clock is a property of a device only if
+the sources agree on it.
 """
 
 from __future__ import annotations

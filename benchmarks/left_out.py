@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from itertools import product
 from statistics import median
@@ -55,7 +56,8 @@ def main() -> None:
     rows = read_table(args.table, ("id",))
     found = [line for device in DEVICES for line in _clocks(rows, device, args.workers)]
     found += _hosts(rows, args.workers)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, tuple("---" for _ in HEAD), *found)]
+    lines = [f"Simulated on {date.today():%d %B %Y}.", ""]
+    lines += ["| " + " | ".join(cells) + " |" for cells in (HEAD, tuple("---" for _ in HEAD), *found)]
     print("\n".join(lines))
     PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), "left-out", lines), encoding="utf-8")
 
