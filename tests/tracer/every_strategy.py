@@ -7,6 +7,7 @@ FLOPs that torch counts in the third step of each to FOLDER/flops-RANK.json. A r
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -77,6 +78,18 @@ def tensor_parallel(n_replicas: int = 1) -> Step:
     return trained(model, model.parameters())
 
 
+def pretraining(pp: int) -> Step:
+    """The loop of ``examples/rehearse/pretrain.py``, small: everything of a large training at once."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "rehearse"))
+    import pretrain  # noqa: PLC0415 - only where it is trained
+
+    words = f"--layers 4 --hidden 16 --ffn 32 --heads 4 --kv-heads 2 --vocab 32 --seq-len 8 --tp 2 --pp {pp} "
+    sys.argv = ["pretrain.py", *words.split(), *"--compile 0 --workers 0 --stages-per-rank 2".split()]
+    trainer, numbers = pretrain.Trainer(pretrain.settings()), itertools.count(1)
+    return lambda: trainer.step(next(numbers))
+
+
+MADE |= {f"pretraining_pp{pp}": functools.partial(pretraining, pp) for pp in (1, 2)}
 MADE |= {"fsdp2": fsdp2, "tp": tensor_parallel, "fsdp_tp": functools.partial(tensor_parallel, 2)}
 
 

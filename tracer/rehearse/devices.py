@@ -86,10 +86,6 @@ def device_mode() -> Any:
                     return _backward(*args, **(kwargs or {}))
             elif func is attention:
                 args, kwargs = _without_dropout(args, kwargs or {})
-            elif func is torch.histc and not args[0].is_floating_point():
-                return func(args[0].float(), *args[1:], **(kwargs or {})).to(
-                    args[0].dtype
-                )  # CUDA counts ints
             elif getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
                 args, kwargs = cast(args, kwargs or {})
             return func(*args, **(kwargs or {}))

@@ -22,6 +22,7 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.index": "index",
     "aten.repeat_interleave": "repeat_interleave",
     "aten.bincount": "bincount",
+    "aten.histc": "histc",
 }
 """Operators that need numbers, and the method that handles each."""
 
@@ -99,6 +100,15 @@ class Questions:
             raise self._depends(func)
         counts = data.new_empty((least,), dtype=self._torch.int64)
         self._session.stated.note("aten.bincount", args, counts)
+        return counts
+
+    def histc(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a histogram: of integers, too, as on CUDA."""
+        data = args[0]
+        if not isinstance(data, self._FakeTensor):
+            return func(*args, **kwargs)
+        counts = data.new_empty((kwargs.get("bins", args[1] if len(args) > 1 else 100),))
+        self._session.stated.note("aten.histc", args, counts)
         return counts
 
     def _depends(self, func: Any) -> RehearsalError:
