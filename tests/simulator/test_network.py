@@ -60,7 +60,13 @@ def faster(cluster: Cluster, factor: float) -> Cluster:
         """Return a wider link; its tables keep the bandwidth they were measured at."""
         return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
 
-    return replace(cluster, nic=widen(cluster.nic) if cluster.nic else None, intra=widen(cluster.intra))
+    host = widen(cluster.node.host) if cluster.node.host else None
+    return replace(
+        cluster,
+        nic=widen(cluster.nic) if cluster.nic else None,
+        intra=widen(cluster.intra),
+        node=replace(cluster.node, host=host),
+    )
 
 
 @given(name=sampled_from(names()), kind=sampled_from(KINDS), size=SIZES, group=sampled_from(GROUPS))
@@ -97,9 +103,13 @@ def test_never_below_the_wire(name: str, kind: str, size: int, group: Sequence[i
 def test_a_faster_link_never_makes_it_longer(
     name: str, kind: str, size: int, group: Sequence[int], factor: float
 ) -> None:
+    """No way takes longer; NCCL, which counts what links are said to carry, may take another for it."""
     slow = network(name)
     fast = _faster_network(name, factor)
-    assert total_ns(fast.collective(kind, size, group)) <= total_ns(slow.collective(kind, size, group))
+    before = {way.name: way.total_s for way in slow.ways(kind, size, group)}
+    after = {way.name: way.total_s for way in fast.ways(kind, size, group)}
+    assert before.keys() == after.keys()
+    assert all(after[way] <= before[way] + 1e-12 for way in before)
     assert total_ns(fast.p2p(size, group[0], group[-1])) <= total_ns(slow.p2p(size, group[0], group[-1]))
 
 
