@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +205,10 @@ def _found(
 def _searching(
     flags: Mapping[str, Any], spaces: Sequence[Any], weights: Mapping[Any, float], *, quiet: bool
 ) -> Iterator[SearchAll]:
-    """Give a search with processes of its own, or of a cluster, and progress on stderr."""
+    """Give a search with processes of its own, or of a cluster, and progress on stderr.
+
+    Ray prints on stdout that a worker was lost, which is none of what a search says: it goes to stderr.
+    """
     from rich.console import Console
 
     from simulator.search.executors import Here, open_executor
@@ -217,7 +221,10 @@ def _searching(
         executor = open_executor(named)
     console = Console(stderr=True, quiet=quiet)
     try:
-        with console.status("searching") if console.is_terminal else nullcontext() as status:
+        with (
+            redirect_stdout(sys.stderr),
+            console.status("searching") if console.is_terminal else nullcontext() as status,
+        ):
             yield lambda some, top: search_parts(
                 some,
                 top,
