@@ -1,12 +1,16 @@
-"""Conventions that a job sets for itself and that can have no effect in it: said, never passed over."""
+"""What a job sets for itself and what can have no effect in it: said, never passed over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Final
 
+from simulator.builder.stages import job_plan, n_stages, stage_layers
 from simulator.job import FULLY_SHARDED, Job
+from simulator.memory.ranks import rank_memories
+from simulator.schedules import pairs
 
 Idle = Callable[[Job], str]
 """Returns why a convention has no effect in a job; empty if it may have one."""
@@ -16,6 +20,8 @@ def _unless(words: str, *, needs: Callable[[Job], bool]) -> Idle:
     return lambda job: "" if needs(job) else words
 
 
+_PP: Final = _unless("pp is 1", needs=lambda job: job.layout.pp > 1)
+_SP: Final = _unless("there is no sequence parallelism", needs=lambda job: job.sequence_parallel)
 _TP: Final = _unless("tp is 1", needs=lambda job: job.layout.tp > 1)
 _CP: Final = _unless("cp is 1", needs=lambda job: job.layout.cp > 1)
 _EP: Final = _unless("ep is 1", needs=lambda job: job.layout.ep > 1)
@@ -45,18 +51,23 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         ),
         "no_sync": (_REPLICAS, _ONCE),
         "bucket_mib": (_REPLICAS, _BUCKETS),
-        **dict.fromkeys(("async_tp", "overlap_tp_backward"), (_TP,)),
+        "overlap_tp_backward": (_TP,),
+        **dict.fromkeys(("async_tp", "keeps_gathered_inputs", "norm_reductions"), (_TP, _SP)),
+        "overlap_shared_experts": (
+            _EXPERTS,
+            _unless("no experts are shared", needs=lambda job: job.model.n_shared_experts > 0),
+            _EP,
+            _unless("tp is not 1", needs=lambda job: job.layout.tp == 1),
+        ),
+        **dict.fromkeys(("split", "even_chunks"), (_PP,)),
         "p2p_scattered": (
             _TP,
-            _unless("pp is 1", needs=lambda job: job.layout.pp > 1),
+            _PP,
             _unless(
                 "sequence parallelism cuts what is sent already", needs=lambda job: not job.sequence_parallel
             ),
         ),
-        "host_per_tensor_rank": (
-            _TP,
-            _unless("pp is 1", needs=lambda job: job.layout.pp > 1),
-        ),
+        "host_per_tensor_rank": (_TP, _PP),
         "context": (_CP,),
         "expert_dispatch": (_EXPERTS, _EP),
         "grouped": (_EXPERTS,),
@@ -72,11 +83,7 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             (_WHOLE, _REPLICAS),
         ),
         "copies_gathered": (_WHOLE, _REPLICAS),
-        "pipeline_keeps_whole": (
-            _WHOLE,
-            _REPLICAS,
-            _unless("pp is 1", needs=lambda job: job.layout.pp > 1),
-        ),
+        "pipeline_keeps_whole": (_WHOLE, _REPLICAS, _PP),
         "selective": (_unless("recompute is not selective", needs=lambda job: job.recompute == "selective"),),
         "fp8_recipe": (
             _unless("fp8 is off", needs=lambda job: job.fp8),
@@ -93,6 +100,73 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
 )
 """What has to be so for a convention to have an effect, by its name; others always may."""
 
+OF_MEMORY: Final = (
+    *("bucket_bytes", "flat_bucket_bytes", "bucket_ranks", "step_copy_bytes", "wgrad_placeholders"),
+    *(
+        "logits_kept_bytes",
+        "logits_working_bytes",
+        "compiles_loss",
+        "keeps_gate_output",
+        "keeps_norm_in_fp32",
+    ),
+)
+"""Conventions that only say what is in memory: the fullest moment may not know them."""
+
+SETTINGS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
+    {
+        "sequence_parallel": (_TP,),
+        **dict.fromkeys(("overlap_p2p", "deallocate_outputs", "virtual_stages"), (_PP,)),
+        "overlap_pairs": (_unless("the schedule pairs nothing", needs=lambda job: bool(_pairs(job))),),
+        "counted_ends": (_PP, lambda job: "stages have the same layers without" if _split_alike(job) else ""),
+        "shard_ranks": (
+            _unless(
+                "that many are all there are",
+                needs=lambda job: job.shard_ranks < job.layout.dp * job.layout.cp,
+            ),
+        ),
+        "expert_imbalance": (
+            _EP,
+            _unless("capacity_factor says what experts get", needs=lambda job: not job.capacity_factor),
+        ),
+        "checkpoint_bytes_per_s": (
+            _unless("nothing is saved: checkpoint_every is 0", needs=lambda job: job.checkpoint_every > 0),
+        ),
+        "checkpoint_every": (
+            _unless("the run has fewer steps", needs=lambda job: job.checkpoint_every <= job.n_steps),
+        ),
+    }
+)
+"""The same for settings of a job that are not what they are by default."""
+
+_DEFAULTS: Final = {found.name: found.default for found in fields(Job)}
+
+
+def idle(job: Job) -> list[str]:
+    """Return a sentence for each setting and convention that *job* sets for itself to no effect.
+
+    >>> from simulator.config import job_from
+    >>> where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
+    >>> idle(job_from({**where, "sequence_parallel": False}))
+    ['sequence_parallel = false has no effect here: tp is 1']
+    """
+    found = []
+    for name, reasons in SETTINGS.items():
+        if (value := getattr(job, name)) == _DEFAULTS[name]:
+            continue
+        if why := next((words for reason in reasons if (words := reason(job))), ""):
+            found.append(_sentence(name, value, why))
+    return found + idle_conventions(job)
+
+
+def _pairs(job: Job) -> Collection[object]:
+    return pairs(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+
+
+def _split_alike(job: Job) -> bool:
+    """Return whether the stages of *job* would have the same layers if no end counted as one."""
+    n = n_stages(job_plan(job))
+    return stage_layers(job, n) == stage_layers(replace(job, counted_ends="none"), n)
+
 
 def idle_conventions(job: Job) -> list[str]:
     """Return a sentence for each convention that *job* sets for itself to no effect.
@@ -105,11 +179,20 @@ def idle_conventions(job: Job) -> list[str]:
     found = []
     for name, value in job.conventions:
         if why := why_idle(job, name):
-            shown = str(value).lower() if isinstance(value, bool) else repr(value)
-            found.append(f"{name} = {shown} has no effect here: {why}")
+            found.append(_sentence(name, value, why))
     return found
+
+
+def _sentence(name: str, value: object, why: str) -> str:
+    shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"{name} = {shown} has no effect here: {why}"
 
 
 def why_idle(job: Job, convention: str) -> str:
     """Return why *convention* has no effect on *job*, empty if it may have one."""
-    return next((words for reason in REASONS.get(convention, ()) if (words := reason(job))), "")
+    found = next((words for reason in REASONS.get(convention, ()) if (words := reason(job))), "")
+    if found or convention not in OF_MEMORY:
+        return found
+    others = tuple((name, value) for name, value in job.conventions if name != convention)
+    with_it, without = (rank_memories(one) for one in (job, replace(job, conventions=others)))
+    return "memory is fullest where it plays no part" if with_it == without else ""

@@ -20,7 +20,7 @@ from simulator.config import job_settings
 from simulator.engine import choose
 from simulator.engine.changes import Above, Change, Throttle, of_links
 from simulator.folding import representatives
-from simulator.idle import idle_conventions
+from simulator.idle import idle
 from simulator.job import Job
 from simulator.memory.over_time import memory_over_time
 from simulator.memory.ranks import rank_memories
@@ -165,7 +165,7 @@ def simulate(
             job,
             groups,
             stands_for,
-            [*memory_warnings(job, memories), *idle_conventions(job), *_slow(job, network)],
+            [*memory_warnings(job, memories), *idle(job), *_slow(job, network)],
         ),
         spans=spans,
         memory=MEMORY.empty_table()

@@ -204,15 +204,16 @@ def whole_gradient_bytes(job: Job, units: Sequence[Unit]) -> int:
 
 
 def bucket_bytes(job: Job, units: Sequence[Unit]) -> int:
-    """Return what communication buckets of the framework hold beside gradients that are not sharded.
+    """Return what communication buckets of the framework hold beside gradients.
 
-    Where gradients are summed in fp32, those of a backward are there in 16 bit beside the sums.
+    Where gradients are summed in fp32 and not sharded, those of a backward are there in 16 bit beside the
+    sums. A flat bucket is there under every stage of ZeRO (DeepSpeed ``stage_1_and_2.py``, ``stage3.py``).
     """
     framework = job.profile
-    sharded = job.sharding in ("zero2", "zero3", "fsdp")
-    if sharded or job.layout.dp * job.layout.cp < framework.bucket_ranks:
+    if job.sharding == "fsdp" or job.layout.dp * job.layout.cp < framework.bucket_ranks:
         return 0
-    beside = framework.bucket_bytes * _trained(job, units) if job.gradient_dtype == "fp32" else 0
+    sums_apart = job.gradient_dtype == "fp32" and job.sharding not in ("zero2", "zero3")
+    beside = framework.bucket_bytes * _trained(job, units) if sums_apart else 0
     return beside + framework.flat_bucket_bytes
 
 

@@ -15,8 +15,9 @@ from simulator.config import job_from
 from simulator.engine import compiled
 from simulator.errors import JobError
 from simulator.framework import OVERRIDABLE
-from simulator.idle import REASONS, idle_conventions
+from simulator.idle import REASONS, SETTINGS, idle, idle_conventions
 from simulator.job import Job
+from simulator.memory.ranks import rank_memories
 from simulator.network.cost import Network
 from simulator.simulate import simulate
 
@@ -31,6 +32,8 @@ OTHER = {
     "selective": ("core", "operations"),
     "fp8_recipe": ("delayed", "rowwise"),
     "amax_ranks": ("stage", "tp"),
+    "norm_reductions": (0, 3),
+    "split": ("even", "cost"),
 }
 """Two values of each convention."""
 
@@ -68,6 +71,7 @@ def test_what_is_said_to_have_no_effect_has_none(
 def test_every_reason_is_of_a_convention() -> None:
     assert set(REASONS) <= set(OVERRIDABLE)
     assert set(OTHER) == set(REASONS)
+    assert set(SAID) == set(SETTINGS)
 
 
 def test_a_convention_that_has_an_effect_is_not_complained_of() -> None:
@@ -75,6 +79,42 @@ def test_a_convention_that_has_an_effect_is_not_complained_of() -> None:
     job = make_job(conventions={"async_tp": True, "context": "ring"})
     assert [words.split(" = ")[0] for words in idle_conventions(job)] == ["async_tp", "context"]
     assert set(idle_conventions(job)) <= set(simulate(job).info.warnings)
+
+
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    "sequence_parallel": ({"sequence_parallel": False}, "tp is 1"),
+    "overlap_p2p": ({"overlap_p2p": True}, "pp is 1"),
+    "deallocate_outputs": ({"deallocate_outputs": False}, "pp is 1"),
+    "virtual_stages": ({"virtual_stages": 1}, "pp is 1"),
+    "overlap_pairs": ({"overlap_pairs": False}, "the schedule pairs nothing"),
+    "counted_ends": ({"pp": 2, "counted_ends": "both"}, "stages have the same layers without"),
+    "shard_ranks": ({"shard_ranks": 16}, "that many are all there are"),
+    "expert_imbalance": ({"model": "mixtral-8x7b", "expert_imbalance": 0.5}, "ep is 1"),
+    "checkpoint_bytes_per_s": ({"checkpoint_bytes_per_s": 1e9}, "checkpoint_every is 0"),
+    "checkpoint_every": ({"checkpoint_every": 5, "checkpoint_bytes_per_s": 1e9}, "fewer steps"),
+}
+"""For every setting a job in which it plays no part, and what is said of it."""
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_a_setting_that_plays_no_part_is_said_to_and_changes_nothing(name: str) -> None:
+    changes, words = SAID[name]
+    job = make_job(**changes)
+    (said,) = idle(job)
+    assert said.startswith(name)
+    assert words in said
+    plain = make_job(**{key: value for key, value in changes.items() if key in ("pp", "model")})
+    assert times(job) == times(plain)
+    assert [rank.peak_bytes for rank in rank_memories(job)] == [
+        rank.peak_bytes for rank in rank_memories(plain)
+    ]
+    assert not [one for one in idle(plain) if one.startswith(name)]
+
+
+def test_what_plays_no_part_in_the_fullest_moment_is_said() -> None:
+    (said,) = idle(make_job(sharding="fsdp", conventions={"bucket_bytes": 4}))
+    assert said == "bucket_bytes = 4 has no effect here: memory is fullest where it plays no part"
+    assert not idle(make_job(conventions={"keeps_norm_in_fp32": True}))
 
 
 @pytest.mark.parametrize(
