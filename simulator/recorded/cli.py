@@ -64,6 +64,8 @@ def calibrate(
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if step_time is not None:
+        if undisturbed:
+            raise click.UsageError("--undisturbed chooses steps of a recording; --step-time is one number")
         _on_time(run, step_time, given, output, as_json=as_json)
         return
     if run is None:
@@ -99,9 +101,12 @@ def _on_time(
     from traces.writer import write_atomically
 
     try:
-        measured_s = float(text) if text.replace(".", "", 1).isdigit() else parse_time(text)
-    except TopologyError:
-        raise CalibrationError(f"--step-time {text!r}: seconds, or with a unit: 3.21s, 870ms") from None
+        measured_s = float(text)
+    except ValueError:
+        try:
+            measured_s = parse_time(text)
+        except TopologyError:
+            raise CalibrationError(f"--step-time {text!r}: seconds, or with a unit: 3.21s, 870ms") from None
     job = job_from(given if file is None else read_files([file], given).settings)
     found = calibrate_on_time(job, measured_s)
     if output is not None:

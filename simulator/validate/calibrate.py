@@ -43,23 +43,39 @@ SPREADS: Final = Spreads(compute=0.045, communication=0.5, run=0.05)
 """With which other runs of a model are predicted best, by ``checked`` of ``one_run``."""
 
 
+LARGEST: Final = 4.0
+"""Most by which factors are larger, in logarithms, than those of a step that is linear in them."""
+
+HALVINGS: Final = 40
+
+
 def fit(curve: Curve, measured_s: float, spreads: Spreads = SPREADS) -> Factors:
     """Return the factors to expect of a model on a machine, if a run with *curve* took *measured_s*.
 
     Only what runs are likely to share is in them: with them the run itself is predicted nearer, not exactly.
+    Their logarithms are in the ratio of a step that is linear in them, and as large as the curve needs.
 
     >>> computes = Curve((1.0,) * 5)
     >>> [round(factor, 3) for factor in fit(computes, 1.1, Spreads(0.05, 0.3, 0.05))]
     [1.049, 1.0]
     """
-    shares, variance = _shares(curve), _variance(curve, spreads)
+    variance = _variance(curve, spreads)
     limit = OUTLIER * usual_spread(curve, spreads)
     slower = max(-limit, min(limit, math.log(measured_s / curve.at())))
-    compute, communication = (
-        math.exp(spread**2 * share / variance * slower)
-        for spread, share in zip(spreads, shares, strict=False)
-    )
-    return Factors(compute, communication)
+    shared_s = curve.at() * math.exp(slower * (1 - spreads.run**2 / variance))
+    along = [
+        spread**2 * share / variance * slower for spread, share in zip(spreads, _shares(curve), strict=False)
+    ]
+
+    def factors(size: float) -> Factors:
+        return Factors(*(math.exp(size * one) for one in along))
+
+    low, high = 0.0, LARGEST
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found_s = curve.at(**factors(middle)._asdict())
+        low, high = (middle, high) if (found_s < shared_s) == (slower > 0) else (low, middle)
+    return factors((low + high) / 2)
 
 
 def errors(curve: Curve, spreads: Spreads = SPREADS) -> Factors:
