@@ -38,8 +38,8 @@ from topologies.placement import place
 
 Progress = Callable[[str], None]
 
-KEPT_TASKS: Final = 300_000
-"""Tasks of the largest program that is kept until it is clear whether its layout is among the best: 30 MB."""
+KEPT_TASKS: Final = 2_000_000
+"""Tasks of all programs that are kept until it is clear whether their layouts are among the best: 200 MB."""
 
 
 class Stage(IntEnum):
@@ -219,10 +219,16 @@ class _Search:
             self._networks[key] = Network(job.cluster, placed, choice(job.nccl_algo, job.nccl_proto))
         compute = ComputeModel(job.cluster.device, job.precision)
         program = build(job, self._networks[key], compute, groups=self._pipeline(job).units.groups(job))
-        if program.n_tasks <= KEPT_TASKS and job.variation == Variation():
-            self._programs[job] = program
+        if job.variation == Variation():
+            self._keep(job, program)
         _, end_ns = choose("compiled", program.n_tasks, queue=program.shares_gpus).times(program)
         return int(end_ns.max())
+
+    def _keep(self, job: Job, program: Program) -> None:
+        """Keep *program* for the summary of *job*, if there is room for it."""
+        kept = [*self._programs.values(), *(one.program for one in self.best if one.program is not None)]
+        if program.n_tasks + sum(one.n_tasks for one in kept) <= KEPT_TASKS:
+            self._programs[job] = program
 
     def _push(self, stage: Stage, one: Job | Family, ns: int) -> None:
         """Put a candidate in; of equals, the one that is known best comes out first."""
