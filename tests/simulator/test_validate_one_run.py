@@ -63,7 +63,7 @@ def test_factors_are_the_posterior_of_a_linear_model(share: float, slower: float
     st.floats(0.2, 5.0),
     SPREADS_OF,
 )
-def test_a_run_is_predicted_nearer_by_what_runs_share(
+def test_a_run_is_predicted_nearer_by_what_runs_share_at_most(
     paths: list[tuple[float, float]], measured_s: float, spreads: Spreads
 ) -> None:
     """Whichever of its paths is the longest, and never past what was measured."""
@@ -72,7 +72,9 @@ def test_a_run_is_predicted_nearer_by_what_runs_share(
     limit = OUTLIER * usual_spread(curve, spreads)
     slower = max(-limit, min(limit, math.log(measured_s / curve.at())))
     shared = 1 - (spreads.run / usual_spread(curve, spreads)) ** 2
-    assert after == pytest.approx(shared * slower, abs=1e-6)
+    assert -1e-6 <= after * math.copysign(1, slower) <= shared * abs(slower) + 1e-6
+    if len(paths) == 1:
+        assert after == pytest.approx(shared * slower, abs=1e-6)
 
 
 def test_hidden_communication_is_not_blamed() -> None:
