@@ -37,8 +37,8 @@ def test_a_machine_with_a_price_says_whose_and_one_without_how_to_give_it() -> N
     assert listed is not None
     assert whose("dgx-h100", listed, given=False) in said(f"{JOB} --cluster dgx-h100")
     assert "at 2.5 USD per GPU-hour" in said(f"{JOB} --cluster dgx-h100", "--price", "2.5 USD/h")
-    assert load_cluster("gb300-nvl72").price_usd_per_gpu_hour is None
-    assert unknown("gb300-nvl72") in said(f"{JOB} --cluster gb300-nvl72")
+    assert load_cluster("hgx-h20").price_usd_per_gpu_hour is None
+    assert unknown("hgx-h20") in said(f"{JOB} --cluster hgx-h20")
     assert "price" not in said(JOB.replace("--gpus 8", "--gpus 2") + " --cluster localhost --precision fp32")
 
 
@@ -46,12 +46,12 @@ def test_the_json_has_price_and_cost() -> None:
     found = json.loads(said(f"{JOB} --cluster dgx-h100 --json", "--price", "3.6 USD/h"))
     assert found["usd_per_gpu_hour"] == 3.6
     assert found["usd_per_1b_tokens"] == pytest.approx(1e6 / found["tokens_per_s_per_gpu"])
-    unpriced = json.loads(said(f"{JOB} --cluster gb300-nvl72 --json"))
+    unpriced = json.loads(said(f"{JOB} --cluster hgx-h20 --json"))
     assert (unpriced["usd_per_gpu_hour"], unpriced["usd_per_1b_tokens"]) == (None, None)
 
 
 def test_a_search_among_machines_with_and_without_a_price() -> None:
     search = JOB.replace("simulate", "search") + " --tp 1 --pp 1 --top 2"
-    text = said(f"{search} --cluster dgx-h100 --cluster gb300-nvl72")
-    assert unknown("gb300-nvl72") in text
+    text = said(f"{search} --cluster dgx-h100 --cluster hgx-h20")
+    assert unknown("hgx-h20") in text
     assert "the price in the file of dgx-h100" in text

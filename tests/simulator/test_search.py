@@ -192,7 +192,7 @@ def test_the_verb_prints_the_best_and_writes_it(tmp_path: Path) -> None:
     [
         (["--model", "llama3-405b", "--tp", "1", "--pp", "1"], JobError, "none of .* fits"),
         (["--global-batch", "7", "--tp", "1", "--pp", "1"], JobError, "no layout is possible"),
-        (["--by", "cost", "--cluster", "gb300-nvl72"], ConfigError, "need a price"),
+        (["--by", "cost", "--cluster", "hgx-h20"], ConfigError, "need a price"),
     ],
 )
 def test_what_cannot_be_found_is_said_in_one_line(

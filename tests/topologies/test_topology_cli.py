@@ -30,8 +30,8 @@ def test_the_list_fits_a_terminal_and_says_prices() -> None:
     assert "…" not in printed("list")
     line = next(line for line in rows if line.split()[:1] == ["aws-p5"])
     assert line.split()[-1] == f"{load_cluster('aws-p5').price_usd_per_gpu_hour:.2f}"
-    assert next(line for line in rows if line.split()[:1] == ["gb300-nvl72"]).split()[-1] == "?"
-    assert "not known, --price gives one" in printed("show", "gb300-nvl72")
+    assert next(line for line in rows if line.split()[:1] == ["hgx-h20"]).split()[-1] == "?"
+    assert "not known, --price gives one" in printed("show", "hgx-h20")
 
 
 @pytest.mark.parametrize(
