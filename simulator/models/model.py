@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from simulator.errors import ModelError
+from simulator.models.check import check
 
 
 class Linear(NamedTuple):
@@ -38,14 +38,6 @@ class Linear(NamedTuple):
 def share(n: int, parts: int) -> int:
     """Return the largest share when *n* items are dealt to *parts* ranks, so ``ceil(n / parts)``."""
     return -(-n // parts)
-
-
-_AT_LEAST_ONE = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "vocab")
-_NOT_NEGATIVE = (
-    *("ffn_hidden", "n_experts", "top_k", "moe_ffn_hidden", "n_shared_experts", "n_dense_layers"),
-    *("q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "max_positions"),
-    *("window", "global_every", "extra_params", "n_mtp"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +94,8 @@ class Model:
     ffn_hidden: int
     vocab: int
     gated: bool = True
-    tied_embeddings: bool = False
     clamped: bool = False
+    tied_embeddings: bool = False
     norm: str = "rmsnorm"
     norm_bias: bool = True
     norms_per_layer: int = 2
@@ -131,31 +123,7 @@ class Model:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for least, names in ((1, _AT_LEAST_ONE), (0, _NOT_NEGATIVE)):
-            for name in names:
-                value = getattr(self, name)
-                if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                    raise ModelError(f"{self.name}: {name}={value!r}: a whole number of at least {least}")
-        if self.n_heads % self.n_kv_heads:
-            raise ModelError(
-                f"{self.name}: n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}"
-            )
-        if self.norm not in ("rmsnorm", "layernorm"):
-            raise ModelError(f"{self.name}: norm={self.norm!r}: one of rmsnorm, layernorm")
-        if self.norms_per_layer not in (1, 2, 4):
-            raise ModelError(f"{self.name}: norms_per_layer={self.norms_per_layer}: one of 1, 2, 4")
-        if self.n_experts and not (self.moe_ffn_hidden and 1 <= self.top_k <= self.n_experts):
-            raise ModelError(
-                f"{self.name}: n_experts={self.n_experts} needs moe_ffn_hidden (is {self.moe_ffn_hidden}) "
-                f"and top_k (is {self.top_k}) between 1 and n_experts"
-            )
-        if not self.ffn_hidden and (not self.n_experts or self.n_dense_layers):
-            raise ModelError(f"{self.name}: ffn_hidden=0, but the model has dense layers")
-        if self.kv_lora_rank and not (self.v_head_dim and 0 < self.rope_head_dim < self.head_dim):
-            raise ModelError(
-                f"{self.name}: kv_lora_rank={self.kv_lora_rank} needs v_head_dim (is {self.v_head_dim}) "
-                f"and rope_head_dim (is {self.rope_head_dim}) below head_dim={self.head_dim}"
-            )
+        check(self)
 
     @property
     def value_head_dim(self) -> int:
