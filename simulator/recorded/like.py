@@ -17,9 +17,16 @@ from simulator.idle import why_idle
 from simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
 from simulator.models.model import Model
 from simulator.recorded.model import recorded_model
+from simulator.recorded.observed import (
+    keeps_gathered,
+    kinds_of_work,
+    n_microbatches_of,
+    norm_reductions,
+    sums_norm,
+    virtual_stages,
+)
 from simulator.validate.hardware import device_of
 from topologies.catalog import load_cluster, names
-from traces.columns import factorized, int64, is_one_of, labels
 from traces.run import Run
 
 OWN: Final = ("model", "cluster", "gpus", "global_batch", "steps", *TABLES["variation"])
@@ -31,9 +38,6 @@ PYTORCH: Final = "torchtitan"
 WAITS: Final = ("prefetch_forward", "prefetch_backward", "overlap_tp_backward")
 """Conventions that a processor cannot keep: it has no streams, so that FSDP2 and tensor parallelism wait for
 every collective where it is called."""
-
-NORM_BYTES: Final = 64
-"""Most bytes of an all-reduce that sums the norm of all gradients; losses are averaged in as few."""
 
 _LAYOUT: Final = tuple(TABLES["layout"])
 
@@ -57,10 +61,6 @@ class Like:
     n_microbatches: int
     conventions: tuple[tuple[str, object], ...] | None
     notes: tuple[str, ...]
-
-
-GATHERED_ONCE: Final = 1.25
-"""All-gathers per reduce-scatter up to which inputs are gathered once: between once, 1, and twice, 1.5."""
 
 
 def like(run: Run) -> Like:
@@ -188,7 +188,7 @@ def _simulated(run: Run) -> tuple[dict[str, Any], list[str]]:
 def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a recorded run, as far as it tells them."""
     job, layout, notes = run.info.job or {}, run.info.layout, []
-    settings: dict[str, Any] = {"n_microbatches": _n_microbatches(run, job)}
+    settings: dict[str, Any] = {"n_microbatches": n_microbatches_of(run, job)}
     if layout is not None:
         settings |= layout.degrees | {"gpus": run.info.world_size}
     shape = job.get("input_shape")
@@ -201,7 +201,7 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     precision = (run.info.model or {}).get("dtype")
     if precision in PRECISIONS:
         settings["precision"] = precision
-    seen = _seen(run)
+    seen = kinds_of_work(run)
     sharding = job.get("sharding")
     settings["sharding"] = sharding if sharding in SHARDINGS else "ddp"
     settings["fp32_gradients"] = ("fp32" in seen["reduced"]) if seen["reduced"] else True
@@ -210,105 +210,13 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     settings["conventions"] = _conventions(run)
     notes.append("conventions are those of PyTorch, run eagerly")
     if schedule := job.get("schedule"):
-        settings |= {"schedule": schedule} | _virtual(run)
+        settings |= {"schedule": schedule} | virtual_stages(run)
     return settings, notes
 
 
 def _conventions(run: Run) -> tuple[tuple[str, object], ...]:
     """Return how this training differs from what PyTorch does by default."""
-    clips = any(_sums_norm(run, rank) for rank in run.stored_ranks)
-    keeps = any(_keeps_gathered(run, rank) for rank in run.stored_ranks)
+    clips = any(sums_norm(run, rank) for rank in run.stored_ranks)
+    keeps = any(keeps_gathered(run, rank) for rank in run.stored_ranks)
     said = {"copies_gathered": True, "grad_norm": clips, "keeps_gathered_inputs": keeps}
-    return *said.items(), ("norm_reductions", _norm_reductions(run))
-
-
-def _norm_reductions(run: Run) -> int:
-    """Return how often the optimizer sums the gradient of each norm over tensor-parallel ranks.
-
-    Those are the all-reduces along ``tp`` behind the last backward pass of a step; a rank holds two norms in
-    each layer that it has spans of, and the last one another.
-    """
-    found = []
-    for rank in run.stored_ranks:
-        table = run.spans([rank])
-        step, start = int64(table, "step"), int64(table, "start_ns")
-        sums = is_one_of(table, "kind", ("all_reduce",)) & is_one_of(table, "axis", ("tp",))
-        passes = is_one_of(table, "kind", ("backward",)) & is_one_of(table, "category", ("compute",))
-        layers = len(np.unique(int64(table, "layer")[passes])) - bool(
-            (int64(table, "layer")[passes] < 0).any()
-        )
-        for number in np.unique(step[passes & (step >= 0)]).tolist():
-            last = start[passes & (step == number)].max()
-            count = int((sums & (step == number) & (start > last)).sum())
-            found.append(count // (2 * layers) if layers else 0)
-    return int(np.median(found)) if found else 0
-
-
-def _keeps_gathered(run: Run, rank: int) -> bool:
-    """Return whether *rank* gathers inputs of tensor-parallel matrices for forward only, as DTensor does.
-
-    Each block then gathers as often as it reduce-scatters: twice. Where inputs are gathered again for the
-    gradients of weights, it gathers three times.
-    """
-    table = run.spans([rank])
-    along = is_one_of(table, "axis", ("tp",)) & (int64(table, "step") >= 0)
-    gathers, scatters = (
-        int((along & is_one_of(table, "kind", (kind,))).sum()) for kind in ("all_gather", "reduce_scatter")
-    )
-    return 0 < gathers <= GATHERED_ONCE * scatters
-
-
-def _sums_norm(run: Run, rank: int) -> bool:
-    """Return whether *rank* all-reduces a few bytes in steps, as clipping by the norm of gradients does."""
-    table = run.spans([rank])
-    small = (int64(table, "size_bytes") <= NORM_BYTES) & (int64(table, "step") >= 0)
-    return bool((small & is_one_of(table, "kind", ("all_reduce",))).any())
-
-
-def _virtual(run: Run) -> dict[str, int]:
-    """Return the stages per pipeline rank, {} if there is one."""
-    most = max(int(int64(run.spans([rank]), "virtual_stage").max(initial=-1)) for rank in run.stored_ranks)
-    return {"virtual_stages": most + 1} if most > 0 else {}
-
-
-def _seen(run: Run) -> dict[str, set[Any]]:
-    """Return which kinds of compute and of collectives there are, and in what gradients are reduced."""
-    found: dict[str, set[Any]] = {"kinds": set(), "collectives": set(), "reduced": set()}
-    for rank in run.stored_ranks:
-        table = run.spans([rank])
-        columns = [labels(table, name) for name in ("category", "kind", "axis", "dtype")]
-        _, rows = np.unique(factorized(*(codes for codes, _ in columns)), return_index=True)
-        for row in rows:
-            category, kind, axis, dtype = (names[codes[row]] for codes, names in columns)
-            if category == "compute":
-                found["kinds"].add(kind)
-            elif category == "collective":
-                found["collectives"].add((kind, axis))
-                if axis == "dp" and kind in ("all_reduce", "reduce_scatter"):
-                    found["reduced"].add({"float32": "fp32"}.get(dtype, dtype))
-    return found
-
-
-def _n_microbatches(run: Run, job: Mapping[str, Any]) -> int:
-    """Return the forward passes of a rank per step: noted for a pipeline, counted otherwise.
-
-    A block that is called once per pass has one span in it; those that others interrupt have more, so that
-    the least number of spans that any block has in a step counts.
-    """
-    noted = job.get("n_microbatches") or job.get("forwards_per_step")
-    if isinstance(noted, int) and noted > 0:
-        return noted
-    rank = run.stored_ranks[0]
-    table = run.spans([rank])
-    kind, kinds = labels(table, "kind")
-    name, _ = labels(table, "name")
-    step = int64(table, "step")
-    if "forward" not in kinds:
-        return 1
-    forward = (kind == kinds.index("forward")) & (step >= 0)
-    if not forward.any():
-        return 1
-    steps = np.unique(step[forward])
-    chosen = forward & (step == steps[len(steps) // 2])
-    counts = np.bincount(name[chosen])
-    return int(counts[counts > 0].min())
+    return *said.items(), ("norm_reductions", norm_reductions(run))

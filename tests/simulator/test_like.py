@@ -13,7 +13,7 @@ from simulator.config import job_from
 from simulator.errors import LikeError
 from simulator.models.model import Model
 from simulator.models.sources import load_model
-from simulator.recorded import like
+from simulator.recorded import observed
 from simulator.recorded.like import job_like
 from simulator.recorded.model import recorded_model
 from simulator.simulate import Simulation, simulate
@@ -150,7 +150,7 @@ def test_the_verb_takes_a_run_and_changes_it(simulation: Simulation, tmp_path: P
 def test_whether_inputs_are_gathered_once_is_counted(keeps: bool) -> None:
     """DTensor keeps what it gathered; Megatron gathers again for the gradients of weights."""
     run = simulate(job_from({**SMALL, "tp": 2, "conventions": {"keeps_gathered_inputs": keeps}})).run
-    assert like._keeps_gathered(run, 0) is keeps
+    assert observed.keeps_gathered(run, 0) is keeps
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
@@ -161,4 +161,4 @@ def test_sums_of_gradients_of_norms_are_counted(times: int) -> None:
     spans = [row for row in run.spans([0]).to_pylist() if row["name"] == "norm gradient"]
     assert len(spans) == times * (2 * 32 + 1)
     assert {row["size_bytes"] for row in spans} <= {4096 * 2}
-    assert like._norm_reductions(run) == times
+    assert observed.norm_reductions(run) == times
