@@ -64,7 +64,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "ingest": ("tracer.ingest_cli", "Take over traces of other tools: Kineto, Chakra, timers, tables."),
         "analyze": ("traces.cli", "Where the time of a run goes, rank by rank; adds up to 100 %."),
         "compare": ("traces.cli", "Two runs side by side: what differs, by cause."),
-        "calibrate": ("simulator.recorded.cli", "Fit a machine's constants on one recorded run."),
+        "calibrate": ("simulator.recorded.cli", "Fit a machine's constants on a recording or a step time."),
         "report": (
             "traces.report.cli",
             "One self-contained HTML page for a run, or two on one axis.",

@@ -102,13 +102,8 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
 
 OF_MEMORY: Final = (
     *("bucket_bytes", "flat_bucket_bytes", "bucket_ranks", "step_copy_bytes", "wgrad_placeholders"),
-    *(
-        "logits_kept_bytes",
-        "logits_working_bytes",
-        "compiles_loss",
-        "keeps_gate_output",
-        "keeps_norm_in_fp32",
-    ),
+    *("logits_kept_bytes", "logits_working_bytes", "compiles_loss"),
+    *("keeps_gate_output", "keeps_norm_in_fp32"),
 )
 """Conventions that only say what is in memory: the fullest moment may not know them."""
 

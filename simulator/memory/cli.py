@@ -28,7 +28,7 @@ SHOWN_CLOSEST: Final = 3
 
 @click.command()
 @job_settings_options
-@click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags go before it.")
+@click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags override what it says.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def memory(config: str | None, *, as_json: bool, **flags: Any) -> None:
     """Say whether a job fits into memory, and if not, what would.

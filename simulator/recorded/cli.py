@@ -32,7 +32,7 @@ ALIKE: Final = 0.001
 @click.option(
     "--step-time",
     metavar="TIME",
-    help="Of a measured step, e.g. 3.21s, where there is no recording: RUN is a file of settings.",
+    help="Of a measured step, e.g. 3.21s. RUN is then a file of settings, or left out for flags.",
 )
 @click.option(
     "--undisturbed", is_flag=True, help="Use the faster half of the steps: others used the machine, too."

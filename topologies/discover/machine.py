@@ -15,6 +15,7 @@ UNBRIDGED: Final = ("a100-pcie", "h100-pcie", "h100-nvl", "a40", "a6000", "rtx-3
 """Cards that have NVLinks only where somebody put a bridge on them."""
 
 _USUAL_GBIT: Final = 100
+"""Gb/s of a NIC of which the file does not say how fast it is."""
 
 
 def to_toml(found: Wiring, device: str = "") -> str:
