@@ -132,8 +132,13 @@ class Session(Training[Lane]):
             return None
         from tracer.native.hooks import Native
 
+        try:
+            native = Native(module, self)
+        except Exception as error:  # those in Python do as well
+            self.warn(f"compiled hooks not used: {type(error).__name__}: {error}")
+            return None
         self.position = module.position
-        return Native(module, self)
+        return native
 
     def _switch_off(self, *names: str) -> None:
         """Switch hooks off, for good."""

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,55 @@ def test_a_compiler_that_fails_is_told_in_a_line(
     failing.chmod(0o755)
     monkeypatch.setenv("CXX", str(failing))
     assert build.ensure(anew.append) is None
-    assert anew[1:] == ["hooks not compiled, those in Python do: a.hpp:1: error: no such header"]
-    assert [path.suffix for path in (tmp_path / "foretrace").iterdir()] == [".lock"]
+    assert len(anew) == 2
+    assert anew[1].startswith("hooks not compiled, those in Python do: a.hpp:1: error: no such header; ")
+    assert {path.suffix for path in (tmp_path / "foretrace").iterdir()} == {".lock", ".failed"}
+    anew.clear()
+    assert build.ensure(anew.append) is None  # is remembered: neither tried nor told again
+    assert anew == []
+    other = failing.rename(tmp_path / "another")
+    monkeypatch.setenv("CXX", str(other))
+    assert build.ensure(anew.append) is None
+    assert len(anew) == 2
+
+
+@pytest.mark.parametrize("cache", ["/proc/nothing-can-be-made-here", "/" + "x" * 300, "/dev/null"])
+def test_a_cache_that_cannot_be_used_is_told_in_a_line(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert build.ensure(anew.append) is None
+    assert len(anew) == 1
+    assert anew[0].startswith("hooks not compiled, those in Python do: ")
+    assert build.load() is None or build.NAME in sys.modules
+
+
+def test_a_training_that_cannot_look_for_hooks_is_recorded(tmp_path: Path, ranks: Any) -> None:
+    """The name of its cache is longer than those of files."""
+    assert trained(tmp_path / "run", ranks, XDG_CACHE_HOME="/" + "x" * 300).split()[1] == "False"
+    assert open_run(tmp_path / "run").warnings == ()
+
+
+def test_a_user_without_a_home_goes_without(anew: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", classmethod(lambda cls: Path("~nobody-of-this-name").expanduser()))
+    assert build.ensure(anew.append) is None
+    assert anew == []
+
+
+def test_of_several_that_come_at_once_one_compiles(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = tmp_path / "c++"
+    slow.write_text(SLOW_COMPILER.format(log=tmp_path / "log"))
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(build.ensure, [anew.append] * 4))
+    assert found == {build.library()}
+    assert len(anew) == 1
+    assert (tmp_path / "log").read_text() == "run\n"
+    assert {path.suffix for path in (tmp_path / "foretrace").iterdir()} == {".lock", ".so"}
 
 
 @pytest.mark.parametrize(("switch", "gpus"), [("0", ()), ("1", (Path("/"),))])
@@ -124,6 +172,13 @@ def test_the_ring_tells_calls_of_both_in_one_order(tmp_path: Path, ranks: Any, c
     for line in result.output.splitlines():
         assert json.loads(line) == [["all_reduce", 0], ["send", 0], ["all_reduce", 1], ["barrier", 2]]
 
+
+SLOW_COMPILER = """#!/bin/sh
+echo run >> {log}
+sleep 0.3
+while [ "$1" != -o ]; do shift; done
+echo hooks > "$2"
+"""
 
 RING = """
 import json, os

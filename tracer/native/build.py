@@ -1,7 +1,8 @@
 """Compiles the hooks of a recording for the torch of this environment, once, and finds them again.
 
-What is compiled is kept under ``$XDG_CACHE_HOME/foretrace``, by the version of torch, the Python and the text
-of the sources. Compiling imports no torch; whoever loads the hooks has done so.
+What is compiled is kept under ``$XDG_CACHE_HOME/foretrace``, by the version of torch, the Python, the machine
+and the text of the sources. What a compiler has refused is remembered there too, so that it is tried and told
+once. Compiling imports no torch; whoever loads the hooks has done so.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 SWITCH: Final = "FORETRACE_NATIVE"
 """Environment variable that says ``0`` where hooks in Python shall do, compiled or not."""
@@ -41,20 +44,27 @@ COMPILE_S: Final = 600
 
 
 def is_wanted() -> bool:
-    """Whether hooks in C++ are of use here: not switched off, and no GPU."""
-    return os.environ.get(SWITCH, "") != "0" and not any(path.exists() for path in GPUS)
+    """Whether hooks in C++ are of use here: not switched off, Linux, a Python with its lock, and no GPU."""
+    if (
+        os.environ.get(SWITCH, "") == "0"
+        or sys.platform != "linux"
+        or sysconfig.get_config_var("Py_GIL_DISABLED")
+    ):
+        return False
+    return not any(path.exists() for path in GPUS)
 
 
 def library() -> Path | None:
-    """Return where the hooks are kept once they are compiled, None without torch."""
+    """Return where compiled hooks are kept; None without torch, or for a user without a home."""
     try:
         torch = version("torch")
-    except PackageNotFoundError:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except (PackageNotFoundError, RuntimeError):  # the second: no home
         return None
     text = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]pp")))
     key = hashlib.sha256(text).hexdigest()[:12]
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "foretrace" / f"{NAME}-torch{torch}-{sys.implementation.cache_tag}-{key}.so"
+    abi = sysconfig.get_config_var("SOABI")  # tells the machine, too
+    return Path(home) / "foretrace" / f"{NAME}-torch{torch}-{abi}-{key}.so"
 
 
 def ensure(say: Callable[[str], None]) -> Path | None:
@@ -65,19 +75,45 @@ def ensure(say: Callable[[str], None]) -> Path | None:
     """
     found = library() if is_wanted() else None
     compiler = shutil.which(os.environ.get("CXX") or "c++")
-    if found is None or found.exists():
-        return found
-    if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return None
     try:
+        if found is None or found.exists():
+            return found
+        if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+            return None
         found.parent.mkdir(parents=True, exist_ok=True)
         with found.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not found.exists():
-                say(f"compiling hooks for torch {version('torch')}, once: 20 s; {SWITCH}=0 goes without")
-                _compile(compiler, found)
-    except (OSError, subprocess.SubprocessError) as error:
-        say(f"hooks not compiled, those in Python do: {_last_line(error)}")
+            _wait_for(lock)
+            return _compiled(compiler, found, say)
+    except OSError as error:
+        say(f"hooks not compiled, those in Python do: {error}")
+        return None
+
+
+def _wait_for(lock: TextIO) -> None:
+    """Lock the file *lock*, which another process that compiles gives back. Raises OSError if it does not."""
+    until = time.monotonic() + COMPILE_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def _compiled(compiler: str, found: Path, say: Callable[[str], None]) -> Path | None:
+    """Compile unless it was done, or refused, by now; raise OSError where it cannot be kept."""
+    refused = found.with_suffix(".failed")
+    if found.exists():
+        return found
+    if refused.exists() and refused.read_text().startswith(f"{compiler}\n"):
+        return None
+    say(f"compiling hooks for torch {version('torch')}, once: 20 s; {SWITCH}=0 goes without")
+    try:
+        _compile(compiler, found)
+    except subprocess.SubprocessError as error:
+        refused.write_text(f"{compiler}\n{getattr(error, 'stderr', '') or error}\n")
+        say(f"hooks not compiled, those in Python do: {_last_line(error)}; tried again without {refused}")
         return None
     return found
 
@@ -104,14 +140,10 @@ def command(compiler: str, target: Path) -> list[str]:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    temporary = target.with_suffix(f".{os.getpid()}")
-    try:
-        subprocess.run(
-            command(compiler, temporary), check=True, capture_output=True, text=True, timeout=COMPILE_S
-        )
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        subprocess.run(command(compiler, made), check=True, capture_output=True, text=True, timeout=COMPILE_S)
+        made.replace(target)
 
 
 def load() -> Any:
@@ -122,10 +154,10 @@ def load() -> Any:
     if NAME in sys.modules:
         return sys.modules[NAME]
     found = library() if is_wanted() else None
-    if found is None or not found.exists():
+    if found is None:
         return None
-    with suppress(ImportError):
-        loader = ExtensionFileLoader(NAME, str(found))
+    with suppress(ImportError, OSError):  # of no use, not there, or not to be read
+        loader = ExtensionFileLoader(NAME, str(found.resolve(strict=True)))
         spec = importlib.util.spec_from_file_location(NAME, found, loader=loader)
         if spec is not None:
             module = importlib.util.module_from_spec(spec)
