@@ -28,6 +28,7 @@ import click
     type=click.FloatRange(0, 2),
     help="Spread of true step times, 0.1 is 10 %. [default: as measured of such predictions]",
 )
+@click.option("--slow-gpus", help="Quantiles of how slow a GPU may be, e.g. '99%:1.02, 99.9%:1.15'.")
 @click.option("--start", type=click.DateTime(["%Y-%m-%d"]), help="First day. [default: today]")
 @click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which it has to be done.")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), help="Dollars that may be spent.")
@@ -67,6 +68,7 @@ def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
 
 def _risks(flags: Mapping[str, Any]) -> Any:
     from simulator.goodput.plan import Risks
+    from simulator.goodput.stragglers import parse_stragglers
     from topologies.units import parse_bandwidth, parse_time
 
     times = {
@@ -81,6 +83,7 @@ def _risks(flags: Mapping[str, Any]) -> Any:
         **{field: _read(parse_time, flags[flag]) for field, flag in times.items()},
         storage_bytes_per_s=_read(parse_bandwidth, flags["storage"]),
         step_error=flags["step_error"],
+        stragglers=_read(parse_stragglers, flags["slow_gpus"]),
     )
 
 
@@ -151,7 +154,7 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _shares(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != "training")
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share and name != "training")
 
 
 def _days(days: float) -> str:

@@ -10,6 +10,7 @@ from the very same process, for quantiles and for the chance of a date.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -176,6 +177,7 @@ def sampled_times_s(
     n_samples: int,
     seed: int,
     step_error: float = 0.0,
+    stretch: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
 ) -> NDArray[np.float64]:
     """Return how long training takes in *n_samples* possible worlds, shape ``(n_samples,)``, in seconds.
 
@@ -187,6 +189,8 @@ def sampled_times_s(
         seed: of the random numbers.
         step_error: standard deviation of the logarithm of the true step time over the predicted one, the
             same for all steps of one world.
+        stretch: factor on all steps of a world by slow GPUs, from its rank among worlds, uniform in 0 to 1;
+            None: there are none.
 
     Raises:
         GoodputError: as ``expected``.
@@ -194,6 +198,8 @@ def sampled_times_s(
     mean = expected(work_s, interval_s, reliability)
     rng = np.random.default_rng(seed)
     slower = np.exp(step_error * rng.standard_normal(n_samples)) if step_error else np.ones(n_samples)
+    if stretch is not None:
+        slower = slower * stretch(rng.random(n_samples))
     work = work_s * slower
     n_left = np.maximum(np.ceil(work / interval_s - 1e-9), 1)
     held_s = work / n_left + reliability.checkpoint_s

@@ -24,7 +24,8 @@ from simulator.goodput.failures import (
     optimal_interval_s,
     sampled_times_s,
 )
-from traces.analysis.metrics import summarize
+from simulator.goodput.stragglers import SlowGpus, Stragglers
+from traces.analysis.metrics import breakdown, summarize
 from traces.run import Run
 
 STORAGE_BYTES_PER_S: Final = 2e9
@@ -57,6 +58,7 @@ class Training:
         step_error: how far measured steps of its class lie around predicted ones, as in ``Risks``; 0 where
             the step was measured.
         step_error_from: the runs that this comes from, in words.
+        compute_share: share of the step in which the GPU that does most computes.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Training:
     usd_per_gpu_hour: float | None = None
     step_error: float = 0.0
     step_error_from: str = ""
+    compute_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class Risks:
         interval_s: training between checkpoints; None: what is best.
         step_error: standard deviation of the logarithm of true over predicted step times; None: that of
             the training.
+        stragglers: GPUs that are slow without breaking; None: none are, but for those in the run.
     """
 
     mtbf_gpu_s: float | None = None
@@ -94,6 +98,7 @@ class Risks:
     restart_s: float | None = None
     interval_s: float | None = None
     step_error: float | None = None
+    stragglers: Stragglers | None = None
 
 
 def parse_count(text: str) -> float:
@@ -137,6 +142,7 @@ def training_of(run: Run, *, tokens_per_step: int | None = None) -> Training:
     return Training(
         name=info.name,
         step_time_s=step_time_s,
+        compute_share=max(row.shares["compute"] for row in breakdown(run)),
         tokens_per_step=float(tokens_per_step),
         n_gpus=info.world_size,
         n_nodes=math.ceil(info.world_size / per_node),
@@ -197,9 +203,17 @@ def plan(
         )
     work_s = tokens / training.tokens_per_step * training.step_time_s
     interval_s = optimal_interval_s(reliability) if risks.interval_s is None else risks.interval_s
-    mean = expected(work_s, interval_s, reliability)
+    slow = SlowGpus(risks.stragglers, training.n_gpus, training.compute_share)
+    rests_on += slow.notes(QUANTILES)
+    mean = expected(work_s * slow.mean, interval_s, reliability)
     times_s = sampled_times_s(
-        work_s, interval_s, reliability, n_samples=n_samples, seed=seed, step_error=step_error
+        work_s,
+        interval_s,
+        reliability,
+        n_samples=n_samples,
+        seed=seed,
+        step_error=step_error,
+        stretch=slow.stretch if risks.stragglers else None,
     )
     usd_per_s = (training.usd_per_gpu_hour or 0.0) * training.n_gpus / HOUR_S
     found: dict[str, Any] = {
@@ -213,11 +227,13 @@ def plan(
             f"{q:.0%}": (start + timedelta(seconds=float(np.quantile(times_s, q)))).isoformat()
             for q in QUANTILES
         },
-        "goodput": mean.goodput,
+        "goodput": work_s / mean.wall_s,
+        "slowest_gpu": slow.slowest(QUANTILES),
         "shares": {
             name: value / mean.wall_s
             for name, value in (
-                ("training", mean.work_s),
+                ("training", work_s),
+                ("slow GPUs", mean.work_s - work_s),
                 ("checkpoints", mean.checkpoints_s),
                 ("lost work", mean.lost_s),
                 ("restarts", mean.restarts_s),
