@@ -66,6 +66,9 @@ struct Call {
 };
 using CallPtr = std::shared_ptr<Call>;
 
+// Works that nobody has waited for are looked through when there are that many more of them.
+constexpr size_t KEPT_WORKS = 64;
+
 // The collectives of a process, from their issue until Python has taken them. For any thread.
 class Calls {
  public:
@@ -86,6 +89,7 @@ class Calls {
 
   // Whoever needed the result of a call has it, or gloo does.
   void end(const CallPtr& call) {
+    c10::intrusive_ptr<c10d::Work> work;  // freed after the lock: its tensors may need that of the interpreter
     int64_t under_way = 0;
     call->end_ns.compare_exchange_strong(under_way, now_ns());
     std::lock_guard<std::mutex> guard(lock_);
@@ -96,16 +100,26 @@ class Calls {
     if (call->work) {
       by_work_.erase(call->work.get());
       n_waitable = int(by_work_.size());
-      call->work.reset();
+      work = std::move(call->work);
     }
   }
 
   // A call without a future goes on until its work is waited for.
   void awaits(const CallPtr& call, c10::intrusive_ptr<c10d::Work> work) {
-    std::lock_guard<std::mutex> guard(lock_);
-    by_work_[work.get()] = call;
-    n_waitable = int(by_work_.size());
-    call->work = std::move(work);
+    std::vector<CallPtr> dropped;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      by_work_[work.get()] = call;
+      n_waitable = int(by_work_.size());
+      call->work = std::move(work);
+      if (by_work_.size() > most_works_) {
+        for (const auto& [_, one] : by_work_) {
+          if (one->work.use_count() == 1) dropped.push_back(one);
+        }
+        most_works_ = by_work_.size() - dropped.size() + KEPT_WORKS;
+      }
+    }
+    for (const CallPtr& one : dropped) end(one);  // nobody can wait any more, and tensors are kept for that
   }
 
   CallPtr of_output(const void* output) {
@@ -138,15 +152,9 @@ class Calls {
     return found->second;
   }
 
-  // What lines of the ring say of the next kind, of the next block and of all types, as JSON; where it is.
-  void name_kind(std::string words) {
-    std::lock_guard<std::mutex> guard(lock_);
-    ring_.kinds.push_back(std::move(words));
-  }
-  void name_block(std::string words) {
-    std::lock_guard<std::mutex> guard(lock_);
-    ring_.blocks.push_back(std::move(words));
-  }
+  // What lines of the ring say of a kind, of a block and of all types, as JSON; where it is.
+  void name_kind(int32_t number, std::string words) { name(ring_.kinds, number, std::move(words)); }
+  void name_block(int32_t number, std::string words) { name(ring_.blocks, number, std::move(words)); }
   void name_types(std::vector<std::string> words) {
     std::lock_guard<std::mutex> guard(lock_);
     ring_.dtypes = std::move(words);
@@ -163,7 +171,7 @@ class Calls {
 
   int64_t n_calls(int32_t group) {
     std::lock_guard<std::mutex> guard(lock_);
-    return groups_[group].n_calls;
+    return group >= 0 && size_t(group) < groups_.size() ? groups_[group].n_calls : 0;
   }
 
   // What was issued since the last time, and what of that before has ended since.
@@ -192,17 +200,22 @@ class Calls {
   }
 
   void reset() {
+    decltype(by_work_) works;  // freed after the lock, as in `end`
     std::lock_guard<std::mutex> guard(lock_);
     fresh_.clear();
     told_.clear();
     by_output_.clear();
-    by_work_.clear();
+    works.swap(by_work_);
     by_name_.clear();
     groups_.clear();
     n_waitable = 0;
     n_lost_ = 0;
     ring_.forget_lines();
   }
+
+  // As those of Lane.
+  void hold() { lock_.lock(); }
+  void release() { lock_.unlock(); }
 
   struct Group {
     int64_t id = 0, n_calls = 0;
@@ -213,6 +226,12 @@ class Calls {
   std::atomic<int> n_waitable{0};  // calls that are over when somebody has waited
 
  private:
+  void name(std::vector<std::string>& names, int32_t number, std::string words) {
+    std::lock_guard<std::mutex> guard(lock_);
+    if (names.size() <= size_t(number)) names.resize(size_t(number) + 1, "\"\"");
+    names[size_t(number)] = std::move(words);
+  }
+
   std::mutex lock_;
   Ring<Calls, Call> ring_;
   std::vector<CallPtr> fresh_, told_;
@@ -220,6 +239,7 @@ class Calls {
   std::unordered_map<const c10d::Work*, CallPtr> by_work_;
   std::unordered_map<std::string, int32_t> by_name_;
   std::deque<Group> groups_;
+  size_t most_works_ = KEPT_WORKS;
   int64_t n_lost_ = 0;
 };
 
@@ -234,12 +254,12 @@ const c10::DispatchKeySet AFTER(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKe
 template <typename See>
 void each_tensor(const c10::IValue& value, See see) {
   if (value.isTensor()) {
-    see(value.toTensor());
+    if (value.toTensor().defined()) see(value.toTensor());
   } else if (value.isList()) {
     const auto items = value.toListRef();
     if (!items.empty() && items[0].isList()) return each_tensor(items[0], see);
     for (const c10::IValue& item : items) {
-      if (item.isTensor()) see(item.toTensor());
+      if (item.isTensor() && item.toTensor().defined()) see(item.toTensor());
     }
   }
 }
@@ -286,7 +306,9 @@ class NotingKernel final : public c10::OperatorKernel {
 
  private:
   CallPtr described(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
-    const c10::IValue* args = stack.data() + stack.size() - op.schema().arguments().size();
+    const size_t n_args = op.schema().arguments().size();
+    if (size_t(std::max({rule_.group, rule_.sized, rule_.outputs})) >= n_args) throw std::runtime_error("new schema");
+    const c10::IValue* args = stack.data() + stack.size() - n_args;
     const auto group = args[rule_.group].toCustomClass<c10d::ProcessGroup>();
     auto call = std::make_shared<Call>();
     call->kind = kind_;
@@ -297,7 +319,7 @@ class NotingKernel final : public c10::OperatorKernel {
     call->dtype = int(at::kFloat);
     if (rule_.sized >= 0) {
       each_tensor(args[rule_.sized], [&](const at::Tensor& tensor) {
-        call->size_bytes += int64_t(tensor.nbytes());
+        call->size_bytes += tensor.numel() * int64_t(tensor.element_size());  // sparse ones have no nbytes
         call->dtype = int(tensor.scalar_type());
       });
       if (rule_.times_ranks) call->size_bytes *= group->getSize();
@@ -335,8 +357,10 @@ class NotingKernel final : public c10::OperatorKernel {
       calls().end(call);
     } else if (!call->has_future) {
       calls().awaits(call, std::move(work));
+    } else if (const auto future = work->getFuture()) {
+      future->addCallback([call](c10::ivalue::Future&) { calls().end(call); });
     } else {
-      work->getFuture()->addCallback([call](c10::ivalue::Future&) { calls().end(call); });
+      calls().awaits(call, std::move(work));
     }
   }
 
@@ -383,16 +407,23 @@ class Kernels {
         functional_(torch::Library::IMPL, "_c10d_functional", c10::DispatchKey::BackendSelect, __FILE__, __LINE__) {
     for (const Rule& rule : RULES) {
       if (!is_known(std::string("c10d::") + rule.name)) continue;
-      auto kernel = std::make_unique<NotingKernel>(rule, number_of(rule.kind));
-      c10d_.impl(rule.name, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+      c10d_.impl(rule.name, kept(std::make_unique<NotingKernel>(rule, number_of(rule.kind))));
     }
     if (is_known("_c10d_functional::wait_tensor")) {
-      functional_.impl("wait_tensor",
-                       torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WaitingKernel>()));
+      functional_.impl("wait_tensor", kept(std::make_unique<WaitingKernel>()));
     }
   }
 
  private:
+  // A kernel that is never freed: another thread may be inside of it when it is taken away.
+  template <typename Kernel>
+  static torch::CppFunction kept(std::unique_ptr<Kernel> kernel) {
+    Kernel* const found = kernel.get();
+    auto function = torch::CppFunction::makeFromBoxedFunctor(std::move(kernel));
+    c10::raw::intrusive_ptr::incref(found);
+    return function;
+  }
+
   static bool is_known(const std::string& name) {
     return c10::Dispatcher::singleton().findSchema({name, ""}).has_value();
   }

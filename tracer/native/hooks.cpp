@@ -1,6 +1,7 @@
 // The module of Python by which tracer/native talks to the hooks.
 
 #include <Python.h>
+#include <pthread.h>
 #include <structmember.h>
 
 #include "calls.hpp"
@@ -16,7 +17,8 @@ Py_buffer ring_memory{};
 // for once.
 int32_t block_number(PyObject* block) {
   const int32_t number = state().blocks.of(block);
-  if (number < 0 || size_t(number) < modules().layers.size()) return number;
+  auto& layers = modules().layers;
+  if (number < 0 || (size_t(number) < layers.size() && layers[size_t(number)] != UNTOLD)) return number;
   PyObject* told = ask("describe_block", block);  // its layer, and what a line says of it
   long layer = -1;
   const char* words = nullptr;
@@ -24,8 +26,10 @@ int32_t block_number(PyObject* block) {
     Py_XDECREF(told);
     return -1;
   }
-  modules().layers.push_back(int32_t(layer));
-  calls().name_block(words);
+  // Not always the next one: another thread may have learned a block meanwhile.
+  if (layers.size() <= size_t(number)) layers.resize(size_t(number) + 1, UNTOLD);
+  layers[size_t(number)] = int32_t(layer);
+  calls().name_block(number, words);
   Py_DECREF(told);
   return number;
 }
@@ -35,7 +39,7 @@ int32_t kind_number(PyObject* kind) {
   if (number >= 0 && size_t(number) >= calls().n_kinds()) {
     const char* text = PyUnicode_AsUTF8(kind);
     if (text == nullptr) return -1;
-    calls().name_kind("\"" + std::string(text) + "\"");
+    calls().name_kind(number, "\"" + std::string(text) + "\"");
   }
   return number;
 }
@@ -152,7 +156,7 @@ PyObject* py_backward_began(PyObject*, PyObject*) {
 }
 
 PyObject* py_backward_ended(PyObject*, PyObject* depth) {
-  --state().backward_depth;
+  if (state().backward_depth > 0) --state().backward_depth;  // 0: a recording has begun since
   return py_pop(nullptr, depth);
 }
 
@@ -308,7 +312,7 @@ PyObject* py_note(PyObject*, PyObject* args) {
 }
 
 PyObject* py_install(PyObject*, PyObject* loose) {
-  Py_XSETREF(state().loose, Py_NewRef(loose));
+  state().loose = Py_NewRef(loose);
   try {
     delete std::exchange(kernels, nullptr);
     kernels = new Kernels(kind_named);
@@ -320,45 +324,60 @@ PyObject* py_install(PyObject*, PyObject* loose) {
 
 PyObject* py_remove(PyObject*, PyObject*) {
   delete std::exchange(kernels, nullptr);
-  Py_CLEAR(state().loose);
+  state().loose = nullptr;
   Py_RETURN_NONE;
 }
 
-template <typename Function>
-PyCFunction fast(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+// A function of the module as Python calls it: an exception of C++ is one of Python, never the end of the process.
+template <auto function>
+struct Safe;
+
+template <typename... Args, PyObject* (*function)(Args...)>
+struct Safe<function> {
+  static PyObject* call(Args... args) {
+    try {
+      return function(args...);
+    } catch (const std::exception& error) {
+      return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
+    }
+  }
+};
+
+template <auto function>
+PyCFunction safe() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Safe<function>::call));
 }
 
 PyMethodDef METHODS[] = {
-    {"push", fast(py_push), METH_FASTCALL, nullptr},
-    {"replace", fast(py_replace), METH_FASTCALL, nullptr},
-    {"pop", py_pop, METH_O, nullptr},
-    {"pause", py_pause, METH_NOARGS, nullptr},
-    {"resume", py_resume, METH_O, nullptr},
-    {"block", py_block, METH_NOARGS, nullptr},
-    {"depth", py_depth, METH_NOARGS, nullptr},
-    {"entered", fast(py_entered), METH_FASTCALL, nullptr},
-    {"left", fast(py_left), METH_FASTCALL, nullptr},
-    {"learn", py_learn, METH_VARARGS, nullptr},
-    {"forget", py_forget, METH_O, nullptr},
-    {"block_of", py_block_of, METH_O, nullptr},
-    {"is_inside", py_is_inside, METH_NOARGS, nullptr},
-    {"backward_began", py_backward_began, METH_NOARGS, nullptr},
-    {"backward_ended", py_backward_ended, METH_O, nullptr},
-    {"set_backward", py_set_backward, METH_VARARGS, nullptr},
-    {"add_group", py_add_group, METH_VARARGS, nullptr},
-    {"n_calls", py_n_calls, METH_O, nullptr},
-    {"next_number", py_next_number, METH_NOARGS, nullptr},
-    {"open_ring", py_open_ring, METH_VARARGS, nullptr},
-    {"n_waitable", py_n_waitable, METH_NOARGS, nullptr},
-    {"waited", py_waited, METH_O, nullptr},
-    {"is_busy", py_is_busy, METH_NOARGS, nullptr},
-    {"take_segments", py_take_segments, METH_NOARGS, nullptr},
-    {"take_calls", py_take_calls, METH_NOARGS, nullptr},
-    {"begin", py_begin, METH_VARARGS, nullptr},
-    {"note", py_note, METH_VARARGS, nullptr},
-    {"install", py_install, METH_O, nullptr},
-    {"remove", py_remove, METH_NOARGS, nullptr},
+    {"push", safe<py_push>(), METH_FASTCALL, nullptr},
+    {"replace", safe<py_replace>(), METH_FASTCALL, nullptr},
+    {"pop", safe<py_pop>(), METH_O, nullptr},
+    {"pause", safe<py_pause>(), METH_NOARGS, nullptr},
+    {"resume", safe<py_resume>(), METH_O, nullptr},
+    {"block", safe<py_block>(), METH_NOARGS, nullptr},
+    {"depth", safe<py_depth>(), METH_NOARGS, nullptr},
+    {"entered", safe<py_entered>(), METH_FASTCALL, nullptr},
+    {"left", safe<py_left>(), METH_FASTCALL, nullptr},
+    {"learn", safe<py_learn>(), METH_VARARGS, nullptr},
+    {"forget", safe<py_forget>(), METH_O, nullptr},
+    {"block_of", safe<py_block_of>(), METH_O, nullptr},
+    {"is_inside", safe<py_is_inside>(), METH_NOARGS, nullptr},
+    {"backward_began", safe<py_backward_began>(), METH_NOARGS, nullptr},
+    {"backward_ended", safe<py_backward_ended>(), METH_O, nullptr},
+    {"set_backward", safe<py_set_backward>(), METH_VARARGS, nullptr},
+    {"add_group", safe<py_add_group>(), METH_VARARGS, nullptr},
+    {"n_calls", safe<py_n_calls>(), METH_O, nullptr},
+    {"next_number", safe<py_next_number>(), METH_NOARGS, nullptr},
+    {"open_ring", safe<py_open_ring>(), METH_VARARGS, nullptr},
+    {"n_waitable", safe<py_n_waitable>(), METH_NOARGS, nullptr},
+    {"waited", safe<py_waited>(), METH_O, nullptr},
+    {"is_busy", safe<py_is_busy>(), METH_NOARGS, nullptr},
+    {"take_segments", safe<py_take_segments>(), METH_NOARGS, nullptr},
+    {"take_calls", safe<py_take_calls>(), METH_NOARGS, nullptr},
+    {"begin", safe<py_begin>(), METH_VARARGS, nullptr},
+    {"note", safe<py_note>(), METH_VARARGS, nullptr},
+    {"install", safe<py_install>(), METH_O, nullptr},
+    {"remove", safe<py_remove>(), METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -376,6 +395,17 @@ PyType_Spec POSITION_SPEC = {"foretrace_hooks.Position", sizeof(PositionObject),
 
 PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "foretrace_hooks", nullptr, -1, METHODS,
                       nullptr, nullptr, nullptr, nullptr};
+
+// Around a fork: the child gets locks that nobody holds. None is held while another lock is waited for.
+void hold_locks() {
+  state().lane->hold();
+  calls().hold();
+}
+
+void release_locks() {
+  calls().release();
+  state().lane->release();
+}
 
 }  // namespace
 }  // namespace foretrace
@@ -396,6 +426,7 @@ PyMODINIT_FUNC PyInit_foretrace_hooks() {
     return PyErr_Format(PyExc_ImportError, "%s", error.what());
   }
   state().lane = std::make_unique<Lane>(&position->at, &state().notes_modules);
+  pthread_atfork(hold_locks, release_locks, release_locks);
   if (PyModule_AddObjectRef(module, "position", reinterpret_cast<PyObject*>(position)) != 0) return nullptr;
   return module;
 }

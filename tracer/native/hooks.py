@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -67,6 +68,8 @@ class Native:
         self.module = module
         self._session = session
         self._groups: list[tuple[str, GroupInfo, str]] = []
+        # Numbers in C++ are places in the list, whichever threads meet groups; again for a handler of signals.
+        self._meeting = threading.RLock()
         self._under_way: dict[int, Communication] = {}
         self._dtypes = dtype_names()
         self.modules: NativeModuleHook | None = None
@@ -110,11 +113,12 @@ class Native:
 
     def _update_groups(self) -> None:
         """Count what each group has issued, and tell of axes that were found out since."""
-        for number, (name, info, axis) in enumerate(self._groups):
-            info.n_collectives = max(info.n_collectives, self.module.n_calls(number))
-            if info.axis != axis:
-                self._groups[number] = (name, info, info.axis)
-                self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
+        with self._meeting:
+            for number, (name, info, axis) in enumerate(self._groups):
+                info.n_collectives = max(info.n_collectives, self.module.n_calls(number))
+                if info.axis != axis:
+                    self._groups[number] = (name, info, info.axis)
+                    self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
 
     # What C++ asks.
 
@@ -125,9 +129,10 @@ class Native:
     def met_group(self, name: str) -> None:
         """Tell of a process group in which something is issued for the first time."""
         info = self._session.groups.of(internals.group_named(name))
-        number = self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
-        if number == len(self._groups):
-            self._groups.append((name, info, info.axis))
+        with self._meeting:
+            if all(name != known for known, _, _ in self._groups):
+                self._groups.append((name, info, info.axis))
+            self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
 
     def describe_block(self, block: Block) -> tuple[int, str]:
         """Return the layer of a block and what a line of the last calls says of it."""

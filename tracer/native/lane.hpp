@@ -77,7 +77,7 @@ class Lane {
 
   void resume() {
     std::lock_guard<std::mutex> guard(lock_);
-    --n_waits_;
+    if (n_waits_ > 0) --n_waits_;  // 0: a recording has begun since
     since_ns_ = now_ns();
   }
 
@@ -110,6 +110,10 @@ class Lane {
     n_waits_ = 0;
     n_lost_ = 0;
   }
+
+  // Around a fork, so that the child does not inherit a lock that nobody there gives back.
+  void hold() { lock_.lock(); }
+  void release() { lock_.unlock(); }
 
  private:
   void cut() {

@@ -29,6 +29,9 @@ struct Running {
   NodePtr entry;  // what made its input
 };
 
+// In place of the layer of a block of which Python has not told yet.
+constexpr int32_t UNTOLD = INT32_MIN;
+
 // What is known of the modules of a process. Needs the interpreter's lock.
 struct Modules {
   std::unordered_map<PyObject*, int32_t> known;  // block of each
@@ -45,7 +48,7 @@ inline Modules& modules() {
 
 // Have Python look after transfers, if there are any; false with an error.
 inline bool sweep() {
-  PyObject* loose = state().loose;
+  PyObject* const loose = state().loose;
   if (loose == nullptr || Py_SIZE(loose) == 0) return true;
   PyObject* done = ask("sweep");
   Py_XDECREF(done);
@@ -96,15 +99,13 @@ inline void tag(const NodePtr& node, int32_t block) {
   node->add_pre_hook(std::make_unique<Entering>(block));
 }
 
-// The node that made the first tensor among values that has one; nullptr, perhaps with an error.
+// The node that made the first tensor of a tuple, list or dict that has one; nullptr, perhaps with an error.
+// Other things are not asked for what they hold: that may be without end, or be gone when it was asked for.
 inline NodePtr node_of(PyObject* values, bool is_inside = false) {
   if (THPVariable_Check(values)) return THPVariable_Unpack(values).grad_fn();
-  if (is_inside || PyUnicode_Check(values) || PyBytes_Check(values)) return nullptr;
-  PyObject* items = PyDict_Check(values) ? PyDict_Values(values) : nullptr;
-  if (items == nullptr && !PyErr_Occurred()) {
-    if (Py_TYPE(values)->tp_iter == nullptr || PyIter_Check(values)) return nullptr;
-    items = PySequence_Fast(values, "values of a module");
-  }
+  const bool is_dict = PyDict_Check(values);
+  if (is_inside || !(is_dict || PyTuple_Check(values) || PyList_Check(values))) return nullptr;
+  PyObject* items = is_dict ? PyDict_Values(values) : PySequence_Tuple(values);  // ours: nobody changes it
   if (items == nullptr) return nullptr;
   NodePtr found;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && !found; ++i) {
@@ -157,7 +158,7 @@ inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* o
   auto& stack = modules().running;
   const auto is_it = [&](const Running& one) { return one.module == module; };
   if (stack.empty() || (!is_it(stack.back()) && std::none_of(stack.begin(), stack.end(), is_it))) return true;
-  for (;;) {
+  while (!stack.empty()) {  // what a graph keeps may run code of Python when it goes
     Running one = std::move(stack.back());
     stack.pop_back();
     state().lane->pop(size_t(one.depth));
@@ -178,6 +179,7 @@ inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* o
     }
     return !PyErr_Occurred();
   }
+  return true;
 }
 
 }  // namespace foretrace

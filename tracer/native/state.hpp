@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 
@@ -13,10 +14,22 @@
 
 namespace foretrace {
 
+// Whether the interpreter is there, and not about to end: then its lock ends the thread that asks for it.
+inline bool has_python() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() && !Py_IsFinalizing();
+#else
+  return Py_IsInitialized() && !_Py_IsFinalizing();
+#endif
+}
+
 // Holds the interpreter's lock for as long as it lives, on a thread that may hold it already.
 class Gil {
  public:
-  Gil() : state_(PyGILState_Ensure()) {}
+  Gil() {
+    if (!has_python()) throw std::runtime_error("Python is ending");
+    state_ = PyGILState_Ensure();
+  }
   ~Gil() { PyGILState_Release(state_); }
   Gil(const Gil&) = delete;
   Gil& operator=(const Gil&) = delete;
@@ -67,7 +80,9 @@ struct State {
   int32_t forward = 0, recompute = 0, loss = 0;
 
   PyObject* session = nullptr;  // tracer.native.Callbacks: what only Python knows
-  PyObject* loose = nullptr;    // deque of transfers that Python looks after
+
+  // deque of transfers that Python looks after; never given back, as hooks look at its size without the lock
+  std::atomic<PyObject*> loose{nullptr};
 };
 
 inline State& state() {
@@ -86,12 +101,24 @@ PyObject* ask(const char* name, Args... args) {
   return found;
 }
 
-// Take the error of Python that is set; return it as text.
+// Raise an exception in the main thread, as soon as it runs code of Python.
+inline int raise(void* exception) {
+  auto* value = static_cast<PyObject*>(exception);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
+  Py_DECREF(value);
+  return -1;
+}
+
+// Take the error of Python that is set; return it as text. What is no failure of ours, as Ctrl-C or the exit
+// that a handler of signals asks for, is for the training: it is raised again where nothing of ours is between.
 inline std::string python_error() {
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
   PyErr_NormalizeException(&kind, &value, &trace);
   std::string text = "unknown error";
+  if (value != nullptr && !PyErr_GivenExceptionMatches(value, PyExc_Exception)) {
+    if (Py_AddPendingCall(raise, Py_NewRef(value)) != 0) Py_DECREF(value);
+  }
   PyObject* message = value != nullptr ? PyObject_Str(value) : nullptr;
   const char* said = message != nullptr ? PyUnicode_AsUTF8(message) : nullptr;
   if (said != nullptr) text = std::string(reinterpret_cast<PyTypeObject*>(kind)->tp_name) + ": " + said;
@@ -106,11 +133,12 @@ inline std::string python_error() {
 // Switch a kind of hooks off, for good; `error` is told as a warning of the run. On any thread.
 inline void disable(std::atomic<bool>& hooks, const char* name, const std::string& error) {
   hooks = false;
+  if (!has_python()) return;
   Gil gil;
   PyObject* which = PyUnicode_FromString(name);
   PyObject* text = PyUnicode_DecodeUTF8(error.data(), Py_ssize_t(error.size()), "replace");
   PyObject* done = which != nullptr && text != nullptr ? ask("disable", which, text) : nullptr;
-  if (done == nullptr) PyErr_Clear();
+  if (done == nullptr) python_error();
   Py_XDECREF(which);
   Py_XDECREF(text);
   Py_XDECREF(done);
