@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
 
@@ -25,19 +27,27 @@ COMMANDS = {
     "--tp 8 --pp 16,32,64 --micro-batch 1 --schedule 1f1b,zb-v --sharding zero1 --recompute none --top 3 "
     "--why 3",
     "all-reduce": 'topology cost a100-ethernet all_reduce "141 GB" --gpus 256',
+    "all-reduce-rdma": 'topology cost a100-roce100.toml all_reduce "141 GB" --gpus 256',
     "gpt3": "simulate --model gpt3-175b --cluster dgx-a100 --gpus 1024 --tp 8 --pp 16 --global-batch 1536 "
     "--recompute full --no-picture",
 }
 """The command of each question."""
 
+FILE = re.compile(r"^```toml\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""A file that the page shows: its name in a comment, then what is in it."""
 
-def printed(command: str) -> str:
-    """Return what *command* prints.
+
+def printed(command: str, page: str) -> str:
+    """Return what *command* prints beside the files that *page* shows.
 
     Raises:
         RuntimeError: it fails.
     """
-    done = CliRunner(env={"COLUMNS": "110"}).invoke(foretrace, shlex.split(command))
+    runner = CliRunner(env={"COLUMNS": "110"})
+    with TemporaryDirectory() as folder, chdir(folder):
+        for name, text in FILE.findall(page):
+            Path(name).write_text(text, encoding="utf-8")
+        done = runner.invoke(foretrace, shlex.split(command))
     if done.exit_code:
         raise RuntimeError(f"{command}: {done.output}")
     return done.stdout
@@ -61,7 +71,7 @@ def main() -> None:
     names = parser.parse_args().names or list(COMMANDS)
     page = PAGE.read_text(encoding="utf-8")
     for name in names:
-        page = filled(page, name, printed(COMMANDS[name]))
+        page = filled(page, name, printed(COMMANDS[name], page))
     PAGE.write_text(page, encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +13,9 @@ from click.testing import CliRunner
 from foretrace import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cookbook.md"
-COMMANDS = re.findall(r"^\$ foretrace (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+TEXT = PAGE.read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ foretrace (.+)$", TEXT, re.MULTILINE)
+FILES = re.findall(r"^```toml\n# (\S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 ANSWERS = {
     "advise": "sequences of up to",
@@ -39,8 +42,22 @@ def test_there_is_a_command_for_every_question() -> None:
         for command in COMMANDS
     ],
 )
-def test_every_command_runs_and_answers(command: str) -> None:
+def test_every_command_runs_and_answers(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("numba")
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES:
+        (tmp_path / name).write_text(text, encoding="utf-8")
     done = CliRunner(env={"COLUMNS": "110"}).invoke(main, shlex.split(command))
     assert done.exit_code == 0, done.output
     assert ANSWERS[command.split(maxsplit=1)[0]] in " ".join(done.stdout.split())
+
+
+def test_an_all_reduce_over_cards_that_reach_gpu_memory_takes_what_the_page_works_out(tmp_path: Path) -> None:
+    """2(n - 1)/n of 141 GB through one card of 12.5 GB/s per node, 94 % of it payload."""
+    ((name, text),) = FILES
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ["topology", "cost", str(tmp_path / name), "all_reduce", "141 GB", "--gpus", "256", "--json"]
+    found = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).stdout)
+    assert found["time_s"] == pytest.approx(2 * 255 / 256 * 141 / 12.5 / 0.94, rel=0.01)
