@@ -68,7 +68,7 @@ class Native:
         self.module = module
         self._session = session
         self._groups: list[tuple[str, GroupInfo, str]] = []
-        # Numbers in C++ are places in the list, whichever threads meet groups; again for a handler of signals.
+        # Numbers in C++ are places in the list, whichever threads meet groups (or a handler of signals).
         self._meeting = threading.RLock()
         self._under_way: dict[int, Communication] = {}
         self._dtypes = dtype_names()
