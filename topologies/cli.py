@@ -81,7 +81,10 @@ def _list_parts(words: tuple[str, ...], *, devices: bool, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps({"devices" if devices else "links": rows}))
         return
-    table = _table(*(rows[0] if rows else ["name"]))
+    if not rows:
+        click.echo(f"no {'device' if devices else 'link'} of the catalogue has {' and '.join(words)} in its name")
+        return
+    table = _table(*rows[0])
     for facts in rows:
         _add(table, *facts.values())
     _print(table)

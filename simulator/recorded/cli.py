@@ -134,7 +134,7 @@ def _show_on_time(found: OneTime, output: str | None) -> None:
         off = predicted_s / found.measured_s - 1
         console.print(f"{when}: {format_time(predicted_s)} predicted, {off:+.1%}")
     console.print(
-        "one time in part is its run's own: so much of it is taken over as runs of one model share",
+        "part of any one time is its run's own: only what runs of a model share is taken over",
         style="dim",
         soft_wrap=True,
     )

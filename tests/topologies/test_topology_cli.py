@@ -62,7 +62,8 @@ def test_devices_and_links_that_a_file_may_name_are_listed() -> None:
     assert [
         row["name"] for row in json.loads(printed("list", "H100", "pcie", "--devices", "--json"))["devices"]
     ] == ["h100-pcie"]
-    for text in (printed("list", "--devices"), printed("list", "--links"), printed("list", "zzz", "--links")):
+    assert printed("list", "zzz", "--links") == "no link of the catalogue has zzz in its name\n"
+    for text in (printed("list", "--devices"), printed("list", "--links")):
         assert "…" not in text
         assert max(len(line) for line in text.splitlines()) <= 80
 
