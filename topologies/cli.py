@@ -82,7 +82,9 @@ def _list_parts(words: tuple[str, ...], *, devices: bool, as_json: bool) -> None
         click.echo(json.dumps({"devices" if devices else "links": rows}))
         return
     if not rows:
-        click.echo(f"no {'device' if devices else 'link'} of the catalogue has {' and '.join(words)} in its name")
+        click.echo(
+            f"no {'device' if devices else 'link'} of the catalogue has {' and '.join(words)} in its name"
+        )
         return
     table = _table(*rows[0])
     for facts in rows:
