@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ torch: Any = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from tracer.rehearse.rehearsing import Asked, rehearse  # noqa: E402
 from tracer.rehearse.remembered import Memo  # noqa: E402
+from tracer.rehearse.tape import OP  # noqa: E402
+from traces.rehearsal import read_rank, rehearsal_folder  # noqa: E402
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "new memory": lambda x: x + 1,
@@ -96,6 +101,36 @@ def test_lists_of_equal_tensors_are_cut_as_each_of_them_alone() -> None:
     assert found.returncode == 0, found.stderr[-500:]
     assert found.stdout.split() == ["same"] * 5
 
+
+def test_what_cuda_has_a_kernel_of_is_one_kernel_in_a_rehearsal_too(tmp_path: Path) -> None:
+    """PyTorch could make these operators of others, and does so on devices without a kernel of them."""
+    script = tmp_path / "one.py"
+    script.write_text(_ONE)
+    rehearse(Asked(command=(str(script),), world_size=1, ranks=(0,)), tmp_path / "run")
+    counts = _kernels(tmp_path / "run")
+    whole = ("_fused_rms_norm", "_fused_rms_norm_backward", "silu", "silu_backward", "mish_backward")
+    assert [counts["aten." + name] for name in whole] == [1] * len(whole)
+    assert not {"aten.pow", "aten.rsqrt", "aten.sigmoid", "aten.fill_"} & set(counts)
+
+
+def _kernels(run: Path) -> Counter[str]:
+    """Return how often the only rank issues each operator."""
+    tables = read_rank(rehearsal_folder(run), 0)
+    names = tables.works["name"].to_pylist()
+    return Counter(names[row["item"]] for row in tables.events.to_pylist() if row["what"] == OP)
+
+
+_ONE = """
+import torch
+from torch import distributed, nn
+distributed.init_process_group("nccl")
+model = nn.Sequential(nn.RMSNorm(64), nn.SiLU(), nn.Mish()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 _CUT = """
 from contextlib import nullcontext

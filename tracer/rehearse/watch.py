@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
 """Operators in place that a fake tensor cannot go through, and need not."""
 
+ON_CUDA: Final = frozenset({"aten._fused_rms_norm", "aten.mish_backward", "aten.silu_backward"})
+"""Operators that are made of others only where a device has no kernel of them, which CUDA has: both ``CUDA``
+and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
+
 
 class Watcher:
     """Handles operators by what they are; ``mode`` is what Python's ``with`` takes.
@@ -93,7 +97,8 @@ class Watcher:
             return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
         if full in INERT:
             return self._inert(full)
-        if self._torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key
+        if full not in ON_CUDA and has_kernel(func.name(), "CompositeImplicitAutograd"):
             return self._decomposing
         if full in SILENT:
             return self._allocating
