@@ -31,8 +31,6 @@ MOST_NAME: Final = 24
 
 LOCAL: Final = frozenset(
     {
-        "bcachefs",
-        "btrfs",
         "ext2",
         "ext3",
         "ext4",
@@ -42,11 +40,11 @@ LOCAL: Final = frozenset(
         "reiserfs",
         "tmpfs",
         "xfs",
-        "zfs",
     }
 )
 """File systems of one machine. On one of several machines another machine may delete what is mapped here, and
-the next write would then end the process with SIGBUS."""
+the next write would then end the process with SIGBUS. So may a full disk under one that copies on write, as
+btrfs, zfs and bcachefs: room that was made once is no room for a second write."""
 
 MOST_TEMPLATES: Final = 4096
 """Lines that are kept prepared: one for each block, kind, group and type."""

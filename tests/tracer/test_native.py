@@ -197,3 +197,65 @@ if rank == 0:
     print(json.dumps([[row["kind"], row["sequence"]] for row in rows]))
 dist.destroy_process_group()
 """
+
+
+def test_what_interrupts_our_code_reaches_the_training(tmp_path: Path, ranks: Any, compiled: Path) -> None:
+    """Ctrl-C, or the exit that a handler of signals asks for, while C++ has asked Python something."""
+    assert said_by(INTERRUPTED, tmp_path / "run", ranks) == "KeyboardInterrupt SystemExit\n"
+
+
+def test_a_work_that_nobody_can_wait_for_is_not_kept(tmp_path: Path, ranks: Any, compiled: Path) -> None:
+    """Nor are its tensors, by which a long training would run out of memory."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    assert int(said_by(DROPPED, tmp_path / "run", ranks, **env)) <= 128
+
+
+def said_by(script: str, path: Path, ranks: Any, **env: str) -> str:
+    """Run *script* with compiled hooks; return what it prints."""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(path)],
+        env={**ranks.env(), build.SWITCH: "1", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return str(result.stdout)
+
+
+INTERRUPTED = """
+import sys
+import torch
+import foretrace
+
+said = []
+with foretrace.record(sys.argv[1]) as recording:
+    for error in (KeyboardInterrupt, SystemExit):
+        recording.session.native.switch(set())
+
+        def raising(error=error):
+            raise error
+
+        recording.session.native.begin = raising
+        try:
+            torch.nn.Linear(2, 2)(torch.ones(1, 2))
+            for _ in range(10):
+                pass
+        except BaseException as caught:
+            said.append(type(caught).__name__)
+print(*said)
+"""
+
+DROPPED = """
+import sys
+import torch, torch.distributed as dist
+import foretrace
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+with foretrace.record(sys.argv[1]) as recording:
+    for _ in range(1000):
+        dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2), async_op=True)
+    dist.barrier()
+    print(recording.session.native.module.n_waitable())
+dist.destroy_process_group()
+"""
