@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.importing import Expectation
 from tracer.operators import dtype_name, tensor_bytes
@@ -119,12 +119,14 @@ def _graphs(session: RehearsalSession) -> None:
     """Refuse CUDA graphs, of which nobody says what they hold; callables stay as they are."""
     import torch
 
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        del args, kwargs
-        raise RehearsalError(
-            "CUDA graphs are not acted out: rehearse without them, by an argument of the script or by a stub "
-            "that takes torch.cuda.graph away (--stub, docs/rehearse.md section 6)"
-        )
+    class Refused:
+        """Stays a class, for scripts that name it in annotations."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise RehearsalError(
+                "CUDA graphs are not acted out: rehearse without them, by an argument of the script or by a "
+                "stub that takes torch.cuda.graph away (--stub, docs/rehearse.md section 6)"
+            )
 
     def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
@@ -132,7 +134,7 @@ def _graphs(session: RehearsalSession) -> None:
         return callables
 
     anywhere: Any = torch.cuda
-    anywhere.CUDAGraph = anywhere.graph = refuse
+    anywhere.CUDAGraph = anywhere.graph = Refused
     anywhere.make_graphed_callables = graphed
 
 
