@@ -60,7 +60,7 @@ def test_both_kinds_of_hooks_record_the_same(tmp_path: Path, ranks: Any, compile
 
 
 def test_every_collective_has_a_compiled_kernel() -> None:
-    text = (build.SOURCES / "calls.hpp").read_text()
+    text = (build.SOURCES / "kernels.hpp").read_text()
     rules = text[text.index("RULES{{") : text.index("}};")]
     named = {line.split('"')[1]: line.split('"')[3] for line in rules.splitlines() if '"' in line}
     assert named == {name: operator.kind for name, operator in OPERATORS.items() if operator.peer < 0}
