@@ -45,6 +45,21 @@ def _deepseek(config: Config) -> Shape:
     }
 
 
+def _glm4_moe(config: Config) -> Shape:
+    """GLM-4.5: biases on queries, keys and values alone; multi-token prediction is left out, as in V3."""
+    return {
+        **llama(config),
+        "qkv_bias": config.flag("attention_bias", default=False),
+        "proj_bias": False,
+        "qk_norm": config.flag("use_qk_norm", default=False),
+        "n_experts": config.integer("n_routed_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+        "n_shared_experts": config.integer("n_shared_experts"),
+        "n_dense_layers": config.integer("first_k_dense_replace"),
+    }
+
+
 def _dbrx(config: Config) -> Shape:
     """DBRX: sizes of attention and of experts are objects of their own; layer norms without bias."""
     attention, ffn = config.within("attn_config"), config.within("ffn_config")
@@ -91,6 +106,7 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "dbrx": _dbrx,
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
+        "glm4_moe": _glm4_moe,
         "gpt_oss": _gpt_oss,
         "mixtral": _mixtral,
         "qwen3_moe": _qwen3_moe,

@@ -55,6 +55,21 @@ CONFIGS: dict[str, dict[str, object]] = {
         "head_dim": 128,
         "vocab_size": 151936,
     },
+    "glm4_moe": {
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_attention_heads": 96,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 46,
+        "num_key_value_heads": 8,
+        "vocab_size": 151552,
+    },
     "gpt2": {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257},
     "gemma": {
         "hidden_size": 2048,
@@ -186,6 +201,7 @@ PARAMS = {
     "qwen2": 7_615_616_512,
     "qwen3": 8_190_735_360,
     "qwen3_moe": 30_532_122_624,
+    "glm4_moe": 106_852_245_504,
     "gpt2": 124_439_808,
     "gemma": 2_506_172_416,
     "gemma2": 9_241_705_984,
@@ -225,7 +241,14 @@ SAME_AS = {
     "gemma": "gemma-2b",
     "gemma3_text": "gemma3-1b",
 }
-DEFAULTED = {"num_key_value_heads", "tie_word_embeddings", "head_dim", "sliding_window", "q_lora_rank"}
+DEFAULTED = {
+    "attention_bias",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+    "head_dim",
+    "sliding_window",
+    "q_lora_rank",
+}
 
 
 def config(kind: str) -> dict[str, object]:
