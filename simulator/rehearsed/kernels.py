@@ -18,11 +18,12 @@ ONE_NORM: Final = frozenset({"aten._fused_rms_norm", "aten.native_layer_norm"})
 def separate_parts(tables: Iterable[RankTables]) -> list[str]:
     """Return what runs as several kernels, of ``simulator.framework.EAGER_PARTS``.
 
-    Nothing is fused but the norm, if it is: a rehearsal leaves compilation out.
+    What PyTorch runs as it is written runs so here: a rehearsal leaves compilation out. A norm is one kernel
+    or several, as its module is written.
     """
     names = {name for one in tables for name in one.works["name"].to_pylist()}
-    fused = {"norm"} if names & ONE_NORM else set()
-    return [part for part in load_framework(PYTORCH).eager if part not in fused]
+    norm = [] if names & ONE_NORM else ["norm"]
+    return norm + [part for part in load_framework(PYTORCH).eager if part != "norm"]
 
 
 def head_dim(tables: Iterable[RankTables]) -> int:

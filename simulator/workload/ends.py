@@ -31,7 +31,7 @@ def embedding_block(job: Job) -> Block:
     n_params = job.model.embedding_params(job.layout.tp)
     zeros = n_params * DTYPE_BYTES[dtype]
     scatter: list[Op | Comm] = [memory("embedding.backward", 3 * size + zeros, dtype, count=2)]
-    if job.sharding not in FULLY_SHARDED:
+    if job.sharding not in FULLY_SHARDED or job.keeps_stages_whole:
         scatter.append(gradient_sum(job, "embedding", n_params))
     if job.layout.tp > 1:
         lookup.append(

@@ -123,10 +123,12 @@ def paced(job: Job, recipe: Recipe | None, ops: Iterable[Op], *, gradients: bool
 def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: str) -> list[Op]:
     """Return the product that makes the gradient of a matrix, and what adds it to the sum if that is apart.
 
-    Where parameters are sharded the sums are over shards, after the gradients have been scattered.
+    Where parameters are sharded the sums are over shards, after the gradients have been scattered. A pipeline
+    stage that stays whole adds them up whole, in a kernel of its own (FSDP2's ``unsharded_accumulated_grad``).
     """
-    in_shards = job.sharding in FULLY_SHARDED
-    if job.profile.fused_wgrad and not in_shards:
+    is_sharded = job.sharding in FULLY_SHARDED
+    in_shards = is_sharded and not job.keeps_stages_whole
+    if job.profile.fused_wgrad and not is_sharded:
         return [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]
     product = gemm(f"{name}.wgrad", linear.n_out, linear.n_in, n_tokens, dtype)
     return [product] if in_shards else [product, gradient_sum(job, name, linear.n_in * linear.n_out)]

@@ -15,8 +15,10 @@ from simulator.config import job_from
 from simulator.engine import compiled
 from simulator.job import Job
 from simulator.memory.states import gathered_parameters_bytes, sharding_units, whole_gradient_bytes
+from simulator.models.model import Linear
 from simulator.network.cost import Network
 from simulator.program import Program
+from simulator.workload.linear import weight_gradients
 
 LAYERS = 8
 MICRO_BATCHES = 8
@@ -58,6 +60,14 @@ def test_otherwise_in_every_microbatch() -> None:
     job = make_job(conventions={"pipeline_keeps_whole": False})
     assert counts(job, "all_gather") == [2 * UNITS * MICRO_BATCHES] * 2
     assert counts(job, "reduce_scatter") == [UNITS * MICRO_BATCHES] * 2
+
+
+def test_whole_gradients_are_added_to_a_sum_in_every_microbatch() -> None:
+    """Where a stage is scattered each time there is nothing whole to add to."""
+    for is_whole in (True, False):
+        job = make_job(conventions={"pipeline_keeps_whole": is_whole})
+        made = weight_gradients(job, "up", Linear("up", 512, 2048), 1024, "bf16")
+        assert len(made) == 1 + is_whole
 
 
 def test_every_stage_of_a_rank_is_gathered_when_it_comes_first() -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 SWITCH: Final = "FORETRACE_NATIVE"
-"""Environment variable that says ``0`` where hooks in Python shall do, compiled or not."""
+"""Environment variable that says ``1`` where hooks in C++ are asked for; those in Python are the default."""
 
 NAME: Final = "foretrace_hooks"
 """Name of the module that is compiled."""
@@ -44,9 +44,9 @@ COMPILE_S: Final = 600
 
 
 def is_wanted() -> bool:
-    """Whether hooks in C++ are of use here: not switched off, Linux, a Python with its lock, and no GPU."""
+    """Whether hooks in C++ are asked for and of use here: on Linux, in a Python with its lock, without a GPU."""
     if (
-        os.environ.get(SWITCH, "") == "0"
+        os.environ.get(SWITCH) != "1"
         or sys.platform != "linux"
         or sysconfig.get_config_var("Py_GIL_DISABLED")
     ):
@@ -108,7 +108,7 @@ def _compiled(compiler: str, found: Path, say: Callable[[str], None]) -> Path | 
         return found
     if refused.exists() and refused.read_text().startswith(f"{compiler}\n"):
         return None
-    say(f"compiling hooks for torch {version('torch')}, once: 20 s; {SWITCH}=0 goes without")
+    say(f"compiling hooks for torch {version('torch')}, once: 20 s; without {SWITCH}=1 those in Python do")
     try:
         _compile(compiler, found)
     except subprocess.SubprocessError as error:
