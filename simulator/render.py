@@ -108,7 +108,8 @@ def _cost(simulation: Simulation, given: str | None) -> str:
     if usd is None:
         return "" if machine.get("cores") else unknown(name)
     cost = usd_per_1b_tokens(usd, simulation.summary["tokens_per_s_per_gpu"])
-    return f"{cost:,.3g} USD per 1B tokens, {whose(name, usd, given=given is not None)}"
+    amount = f"{cost:,.3g}" if cost < 1000 else f"{cost:,.0f}"  # :.3g would write 1.95e+03
+    return f"{amount} USD per 1B tokens, {whose(name, usd, given=given is not None)}"
 
 
 def _headline(summary: Mapping[str, Any], cost: str) -> Table:

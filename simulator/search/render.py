@@ -82,7 +82,7 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", justify="right")
     for name in (*(["machine"] if several else []), "layout", "batch", "schedule", "data parallel"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", min_width=9 if name == "data parallel" else None)
     for name in ("step", *(["likely"] if wide else []), "MFU", "memory", *(_BUDGETS[one] for one in extra)):
         table.add_column(name, justify="right", no_wrap=True)
     for number, one in enumerate(layouts, 1):
@@ -105,6 +105,8 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
 def _amount(value: float | None) -> str:
     if value is None:
         return "?"
+    if value >= 1e6:
+        return f"{value / 1e6:,.3g} M"
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 

@@ -124,7 +124,7 @@ def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: 
     """Return the product that makes the gradient of a matrix, and what adds it to the sum if that is apart.
 
     Where parameters are sharded the sums are over shards, after the gradients have been scattered. A pipeline
-    stage that stays whole adds them up whole, in a kernel of its own (FSDP2's ``unsharded_accumulated_grad``).
+    stage that stays whole adds whole ones, each in a kernel (FSDP2's ``unsharded_accumulated_grad``).
     """
     is_sharded = job.sharding in FULLY_SHARDED
     in_shards = is_sharded and not job.keeps_stages_whole

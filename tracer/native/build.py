@@ -44,7 +44,7 @@ COMPILE_S: Final = 600
 
 
 def is_wanted() -> bool:
-    """Whether hooks in C++ are asked for and of use here: on Linux, in a Python with its lock, without a GPU."""
+    """Whether hooks in C++ are asked for and of use: on Linux, in a Python with its lock, without a GPU."""
     if (
         os.environ.get(SWITCH) != "1"
         or sys.platform != "linux"
