@@ -228,7 +228,6 @@ OVERRIDABLE: Final = tuple(
 """Conventions that a job may set for itself."""
 
 
-@cache
 def profile(name: str, settings: tuple[tuple[str, object], ...]) -> Framework:
     """Return the profile *name* with *settings* in place of what it says.
 
@@ -238,6 +237,12 @@ def profile(name: str, settings: tuple[tuple[str, object], ...]) -> Framework:
     Raises:
         JobError: no such profile or convention, or a value of the wrong kind.
     """
+    return _profile(name, settings, tuple(type(value) for _, value in settings))
+
+
+@cache
+def _profile(name: str, settings: tuple[tuple[str, object], ...], _types: tuple[type, ...]) -> Framework:
+    """Return what ``profile`` does; by types too, as 1 and True are the same key of a cache."""
     base = load_framework(name)
     for key, value in settings:
         if key not in OVERRIDABLE:

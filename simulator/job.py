@@ -249,10 +249,10 @@ class Job:
     def keeps_stages_whole(self) -> bool:
         """Whether fully sharded stages of a pipeline are whole from its first micro-batch to the last.
 
-        Gradients then are too, and are reduced once.
+        Gradients then are too, and are reduced once. Where there is one replica nothing is in shards.
         """
-        is_sharded = self.sharding in FULLY_SHARDED and self.layout.pp > 1
-        return is_sharded and self.profile.pipeline_keeps_whole
+        has_shards = self.sharding in FULLY_SHARDED and self.layout.dp * self.layout.cp > 1
+        return has_shards and self.layout.pp > 1 and self.profile.pipeline_keeps_whole
 
     @property
     def gradient_dtype(self) -> str:

@@ -106,9 +106,9 @@ def test_the_host_is_charged_for_what_the_fused_form_launches() -> None:
 
 def test_a_framework_says_what_is_apart_and_a_job_may_overrule_it() -> None:
     eager = replace(job("llama3-8b", Layout(), ""), framework="torchtitan")
-    assert is_separate(eager, "norm")
+    assert is_separate(eager, "rotary")
     assert not is_separate(eager, "optimizer")
-    assert not is_separate(replace(eager, kernels="fused"), "norm")
+    assert not is_separate(replace(eager, kernels="fused"), "rotary")
     assert is_separate(replace(eager, framework="megatron", kernels="eager"), "optimizer")
     assert all(set(load_framework(name).eager) <= set(EAGER_PARTS) for name in framework_names())
 
