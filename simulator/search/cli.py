@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from simulator.search.space import Space
 
 
-NEEDED = ("model", "gpus", "global_batch")
+TOKENS_PER_STEP = 4 << 20
+"""Tokens of a step where no batch is given: the 4 M of Llama 2 (arXiv:2307.09288, section 2.2)."""
+
+NEEDED = ("model", "gpus")
 """Flags without which there is nothing to search, unless a rehearsal says them."""
 
 
@@ -60,7 +63,9 @@ def _names(which: str) -> Choices:
 @click.option("--model", help="A preset such as llama3-70b, or a config.json.")
 @click.option("--cluster", required=True, multiple=True, help="A machine or its TOML file; several compete.")
 @click.option("--gpus", type=Choices(int), help="How many; several compete, e.g. 256,512.")
-@click.option("--global-batch", type=click.IntRange(1), help="Sequences per optimizer step.")
+@click.option(
+    "--global-batch", type=click.IntRange(1), help="Sequences per optimizer step. [default: 4 Mi tokens]"
+)
 @click.option(
     "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
 )
@@ -275,7 +280,7 @@ def _spaces(flags: Mapping[str, Any]) -> list[Space]:
         Space(
             model=model,
             cluster=load_cluster(cluster, gpus),
-            global_batch=flags["global_batch"],
+            global_batch=flags["global_batch"] or max(1, TOKENS_PER_STEP // flags["seq_len"]),
             seq_len=flags["seq_len"],
             others=others,
             **chosen,
