@@ -131,7 +131,8 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         "MFU": with_interval("mfu", _percent(summary["mfu"]), _percent),
         "peak memory": with_interval(
             "peak_memory_bytes", format_bytes(summary["peak_memory_bytes"]), format_bytes
-        ),
+        )
+        + f", of {format_capacity(summary['memory_limit_bytes'])}",
         "bubble": _percent(summary["bubble_fraction"]),
         "exposed communication": f"{_percent(summary['exposed_comm_fraction'])}"
         + (f"  ({by_axis})" if by_axis else ""),
@@ -157,13 +158,7 @@ def _memory(summary: Mapping[str, Any]) -> Table:
     limit, stages = summary["memory_limit_bytes"], summary["stages"]
     fullest = sorted(stages, key=lambda stage: -stage["peak_bytes"])[:SHOWN_STAGES]
     table = Table(box=None, pad_edge=True, header_style="dim")
-    for name in (
-        "stage",
-        "layers",
-        "in flight",
-        "peak memory",
-        f"of {format_capacity(limit)}".replace(" (", "\n("),
-    ):
+    for name in ("stage", "layers", "in flight", "peak memory", "share"):
         table.add_column(name, justify="right")
     table.add_column("most of it")
     for stage in stages:
