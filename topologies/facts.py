@@ -115,8 +115,11 @@ def _link_facts(link: LinkSpec) -> dict[str, str]:
     facts |= {key: ", ".join(names) for key in ("protocols", "algorithms") if (names := getattr(link, key))}
     if link.reduces:
         facts["reduces"] = "in its switches"
-    if link.chunk_bytes:
-        facts["chunk"] = format_bytes(link.chunk_bytes)
+    facts |= {
+        key: format_bytes(size)
+        for key, size in (("chunk", link.chunk_bytes), ("eager", link.eager_bytes))
+        if size
+    }
     if not link.gpu_direct:
         facts["gpu_direct"] = "no, copies through the host"
     if isfinite(link.flow_bytes_per_s):

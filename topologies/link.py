@@ -89,6 +89,8 @@ class LinkSpec:
         protocols: those of NCCL that may be used over it; all of them if empty.
         algorithms: those that its software chooses from; all of NCCL's if empty.
         chunk_bytes: what must have arrived in whole before any of it goes on; 0 where bytes stay in order.
+        eager_bytes: longest message sent before the receiver has said where to put it; 0 where none waits, or
+            all do and ``latency_s`` counts it.
         flow_bytes_per_s: what one connection carries, of which each channel of NCCL has one; ``inf`` if no
             less than the link.
         gpu_direct: a NIC reads and writes the memory of GPUs itself; else every byte passes the host's.
@@ -106,6 +108,7 @@ class LinkSpec:
     protocols: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
     chunk_bytes: int = 0
+    eager_bytes: int = 0
     flow_bytes_per_s: float = inf
     gpu_direct: bool = True
     curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
@@ -142,6 +145,7 @@ class LinkSpec:
             "protocols": list(self.protocols),
             "algorithms": list(self.algorithms),
             "chunk_bytes": self.chunk_bytes,
+            "eager_bytes": self.eager_bytes,
             "flow_bytes_per_s": self.flow_bytes_per_s if isfinite(self.flow_bytes_per_s) else None,
             "gpu_direct": self.gpu_direct,
             "curves": {op: asdict(curve) for op, curve in self.curves.items()},

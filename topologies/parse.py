@@ -88,6 +88,7 @@ def link_from(section: Section, name: str) -> LinkSpec:
         protocols=section.get("protocols", _names, ()),
         algorithms=section.get("algorithms", _names, ()),
         chunk_bytes=section.get("chunk", parse_bytes, 0),
+        eager_bytes=section.get("eager", parse_bytes, 0),
         flow_bytes_per_s=section.get("flow", parse_bandwidth, inf),
         gpu_direct=section.get("gpu_direct", truth, True),
         curves=curves,
@@ -205,6 +206,7 @@ _LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "protocols": ("protocols", _names),
     "algorithms": ("algorithms", _names),
     "chunk": ("chunk_bytes", parse_bytes),
+    "eager": ("eager_bytes", parse_bytes),
     "flow": ("flow_bytes_per_s", parse_bandwidth),
     "gpu_direct": ("gpu_direct", truth),
 }

@@ -86,6 +86,19 @@ def ring_hop_s(cluster: Cluster, protocol: Protocol) -> float:
     return max(protocol.ring_intra_s, posts * POSTING_S.get(cluster.cpu, POSTING_ELSEWHERE_S))
 
 
+def wait_s(cluster: Cluster, shape: GroupShape, message_bytes: float, hidden_s: float = 0.0) -> float:
+    """Return how long the first message waits for its receiver to say where to put it.
+
+    A short one goes ahead and is copied there later (``eager_bytes``). The word crosses the network once,
+    from the start of the collective on, so that *hidden_s* of work before the first message hides as much
+    of it; later words come while other messages are under way.
+    """
+    nic = cluster.nic
+    if not nic or not nic.eager_bytes or message_bytes <= nic.eager_bytes:
+        return 0.0
+    return max(0.0, shape.inter_latency_s - hidden_s)
+
+
 def fill_s(cluster: Cluster, size_bytes: int, shape: GroupShape, hops: int, protocol: Protocol) -> float:
     """Return how long the first chunk takes through *hops* that each pass on whole chunks only.
 

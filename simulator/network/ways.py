@@ -20,7 +20,7 @@ from simulator.network.nccl import (
     Choice,
     Protocol,
 )
-from simulator.network.rates import counted, fill_s, most, rate, ring_hop_s
+from simulator.network.rates import counted, fill_s, most, rate, ring_hop_s, wait_s
 from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from simulator.network.way import Way, way_of
 from simulator.network.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
@@ -183,6 +183,7 @@ class Between:
         hop_s = shape.inter_latency_s + protocol.net_s(n_local)
         latency_s = protocol.ring_base_s + net_steps * hop_s
         latency_s += (ring_steps(kind, n) - net_steps) * ring_hop_s(self.cluster, protocol)
+        latency_s += wait_s(self.cluster, shape, size_bytes / (1 if kind in WHOLE else n))
         net_s = bus_factor(kind, n) * size_bytes / rate(self.cluster, shape, protocol, kind)
         if kind == "p2p":
             net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
@@ -204,6 +205,7 @@ class Between:
         carried = protocol._replace(share=slow * protocol.share)
         net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, carried)
         latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (n_local - 1), protocol)
+        latency_s += wait_s(self.cluster, shape, size_bytes)
         if n_local < 2:
             return latency_s, net_s, 0.0
         local_s = sum(
@@ -220,6 +222,7 @@ class Between:
         simple, hops = PROTOCOLS["simple"], tree_hops(shape.n_domains)
         latency_s = NVLS_INTRA_S + hops * (shape.inter_latency_s + NVLS_NET_S)
         latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (shape.n_local - 1), simple)
+        latency_s += wait_s(self.cluster, shape, size_bytes, hidden_s=NVLS_INTRA_S)
         net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, simple)
         local_s = self.inside("all_reduce", size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
         return latency_s, net_s, local_s
@@ -236,6 +239,7 @@ class Between:
         """Return the cost where the busiest rank sends so much out of its node and so much inside it."""
         n_local = shape.n_local
         latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far_peers * POST_S
+        latency_s += wait_s(self.cluster, shape, far_bytes / max(far_peers, 1))
         net_s = n_local * far_bytes / rate(self.cluster, shape, protocol, "all_to_all")
         net_s += far_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
@@ -257,6 +261,9 @@ class Between:
 
 SENDS: Final = ("p2p", "all_to_all")
 """What NCCL does by sends from rank to rank."""
+
+WHOLE: Final = ("p2p", "broadcast", "reduce")
+"""What passes the whole array along a ring, not the part of one rank after another."""
 
 P2P_LL_BYTES: Final = 16384
 """Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD``."""

@@ -94,6 +94,33 @@ def test_a_hop_between_single_gpus_is_as_exposed_as_in_a_tree() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "parts", "hidden_us"),
+    [
+        ("tree/ll", "all_reduce", 1, 0),
+        ("tree/simple", "all_reduce", 1, 0),
+        ("ring/simple", "all_reduce", 16, 0),
+        ("ring/simple", "all_gather", 16, 0),
+        ("ring/simple", "broadcast", 1, 0),
+        ("pairwise/simple", "all_to_all", 16, 0),
+        ("nvls_tree/simple", "all_reduce", 1, 25),
+    ],
+)
+def test_a_long_message_waits_for_the_word_of_its_receiver(
+    name: str, kind: str, parts: int, hidden_us: float
+) -> None:
+    """The word crosses the network once, 30 us; what switches do before the first message hides 25 of it."""
+    cluster = load_cluster("aws-p5", 16)
+    assert cluster.nic is not None
+    told = replace(cluster, nic=replace(cluster.nic, latency_s=30e-6))
+    never = replace(cluster, nic=replace(cluster.nic, latency_s=30e-6, eager_bytes=0))
+    size = 8192 * parts
+    for size_bytes, waits_us in ((size, 0.0), (size + parts, 30 - hidden_us)):
+        one, other = (way(machine, name, size_bytes, range(16), kind) for machine in (told, never))
+        assert one.latency_s - other.latency_s == pytest.approx(waits_us * 1e-6, abs=1e-12)
+        assert one.wire_s == other.wire_s
+
+
 def test_a_maker_that_is_not_known_is_refused() -> None:
     with pytest.raises(CatalogError, match="cpu = 'AMD': one of amd, arm, intel"):
         replace(load_cluster("dgx-h100"), cpu="AMD")
