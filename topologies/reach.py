@@ -84,16 +84,20 @@ class Reach:
         """Return the number of the NVLink domain that *gpu* is in."""
         return self._domain[gpu]
 
+    def _by_domain(self, gpus: Sequence[int]) -> list[list[int]]:
+        """Return *gpus* by the NVLink domain that they are in, domains in the order of their first member."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for gpu in gpus:
+            members[self._domain[gpu]].append(gpu)
+        return list(members.values())
+
     def shape(self, gpus: Sequence[int]) -> GroupShape:
         """Return the shape of the group of *gpus*, in the order of their ranks.
 
         Raises:
             FabricError: two of them meet in no switch.
         """
-        members: dict[int, list[int]] = defaultdict(list)
-        for gpu in gpus:
-            members[self._domain[gpu]].append(gpu)
-        domains = list(members.values())
+        domains = self._by_domain(gpus)
         n_local = max(len(found) for found in domains)
         inter_bytes_per_s, latency_s = self._between(domains) if len(domains) > 1 else (inf, 0.0)
         return GroupShape(
@@ -118,10 +122,7 @@ class Reach:
         Raises:
             FabricError: two of them meet in no switch.
         """
-        members: dict[int, list[int]] = defaultdict(list)
-        for gpu in gpus:
-            members[self._domain[gpu]].append(gpu)
-        domains = list(members.values())
+        domains = self._by_domain(gpus)
         pairs = zip(domains, [*domains[1:], domains[0]], strict=True)
         levels = [self.meeting_level(a, b) for a, b in pairs] if len(domains) > 1 else [None]
         level = max((found for found in levels if found is not None), default=0)
@@ -237,9 +238,14 @@ class Reach:
         return None
 
     def _switches(self, domain: int, level: int) -> frozenset[str]:
-        """Return the switches up to *level* that the placed GPUs of a domain reach."""
-        gpus = [gpu for gpu in self._placed if self._domain[gpu] == domain]
-        return frozenset[str]().union(*(self._way_up(f"gpu:{gpu}", level).nodes for gpu in gpus))
+        """Return the switches up to *level* that the GPUs of a domain reach, the idle ones among them too."""
+        found: set[str] = set()
+        reached = {f"gpu:{gpu}" for gpu, number in self._domain.items() if number == domain}
+        while reached:
+            above = {up for name in reached for up in self._above(name) if LEVEL[_tier(up)] <= level}
+            reached = above - found
+            found |= reached
+        return frozenset(found)
 
     def _way_up(self, node: str, level: int) -> _WayUp:
         """Return the way of one GPU's traffic from *node* up to *level*."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 
 @click.command("cost")
 @click.argument("name")
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", metavar="OPERATION")
 @click.argument("size", default="")
 @click.option(
     "--gpus", "n_gpus", type=click.IntRange(min=2), help="GPUs of the machine; its own if left out."
@@ -38,10 +39,11 @@ def cost(
     imbalance: float | None,
     as_json: bool,
 ) -> None:
-    """Say what a collective of SIZE takes on machine NAME, and every way to do it.
+    """Say what OPERATION of SIZE takes on machine NAME, and every way to do it.
 
-    SIZE is that of the whole array, as in nccl-tests: "1 GiB", "64 MiB". The group is all GPUs of the
-    machine, and every GPU runs a rank. For example:
+    OPERATION is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, p2p or barrier. SIZE
+    is that of the whole array, as in nccl-tests: "1 GiB", "64 MiB". The group is all GPUs of the machine,
+    and every GPU runs a rank. For example:
 
         foretrace topology cost dgx-h100 all_reduce "1 GiB" --gpus 64 --ranks 0:64:8
     """
@@ -51,6 +53,7 @@ def cost(
     from topologies.catalog import load_cluster
     from topologies.units import parse_bytes
 
+    kind = _kind(kind)
     network = Network(load_cluster(name, n_gpus), choice=choice(nccl_algo, nccl_proto))
     group = _ranks(ranks, network.cluster.n_gpus)
     if imbalance is not None and kind != "all_to_all":
@@ -66,6 +69,16 @@ def cost(
         click.echo(json.dumps(found))
         return
     _show(found)
+
+
+def _kind(text: str) -> str:
+    """Return the operation that *text* spells, with or without strokes. Raises SimulationError."""
+    from simulator.errors import SimulationError
+
+    found = {kind.replace("_", ""): kind for kind in KINDS}.get(re.sub("[^a-z0-9]", "", text.lower()))
+    if found is None:
+        raise SimulationError(f"operation {text!r}: one of {', '.join(KINDS)}")
+    return found
 
 
 def _ranks(text: str, n_gpus: int) -> list[int]:

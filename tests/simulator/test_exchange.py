@@ -138,6 +138,8 @@ def test_the_verb_prints_one_json_object() -> None:
     assert (
         json.loads(printed("dgx-h100", "all_reduce", "1 GiB", *asked))["algorithm"] == "hierarchical/simple"
     )
+    spelt = [printed("dgx-h100", kind, "1 MiB") for kind in ("all_gather", "AllGather", "all-gather")]
+    assert spelt[0] == spelt[1] == spelt[2]
     assert json.loads(printed("dgx-h100", "barrier", "--json"))["time_s"] > 0
     assert json.loads(printed("dgx-h100", "p2p", "1 MiB", "--ranks", "0,1", "--json"))["n_ranks"] == 2
 
@@ -146,6 +148,7 @@ def test_the_verb_prints_one_json_object() -> None:
     ("arguments", "said"),
     [
         (("all_reduce",), "size is missing"),
+        (("allreduse", "1 MiB"), "operation 'allreduse': one of all_reduce, all_gather"),
         (("all_reduce", "1 MiB", "--ranks", "0,9"), "at least 2 different ones of the 8 ranks"),
         (("all_reduce", "1 MiB", "--ranks", "a"), "a list 0,8,16 or a range"),
         (("all_reduce", "1 MiB", "--imbalance", "2"), "imbalance is of an all_to_all"),

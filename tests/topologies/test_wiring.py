@@ -82,6 +82,15 @@ def test_planes_are_joined_by_nvlink_alone() -> None:
     assert shape(cluster, range(0, 64, 8)).inter_bytes_per_s == pytest.approx(NIC)
 
 
+@pytest.mark.parametrize("n_gpus", [10, 12, 16])
+@pytest.mark.parametrize("placed", [(0, 9), (0, 1, 9), (3, 0, 9)])
+def test_planes_are_joined_by_the_nics_of_idle_gpus_too(n_gpus: int, placed: tuple[int, ...]) -> None:
+    """Of nodes that are partly filled, by ranks or by GPUs, no rank need sit on the rail of another."""
+    cluster = machine(2, kind="multi-plane").sized(n_gpus)
+    found = Reach(cluster.fabric(), placed).shape((0, 9))
+    assert (found.n_domains, found.inter_bytes_per_s) == (2, pytest.approx(NIC))
+
+
 @pytest.mark.parametrize(("sides", "n_links"), [((8,), 8), ((4, 4), 32), ((2, 2, 2), 12), ((4, 1), 4)])
 def test_a_torus_goes_round_in_every_dimension(sides: tuple[int, ...], n_links: int) -> None:
     n_nodes = 1
