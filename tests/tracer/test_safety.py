@@ -35,21 +35,32 @@ class Broken(Exception):
 def broken(*args, **kwargs):
     raise Broken("a fault of ours")
 
-plain, way, path = train(), sys.argv[1], sys.argv[2]
-if way == "full disk":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-elif way == "broken hook":
-    modules.ModuleHook._met = broken
-elif way == "broken writer":
-    sink._table = broken
-elif way == "broken memory":
-    memory.MemoryLog.sample = broken
-elif way == "broken sidecar":
-    pending.Pending.update = broken
-with foretrace.record(path, flush_s=0.02):
-    recorded = train()
-print(plain == recorded)
+HARD = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+BROKEN = {
+    "broken hook": (modules.ModuleHook, "_met"),
+    "broken writer": (sink, "_table"),
+    "broken memory": (memory.MemoryLog, "sample"),
+    "broken sidecar": (pending.Pending, "update"),
+}
+plain = train()
+for way in sys.argv[2:]:
+    print("way", way, file=sys.stderr, flush=True)
+    if way == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, HARD))
+    else:
+        owner, name = BROKEN[way]
+        whole = getattr(owner, name)
+        setattr(owner, name, broken)
+    with foretrace.record(f"{sys.argv[1]}/{way}", flush_s=0.02):
+        recorded = train()
+    print(way, plain == recorded)
+    if way == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (HARD, HARD))
+    else:
+        setattr(owner, name, whole)
 """
+
+Done = subprocess.CompletedProcess[str]
 
 WAYS = {
     "full disk": "cannot write",
@@ -60,18 +71,26 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", sorted(WAYS))
-def test_a_fault_of_the_recording_is_none_of_the_training(tmp_path: Path, ranks: Any, way: str) -> None:
-    script, path = tmp_path / "train.py", tmp_path / "run"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> tuple[Path, Done]:
+    """One process that trains and records in every way, one after the other."""
+    folder = tmp_path_factory.mktemp("safety")
+    script = folder / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-W", "ignore", str(script), way, str(path)]
-    result = subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "True\n"
-    assert "Traceback" not in result.stderr
-    said = [line for line in result.stderr.splitlines() if "foretrace" in line]
+    command = [sys.executable, "-W", "ignore", str(script), str(folder), *sorted(WAYS)]
+    return folder, subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_a_fault_of_the_recording_is_none_of_the_training(trained: tuple[Path, Done], way: str) -> None:
+    folder, done = trained
+    assert done.returncode == 0, done.stderr
+    assert f"{way} True\n" in done.stdout
+    errors = done.stderr.partition(f"way {way}\n")[2].partition("way ")[0]
+    assert "Traceback" not in errors
+    said = [line for line in errors.splitlines() if "foretrace" in line]
     assert len(said) <= 1
-    assert WAYS[way] in " ".join([*said, *warnings(path)])
+    assert WAYS[way] in " ".join([*said, *warnings(folder / way)])
 
 
 def warnings(path: Path) -> tuple[str, ...]:
