@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from click.testing import CliRunner
 
 from foretrace import main
 from simulator.recorded.like import job_like
+from tests.processes import Runner
 from traces.run import Run
 from traces.store import open_run
 
@@ -38,15 +37,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script += "--steps 9 --micro-batch 2 --seq-len 64".split()
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
     command = [sys.executable, "-m", "foretrace", "record", "-o", str(folder / "run"), "--", *launch]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    for _ in range(3):  # gloo may find a port taken
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment, timeout=120
-        )
-        if not done.returncode:
-            return folder / "run"
-        subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
-    pytest.fail(done.stderr)
+    (done,) = Runner.launch(command, fresh=folder / "run")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
 
 
 def test_the_job_is_read_off_the_recording(recorded: Path) -> None:

@@ -4,13 +4,8 @@ The model is tiny, so that the time goes into starting processes; every recordin
 """
 
 import json
-import os
-import re
-import shutil
-import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -18,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.attach import RUN_VARIABLE
-from tracer.launch import environment
+from tests.processes import Ranks, Runner
 from tracer.native import build
 from tracer.native.build import SWITCH
 from traces.run import Run
@@ -28,14 +22,6 @@ from traces.store import open_run
 collect_ignore = ["every_strategy.py", "matrix.py", "tracked_memory.py"]
 """Scripts that tests start as processes of their own."""
 
-ROOT = Path(__file__).parents[2]
-FLAKES = re.compile(
-    "connectFullMesh|EADDRINUSE|Address already in use|terminate called without an active exc"
-)
-"""Failures of gloo on a busy machine. The last is torch's own, recorded or not: of 100 trainings with tensor
-parallelism on torch 2.13 that were not recorded, one process aborted so while Python shut down."""
-
-NEWER = (2, 8)
 NEEDS_NEWER = {
     "fsdp2": "FSDP2 runs on GPUs only",
     "pp": "a batch of transfers drops all works but one, which gloo needs: 1F1B hangs by itself",
@@ -87,73 +73,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """How the processes of a training ended."""
-
-    status: tuple[int, ...]
-    output: str
-    errors: str
-
-    @property
-    def losses(self) -> list[str]:
-        """Every loss that was printed, with the nine digits that identify a float32."""
-        return re.findall(r"loss +(-?[0-9.e+-]+)", self.output)
-
-
-class Runner:
-    """Runs processes of one world."""
-
-    root = ROOT
-    newer = NEWER
-
-    @staticmethod
-    def torch() -> tuple[int, ...]:
-        """Return the version of torch."""
-        return tuple(int(part) for part in version("torch").split(".")[:2])
-
-    @staticmethod
-    def start(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> list["subprocess.Popen[str]"]:
-        """Start *command* as *n* ranks."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        world = {**env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(n)}
-        world |= {"LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return [
-            subprocess.Popen(
-                command,
-                env={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(n)
-        ]
-
-    @staticmethod
-    def run(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> Ranks:
-        """Run *command* as *n* ranks to their end; once more if gloo failed by itself."""
-        for attempt in (1, 2):
-            processes = Runner.start(command, env, n)
-            try:
-                said = [process.communicate(timeout=150) for process in processes]
-            finally:
-                for process in processes:
-                    process.kill()
-            errors = "".join(err for _, err in said)
-            if attempt == 2 or not FLAKES.search(errors):
-                break
-            shutil.rmtree(env.get(RUN_VARIABLE, ""), ignore_errors=True)
-        return Ranks(tuple(p.returncode for p in processes), "".join(out for out, _ in said), errors)
-
-    @staticmethod
-    def env(path: Path | None = None) -> dict[str, str]:
-        """Return an environment in which this checkout is importable, and which records into *path*."""
-        base = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return base if path is None else environment(path, path.name, base)
-
-
-@dataclass(frozen=True)
 class Pair:
     """One example, run as it is and run while it was recorded."""
 
@@ -169,7 +88,7 @@ def job() -> Job:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> type["Runner"]:
+def ranks() -> type[Runner]:
     """How to run processes of one world."""
     pytest.importorskip("torch")
     return Runner
@@ -214,9 +133,10 @@ def example(config: Path, job: Job, tmp_path_factory: pytest.TempPathFactory) ->
     @cache
     def pair(words: str) -> Pair:
         name, *flags = words.split()
-        if name in NEEDS_NEWER and Runner.torch() < NEWER:
+        if name in NEEDS_NEWER and Runner.torch() < Runner.newer:
             pytest.skip(f"torch {version('torch')}: {NEEDS_NEWER[name]}")
-        command = [sys.executable, str(ROOT / "examples" / f"train_{name}.py"), "--config", str(config)]
+        script = str(Runner.root / "examples" / f"train_{name}.py")
+        command = [sys.executable, script, "--config", str(config)]
         command += (
             f"--steps {job.steps} --micro-batch {job.micro_batch} --seq-len {job.seq_len}".split() + flags
         )

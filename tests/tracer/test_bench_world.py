@@ -1,8 +1,6 @@
 """The health check of a world, on real processes: started here, and under torchrun."""
 
 import json
-import os
-import subprocess
 import sys
 from typing import Any
 
@@ -15,11 +13,11 @@ from tracer.errors import RecordError
 from tracer.sizes import parse_sizes
 
 
-def run(words: str, ranks: Any, *launcher: str) -> "subprocess.CompletedProcess[str]":
+def run(words: str, ranks: Any, *launcher: str) -> Any:
     """Run ``foretrace bench WORDS``."""
     command = [sys.executable, *launcher, "-m", "foretrace", "bench", *words.split("|")]
-    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    (done,) = ranks.launch(command)
+    return done
 
 
 @pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])

@@ -129,7 +129,7 @@ def test_recorded_ranks_of_drifting_machines_meet_in_their_barriers(tmp_path: Pa
     """Nobody leaves a barrier before everybody has come: with 2 % of drift on one side, hundreds would."""
     script, path = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    result = ranks.run([sys.executable, str(script), str(path)], ranks.env())
+    result = ranks.run([sys.executable, str(script), str(path)], ranks.env(), fresh=path)
     assert result.status == (0, 0), result.errors
     run = open_run(path)
     assert run.info.finished

@@ -1,9 +1,7 @@
 """The second depth: what the profiler saw of chosen steps, as a run beside the recording."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,8 @@ def test_kernels_of_chosen_steps_become_a_run(tmp_path: Path, ranks: Any, config
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
     torchrun += "--steps 3 --micro-batch 2 --seq-len 16".split()
     command = [sys.executable, "-m", "foretrace", "record", "-o", str(path), "--depth", "kernels", "--json"]
-    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
-    result = subprocess.run(
-        [*command, "--steps", "1:3", "--", *torchrun, "--config", str(config)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += ["--steps", "1:3", "--", *torchrun, "--config", str(config)]
+    (result,) = ranks.launch(command, fresh=path)
     assert result.returncode == 0, result.stderr
     assert re.findall(r"loss +(-?[0-9.e+-]+)", result.stderr) == example("ddp").plain.losses
     assert json.loads(result.stdout)["kernels"] == str(path / "kernels")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -107,30 +106,30 @@ for number in range(int(sys.argv[2])):
 
 def test_whenever_it_is_killed_no_more_is_lost_than_since_the_last_batch(tmp_path: Path, ranks: Any) -> None:
     """After each kill all steps that waited for the last batch can be read, and all before them is whole."""
-    script = tmp_path / "train.py"
+    script, made = tmp_path / "train.py", tmp_path / "killed"
+    made.mkdir()
     script.write_text(FORKING)
-    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path), str(N_KILLS), str(FLUSH_S)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    command = [sys.executable, "-W", "ignore", str(script), str(made), str(N_KILLS), str(FLUSH_S)]
+    (result,) = ranks.launch(command, fresh=made, timeout_s=600)
     assert result.returncode == 0, result.stderr
     kills = [line.split() for line in result.stdout.splitlines()]
     assert len(kills) == N_KILLS
     lost_s = []
     for number, killed_ns in kills:
         for rank in (0, 1):
-            noted = tmp_path / f"{number}.{rank}.batches"
+            noted = made / f"{number}.{rank}.batches"
             batches = [tuple(map(int, line.split())) for line in noted.read_text().splitlines()]
-            run = open_run(tmp_path / number)
+            run = open_run(made / number)
             spans = run.spans([rank]).to_pylist()
             steps = [row["step"] for row in spans if row["category"] == "step"]
             assert steps == list(range(len(steps)))
             assert steps[-1] >= batches[-1][0]  # all that waited for the last batch
             numbers = sorted(row["sequence"] for row in spans if row["category"] == "collective")
             assert numbers == list(range(len(numbers)))  # none is missing before the last
-            issued = [int(row["sequence"]) for row in read_issued(tmp_path / number)[rank]]
+            issued = [int(row["sequence"]) for row in read_issued(made / number)[rank]]
             assert issued == list(range(max(issued[-1] - SLOTS + 1, 0), issued[-1] + 1))
             assert issued[-1] >= numbers[-1]  # what came since is known, if only by its call
-            epoch_ns = int((tmp_path / f"{number}.epoch").read_text())
+            epoch_ns = int((made / f"{number}.epoch").read_text())
             ended_ns = epoch_ns + max(row["start_ns"] + row["duration_ns"] for row in spans)
             assert batches[-1][1] <= ended_ns <= int(killed_ns)
             lost_s.append((int(killed_ns) - ended_ns) / 1e9)

@@ -3,16 +3,15 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import Done, Runner
 from tracer.errors import LaunchError, RecordError
 from tracer.finish import finish, why_nothing
 from tracer.launch import SITE, environment, launch
@@ -23,13 +22,15 @@ from traces.store import open_run, write_info
 ROOT = Path(__file__).parents[2]
 
 
-def record(*words: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run ``foretrace record`` as a user does."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "foretrace", "record", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env=env, timeout=timeout
-    )
+def record(*words: str, cwd: Path) -> Done:
+    """Run ``foretrace record`` as a user does, in an empty folder."""
+    (done,) = Runner.launch(recording(*words), cwd=cwd, fresh=cwd / "run")
+    return done
+
+
+def recording(*words: str) -> list[str]:
+    """Return the command that begins with ``foretrace record``."""
+    return [sys.executable, "-m", "foretrace", "record", *words]
 
 
 @pytest.mark.parametrize(("code", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 143), ("", 0)])
@@ -175,7 +176,7 @@ def test_a_block_that_has_ended_begins_no_recording(tmp_path: Path, ranks: Any) 
         "dist.all_reduce(torch.ones(1))\n"
         "dist.destroy_process_group()\n"
     )
-    done = ranks.run([sys.executable, "-c", script], {**os.environ, "PYTHONPATH": str(ROOT)})
+    done = ranks.run([sys.executable, "-c", script], ranks.env())
     assert done.status == (0, 0), done.errors
     assert not run.exists()
 
@@ -209,18 +210,12 @@ def test_a_machine_of_several_says_what_to_do_with_its_part(tmp_path: Path) -> N
         "import torch, torch.distributed as d; d.init_process_group('gloo')\n"
         "d.all_reduce(torch.ones(1)); d.destroy_process_group()\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} RANK=".split()
-
-    def node(rank: int) -> subprocess.CompletedProcess[str]:
-        words = [*world[:-1], f"{world[-1]}{rank}", sys.executable, "-c", script]
-        return record("-o", f"node{rank}", "--", *words, cwd=tmp_path)
-
-    with ThreadPoolExecutor() as nodes:
-        parts = list(nodes.map(node, (0, 1)))
-    for rank, part in enumerate(parts):
+    world = "env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}".split()
+    commands = [
+        recording("-o", f"node{rank}", "--", *world, f"RANK={rank}", sys.executable, "-c", script)
+        for rank in (0, 1)
+    ]
+    for rank, part in enumerate(Runner.launch(*commands, cwd=tmp_path, fresh=tmp_path)):
         assert part.returncode == 0, part.stderr
         assert part.stdout.startswith(f"node{rank}: 1 of 2 ranks, 1 spans")
         assert f"foretrace record --merge -o ALL node{rank} ..." in part.stdout

@@ -1,7 +1,5 @@
 """Other ways to start: several machines with a directory each, no process group, a recorder per rank."""
 
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,20 +17,16 @@ from traces.store import open_run
 def nodes(tmp_path_factory: pytest.TempPathFactory, ranks: Any, config: Path) -> Path:
     """One training on two machines of one rank each, which are this one; each is recorded by itself."""
     folder = tmp_path_factory.mktemp("nodes")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     script = str(ranks.root / "examples" / "train_ddp.py")
-    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "GLOO_SOCKET_IFNAME": "lo"}
-    started = []
+    commands = []
     for node in (0, 1):
         command = [sys.executable, "-m", "foretrace", "record", "-o", str(folder / f"node{node}"), "--"]
         command += [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
-        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port, script]
+        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", "{port}", script]
         command += ["--config", str(config), "--steps", "3", "--seq-len", "16"]
-        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    said = [process.communicate(timeout=150) for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
+        commands.append(command)
+    done = ranks.launch(*commands, fresh=folder)
+    assert [one.returncode for one in done] == [0, 0], done
     return folder
 
 
@@ -107,7 +101,8 @@ def test_a_recorder_per_rank_shares_the_directory(tmp_path: Path, ranks: Any, co
     """As ``srun foretrace record -- python train.py`` has it: the launcher starts the recorder."""
     path, script = tmp_path / "run", str(ranks.root / "examples" / "train_ddp.py")
     command = [sys.executable, "-m", "foretrace", "record", "-o", str(path), "--", sys.executable, script]
-    result = ranks.run([*command, "--config", str(config), "--steps", "2", "--seq-len", "16"], ranks.env())
+    command += ["--config", str(config), "--steps", "2", "--seq-len", "16"]
+    result = ranks.run(command, ranks.env(), fresh=path)
     assert result.status == (0, 0), result.errors
     run = open_run(path)
     assert run.stored_ranks == (0, 1)

@@ -92,7 +92,7 @@ def trained(folder: Path, ranks: Any, names: Iterable[str], n: int) -> Path:
     if ranks.torch() < (2, 11):
         pytest.skip("this torch cannot run all of them on gloo")
     command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "matrix.py"), str(folder), *names]
-    result = ranks.run(command, ranks.env(), n)
+    result = ranks.run(command, ranks.env(), n, fresh=folder)
     assert result.status == (0,) * n, result.errors
     assert "foretrace" not in result.errors
     return folder

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -62,10 +61,7 @@ def test_what_gloo_aborts_is_named_though_the_process_is_gone(tmp_path: Path, ra
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "foretrace", "record", "-o", str(path), "--json", "--"]
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    result = subprocess.run(
-        [*command, str(script), "sizes"], env=env, capture_output=True, text=True, check=False, timeout=150
-    )
+    (result,) = ranks.launch([*command, str(script), "sizes"], fresh=path)
     said = json.loads(result.stdout)
     assert result.returncode == said["exit_status"] == 1
     (found,) = mismatches(path, opened(path))

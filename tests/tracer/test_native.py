@@ -1,7 +1,6 @@
 """Compiled hooks: found again, done without where they cannot be, and the same spans as those in Python."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -34,15 +33,9 @@ print(loss.item(), recording.session.native is not None)
 
 def trained(path: Path, ranks: Any, **env: str) -> str:
     """Record a training of one process; return what it prints."""
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TRAIN, str(path)],
-        env={**ranks.env(), **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (result,) = ranks.launch([sys.executable, "-W", "ignore", "-c", TRAIN, str(path)], fresh=path, **env)
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return str(result.stdout)
 
 
 def spans(path: Path) -> Counter[tuple[Any, ...]]:
@@ -212,13 +205,8 @@ def test_a_work_that_nobody_can_wait_for_is_not_kept(tmp_path: Path, ranks: Any,
 
 def said_by(script: str, path: Path, ranks: Any, **env: str) -> str:
     """Run *script* with compiled hooks; return what it prints."""
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(path)],
-        env={**ranks.env(), build.SWITCH: "1", **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", script, str(path)]
+    (result,) = ranks.launch(command, fresh=path, **{build.SWITCH: "1", **env})
     assert result.returncode == 0, result.stderr
     return str(result.stdout)
 

@@ -2,9 +2,6 @@
 
 import importlib.util
 import json
-import re
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -162,24 +159,15 @@ def both(tmp_path: Path, ranks: Any, script: str, launcher: list[str], *words: s
     """Run *script* by *launcher*, plain and recorded; return the run and what the verb said of it."""
     file, path = tmp_path / "train.py", tmp_path / "run"
     file.write_text(script)
-    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *launcher, str(file), *words]
     record = [sys.executable, "-m", "foretrace", "record", "-o", str(path), "--json", "--", *command]
-    plain, recorded = started(command, env), started(record, env, path)
+    plain, recorded = (
+        ranks.launch(words, fresh=path, timeout_s=280, HF_HUB_OFFLINE="1")[0] for words in (command, record)
+    )
     assert plain.returncode == 0, plain.stderr
     assert recorded.returncode == 0, recorded.stderr
     assert losses(plain.stdout) == losses(recorded.stderr) != []
     return open_run(path), json.loads(recorded.stdout)
-
-
-def started(command: list[str], env: dict[str, str], path: Path | None = None) -> Any:
-    """Run *command* to its end, once more if gloo aborts by itself, as it does without a recording, too."""
-    for attempt in (1, 2):
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=280)
-        if attempt == 2 or not re.search("SIGABRT|connectFullMesh|Address already in use", done.stderr):
-            break
-        shutil.rmtree(path or "", ignore_errors=True)
-    return done
 
 
 TORCHRUN = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -49,7 +49,7 @@ class Both:
         real = folder / "real"
         real.mkdir()
         command = [sys.executable, "-W", "ignore", str(SCRIPT), str(real), *names]
-        result = ranks.run(command, ranks.env(), n)
+        result = ranks.run(command, ranks.env(), n, fresh=real)
         assert result.status == (0,) * n, result.errors
         self.names, self.rank, self._real = names, n - 1, real
         chosen = (0, n - 1)  # the first one tells the last one the shapes that stages send

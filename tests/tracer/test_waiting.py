@@ -63,11 +63,11 @@ WAYS = ("sync", "async", "scatter", "functional", "p2p")
 def runs(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> Path:
     """One recording for each way to wait, made one after the other by the same processes."""
     folder = tmp_path_factory.mktemp("waiting")
-    script = folder / "train.py"
+    script, made = folder / "train.py", folder / "runs"
     script.write_text(SCRIPT)
-    result = ranks.run([sys.executable, str(script), str(folder), *WAYS], ranks.env())
+    result = ranks.run([sys.executable, str(script), str(made), *WAYS], ranks.env(), fresh=made)
     assert result.status == (0, 0), result.errors
-    return folder
+    return made
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -110,12 +110,12 @@ with foretrace.record(sys.argv[1]):
 
 def test_what_nobody_waits_for_is_followed_to_its_end(tmp_path: Path, ranks: Any) -> None:
     """The last reduction of DDP is waited for in C++: when the recording ends, a watcher knows its end."""
-    script = tmp_path / "train.py"
+    script, path = tmp_path / "train.py", tmp_path / "run"
     script.write_text(FORGETFUL)
     # The processes end with the recording: a thread still in a wait would abort them.
-    result = ranks.run([sys.executable, str(script), str(tmp_path / "run")], ranks.env())
+    result = ranks.run([sys.executable, str(script), str(path)], ranks.env(), fresh=path)
     assert result.status == (0, 0), result.errors
-    run = open_run(tmp_path / "run")
+    run = open_run(path)
     assert run.info.dropped == {}
     for rank in (0, 1):
         spans = run.spans([rank]).to_pylist()
@@ -142,12 +142,12 @@ with foretrace.record(sys.argv[1]):
 
 
 def test_hooks_find_what_is_complete_without_a_thread_for_each(tmp_path: Path, ranks: Any) -> None:
-    script = tmp_path / "train.py"
+    script, path = tmp_path / "train.py", tmp_path / "run"
     script.write_text(ASKED)
-    result = ranks.run([sys.executable, str(script), str(tmp_path / "run")], ranks.env())
+    result = ranks.run([sys.executable, str(script), str(path)], ranks.env(), fresh=path)
     assert result.status == (0, 0), result.errors
     assert result.output.split() == ["0", "0"]
-    run = open_run(tmp_path / "run")
+    run = open_run(path)
     assert run.info.dropped == {}
     for rank in (0, 1):
         calls = [row for row in run.spans([rank]).to_pylist() if row["kind"] == "all_reduce"]

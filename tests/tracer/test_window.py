@@ -1,7 +1,6 @@
 """Which ranks and steps are recorded, and steps that the training tells."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,10 +53,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
     folder = tmp_path_factory.mktemp("windows")
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    result = ranks.run([sys.executable, str(script), str(folder)], ranks.env())
+    made = folder / "runs"
+    result = ranks.run([sys.executable, str(script), str(made)], ranks.env(), fresh=made)
     assert result.status == (0, 0), result.errors
     assert "foretrace" not in result.errors
-    return folder
+    return made
 
 
 def steps_of(path: Path, rank: int = 1) -> dict[str, list[int]]:
@@ -150,8 +150,7 @@ def test_the_verb_records_chosen_steps(tmp_path: Path, ranks: Any, config: Path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
     command = [sys.executable, "-m", "foretrace", "record", "-o", str(path), "--steps", "1", "--ranks", "0"]
     command += ["--json", "--", *torchrun, "--config", str(config), "--steps", "4", "--seq-len", "16"]
-    env = {**ranks.env(), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    (result,) = ranks.launch(command, fresh=path)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["recorded"]
     assert steps_of(path, 0)["step"] == [1]
