@@ -41,7 +41,7 @@ class Framework:
     """Conventions of one training framework.
 
     Attributes:
-        name: of the profile.
+        name: name of the profile.
         matches: what a table or a person calls it; lower case, a part of the text is enough.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         bucket_bytes: per parameter, what communication buckets hold beside gradients in fp32.

@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
     Attributes:
         low, high: shares of the prediction, which is between them.
-        level: of how many runs they hold at least, as a share.
+        level: least share of runs that the ranges contain.
         what: the runs that it comes from, e.g. ``"FSDP · h100-sxm"``.
         families, rows: how many those are.
     """

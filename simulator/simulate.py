@@ -122,7 +122,7 @@ def simulate(
         expanded: keep every rank: exact copies of folded ones where all groups are alike, otherwise each is
             simulated.
         engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
-        program: of the job, folded, where ``build`` has been asked for it before.
+        program: folded program of the job, if ``build`` has made it already.
         only_figures: leave out memory over time, which no figure of the summary needs.
 
     Raises:

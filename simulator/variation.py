@@ -15,18 +15,18 @@ from topologies.units import parse_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variation:
-    """How much a run departs from every rank and every step being alike.
+    """How ranks and steps of a run differ from one another.
 
-    Jitter is a random factor of mean 1 with a log-normal distribution; the number given is the standard
-    deviation of its logarithm, about the relative spread.
+    Jitter is a random factor of mean 1 with a log-normal distribution. The number given is the standard
+    deviation of its logarithm, which is about the relative spread.
 
     Attributes:
         stragglers: ``rank:factor[@time]`` separated by commas; compute of that rank takes that much longer,
             from that time on if one is given: a GPU that throttles, and recovers with a factor of 1. They are
             part of the timeline, jitter is not.
         link_changes: ``rank:tier:capacity[@time]`` separated by commas, see
-            ``simulator.network.link_changes``: what
-            is left of a rank's links from then on. Part of the timeline, too.
+            ``simulator.network.link_changes``:
+            what is left of a rank's links from then on. They are part of the timeline, too.
         compute_jitter: drawn anew for every compute task.
         network_jitter: drawn anew for every communication.
         rank_jitter: drawn once per rank and step: clocks, temperature, neighbours on the host.
@@ -52,7 +52,7 @@ class Variation:
 
     @property
     def factors(self) -> dict[int, float]:
-        """By rank, how much longer its compute takes all the time.
+        """By rank, the factor by which its compute takes longer during the whole run.
 
         Raises:
             JobError: ``stragglers`` is not of the form ``rank:factor[@time]``.
@@ -74,7 +74,7 @@ class Variation:
         return max(self.compute_jitter, self.network_jitter, self.rank_jitter) > 0
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that are not what they are by default."""
+        """Return the settings that differ from their defaults."""
         return {
             field.name: value
             for field in fields(self)

@@ -79,7 +79,7 @@ class Device:
         sustained_after_s: load after which half of that loss of clock is there; 0 means at once.
         training_clock_fraction: clock while a model trains, with memory and links at work too, over that of
             one product after another.
-        host_bytes_per_s: of copies between it and pinned memory of its host, each way.
+        host_bytes_per_s: bandwidth of copies between it and pinned memory of its host, each way.
         reserved_bytes: memory that the framework's context and libraries take before the first tensor.
         gemm_tiles: how matrix products are cut into tiles; None where only the three constants are known.
         attention_kernels: fused attention kernels by name, where they were measured.

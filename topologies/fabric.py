@@ -59,10 +59,10 @@ class FabricSpec:
         kind: one of ``KINDS``, or ``"links"``.
         oversubscription: bandwidth into a leaf from below over bandwidth out of it upward; 1 is non-blocking.
         nodes_per_leaf: nodes that share a leaf switch (fat tree) or a set of them, one per rail (rail).
-        hop_latency_s: of one link between leaf and spine.
+        hop_latency_s: latency of one link between leaf and spine.
         group_nodes: nodes of one site (two sites) or of one group (dragonfly).
         group_bytes_per_s: from one site, or one group, to all others together, per direction.
-        group_latency_s: of that way.
+        group_latency_s: latency of that way.
         shape: nodes along each dimension of a torus.
         crowding: how other jobs on the same switches slow a group: ``n_nodes ** -crowding`` of its ways out
             is left; 0 where nobody else is.

@@ -82,8 +82,8 @@ class LinkSpec:
     Attributes:
         name: as in the catalogue, or of the table that describes it.
         kind: what it is, e.g. ``"nvlink"``, ``"infiniband"``, ``"loopback"``.
-        bandwidth_bytes_per_s: of one link (all NVLinks of one GPU together; one NIC), per direction.
-        latency_s: of one message from end to end of an uncongested link, software included.
+        bandwidth_bytes_per_s: bandwidth per direction of one NIC, or of all NVLinks of one GPU together.
+        latency_s: time of an empty message from end to end of an uncongested link, software included.
         efficiency: share of the bandwidth that a large transfer reaches; a curve or table goes before it.
         reduces: the switches add numbers themselves (NVLink SHARP).
         protocols: those of NCCL that may be used over it; all of them if empty.

@@ -32,7 +32,7 @@ class NodeSpec:
 
     Attributes:
         kind: a key of ``NODES``.
-        host: the way of one GPU over PCIe, where not every pair of GPUs has an NVLink.
+        host: the PCIe link of one GPU, where not every pair of GPUs has an NVLink.
     """
 
     kind: str = "switch"
@@ -56,10 +56,10 @@ def wires(spec: NodeSpec, intra: LinkSpec, gpus: list[int], *, hub: str, full: i
 
     Args:
         spec: how the GPUs are wired.
-        intra: all links of one GPU together.
+        intra: all links of one GPU, taken together.
         gpus: the GPUs of the node.
         hub: name of its switch, if it has one.
-        full: GPUs of a node that is full; the places of *gpus* count from the first.
+        full: number of GPUs of a complete node; *gpus* take its first places.
 
     Raises:
         CatalogError: a node of this kind does not have that many GPUs.

@@ -9,7 +9,8 @@ from topologies.reach import LEVEL, Reach, Tier
 def tiers(cluster: Cluster) -> list[Tier]:
     """Return what one GPU of *cluster* gets at every distance, nearest first.
 
-    A machine described by kind is looked at as large as it takes to have every tier. Raises FabricError.
+    A machine whose fabric is given by its kind is taken to be large enough to have every tier, because a
+    small one may have fewer. Raises FabricError.
     """
     full = _with_every_tier(cluster)
     reach = Reach(full.fabric(), range(full.n_gpus))

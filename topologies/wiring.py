@@ -55,7 +55,7 @@ def _to_leaves(
 
 
 def _up(graph: nx.DiGraph[str], cluster: Cluster, ways: list[tuple[str, str]], ports: int) -> None:
-    """Wire leaves to what is above them, as wide as *ports* NICs over the oversubscription."""
+    """Wire leaves to the switch above, with the bandwidth of *ports* NICs over the oversubscription."""
     spec, nic = cluster.fabric_spec, _nic(cluster)
     width = ports * nic.bandwidth_bytes_per_s / spec.oversubscription
     for leaf, above in ways if len(ways) > 1 else ():
@@ -92,8 +92,8 @@ def _one_switch(graph: nx.DiGraph[str], cluster: Cluster, nics: Nics) -> None:
 def _grouped(graph: nx.DiGraph[str], cluster: Cluster, nics: Nics) -> None:
     """Fat trees of ``group_nodes`` nodes, each with a spine, and one way from each to the others.
 
-    Two sites have a slow one. In a dragonfly it stands for the global links of a group, with traffic spread
-    evenly over them (Kim et al. 2008, doi:10.1109/ISCA.2008.19), and the spine for the links inside it.
+    Between two sites it is slow. In a dragonfly it stands for the global links of a group, with traffic
+    spread evenly over them (Kim et al. 2008, doi:10.1109/ISCA.2008.19), and the spine for links inside it.
     """
     spec, nic = cluster.fabric_spec, _nic(cluster)
     per_leaf = min(spec.nodes_per_leaf, spec.group_nodes)

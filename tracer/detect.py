@@ -71,7 +71,7 @@ class Measured:
         cores: processor cores that they may use.
         memory_bytes: memory of the machine.
         torch: version of torch.
-        compute: of one process while as many as have a core compute.
+        compute: rates of one process while as many processes compute as there are cores.
         times_s: by operation and number of ranks, the time at each of ``SIZES_BYTES``.
     """
 

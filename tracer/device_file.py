@@ -11,14 +11,14 @@ class DeviceFigures:
     """Figures of a device, in the terms of a machine file.
 
     Attributes:
-        name: of the device.
+        name: name of the device.
         kind: ``"gpu"`` or ``"cpu"``.
-        memory_bytes: of it.
-        memory_bytes_per_s: of its memory.
+        memory_bytes: size of its memory.
+        memory_bytes_per_s: bandwidth of its memory.
         launch_s: time of the host per operation.
         peaks: FLOP/s of the fastest product by dtype.
-        gemm_efficiency, gemm_latency_s, gemm_memory_fraction: of products.
-        memory_fraction, memory_latency_s: of element-wise operations.
+        gemm_efficiency, gemm_latency_s, gemm_memory_fraction: constants of matrix products.
+        memory_fraction, memory_latency_s: constants of element-wise operations.
         attention_forward, attention_backward: efficiency over the peak, masked half not counted.
         sources: by figure, the key of its source: ``memory``, ``bandwidth``, ``launch``, ``peak``, ``gemm``,
             ``gemm_memory``, ``memory_bound``, ``latency``, ``attention``, and ``clock`` if it is known.

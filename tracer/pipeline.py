@@ -1,4 +1,4 @@
-"""Sees the actions of ``torch.distributed.pipelining``: which stage works on which micro-batch.
+"""Observes the actions of ``torch.distributed.pipelining``: which stage works on which micro-batch.
 
 All its schedules call the same three methods of a stage, whichever order they follow: forward, backward
 (full, or of the input only) and backward of the weights.

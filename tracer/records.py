@@ -29,8 +29,8 @@ class Position:
 
     Attributes:
         step: optimizer step.
-        stage, virtual_stage: of the pipeline action that runs.
-        microbatch: of the pipeline action that runs.
+        stage, virtual_stage: stage of the pipeline action that runs.
+        microbatch: micro-batch of the pipeline action that runs.
     """
 
     step: int = -1

@@ -58,7 +58,7 @@ class Comparison:
         details: the same with communication and waiting split by kind, ``"exposed:dp:all_gather"``; they add
             up as the causes do.
         spans: the spans of the two steps, joined one to one.
-        warnings: of both runs, and what limits the comparison.
+        warnings: warnings of both runs, and what limits the comparison.
     """
 
     a_name: str

@@ -124,8 +124,8 @@ class Rehearsal:
         stated: what the script wanted to know of numbers that nobody computed, and what it was told.
         notes: what differs from the run that is acted out, as sentences.
         checked: how the representatives were checked.
-        versions: of the programs that made it.
-        format_version: of the format.
+        versions: versions of the programs that made it.
+        format_version: version of the format.
     """
 
     world_size: int

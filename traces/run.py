@@ -42,7 +42,7 @@ class Run:
         links: how full links were, of a run that was not read from a directory; None if it is not known.
 
     Args:
-        kept: where what is derived of the spans is kept; another run of the same spans may share it.
+        kept: cache of what was derived from the spans; runs of the same spans may share one.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Rung:
     """What came of a way.
 
     Attributes:
-        way: which.
+        way: the way of training.
         job: what speaks for it; None where nothing is possible.
         ranks: its memory.
         summary: what ``simulate`` says; None where it does not fit.

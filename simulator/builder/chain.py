@@ -1,4 +1,4 @@
-"""The main line of an action: compute and blocking communication in the order of a framework."""
+"""The main line of an action: compute and blocking communication, in the order that a framework has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: Final = {"F": "forward", "B": "backward", "I": "backward_input", "W": "ba
 
 EP: Final = STREAMS.index("ep")
 ROUTES: Final = ("forward", "recompute")
-"""Phases in which the host has to know how many tokens go where, and waits for the router to say so.
+"""Phases in which the host waits for the router to learn how many tokens go to each expert.
 
 Megatron-LM ``moe/token_dispatcher.py``, ``cuda_sync_point``; ``experts.py``, ``tokens_per_expert.tolist()``.
 """
@@ -33,7 +33,7 @@ class _Piece:
     """Part of a phase that becomes one task: operations on end, or one communication.
 
     Attributes:
-        waits: pieces of the phase that it waits for; -1 stands for what was before the phase.
+        waits: pieces of the phase that it waits for; -1 stands for what came before the phase.
         ops: its operations, if it computes.
         comm: its communication, if it communicates.
     """
@@ -47,8 +47,8 @@ class Launch(NamedTuple):
     """Time of the host for a task, in ns.
 
     Attributes:
-        lead: before the device can start so that it does not run out of kernels.
-        rest: launched while the device works.
+        lead: part that must pass before the device may start, so that it does not run out of kernels later.
+        rest: part during which the device works already.
     """
 
     lead: int = 0
@@ -93,9 +93,7 @@ class Chains:
         self._compute = compute
         self._launch_s = host_work * compute.device.launch_s
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
-        self._found: dict[
-            tuple[str, str, int], tuple[Phase, _Line]
-        ] = {}  # by identity of the phase, kept here
+        self._found: dict[tuple[str, str, int], tuple[Phase, _Line]] = {}  # keyed by the identity of a phase
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
 
     def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]]) -> bool:
@@ -114,7 +112,7 @@ class Chains:
         """Append what *action* does in *unit* to the main line of *template*.
 
         Args:
-            template: where to; ``template.launches`` says whether the host's launches are written too.
+            template: where to append; ``template.launches`` says whether the host's launches are written too.
             unit: embedding, layer or head.
             action: what to do.
             beside: tasks off the main line that the first task waits for too.

@@ -84,7 +84,7 @@ class DataParallel:
         gradients of a unit are taken to be ready together. ``ddp`` all-reduces, the others reduce-scatter.
 
         Args:
-            template: where to.
+            template: what to append to.
             ready: units in the order of backward, each with the tasks that make its gradients.
         """
         for scope in self._scopes:

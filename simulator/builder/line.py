@@ -68,9 +68,9 @@ class MainLine:
         """Write *visit* with the *units* of its stage into *template*.
 
         Args:
-            template: where to.
+            template: what to append to.
             visit: the action.
-            units: of its stage.
+            units: units of its stage.
             following: units of the stage that the rank comes to next for the first time in a step.
         """
         order = self.passes(visit.kind, units)

@@ -22,7 +22,7 @@ def write_both(template: Template, forward: Template, backward: Template) -> Non
     They take turns: after every communication that it waits for, one leaves the device to the other.
 
     Args:
-        template: where to; its tails become those of both.
+        template: what to append to; its tails become those of both.
         forward: main line of the one, on its own.
         backward: that of the other.
     """

@@ -1,4 +1,4 @@
-"""What a schedule makes of a rank: when it receives, computes and sends, whatever an action is made of."""
+"""Turns the schedule of a rank into receives, work and sends, whatever the work of an action consists of."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from simulator.schedules import Action, Plan, holders
 
 
 class Visit(NamedTuple):
-    """What tells the template of an action from others.
+    """Everything that the template of an action depends on.
 
     Attributes:
-        kind: of the action.
+        kind: kind of the action: forward, backward, or one half of a backward.
         stage: its stage.
         pp: pipeline rank that carries it out.
         source: pipeline rank that it receives from, None if it does not receive.
@@ -38,7 +38,7 @@ class Visit(NamedTuple):
 
 @lru_cache(maxsize=64)
 def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
-    """Return what every action of a plan is on its pipeline rank, in the plan's order."""
+    """Return the ``Visit`` of every action of a plan, by pipeline rank, in the plan's order."""
     at = holders(orders)
     last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
     first = [_firsts(own) for own in orders]
@@ -77,10 +77,10 @@ class Pipeline:
 
     Args:
         orders: the plan.
-        size_bytes: of a message between stages: activations or their gradients.
-        dtype: of its elements.
-        overlap_p2p: post a receive one action earlier; None: if a rank has several stages, or if backward is
-            split, which is of no use where ranks wait for messages.
+        size_bytes: size of a message between stages: activations or their gradients.
+        dtype: type of its elements.
+        overlap_p2p: post a receive one action earlier. None: only if a rank has several stages or backward is
+            split (splitting it is of no use where ranks wait for messages).
 
     Attributes:
         n_stages: stages of the model.

@@ -41,9 +41,9 @@ def write_amax(template: Template, job: Job, kind: str, n_layers: int) -> None:
     """Append to *template* the reduction of the largest values in *n_layers*, which what follows waits for.
 
     Args:
-        template: of an action.
+        template: template of an action.
         job: the job.
-        kind: of the action.
+        kind: kind of the action.
         n_layers: that it went through.
     """
     if n_layers == 0 or kind not in TENSORS:

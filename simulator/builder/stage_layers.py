@@ -48,7 +48,7 @@ def split_layers(n_layers: int, n_stages: int, counted_ends: str = "none") -> li
     (arXiv:2407.21783, section 3.3.2).
 
     Args:
-        n_layers: of the model.
+        n_layers: number of layers of the model.
         n_stages: of the pipeline.
         counted_ends: one of ``ENDS``: ends that count as a layer, so that their stage has one less.
 
@@ -79,7 +79,7 @@ def split_by_cost(costs: Sequence[int], head: int, n_stages: int) -> list[range]
     Reference: nanotron ``PipelineBlock``, ``get_block_compute_costs``.
 
     Args:
-        costs: of every layer.
+        costs: cost of every layer.
         head: cost of the head, which follows them.
         n_stages: of the pipeline.
     """

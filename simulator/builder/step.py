@@ -38,7 +38,7 @@ def build(
         compute: how long operations take.
         folded: simulate one rank for all that do the same; otherwise all.
         groups: the process groups of the job if they are known already.
-        special: ranks that do not do the same as others.
+        special: ranks that behave unlike the others of their pipeline rank, such as stragglers.
 
     Raises:
         ScheduleError: the schedule does not allow these stages and micro-batches.
@@ -59,7 +59,7 @@ def build(
 
 
 def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
-    """Return what adds to the cost of a message what it takes of the GPUs of *job*."""
+    """Return a function that adds to the cost of a message how much of the GPUs of *job* it occupies."""
 
     def takes(transfer: Transfer, message: Message, n_ranks: int) -> Transfer:
         device, scale = job.cluster.device, job.overlap_slowdown

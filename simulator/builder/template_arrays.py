@@ -1,4 +1,4 @@
-"""Templates as arrays, and what each waits for outside of itself."""
+"""Templates as arrays, and the tasks outside of a template that it waits for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TemplateArrays:
         self.last_dp = max((at for at, task in enumerate(tasks) if task.stream == DP), default=-1)
 
     def dependencies(self, outside: Outside) -> tuple[Int64Array, Int64Array]:
-        """Return how much each task waits for, and for what, each once, relative to the first task."""
+        """Return how many others each task waits for, and which, each once and relative to the first task."""
         stands_for = {
             Template.BEFORE: outside.tails,
             Template.GRADIENTS: outside.gradients,
@@ -45,7 +45,7 @@ class TemplateArrays:
 
 
 class Outside(NamedTuple):
-    """What a template may wait for outside of itself: tasks, relative to its first one."""
+    """The tasks before a template that it may wait for, numbered relative to its first task."""
 
     tails: tuple[int, ...] = ()
     gradients: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class Outside(NamedTuple):
         return Outside(*(tuple([at - n for at in found]) for found in self))
 
     def after(self, arrays: TemplateArrays) -> Outside:
-        """Return what is outside of whoever comes behind *arrays*, if this is outside of *arrays*."""
+        """Return the ``Outside`` of the template that follows *arrays*, whose own is this one."""
         moved = self.further(arrays.n)
         own = tuple([at - arrays.n for at in arrays.tails if at >= 0])
         return Outside(
@@ -67,7 +67,7 @@ class Outside(NamedTuple):
 
 
 class Waits:
-    """What templates wait for, one after the other; what they find outside is mostly what others found.
+    """What a sequence of templates waits for; equal cases are worked out once and shared.
 
     Attributes:
         found: for each different case, as ``TemplateArrays.dependencies`` has it.
@@ -82,7 +82,7 @@ class Waits:
         self._behind: dict[int, tuple[int, int]] = {}
 
     def case(self, arrays: TemplateArrays, rank: int, offset: int) -> int:
-        """Return which of ``found`` is that of *arrays*, next of *rank*, with its first task at *offset*."""
+        """Return the place in ``found`` of *arrays*, the next template of *rank*, from task *offset* on."""
         outside, end = self._behind.get(rank, (0, offset))
         if end != offset:
             outside = self._number(self._outsides[outside].further(offset - end))
@@ -111,12 +111,12 @@ class Waits:
 
 
 def gathered(lengths: Sequence[int], which: Sequence[int], sizes: Int64Array) -> Int64Array:
-    """Return positions that put parts behind each other, if all distinct parts lie behind each other.
+    """Return the positions of a sequence of parts within the array that holds each distinct part once.
 
     Args:
-        lengths: of each distinct part.
-        which: the parts wanted, in order.
-        sizes: their lengths.
+        lengths: length of each distinct part.
+        which: the parts of the sequence, in order.
+        sizes: the lengths of these.
 
     >>> gathered([2, 3], [1, 0, 1], np.array([3, 2, 3])).tolist()
     [2, 3, 4, 0, 1, 2, 3, 4]

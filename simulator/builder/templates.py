@@ -97,7 +97,7 @@ class Templates:
         return self._written[key]
 
     def _main(self, template: Template, visit: Visit, units: Sequence[Unit]) -> None:
-        """Write the main line; what came in scattered over tensor-parallel ranks is gathered first."""
+        """Write the main line; a message that came in parts is first gathered over tensor-parallel ranks."""
         if self._scatters_p2p and visit.source is not None:
             template.then(gather_received(self._passed_bytes, self._job.precision))
         following = self._at_first.get((visit.pp, visit.first + 1)) if visit.first else None
@@ -150,14 +150,14 @@ class Templates:
         return self._written[key]
 
     def _all_reduce(self, template: Template, name: str) -> None:
-        """Append the sum of a number over all ranks, which what follows waits for."""
+        """Append the all-reduce of one number over all ranks; what follows waits for it."""
         if self._world > 1:
             label = Label("collective", "all_reduce", name, "world", "fp32")
             message = Message("all_reduce", "world", SCALAR_BYTES, "fp32")
             template.then(Task(DP, label, message=message))
 
     def _reduce_norms(self, template: Template, units: Sequence[Unit]) -> None:
-        """Append the sums of norms' gradients over tensor-parallel ranks, where they are left to the end."""
+        """Append all-reduces of norms' gradients over tensor-parallel ranks, if the framework leaves them."""
         job = self._job
         if job.layout.tp == 1 or not job.sequence_parallel:
             return

@@ -110,7 +110,7 @@ def traffic(job: Job, part: str, form: str, name: str, n_elements: int) -> tuple
         job: the job.
         part: one of ``simulator.framework.EAGER_PARTS``.
         form: a key of ``FUSED``.
-        name: of the operation.
+        name: name of the operation.
         n_elements: over which it goes.
     """
     both, fused = (EAGER if is_separate(job, part) else FUSED)[form], FUSED[form]

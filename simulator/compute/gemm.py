@@ -168,8 +168,8 @@ def tiled_s(
     Args:
         tiles: the constants.
         shapes: m, n and k; shape ``(3, n_products)``.
-        peak: of the dtype, FLOP/s.
-        bandwidth: of the memory, bytes/s.
+        peak: peak rate of the dtype, FLOP/s.
+        bandwidth: bandwidth of the memory, bytes/s.
         clock: clock under lasting load over that in a short burst.
         moved: bytes each product reads and writes; shape ``(n_products,)``.
         batch: members that run as one kernel.

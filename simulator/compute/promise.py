@@ -20,7 +20,7 @@ class Promise(NamedTuple):
 
     Attributes:
         device: name of it.
-        times_us: of each kernel; None where the device has no such figure.
+        times_us: time of each kernel in µs; None where the device has no such figure.
     """
 
     device: str

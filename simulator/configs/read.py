@@ -48,7 +48,7 @@ TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What files say.
+    """The settings that files of other tools result in.
 
     Attributes:
         settings: for ``simulator.config.job_from``.
@@ -108,20 +108,20 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
             readings.append(_reading(document, known))
             found = readings[-1].facts
         _join(facts, _yielding(readings, found, facts), document.path)
-    if not readings:  # nothing foreign: as it always was
+    if not readings:  # no file of another tool
         return Imported({**_replaced(facts, given), **given}, ())
     where = ", ".join(reading.where for reading in readings)
     return Imported(settled({**facts, **known}, given, where), tuple(readings))
 
 
 def _replaced(facts: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *facts* without GPUs and replicas if a flag gives one of them: it replaces both."""
+    """Return *facts* without GPUs and replicas if a flag gives either: one follows from the other."""
     both = ("dp", "gpus")
     return {name: value for name, value in facts.items() if not (name in both and set(both) & set(given))}
 
 
 def _reading(document: Document, known: Mapping[str, Any]) -> Reading:
-    """Return what a file of a tool says, completed by what the tool does of itself."""
+    """Return what a file of a tool says, completed by the defaults of that tool."""
     tool = TOOLS[document.tool]
     content = document.content
     flat = tool.flat(content, flattened(content))
@@ -133,12 +133,15 @@ def _reading(document: Document, known: Mapping[str, Any]) -> Reading:
 def _yielding(
     readings: Sequence[Reading], found: Mapping[str, Any], facts: dict[str, Any]
 ) -> Mapping[str, Any]:
-    """Return *found* and leave *facts* such that what a tool takes of itself yields to what a file says.
+    """Settle where files differ: a default of a tool gives way to what another file says.
 
     Args:
-        readings: of all files so far, the newest last.
-        found: what the newest file gives.
-        facts: what those before it gave; loses what they only assumed and the newest says.
+        readings: the readings of all files so far, the newest last.
+        found: facts of the newest file.
+        facts: facts of the files before it. Defaults that the newest file contradicts are deleted.
+
+    Returns:
+        *found* without the defaults that an earlier file contradicts.
     """
     found = dict(found)
     for name in [name for name in found if name in facts and facts[name] != found[name]]:
@@ -152,12 +155,12 @@ def _yielding(
 
 
 def _assumes(readings: Sequence[Reading], name: str) -> list[Reading]:
-    """Return the readings that took a value for the fact *name* which their file does not give."""
+    """Return the readings whose value of the fact *name* is a default, not one that their file gives."""
     return [reading for reading in readings if any(one.fact == name for one in reading.assumed)]
 
 
 def _join(facts: dict[str, Any], more: Mapping[str, Any], path: Path) -> None:
-    """Add *more* facts. Raises ConfigError if another file has said something else."""
+    """Add *more* facts to *facts*. Raises ConfigError if another file has said something else."""
     for name, value in more.items():
         if name in facts and facts[name] != value:
             raise ConfigError(f"{path} says {name} is {value!r}, another file {facts[name]!r}: leave one out")

@@ -23,7 +23,7 @@ SETTLED: Final = (
     *("offload_optimizer", "offload_states", "offload_activations", "layers_per_virtual_stage"),
     *("pad_vocab_to", "first_stage_layers", "last_stage_layers", "distributed", "form"),
 )
-"""Facts that are no settings, but settle some."""
+"""Facts that are not settings, but from which some settings follow."""
 
 UNKNOWN: Final = "not a setting that this reader knows"
 
@@ -43,11 +43,11 @@ class Use(NamedTuple):
 
 
 class Instead(NamedTuple):
-    """The setting gives another fact than it mostly does.
+    """The setting gives another fact than it usually does.
 
     Attributes:
-        fact: which.
-        value: of that fact.
+        fact: the fact that it gives.
+        value: value of that fact.
     """
 
     fact: str
@@ -58,7 +58,7 @@ class Leave(NamedTuple):
     """The setting does not count.
 
     Attributes:
-        reason: why.
+        reason: why it does not.
     """
 
     reason: str
@@ -68,7 +68,7 @@ Rule = Use | Leave
 
 
 class Used(NamedTuple):
-    """A setting that counted: what it was called and said, and what it gave here."""
+    """A setting that counted: its name, its value, and the facts that follow."""
 
     key: str
     value: Any
@@ -85,7 +85,7 @@ class Ignored(NamedTuple):
 
 
 class Assumed(NamedTuple):
-    """What the file does not say, and what was taken instead, and why."""
+    """A fact that the file does not give, the value that was taken instead, and why."""
 
     fact: str
     value: Any
@@ -170,7 +170,7 @@ def negated(value: Any) -> bool:
 
 
 def apply(rules: Mapping[str, Rule], flat: Mapping[str, Any], tool: str, where: str) -> Reading:
-    """Return what *flat*, settings by name, says by *rules*.
+    """Return the reading of *flat*, settings by name, according to *rules*.
 
     A rule of the name of a table (``optimizer``) holds for all settings in it that have none of their own.
 

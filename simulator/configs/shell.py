@@ -43,7 +43,9 @@ _ARITHMETIC: Final = re.compile(r"[\d\s+*/()%-]+")
 
 
 def arguments(text: str) -> dict[str, str | bool]:
-    """Return the arguments of a launch script or a file of them, by name with dashes; without values, true.
+    """Return the arguments of a launch script, or of a file that lists them, by name.
+
+    Names are spelled with dashes; an argument without a value is True.
 
     >>> arguments("torchrun pretrain_gpt.py --tensor_model_parallel_size 4 --bf16")
     {'tensor-model-parallel-size': '4', 'bf16': True}
@@ -91,7 +93,7 @@ def _named(tokens: Iterator[str]) -> dict[str, str | bool]:
 def _tokens(line: str) -> list[str]:
     try:
         tokens = shlex.split(line, comments=True)
-    except ValueError:  # a quote that ends elsewhere
+    except ValueError:  # a quotation that ends on another line
         tokens = line.replace('"', " ").replace("'", " ").split()
     return [
         part
@@ -129,8 +131,8 @@ def _statements(line: str) -> list[str]:
 
 
 def _taken(lines: Iterator[str], variables: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of branches that are taken; a test that cannot be told is taken as false."""
-    branches: list[list[bool]] = []  # of each open ``if``: whether this branch runs, whether one has run
+    """Yield the lines of the branches that run; a test whose outcome is not known counts as false."""
+    branches: list[list[bool]] = []  # for each open ``if``: whether this branch runs, whether one has run
     for line in lines:
         word = line.split(None, 1)[0]
         if word in ("if", "elif"):
@@ -159,8 +161,8 @@ def _holds(line: str, variables: dict[str, str]) -> bool:
 
 
 def _says(parts: list[str]) -> bool:
-    """Return whether one test holds, given as words."""
-    if parts[:1] == ["!"]:  # of files nothing is known
+    """Return whether one test, given as its words, holds."""
+    if parts[:1] == ["!"]:  # a test of files, of which nothing is known
         return parts[1:2] in (["-z"], ["-n"]) and not _says(parts[1:])
     if len(parts) == 3 and parts[1] in _COMPARES:
         left, how, right = parts

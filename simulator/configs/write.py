@@ -58,7 +58,7 @@ _OURS: Final = (
     *("network_jitter", "rank_jitter", "overlap_slowdown", "placement", "nccl_algo", "nccl_proto"),
     *("expert_imbalance", "checkpoint_every", "checkpoint_bytes_per_s", "dp", CONVENTIONS, SHAPE),
 )
-"""Settings that say where or how to simulate, not what to run; and ``dp``, which follows from the others."""
+"""Settings of the simulation rather than of the run; and ``dp``, which follows from the others."""
 
 
 class Difference(NamedTuple):
@@ -74,7 +74,7 @@ class Written(NamedTuple):
 
     Attributes:
         target: a key of ``TARGETS``.
-        text: of its file.
+        text: contents of its file.
         differences: what the tool cannot be told, or would do otherwise.
         asks: settings that the training script has to be given, by name.
     """
@@ -132,7 +132,7 @@ def _differences(job: Job, target: str, text: str, asks: Mapping[str, Any]) -> l
 
 
 def _same(name: str, job: Job, back: Job) -> bool:
-    """Return whether a setting comes to the same: the schedule of no pipeline does."""
+    """Return whether a setting has the same effect; a schedule has none without a pipeline."""
     if name in ("schedule", "virtual_stages", "overlap_p2p", "overlap_pairs", "deallocate_outputs") and (
         job.layout.pp == 1
     ):
@@ -159,7 +159,7 @@ def _of_model(job: Job, back: Job) -> list[Difference]:
 
 
 def _of_profile(job: Job, back: Job) -> list[Difference]:
-    """Return conventions that the file would set otherwise than the job has them."""
+    """Return the conventions that the file would set differently from the job."""
     named = dict(back.conventions)
     return [
         Difference(name, getattr(job.profile, name), value)

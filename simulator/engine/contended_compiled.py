@@ -32,7 +32,7 @@ def run(program: Program, changes: Sequence[Change | Throttle] = (), above: Abov
 def watched(
     program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
 ) -> tuple[pa.Table, Filled]:
-    """Return the timeline, and how full every link was when: ``simulator.engine.contended.watched``."""
+    """Return the timeline and how full links were over time: ``simulator.engine.contended.watched``."""
     ways, names = loads(program, changes, above)
     together = Together(program, _numbered(names, changes), ways, len(names))
     start_ns, end_ns, log = together.watched(program.duration_ns, transfer_ns(program))

@@ -26,7 +26,7 @@ class Filled(NamedTuple):
         ways: the links.
         way: index into ``ways``; shape ``(n,)``, sorted, by time within one link.
         start_ns, end_ns: when; shape ``(n,)``.
-        used: of the link's nominal capacity; shape ``(n,)``.
+        used: share of the link's nominal capacity in use; shape ``(n,)``.
     """
 
     ways: tuple[Way, ...]

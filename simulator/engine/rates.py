@@ -1,4 +1,4 @@
-"""A log of the rates at which communications go, kept while compiled code runs."""
+"""A log of the rates at which communications progress, kept while compiled code runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.engine.jit import jit
 from simulator.program import Int64Array
 
 Log = list[tuple[int, int, float]]
-"""When the rate of which communication became what."""
+"""Entries of time in ns, number of a communication, and the rate that it has from then on."""
 
 Rates = tuple[Int64Array, Int64Array, Floats]
 """The columns of a ``Log``."""
@@ -25,7 +25,7 @@ def empty_log() -> Log:
 
 
 def note_rates(now: int, jobs: tuple[Int64Array, Int64Array], rate: Floats, noted: Floats, log: Log) -> None:
-    """Write to the *log* which jobs under way do not go as was *noted* last, and which have arrived."""
+    """Add the jobs under way whose rate is not the one *noted* last to *log*, and those that have arrived."""
     active, arrived = jobs
     for job in arrived:
         log.append((now, job, 0.0))

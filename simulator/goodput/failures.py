@@ -186,7 +186,7 @@ def sampled_times_s(
         interval_s: time of training between two checkpoints.
         reliability: what interrupts the job.
         n_samples: worlds to draw.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
         step_error: standard deviation of the logarithm of the true step time over the predicted one, the
             same for all steps of one world.
         stretch: factor on all steps of a world by slow GPUs, from its rank among worlds, uniform in 0 to 1;

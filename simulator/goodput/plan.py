@@ -48,7 +48,7 @@ class Training:
     """A training on its machine, as far as its length depends on it.
 
     Attributes:
-        name: of the run whose steps these are.
+        name: name of the run whose steps these are.
         step_time_s: one optimizer step.
         tokens_per_step: tokens of a step, over all ranks.
         n_gpus: GPUs that are paid for.
@@ -184,7 +184,7 @@ def plan(
         by: day at whose end it has to be done.
         budget_usd: what may be spent on GPUs.
         n_samples: possible worlds to draw.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
 
     Raises:
         GoodputError: training never ends with these risks, or a figure that is needed is unknown.

@@ -57,7 +57,7 @@ def recomputed_bytes(job: Job, layer: int) -> int:
 
 
 def _dropped_bytes(job: Job, layer: int) -> int:
-    """Return what the modules that are computed again leave out of *layer*, beside the attention core.
+    """Return what recomputed modules save in *layer*, not counting the attention core.
 
     A norm drops its result, an activation its own, the up-projections of latent attention queries, keys and
     values, an MLP or the experts all but their input. Reference: Megatron-LM, ``CheckpointWithoutOutput``.
@@ -82,7 +82,7 @@ def _dropped_bytes(job: Job, layer: int) -> int:
 
 
 def _saved_bytes(job: Job, layer: int) -> int:
-    """Input of the layer, every other result of its products (query, value, up or gate, down), attention's.
+    """Return what is kept: input of the layer, result of attention, every other product (query, value, ...).
 
     Reference: torchtitan ``parallelize_llama.py``, selective activation checkpointing of operations.
     """
@@ -143,7 +143,7 @@ def logits_bytes(job: Job, in_flight: int, *, working: bool = True) -> int:
 
 
 def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
-    """Inputs of a block's norm and of its first matrix, and the mask of its dropout (a byte per element).
+    """Return the inputs of a block's norm and of its first matrix, and its dropout mask (a byte per element).
 
     An RMSNorm in kernels of its own keeps its input in fp32, and its result before the weight.
 
@@ -161,10 +161,10 @@ def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
 
 
 def _attention_bytes(job: Job, *, scores: bool) -> int:
-    """Queries, keys, values and output; *scores* adds what only a recomputed core does without.
+    """Return queries, keys, values and output; *scores* adds what a recomputed core does not keep.
 
-    That is one fp32 statistic per query for a fused kernel, and for an unfused one the softmax, and with
-    dropout its mask and its result.
+    That is one fp32 statistic per query for a fused kernel. For an unfused one it is the softmax and, with
+    dropout, its mask and its result.
     """
     model, layout = job.model, job.layout
     n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
@@ -192,7 +192,7 @@ def _attention_bytes(job: Job, *, scores: bool) -> int:
 
 
 def _mlp_bytes(job: Job, layer: int) -> int:
-    """Input and output of the activation; for experts also the tokens sent to them.
+    """Return input and output of the activation function; for experts also the tokens sent to them.
 
     What experts answer is not kept: the weight of a token is applied in the activation. Reference:
     Megatron-LM ``moe/experts.py``, ``weighted_bias_swiglu_impl`` of ``permuted_probs``.

@@ -11,7 +11,7 @@ class Names(NamedTuple):
     """Keys under which an architecture has the sizes that all of them have.
 
     Attributes:
-        layers, hidden, heads: of the model.
+        layers, hidden, heads: its keys for the number of layers, the hidden size and the attention heads.
         ffn: width inside the MLP; empty where it is four times the hidden size always.
         ffn_given: the key may not be missing; else four times the hidden size is what it is then.
     """

@@ -1,4 +1,4 @@
-"""Where models come from: presets by name, TOML files of one's own, and Hugging Face ``config.json``."""
+"""Where models come from: presets by name, the user's own TOML files, and Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ SHAPE_FIELDS: Final = tuple(field.name for field in fields(Model) if field.name 
 
 
 def is_preset(model: Model) -> bool:
-    """Return whether *model* is the preset of its name, so that the name says everything."""
+    """Return whether *model* equals the preset of its name, so that the name is description enough."""
     return model.name in names() and _preset(model.name) == model
 
 
 def model_fields(model: Model) -> dict[str, object]:
-    """Return the fields of *model* that are not as ``Model`` has them by default, without its name."""
+    """Return the fields of *model* that differ from the defaults of ``Model``, without its name."""
     return {
         field.name: value
         for field in fields(Model)

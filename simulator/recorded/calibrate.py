@@ -59,11 +59,11 @@ class Calibrated:
     Attributes:
         calibration: the factors.
         fitted, held_back: steps.
-        errors: of the step, then of its parts, on the held-back steps.
+        errors: errors of the step, then of its parts, on the held-back steps.
         spread: standard deviation of the time of a held-back step over its mean.
         left_out: factors that were fitted and are not in the calibration, as sentences: with them held-back
             steps are predicted worse.
-        warnings: of the run.
+        warnings: warnings of the run.
     """
 
     calibration: Calibration

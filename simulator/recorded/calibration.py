@@ -53,7 +53,7 @@ class Calibration:
         run: the run that they come from.
         cluster: machine whose catalogue entry they are on.
         device: its device.
-        precision: of the run.
+        precision: precision of the run.
         compute: by name, one of ``COMPUTE``; what the run does not identify is left out.
         network: by link (``near`` or ``far``), kind of communication and part, ``"near.all_reduce.wire"``.
         not_identified: what the run cannot say, and why, as sentences.

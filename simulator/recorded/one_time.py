@@ -1,8 +1,8 @@
-"""Calibrates one model on a machine on a single number: the time of a step that somebody measured.
+"""Calibrates a model on a machine with a single number: a measured step time.
 
 Without a recording nothing tells matrix products from attention, or links inside nodes from those between
-them. One factor on all computing and one on all communication are what is fitted, and of the difference they
-take as much as runs of one model have been found to share (docs/calibration.md).
+them. So two factors are fitted, one on all computing and one on all communication. They explain only the part
+of the difference that runs of one model usually share (docs/calibration.md).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OneTime:
 
     @property
     def is_unusual(self) -> bool:
-        """Whether the run is further off than the factors can take over."""
+        """Whether the run is too far off for the factors to explain it."""
         return abs(math.log(self.measured_s / self.before_s)) > OUTLIER * self.usual
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def compared_machines(
         path: run directory with the rehearsal.
         clusters: names of the catalogue, or TOML files.
         progress: told which machine is being timed.
-        links: of ``LINKS``.
+        links: the table of ``LINKS``.
         price: dollars per GPU and hour, as a person writes it, instead of that of each machine.
         tokens: budget to give days and dollars for.
         by: ``"time"`` or ``"cost"``.

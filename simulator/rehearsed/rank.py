@@ -29,7 +29,7 @@ class Meeting(NamedTuple):
     """A communication as one rank takes part in it.
 
     Attributes:
-        kind: of the collective or transfer.
+        kind: kind of the collective or transfer.
         group: its group.
         sequence: number within the group, or within the pair and direction.
         size_bytes: as in the timeline.

@@ -22,7 +22,7 @@ ATTENTION_KERNEL: Final = "flash2"
 PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
     {"fsdp.": "copy.", "aten._fused_adam": "optimizer.", "aten._foreach_": "optimizer."}
 )
-"""Operators that fall under a factor of a calibration of their own (``compute.timing.factor_of``)."""
+"""Operators for which a calibration has a factor of its own (``compute.timing.factor_of``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Priced:
     """What the distinct operations of a rank cost.
 
     Attributes:
-        seconds: of each, on the device alone.
-        bound: share of it that memory bandwidth decides, in parts per million.
-        kernels: that the host launches.
-        flops, bytes_moved: of each.
-        dtypes: of each.
-        names: operators.
+        seconds: time of each on the device, without its launch.
+        bound: share of that time which memory bandwidth decides, in parts per million.
+        kernels: number of kernels that the host launches for it.
+        flops, bytes_moved: what it computes and moves.
+        dtypes: type of its elements.
+        names: name of the operator.
         is_known: whether the cost is that of the operator, not of its operands alone.
         kinds: as in ``traces.rehearsal.WORKS``.
     """
@@ -110,6 +110,6 @@ def precision_of(works: Sequence[pa.Table], device: Device) -> str:
 
 
 def counts_of(events: pa.Table, n_works: int, what: int) -> Int64Array:
-    """Return how often each work is done; shape ``(n_works,)``."""
+    """Return how often each operation is done; shape ``(n_works,)``."""
     rows = events["what"].to_numpy() == what
     return np.bincount(events["item"].to_numpy()[rows], minlength=n_works).astype(np.int64)

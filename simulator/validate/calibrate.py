@@ -29,9 +29,9 @@ class Spreads(NamedTuple):
     """Standard deviations of ``ln(predicted / measured)``, before anything was measured.
 
     Attributes:
-        compute: of what a model and precision on one machine computes in all its runs.
-        communication: of what it communicates in all of them.
-        run: of what each run has of its own.
+        compute: spread of the factor on compute that all runs of a model and precision on one machine share.
+        communication: spread of the factor on communication that they share.
+        run: spread of what is peculiar to one run.
     """
 
     compute: float

@@ -12,7 +12,7 @@ from simulator.validate.scores import Scored
 from simulator.validate.steps_run import Step
 
 LEAST_CHOICE: Final = 3
-"""Fewest layouts to choose from that make a group."""
+"""Fewest layouts in a group: below this there is not much to choose from."""
 
 
 class Choice(NamedTuple):
@@ -21,8 +21,8 @@ class Choice(NamedTuple):
     Attributes:
         source: who measured it.
         what: model, number of GPUs and batch, in words.
-        layouts: to choose from.
-        tau: Kendall's, of predicted and measured times; None if one of them is all ties.
+        layouts: number of layouts to choose from.
+        tau: Kendall's tau of predicted and measured times; None if one of them is all ties.
         regret: by how much the layout that is predicted to be fastest is slower than the fastest, as a share.
         chosen: that layout, in words.
         fastest: the layout that was.
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 def groups(steps: Iterable[Step]) -> list[Choice]:
     """Return every group of at least ``LEAST_CHOICE`` layouts, by source, model, GPUs and batch.
 
-    A layout that was measured several times, in several releases for one, counts once, with the medians.
+    A layout that was measured several times, for example in several releases, counts once, with its medians.
     """
     found: dict[tuple[str, ...], dict[tuple[str, ...], list[Scored]]] = defaultdict(dict)
     for step in steps:

@@ -21,10 +21,10 @@ LIKE: Final = (
     *("arch", "heads", "kv_heads", "head_dim", "gated", "tied_emb", "flash_attention", "framework"),
     *("hardware", "model", "precision", "sp", "recompute"),
 )
-"""What a failed run takes from a run of the same shape that completed, where its own table does not say."""
+"""Columns that a failed run takes from a completed run of the same shape where its own table lacks them."""
 
 FAR_BELOW: Final = 0.5
-"""Share of a device's memory below which a failure is hardly one of memory."""
+"""Predicted share of a device's memory below which a run has hardly failed for lack of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class Verdict:
     """One run: how it ended, and what was predicted.
 
     Attributes:
-        id: of the run.
+        id: identifies the run in its table.
         what: the run in a few words.
-        ran: it completed.
+        ran: whether it completed.
         needed_bytes: predicted peak of the fullest rank, context included, without allocator slack.
         limit_bytes: memory of the device.
         slack_bytes: what the caching allocator usually keeps beside tensors.
@@ -59,7 +59,7 @@ class Verdict:
 
     @property
     def is_far_below(self) -> bool:
-        """Whether it needs less than half of what there is: had it failed, then hardly for memory."""
+        """Whether it needs less than half of the memory: if it failed, then hardly for lack of memory."""
         return self.needed_bytes < FAR_BELOW * self.limit_bytes
 
 
@@ -170,7 +170,7 @@ def _by_shape(rows: Iterable[Row]) -> Mapping[tuple[str, ...], Row]:
 
 
 def _shape(row: Row) -> tuple[str, ...]:
-    """Return the shape of the model of *row*, and whether tensors are split: else nothing says of ``sp``."""
+    """Return the shape of the model of *row*, and whether it has tensor parallelism: ``sp`` needs it."""
     return *(row.text(name) for name in SHAPE), str(row.integer("tp", 1) > 1)
 
 

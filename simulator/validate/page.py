@@ -57,7 +57,7 @@ def page(found: Validation) -> str:
 
 
 def device_of(what: str) -> str:
-    """Return the GPU at the end of what a row of steps is called.
+    """Return the GPU that the name of a row of steps ends with.
 
     >>> device_of("llama3-8b pp1 dp8 zero1 mbs 1 x 4, 8 h100-sxm")
     'h100-sxm'

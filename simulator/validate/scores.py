@@ -1,4 +1,4 @@
-"""What every ``foretrace validate`` shares: scored rows, rows that failed, how a table of them is judged."""
+"""What all verbs of ``foretrace validate`` share: scored rows, failed rows, and the score of a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 WORST: Final = 10
-"""Rows that are listed as the worst unless another number is asked for."""
+"""Number of worst rows that are listed by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class Scored:
         family: rows that say the same thing, so that a large scan counts once; as a person would read it.
         group: class of the family in the second table, e.g. ``"gemm"``.
         what: the row in a few words.
-        predicted: above zero.
-        measured: above zero.
+        predicted: the prediction, above zero.
+        measured: the measurement, above zero.
         by: what the prediction was made with, e.g. ``"ring/simple"``; empty where there is but one way.
     """
 
@@ -55,9 +55,9 @@ class Spread:
     """How far a set of rows is off; errors are ``|ln(predicted / measured)|``.
 
     Attributes:
-        name: of the set.
-        n: rows.
-        median_error, mean_error, p90_error: of the rows.
+        name: name of the set.
+        n: number of rows.
+        median_error, mean_error, p90_error: median, mean and 90th percentile of the errors.
         bias: median of the signed log ratio.
     """
 
@@ -76,7 +76,7 @@ class Validation:
     Attributes:
         kind: ``"kernels"``, ``"memory"``, ...
         table: its path.
-        unit: of predicted and measured values.
+        unit: unit of predicted and measured values.
         rows: rows that were predicted.
         failures: rows that were not.
         notes: what the predictions rest on.

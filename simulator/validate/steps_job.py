@@ -31,7 +31,7 @@ class StepJob:
 
     Attributes:
         job: on as many GPUs as took part.
-        network: of the whole machine, with ranks where they were; one per machine and number of ranks.
+        network: network of the machine, with ranks where they were; one per machine and number of ranks.
         share: measured batch over that of the job: not 1 where the last micro-batch is not full.
         assumed: settings that the row does not give, in words.
     """

@@ -71,7 +71,7 @@ def run_rows(
     """Return what became of each of *rows*, in their order.
 
     Args:
-        rows: of a table of steps.
+        rows: rows of a table of steps.
         workers: processes to use; one of them for a small table.
         tell: told how many more rows are done.
     """

@@ -18,7 +18,7 @@ class Row:
 
     Args:
         cells: by column.
-        number: of the row in its table, from 1, to name it where the table has no ids.
+        number: position of the row in its table, from 1: its name where the table has no ids.
     """
 
     def __init__(self, cells: Mapping[str, object], number: int) -> None:

@@ -1,4 +1,4 @@
-"""Conventions that a framework has had since some month, for runs that were measured before."""
+"""Conventions that a framework changed in a known month, for runs that were measured before it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINCE: Final = (
 
 
 def conventions_then(framework: str, date: str) -> tuple[tuple[str, object], ...]:
-    """Return what *framework* did otherwise at *date*, an ISO month or day; nothing if it is not given.
+    """Return the conventions of *framework* that differed at *date*, an ISO month or day; none if empty.
 
     >>> [name for name, _ in conventions_then("torchtitan", "2024-12")]
     ['compiles_loss', 'eager']

@@ -26,7 +26,7 @@ class Way:
 
     Attributes:
         change: what is changed, as flags would give it.
-        peak_bytes: of the fullest rank with the change.
+        peak_bytes: peak memory of the fullest rank with the change.
         settings: the same as the page's controls take it, texts by name.
     """
 

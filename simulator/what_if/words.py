@@ -40,7 +40,7 @@ class Planned:
         job: what was asked for.
         simulation: what it does.
         run: the same as a run, with what was worked out of it.
-        price: of a GPU-hour, in USD; None if not known.
+        price: price of a GPU-hour, in USD; None if not known.
     """
 
     job: Job

@@ -18,7 +18,7 @@ LAYOUTS: Final = ("fwd", "bwd_grad_act", "bwd_grad_w")
 """Products of a linear layer: output, gradient of the input, gradient of the weight."""
 
 TINY: Final = 256
-"""Elements of an operation so small that its time is that of launching it."""
+"""Elements of an operation that is so small that launching it takes longer than running it."""
 
 CHAIN: Final = 200
 """Tiny operations in a row."""
@@ -33,9 +33,9 @@ class Sizes:
         linears: input and output features of the matrices of a layer.
         squares: sides of square products.
         sequences: tokens per sequence in attention, one sequence at a time.
-        heads, kv_heads, head_dim: of attention.
+        heads, kv_heads, head_dim: shape of attention.
         hidden, ffn_hidden: width of norms and of gates.
-        params: of the optimizer.
+        params: parameters that the optimizer updates.
         stream: elements that memory bandwidth is measured on.
     """
 
@@ -114,8 +114,8 @@ class Case:
     """What to time.
 
     Attributes:
-        row: without its time.
-        flops: of one kernel.
+        row: row of the table of kernels, still without its time.
+        flops: FLOPs of one kernel.
         moved: bytes that it reads and writes.
         prepare: allocates operands and returns what to run.
         repeats: kernels in one run.

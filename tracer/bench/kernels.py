@@ -34,8 +34,8 @@ class Bench:
         hardware: what the device calls itself.
         device: ``"cpu"`` or ``"cuda"``.
         torch: version of torch.
-        threads: of a processor that computed.
-        memory_bytes: of the device.
+        threads: threads of a processor that computed.
+        memory_bytes: memory of the device.
         kernels: every kernel with its time.
     """
 
@@ -64,9 +64,9 @@ def bench(
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
-        dtype: of products and attention.
+        dtype: type of the elements of products and attention.
         lasting_s: for how long a product is repeated under lasting load; 0 for bursts only.
-        threads: of a processor that compute; more of them wait for each other where others use it too.
+        threads: threads of a processor that compute; many wait for each other where others use it too.
         sizes: what is timed; by default what suits the device.
         tell: told what is about to be timed.
 

@@ -33,7 +33,7 @@ _LATEST_NS: Final = 1 << 62
 
 
 class _Plain(pickle.Unpickler):
-    """An unpickler that makes numbers, text, lists and dictionaries, and refuses everything else."""
+    """An unpickler that builds numbers, text, lists and dictionaries, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a dump")

@@ -34,7 +34,7 @@ class Steps:
     """Windows of optimizer steps on one rank, one behind the other; times in ns, shape ``(n_steps,)``.
 
     Attributes:
-        number: of each step.
+        number: number of each step.
         start_ns, end_ns: bounds; a step ends where the next begins.
         tid: thread that marked them, -1 if there are none.
         optimizer: start and end of ``Optimizer.step`` annotations, shape ``(n, 2)``.

@@ -61,9 +61,9 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     """Return one run made of *recordings*.
 
     Args:
-        recordings: of one rank each, or one of several ranks.
+        recordings: one per rank, or a single one of several ranks.
         name: what to call the run.
-        kind: of files that it comes from.
+        kind: kind of the files that they come from.
     """
     parts = _Parts()
     _tell_ranks_by_folder(recordings)

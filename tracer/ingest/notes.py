@@ -53,7 +53,7 @@ class Notes:
     """The host's annotations as columns, in the order of the file; times in ns.
 
     Attributes:
-        start_ns, end_ns, tid: of each, shape ``(n_notes,)``.
+        start_ns, end_ns, tid: start, end and thread of each, shape ``(n_notes,)``.
         notes: the annotations themselves.
     """
 

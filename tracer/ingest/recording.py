@@ -58,8 +58,8 @@ def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tupl
     One that truly overlaps goes to the first lane that is free.
 
     Args:
-        start: of the spans, ascending, in ns; shape ``(n_spans,)``.
-        end: of the spans.
+        start: starts of the spans, ascending, in ns; shape ``(n_spans,)``.
+        end: ends of the spans, in ns.
         grain_ns: resolution of the file's clock.
         limit: most lanes; spans that find none free get lane -1.
     """

@@ -24,7 +24,7 @@ class Trace:
         operators: CPU operators, as JSON objects; only where the file has no device events.
         n_events: number of events seen.
         lost: what could not be understood, by reason.
-        cut: how the file ends in the middle, "" if it does not.
+        cut: in which way the file is cut off, "" if it is whole.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class Trace:
     cut: str = ""
 
     def device_table(self) -> pa.Table:
-        """Return all device events in one table, giving them up."""
+        """Return all device events in one table and forget them, to save memory."""
         parts, self.device = self.device, []
         return joined(parts, encoded_schema(DEVICE))
 
     def launch_table(self) -> pa.Table:
-        """Return all runtime calls in one table, giving them up."""
+        """Return all runtime calls in one table and forget them, to save memory."""
         parts, self.launches = self.launches, []
         return joined(parts, encoded_schema(LAUNCH))

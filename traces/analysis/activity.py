@@ -83,7 +83,7 @@ class Sweep:
         idle: no span is running.
         moving: by axis, a communication span is past the last arrival.
         communicating: by axis, a communication span is running, waiting included.
-        pass_start_ns, pass_end_ns: of the forward and backward spans.
+        pass_start_ns, pass_end_ns: starts and ends of the forward and backward spans.
     """
 
     point_ns: Int64Array

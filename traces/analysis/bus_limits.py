@@ -1,4 +1,4 @@
-"""How fast a group could communicate at most, where the run describes its machine or a person says it.
+"""The highest bus bandwidth of a group, where the run describes its machine or the user states a limit.
 
 The bus bandwidth of nccl-tests does not depend on the number of ranks, so that it can be held against what a
 rank's link carries inside of a node, and against the NICs that the members of a group in one node share
@@ -60,7 +60,7 @@ def _bandwidth(link: object) -> float | None:
 
 
 def group_limits(run: Run, given: float | None) -> dict[int, float]:
-    """Return by group the bus bandwidth that is possible: what a person says, else what the run describes."""
+    """Return the highest bus bandwidth by group: the limit that the user states, else that of the links."""
     limits: dict[int, Any] = {
         group.id: given if given is not None else bus_limit(run, group.ranks) for group in run.info.groups
     }

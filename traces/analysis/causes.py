@@ -17,7 +17,7 @@ from traces.columns import int64, is_one_of, labels
 from traces.run import Run
 
 RANK_SPREAD: Final = "rank spread"
-"""Cause: the mean rank ends its step before the slowest one, which says how long the step took."""
+"""Cause for the time from the end of the mean rank to that of the slowest, with which the step ends."""
 
 
 def causes(run: Run, step: int, *, detailed: bool = False) -> dict[str, int]:
@@ -60,8 +60,8 @@ def _by_kind_of_communication(
 ) -> NDArray[np.int64]:
     """Return *cause* with exposed communication and waiting split by kind.
 
-    New causes go to the end of *names*. Where several kinds of one axis are under way, the first in the
-    order of their names has the time.
+    New causes go to the end of *names*. While several kinds of one axis are under way, the time
+    counts for the first of them by name.
     """
     table, part = run.spans([window.rank]), swept.inside(window)
     start = int64(table, "start_ns")
@@ -84,7 +84,7 @@ def _by_kind_of_communication(
 
 
 def _compute_kinds(run: Run, rank: int, swept: Sweep) -> tuple[NDArray[np.int64], list[str]]:
-    """Return which kind of compute runs in each interval; where several do, the first of the list has it."""
+    """Return which kind of compute runs in each interval; of several, the first of the list counts."""
     table = run.spans([rank])
     start = int64(table, "start_ns")
     end = start + int64(table, "duration_ns")
@@ -99,7 +99,10 @@ def _compute_kinds(run: Run, rank: int, swept: Sweep) -> tuple[NDArray[np.int64]
 
 
 def _shared_out(total: Mapping[str, int], n_ranks: int) -> dict[str, int]:
-    """Return *total* divided by *n_ranks* in whole numbers whose sum is the sum divided, by remainders."""
+    """Return each value of *total* divided by *n_ranks*, rounded so that they add up to the divided sum.
+
+    Values with the largest remainders are rounded up.
+    """
     mean = {name: ns // n_ranks for name, ns in total.items()}
     left = sum(total.values()) // n_ranks - sum(mean.values())
     for name in sorted(total, key=lambda name: (-(total[name] % n_ranks), name))[:left]:

@@ -42,7 +42,7 @@ class CriticalPath:
     """The critical path of one step.
 
     Attributes:
-        step: which.
+        step: the optimizer step.
         pieces: from the start of the step to its end, without holes.
     """
 

@@ -37,7 +37,7 @@ def analysis(
         roots: whose own work is at the root of that: who comes last may have waited itself.
         gaps: why devices were idle.
         kernels: compute by group.
-        critical_path: of the step of median length: length, what it is made of, and by kind how long it
+        critical_path: for the step of median length: length, what it is made of, and by kind how long it
             would be if that took half the time or none; the step cannot become shorter than that; by cause
             what of its gaps the trace explains.
         what_if: slowdowns of a pipeline run; null where it cannot be played again.

@@ -31,7 +31,7 @@ class Mismatch:
 
     Attributes:
         axis, group, sequence: as in the timeline.
-        sender, receiver: of a transfer, -1 of a collective.
+        sender, receiver: ranks of a transfer; -1 for a collective.
         step: optimizer step of one of them.
         calls: what was called, and by which ranks.
         places: by rank, where its main thread was when it last said so.

@@ -18,7 +18,7 @@ class Straggler:
 
     Attributes:
         rank: which arrives last.
-        axis: of the communication.
+        axis: axis of the communication.
         n_last: communications at which it was the last to arrive.
         n_joined: communications of that axis that it took part in as the last or not, of all ranks.
         n_others: most ranks that wait for it at once.

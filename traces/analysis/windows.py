@@ -1,4 +1,4 @@
-"""The window of each optimizer step on each rank: what the shares of a step add up over."""
+"""The window of each optimizer step on each rank: the time that the shares of a step add up to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Window(NamedTuple):
 def windows(run: Run) -> list[Window]:
     """Return the windows of the stored ranks, by rank and step; kept with the run.
 
-    The rows of category ``step`` say them. A rank without such rows gets the windows of the others, from the
+    They are the rows of category ``step``. A rank without such rows gets the windows of the others, from the
     first start to the last end. If no rank has any, a step is as long as its spans, over all ranks, and
     spans without a step number make one step if there is no other. Windows without length are left out.
     """

@@ -47,7 +47,7 @@ def dependencies(work: Work, rows: Int64Array, line: BoolArray) -> tuple[Before,
 
     Args:
         work: spans of the run.
-        rows: of one rank in one step.
+        rows: rows of one rank in one step.
         line: which spans of the run are parts of passes.
     """
     before: Before = defaultdict(list)

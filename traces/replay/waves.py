@@ -47,7 +47,7 @@ class Wave(NamedTuple):
         rows: that start, ascending.
         targets: places in ``rows`` that depend on something; ``sources`` are on what, the i-th target's from
             ``offsets[i]`` on.
-        singles: of ``rows``, those that take part in no communication.
+        singles: those of ``rows`` that take part in no communication.
         members: spans of the communications that are complete, one communication after the other, the i-th
             from ``bounds[i]`` on; ``sizes`` are how many each has.
     """

@@ -21,7 +21,7 @@ class Work:
 
     Attributes:
         rank, step, stage: where each span belongs.
-        microbatch, chunk, layer: of a pass or transfer; -1 unknown.
+        microbatch, chunk, layer: position of a pass or transfer; -1 unknown.
         what: index into ``names``: kind of pass, or operation and axis of a communication.
         names: what the spans are.
         start_ns, end_ns: as recorded.

@@ -27,8 +27,8 @@ class Cells:
         start_ns, end_ns: on the clock of the run.
         row: row of the rank's timeline, ``traces.report.lanes.STATE_ROW`` for idle time.
         label: number of the description of each.
-        waited_ns: of communication, time until the last rank arrived; else 0.
-        hidden_ns: of communication, time of the transfer that passes behind compute; else 0.
+        waited_ns: for communication, the time until the last rank arrived; else 0.
+        hidden_ns: for communication, the part of the transfer that passes behind compute; else 0.
     """
 
     start_ns: Int64Array
@@ -45,10 +45,10 @@ class RankStep:
 
     Attributes:
         lanes: the cells of each lane; ``COMPUTE_LANE`` covers the window exactly.
-        kind: of each cell of the compute lane, its number in ``traces.report.kinds.Kinds``.
-        microbatch: of each cell of the compute lane, -1 where it has none.
-        pair: of each cell of the compute lane, the number of its pair of passes, 0 where it has none.
-        forward: of each cell of the compute lane, whether it is part of a forward pass.
+        kind: kind of each cell of the compute lane, as a number in ``traces.report.kinds.Kinds``.
+        microbatch: micro-batch of each cell of the compute lane, -1 where it has none.
+        pair: number of the pair of passes of each cell of the compute lane, 0 where it has none.
+        forward: for each cell of the compute lane, whether it is part of a forward pass.
     """
 
     lanes: dict[LaneKey, Cells]

@@ -17,7 +17,7 @@ class Fill:
     """How an area is filled: a colour, and for a state a hatch on it.
 
     Attributes:
-        colour: of the area, ``#rrggbb``.
+        colour: colour of the area, ``#rrggbb``.
         hatch: direction of the hatch as plotly spells it, "" if solid.
         line: colour of the hatch.
     """

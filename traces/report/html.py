@@ -118,7 +118,7 @@ def served_page(title: str, mode: str, controls: str = "") -> str:
     """Return the page without a document, which it then asks the server for.
 
     Args:
-        title: of the window, plain text.
+        title: title of the window, plain text.
         mode: what the page is: ``"run"``, or ``"plan"`` with *controls*.
         controls: markup above the figures, ours alone: nothing from a run may be in it.
     """

@@ -1,4 +1,4 @@
-"""The words of a report: what many spans have in common, said once and referred to by number."""
+"""Descriptions that many spans of a report share: each is stored once and referred to by its number."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def likely(run: Run, key: str, said: Callable[[float], str]) -> str:
 
     Args:
         run: the run; ``info.summary["intervals"]`` has two values by the name of a figure.
-        key: of the figure; where the run's own value lies outside, the words say on which side.
+        key: key of the figure; where the run's own value lies outside, the words say on which side.
         said: writes a value.
     """
     ends = _ends(run, key)

@@ -88,7 +88,7 @@ def pack_memory(
         found: the curves.
         place: row of each rank.
         pack: what the page gets.
-        prefix: of the columns' names.
+        prefix: prefix of the columns' names.
     """
     series, times, sizes, done = [], [], [], 0
     for curve in found:

@@ -49,7 +49,7 @@ def sweep_html(rows: Sequence[Mapping[str, Any]], *, title: str, notes: Sequence
         rows: one per layout, the best first. Each has ``tokens_per_s_per_gpu`` and ``peak_memory_bytes``, and
             where known ``memory_limit_bytes``, ``fits``, ``name``, the other ``FIGURES`` and any of
             ``SETTINGS``; anything else is left out.
-        title: of the page, plain text.
+        title: title of the page, plain text.
         notes: sentences below the title: how many layouts were looked at, why the second one loses.
 
     Raises:

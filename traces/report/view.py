@@ -148,7 +148,7 @@ def pack_spans(view: View, pack: Pack, prefix: str, first_rows: Sequence[int]) -
     Args:
         view: what the page shows.
         pack: gets the columns.
-        prefix: of their names.
+        prefix: prefix of their names.
         first_rows: rows of *view* that the page shows first.
 
     Returns:
