@@ -15,20 +15,20 @@ import click
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Run directory, new or empty. Left out: runs/SCRIPT-1, the first number that is free.",
+    help="Run directory, new or empty. [default: runs/SCRIPT-1, or the next free number]",
 )
-@click.option("--name", default="", help="What to call the run. Left out: the last part of the directory.")
+@click.option("--name", default="", help="Name of the run. [default: the last part of the directory]")
 @click.option(
     "--merge", "is_merge", is_flag=True, help="Join run directories of several machines instead of recording."
 )
-@click.option("--ranks", default="", help="Ranks to record, e.g. 0,8-11. Left out: all.")
-@click.option("--steps", default="", help="Steps to record, e.g. 10:20 or 0:2,50:52. Left out: all.")
+@click.option("--ranks", default="", help="Ranks to record, e.g. 0,8-11. [default: all]")
+@click.option("--steps", default="", help="Steps to record, e.g. 10:20 or 0:2,50:52. [default: all]")
 @click.option(
     "--depth",
     type=click.Choice(["light", "kernels"]),
     default="light",
     show_default=True,
-    help="kernels: torch.profiler beside it, in the steps chosen by --steps, else in steps 2 to 4.",
+    help="How much to record: kernels adds torch.profiler in the steps of --steps, else in steps 2 to 4.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; the command's output goes to stderr."
@@ -113,6 +113,8 @@ def _show(path: Path, summary: Mapping[str, Any]) -> None:
     click.echo(f"next: foretrace analyze {path}, foretrace report {path}")
     if (kernels := summary.get("kernels")) is not None:
         click.echo(f"kernels: {kernels}")
+    for warning in summary["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _sentence(summary: Mapping[str, Any]) -> str:
@@ -142,7 +144,7 @@ def _free_directory(command: tuple[str, ...]) -> Path:
     type=click.IntRange(min=2),
     default=2,
     show_default=True,
-    help="Processes that talk to each other.",
+    help="Processes to start, which communicate over gloo.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def detect(*, output: Path, processes: int, as_json: bool) -> None:

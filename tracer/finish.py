@@ -34,7 +34,8 @@ def finish(path: Path) -> dict[str, Any] | None:
     """Join what the ranks have left in the run directory *path* and return its summary.
 
     Returns:
-        The summary of ``traces.analysis.metrics.summarize``; None if no rank has recorded a span.
+        The summary of ``traces.analysis.metrics.summarize``, and the ``warnings`` of the ranks; None if no
+        rank has recorded a span.
     """
     _join_memory(path)
     try:
@@ -48,13 +49,12 @@ def finish(path: Path) -> dict[str, Any] | None:
     try:
         if stored.is_file():
             info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
-            known = {
-                name: getattr(run.info, name) for name in ("layout", "model", "job", "groups", "finished")
-            }
+            names = ("layout", "cluster", "model", "job", "groups", "finished")
+            known = {name: getattr(run.info, name) for name in names}
             write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
     except TraceError:  # a full disk: the sidecars of the ranks say what run.json would
         pass
-    return summary
+    return {**summary, "warnings": list(run.info.warnings)}
 
 
 def why_it_failed(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ import itertools
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -16,13 +16,14 @@ from traces.info import stable_group_id
 from traces.layout import AXES, Group, Layout
 
 AXIS_WORDS: Final = {
-    "tp": ("tp", "tensor"),
+    "dp": ("dp", "ddp", "fsdp", "efsdp", "hsdp", "data", "replicate", "shard"),
+    "tp": ("tp", "etp", "tensor"),
     "cp": ("cp", "context"),
     "ep": ("ep", "expert"),
-    "dp": ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard"),
     "pp": ("pp", "pipe", "pipeline", "stage"),
 }
-"""Words in the name of a device-mesh dimension that tell its axis, as torchtitan and others name them."""
+"""Words in the name of a device-mesh dimension that tell its axis, as torchtitan and others name them. Over
+one that names ``dp`` and others, as ``dp_shard_cp`` or ``dp_shard_mod_ep``, gradients are summed."""
 
 _UNNAMED: Final = frozenset({"", "undefined", "default_pg", "mesh_default"})
 
@@ -190,6 +191,7 @@ def deduced_layout(groups: Iterable[Group], rank: int, world_size: int) -> Layou
         if group.axis in AXES and rank in group.ranks and len(group.ranks) > 1 and is_new:
             members[group.axis].append(group.ranks)
     degrees = {axis: _degree(found) for axis, found in members.items() if found}
+    folded = _folded(members, degrees)
     if "ep" in degrees and "dp" not in degrees:  # experts are spread over ranks that have a batch each
         degrees["dp"] = max(world_size // prod(n for axis, n in degrees.items() if axis != "ep"), 1)
     try:
@@ -198,9 +200,21 @@ def deduced_layout(groups: Iterable[Group], rank: int, world_size: int) -> Layou
         return None
     if layout.world_size != world_size:
         return None
-    single = {axis: found[0] for axis, found in members.items() if len(found) == 1}
+    single = {axis: found[0] for axis, found in members.items() if len(found) == 1 and axis not in folded}
     agrees = all(tuple(sorted(ranks)) in layout.groups(axis) for axis, ranks in single.items())
     return layout if agrees else None
+
+
+def _folded(members: Mapping[str, list[tuple[int, ...]]], degrees: dict[str, int]) -> set[str]:
+    """Take context-parallel ranks out of the data-parallel degree; return the axes whose groups hold others.
+
+    Gradients are summed over both, often in one group.
+    """
+    largest = max(members.get("dp", ()), key=len, default=())
+    if "cp" not in degrees or not all(set(group) <= set(largest) for group in members["cp"]):
+        return set()
+    degrees["dp"] //= degrees["cp"]
+    return {"dp"}
 
 
 def _degree(found: list[tuple[int, ...]]) -> int:

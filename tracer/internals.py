@@ -170,6 +170,39 @@ def swap_run_backward(replacement: Callable[..., Any] | None = None) -> Callable
     return original
 
 
+def fsdp2_groups(module: Any) -> list[Any]:
+    """Return the groups of parameters that ``fully_shard`` has made of *module*, [] if it was not called."""
+    state = getattr(module, "_get_fsdp_state", None)
+    if state is None:
+        return []
+    several = getattr(state(), "_fsdp_param_groups", None)  # torch 2.13 brought it
+    found = [state()._fsdp_param_group] if several is None else several
+    return [group for group in found if group is not None]
+
+
+FSDP1: Final = "FullyShardedDataParallel"
+"""Class of the wrapper of the first FSDP."""
+
+FLAT: Final = "_flat_param"
+"""Name of the parameter that the first FSDP makes of others."""
+
+
+def flattened(module: Any) -> list[tuple[Any, str, list[int]]]:
+    """Return the module, the name and the shape of each parameter that the first FSDP has flattened.
+
+    Args:
+        module: a ``FullyShardedDataParallel``.
+    """
+    handle = module._handle
+    if handle is None:
+        return []
+    flat = handle.flat_param
+    return [
+        (info.module, info.param_name, list(shape))
+        for info, shape in zip(flat._param_infos, flat._shapes, strict=True)
+    ]
+
+
 PIPELINING: Final = "torch.distributed.pipelining.schedules"
 """Module of the schedules; takes 2 s to import, and a training without a pipeline never does."""
 

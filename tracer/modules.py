@@ -10,7 +10,8 @@ modules that change them in place.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, ValuesView
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
@@ -32,6 +33,9 @@ _TAG: Final = "foretrace"
 
 _VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
 """Nodes of an output that is another shape of what the block has computed, as that of a linear layer."""
+
+MOST_ASKED: Final = 64
+"""Values of what a module takes or returns that are looked at for a tensor: the first of them has one."""
 
 
 class ModuleHook:
@@ -156,14 +160,18 @@ class ModuleHook:
         self._lives.pop(number, None)
 
     def _node(self, values: Any) -> Any:
-        """Return the autograd node that made the first tensor among *values* that has one."""
+        """Return the autograd node that made the first tensor among *values* that has one.
+
+        Only a tuple, list or dict is asked what it holds: in anything else that may be without end, costly
+        to make, or gone for the training once it was asked for.
+        """
         tensor = self._tensor
         if isinstance(values, tensor):
             return values.grad_fn
         if isinstance(values, dict):
             values = values.values()
-        if isinstance(values, Iterable) and not isinstance(values, str | bytes):
-            for value in values:
+        if isinstance(values, tuple | list | ValuesView):
+            for value in islice(values, MOST_ASKED):
                 if isinstance(value, tensor) and value.grad_fn is not None:
                     return value.grad_fn
         return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracer import internals
 from tracer.groups import Groups, axis_of
 from traces.layout import AXES
 
@@ -64,28 +65,61 @@ def name_axes(groups: Groups, mesh: Any) -> None:
             groups.name_axis(group, axis)
 
 
-def data_parallel(model: Any) -> tuple[str, list[Any]]:
+def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return how *model* is sharded over data-parallel ranks, and over which process groups.
 
     Args:
         model: a ``torch.nn.Module`` that is called from outside of any other.
 
     Returns:
-        One of ``"ddp"``, ``"fsdp"`` and ``""`` if it is neither, and the groups, which may repeat.
+        Settings for ``RunInfo.job``: ``sharding``, one of ``"ddp"`` and ``"fsdp"``; ``shard_ranks`` where a
+        copy is spread over some of the ranks only; ``reshard_after_forward`` where it is false. None if the
+        model is neither. And the groups, which may repeat.
     """
     if type(model).__name__ == "DistributedDataParallel":
-        return "ddp", [model.process_group]
-    groups = list(_sharding_groups(model))
-    return ("fsdp", groups) if groups else ("", [])
+        return {"sharding": "ddp"}, [model.process_group]
+    units = list(_units(model))
+    if not units:
+        return {}, []
+    settings: dict[str, Any] = {"sharding": "fsdp"}
+    hybrid = [unit for unit in units if unit.shard is not None and unit.replicate is not None]
+    if all(unit.shard is None for unit in units):
+        settings["sharding"] = "ddp"
+    elif hybrid:
+        settings["shard_ranks"] = hybrid[0].shard.size()
+    if settings["sharding"] == "fsdp" and not any(unit.reshards for unit in units):
+        settings["reshard_after_forward"] = False
+    groups = (group for unit in units for group in (unit.shard, unit.replicate) if group is not None)
+    return settings, list(groups)
 
 
-def _sharding_groups(model: Any) -> Iterator[Any]:
+class _Unit(NamedTuple):
+    """Parameters that FSDP, the first or the second, gathers together.
+
+    Attributes:
+        shard: group over which they are cut, None if they are not.
+        replicate: group of the ranks that hold the same part, None if there are no others.
+        reshards: whether they are freed after forward; those of the model itself never are with FSDP2, unless
+            that is asked for.
+    """
+
+    shard: Any
+    replicate: Any
+    reshards: bool
+
+
+def _units(model: Any) -> Iterator[_Unit]:
     for module in model.modules():
-        if type(module).__name__ == "FullyShardedDataParallel":
-            yield module.process_group
-        state = getattr(module, "_get_fsdp_state", None)
-        parameters = getattr(state(), "_fsdp_param_group", None) if state is not None else None
-        mesh_info = getattr(parameters, "mesh_info", None)
-        for name in ("shard_process_group", "replicate_process_group"):
-            if (group := getattr(mesh_info, name, None)) is not None:
-                yield group
+        if type(module).__name__ == internals.FSDP1:
+            strategy = module.sharding_strategy.name
+            within, across = module.process_group, getattr(module, "_inter_node_pg", None)
+            if strategy == "NO_SHARD":
+                yield _Unit(None, within, reshards=False)
+            else:
+                is_hybrid = "HYBRID" in strategy
+                yield _Unit(within, across if is_hybrid else None, strategy in ("FULL_SHARD", "HYBRID_SHARD"))
+        for parameters in internals.fsdp2_groups(module):
+            info = parameters.mesh_info
+            within, across = (getattr(info, f"{name}_process_group", None) for name in ("shard", "replicate"))
+            reshards = parameters.post_forward_mesh_info is not None and module is not model
+            yield _Unit(within, across, reshards)

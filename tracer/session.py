@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from tracer.drift import RunClock
+from tracer.guarded import Guarded
 from tracer.hooks import Hook, install
 from tracer.issued import Issued
 from tracer.kernels import kernel_trace
@@ -30,18 +31,12 @@ from tracer.window import Window
 from traces.info import RunInfo
 from traces.store import SpanWriter, write_info
 
-_Result = TypeVar("_Result")
-
-
 HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
 """Names of the hooks, as warnings call them."""
 
 
-class Session(Training[Lane]):
+class Session(Training[Lane], Guarded):
     """A recording in this process.
-
-    Hooks never disturb the training: the first exception inside of one switches it off, and is told as a
-    warning of the run.
 
     Args:
         path: the run directory.
@@ -52,10 +47,6 @@ class Session(Training[Lane]):
         flush_s: seconds between two batches of spans.
         window: ranks and steps to record.
         depth: ``"light"`` or ``"kernels"``.
-
-    Attributes:
-        disabled: names of the hooks that are switched off.
-        native: the compiled hooks, a ``tracer.native.hooks.Native``; None: those in Python do.
 
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
@@ -73,15 +64,14 @@ class Session(Training[Lane]):
         window: Window | None = None,
         depth: str = "light",
     ) -> None:
-        super().__init__(rank, world_size)
+        Training.__init__(self, rank, world_size)
+        Guarded.__init__(self, [clock.warning] if clock.warning else [])
         self.window = Window() if window is None else window
         self.path, self.clock, self.name = path, clock, name
         self.is_closed = False
         self._has_failed = False
         self.memory = MemoryLog()
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self.disabled: set[str] = set()
-        self._warnings: list[str] = [clock.warning] if clock.warning else []
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
         self._written_state: object = None
@@ -119,7 +109,8 @@ class Session(Training[Lane]):
         self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
         self.hook()
         if rank == self.window.first_rank(world_size):
-            write_info(path, self.info(finished=False))
+            # What comes first into run.json stays: layout and device are known once they are used.
+            write_info(path, replace(self.info(finished=False), layout=None, cluster=None))
         self._write_sidecar()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -140,47 +131,11 @@ class Session(Training[Lane]):
         self.position = module.position
         return native
 
-    def _switch_off(self, *names: str) -> None:
-        """Switch hooks off, for good."""
-        self.disabled.update(names)
-        if self.native is not None:
-            self.native.switch(self.disabled)
-
-    def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
-        """Return *function* as hook *name*: it returns None and does nothing once the hook is off."""
-        disabled = self.disabled
-
-        @functools.wraps(function)
-        def safe(*args: Any, **kwargs: Any) -> _Result | None:
-            if name in disabled:
-                return None
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:  # the training goes on, whatever is wrong with us
-                self.disable(name, error)
-                return None
-
-        return safe
-
     def pausing(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what is called before and after a wait; the first returns what the second takes."""
         if self.native is not None:  # cannot fail, and notes nothing once it is off
             return self.lane.pause, self.lane.resume
         return self.guarded("modules", self.lane.pause), self.guarded("modules", self.lane.resume)
-
-    def disable(self, name: str, error: Exception) -> None:
-        """Switch hook *name* off, for good: *error* was raised inside of it."""
-        self.stop(name, f"{type(error).__name__}: {error}")
-
-    def stop(self, name: str, reason: str) -> None:
-        """Switch hook *name* off, for good, and say why."""
-        self._switch_off(name)
-        self.warn(f"recording of {name} stopped: {reason}")
-
-    def warn(self, warning: str) -> None:
-        """Add a warning to the run, once."""
-        if warning not in self._warnings:
-            self._warnings.append(warning)
 
     def met_model(self, model: Any, args: Any) -> None:
         """Learn from a model that is called for the first time."""
@@ -215,7 +170,7 @@ class Session(Training[Lane]):
 
     def info(self, *, finished: bool) -> RunInfo:
         """Return what this rank knows about the run."""
-        groups = self.groups.table()
+        groups, dropped = self.groups.table(), self.sink.dropped
         return RunInfo(
             origin="recorded",
             name=self.name,
@@ -226,8 +181,8 @@ class Session(Training[Lane]):
             job=self.job or None,
             groups=groups,
             clock={self.rank: self.clock.shown()},
-            warnings=tuple(self._warnings),
-            dropped=self.sink.dropped,
+            warnings=(*self.warnings, *(f"{n:,} {reason}: in no span" for reason, n in dropped.items())),
+            dropped=dropped,
             versions=versions(),
             started=self._started,
             finished=finished,
@@ -241,7 +196,7 @@ class Session(Training[Lane]):
         self.steps.finish()
         if self._kernels is not None:
             self.guarded("kernels", self._kernels.close)()
-        self._switch_off(*HOOKS)
+        self.switch_off(*HOOKS)
         self.unhook()
         self.clock.close()
         self.memory.close()
@@ -283,7 +238,7 @@ class Session(Training[Lane]):
         """Tell what is under way, for whoever looks at a training that hangs."""
         try:
             if last:
-                self._pending.close(self.sink.left)
+                self._pending.close(self.sink.under_way())
             else:
                 self._pending.update()
         except Exception as error:  # the spans are worth more
@@ -291,7 +246,7 @@ class Session(Training[Lane]):
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
-        known = self.groups.n_changes, len(self._warnings), self.n_notes, id(self.model)
+        known = self.groups.n_changes, len(self.warnings), self.n_notes, id(self.model)
         state = (*known, self.clock.shown())
         if state != self._written_state:
             self._written_state = state
@@ -302,11 +257,11 @@ class Session(Training[Lane]):
 
     def _writing_failed(self, error: Exception) -> None:
         self._has_failed = True
-        self._switch_off(*HOOKS)
+        self.switch_off(*HOOKS)
         self.warn(f"recording stopped: {error}")
         sys.stderr.write(f"foretrace: recording of rank {self.rank} stopped: {error}\n")
 
     def _forked(self) -> None:
         """In a forked child, as of a data loader: it has no writer, and records nothing."""
         self.is_closed = True
-        self._switch_off(*HOOKS)
+        self.switch_off(*HOOKS)

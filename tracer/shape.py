@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
+from tracer import internals
 from tracer.blocks import class_name, plain_name
 
 MOST_ENTRIES: Final = 400
@@ -26,11 +28,13 @@ def describe_model(model: Any) -> dict[str, Any]:
     there, the shapes of its own parameters, its whole-number attributes and the layers that have it.
     """
     inner = model.module if type(model).__name__ == "DistributedDataParallel" else model
+    shapes = _shapes(inner)
+    sizes = {identity: prod(shape) for own in shapes.values() for identity, shape in own.values()}
     found: dict[str, Any] = {
         "name": class_name(model),
-        "n_params": sum(parameter.numel() for parameter in inner.parameters()),
+        "n_params": sum(sizes.values()),
         "dtype": _dtype(inner),
-        "structure": _structure(inner),
+        "structure": _structure(inner, shapes),
     }
     config = _config(inner)
     return found | ({"config": config} if config else {})
@@ -69,12 +73,35 @@ def describe_machine(world_size: int) -> dict[str, Any]:
     }
 
 
-def _structure(model: Any) -> dict[str, Any]:
+def _shapes(model: Any) -> dict[Any, dict[str, tuple[int, list[int]]]]:
+    """Return the parameters of each module's own, by name: what is the same where one is shared, and a shape.
+
+    The first FSDP makes one flat parameter of many, of which this rank holds a part. It keeps the shapes.
+    """
+    flat = {
+        (inside, name): shape
+        for module in model.modules()
+        if type(module).__name__ == internals.FSDP1
+        for inside, name, shape in internals.flattened(module)
+    }
+    found: dict[Any, dict[str, tuple[int, list[int]]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name != internals.FLAT and (module, name) not in flat:
+                found.setdefault(module, {})[name] = id(parameter), list(parameter.shape)
+    for number, ((module, name), shape) in enumerate(flat.items(), start=1):
+        found.setdefault(module, {})[name] = -number, shape
+    return found
+
+
+def _structure(model: Any, shapes: Mapping[Any, Mapping[str, tuple[int, list[int]]]]) -> dict[str, Any]:
     """Return the modules that have parameters or whole-number attributes of their own, by path."""
     found: dict[str, dict[str, Any]] = {}
     for name, module in model.named_modules():
-        entry = _entry(module)
+        if type(module).__name__ == internals.FSDP1:  # bears the name of what it wraps
+            continue
         path, layer = _path(plain_name(name, model))
+        entry = _entry(module, {key: shape for key, (_, shape) in shapes.get(module, {}).items()})
         if entry is None or (len(found) >= MOST_ENTRIES and path not in found):
             continue
         key, turn = path, 1
@@ -87,9 +114,8 @@ def _structure(model: Any) -> dict[str, Any]:
     return found
 
 
-def _entry(module: Any) -> dict[str, Any] | None:
-    """Return the class, shapes and attributes of *module*, None if there is nothing to say of it."""
-    shapes = {name: list(p.shape) for name, p in module.named_parameters(recurse=False)}
+def _entry(module: Any, shapes: Mapping[str, list[int]]) -> dict[str, Any] | None:
+    """Return the class, *shapes* and attributes of *module*, None if there is nothing to say of it."""
     numbers = {
         name: value for name, value in vars(module).items() if type(value) is int and not name.startswith("_")
     }
@@ -97,7 +123,10 @@ def _entry(module: Any) -> dict[str, Any] | None:
         return None
     kind = [base.__name__ for base in type(module).__mro__]
     name = kind[2] if kind[1:2] == ["FSDPModule"] else kind[0]
-    return {"kind": name} | ({"shapes": shapes} if shapes else {}) | ({"numbers": numbers} if numbers else {})
+    found: dict[str, Any] = {"kind": name}
+    if shapes:
+        found["shapes"] = dict(shapes)
+    return found | ({"numbers": numbers} if numbers else {})
 
 
 def _path(name: str) -> tuple[str, int]:

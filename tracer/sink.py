@@ -18,6 +18,7 @@ import pyarrow as pa
 from tracer.records import Communication, Segment, StepWindow
 from tracer.stamps import GATE, CudaStamp, Resolver
 from tracer.streams import Streams
+from tracer.under_way import UnderWay
 from traces.timeline import TIMELINE
 from traces.writer import SpanWriter
 
@@ -28,14 +29,8 @@ MIN_GLUE_NS: Final = 20_000
 """Shortest own time of a module that only calls others which is worth a span: below, it is the host's
 overhead of calling a module, some microseconds each."""
 
-MAX_BEHIND: Final = 1024
-"""Communications that may wait behind one that does not end, before that one is given up."""
-
 MOST_RECORDS: Final = 500_000
 """Records that may wait to be written, as while a file system does not answer: some 100 MB."""
-
-MOST_LEFT: Final = 64
-"""Communications that never ended of which more than their number is kept."""
 
 DEVICE_S: Final = 5.0
 """How long the end of a recording waits for a device, which is through with its work as a rule."""
@@ -64,8 +59,6 @@ class Sink:
         collect: yields records that are kept elsewhere; called before each batch, on the writing thread.
 
     Attributes:
-        left: communications that were given up, or had not ended when the recording did; the last of them.
-        n_left: how many they are.
         n_lost: records that came when too many waited to be written.
     """
 
@@ -82,8 +75,7 @@ class Sink:
         collect: Callable[[], Iterable[Record]] = tuple,
     ) -> None:
         self._has_step, self._collect = has_step, collect
-        self.left: deque[Communication] = deque(maxlen=MOST_LEFT)
-        self.n_left = 0
+        self._under_way = UnderWay(moments)
         self.n_lost = 0
         self._is_broken = False
         self._writer = writer
@@ -91,7 +83,6 @@ class Sink:
         self._beside = beside
         self._failed = failed
         self._records: deque[Record] = deque()
-        self._communications: deque[Communication] = deque()
         self._moments = moments
         self._computed_ns = 0
         self._streams = Streams()
@@ -110,7 +101,8 @@ class Sink:
     def dropped(self) -> dict[str, int]:
         """What is in no span, by reason."""
         found = {
-            "communications that never ended": self.n_left,
+            "communications under way when the recording ended": self._under_way.n_left,
+            "communications behind too many under way": self._under_way.n_beyond,
             "records that came faster than they could be written": self.n_lost,
         }
         return {reason: n for reason, n in found.items() if n}
@@ -124,7 +116,7 @@ class Sink:
 
     def under_way(self) -> Iterator[Communication]:
         """Yield what has been issued and is not written yet, oldest first; for the writing thread."""
-        yield from self._communications
+        yield from self._under_way
         yield from (record for record in list(self._records) if isinstance(record, Communication))
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -186,7 +178,7 @@ class Sink:
         while records:
             record = records[0]
             if isinstance(record, Communication):
-                self._communications.append(record)
+                self._under_way.add(record)
             elif not moments.knows(record.start, record.end):
                 if not last:
                     return  # on a device that never came to it: neither did the training
@@ -204,24 +196,11 @@ class Sink:
             records.popleft()
 
     def _communication_rows(self, *, last: bool) -> Iterator[Row]:
-        """Yield the ended communications at the head of the queue, in the order of their issue."""
-        queue, moments = self._communications, self._moments
-        ns = moments.ns
-        while queue:
-            communication = queue[0]
-            if not moments.knows(communication.start, communication.end):
-                if not (last or len(queue) > MAX_BEHIND):
-                    return
-                self.left.append(communication)
-                self.n_left += 1
-            elif communication.end is not None:
-                issued_ns, end_ns = ns(communication.start), ns(communication.end)
-                stream, start_ns, end_ns = self._streams.place(communication, issued_ns, end_ns)
-                if self._has_step(communication.position[0]):
-                    yield _communication_row(
-                        communication, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0)
-                    )
-            queue.popleft()
+        """Yield the communications that have ended, in the order of their issue within a group."""
+        for one, issued_ns, ended_ns in self._under_way.take(last=last):
+            stream, start_ns, end_ns = self._streams.place(one, issued_ns, ended_ns)
+            if self._has_step(one.position[0]):
+                yield _communication_row(one, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0))
 
 
 def _table(rows: list[Row], rank: int) -> pa.Table:

@@ -58,11 +58,11 @@ class Training(Generic[_AnyLane]):
 
     def met_model(self, model: Any, args: Any) -> None:
         """Learn from a model that is called for the first time; each stage of a pipeline is one."""
-        sharding, groups = data_parallel(model)
+        settings, groups = data_parallel(model)
         for group in groups:
             self.groups.name_axis(group, "dp")
-        if sharding:
-            self.note_job(sharding=sharding)
+        if settings:
+            self.note_job(**settings)
         is_first = self.model is None
         if is_first or self.pipeline is not None:
             self.model = joined_models([self.model, describe_model(model)])

@@ -49,7 +49,7 @@ class Like:
     Attributes:
         model: None if ``missing_model`` says why not.
         missing_model: one line.
-        settings: of the job, by name; those that the run does not tell are left out.
+        settings: settings of the job, by name; those that the run does not tell are left out.
         n_microbatches: forward passes of a rank per step.
         conventions: those of PyTorch that are different here, for a recorded run; None for others.
         notes: where the settings come from, as sentences.
@@ -204,6 +204,8 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     seen = kinds_of_work(run)
     sharding = job.get("sharding")
     settings["sharding"] = sharding if sharding in SHARDINGS else "ddp"
+    if isinstance(shard_ranks := job.get("shard_ranks"), int):
+        settings["shard_ranks"] = shard_ranks
     settings["fp32_gradients"] = ("fp32" in seen["reduced"]) if seen["reduced"] else True
     settings["recompute"] = "full" if "recompute" in seen["kinds"] else "none"
     settings["sequence_parallel"] = ("reduce_scatter", "tp") in seen["collectives"]
@@ -219,4 +221,6 @@ def _conventions(run: Run) -> tuple[tuple[str, object], ...]:
     clips = any(sums_norm(run, rank) for rank in run.stored_ranks)
     keeps = any(keeps_gathered(run, rank) for rank in run.stored_ranks)
     said = {"copies_gathered": True, "grad_norm": clips, "keeps_gathered_inputs": keeps}
+    if (run.info.job or {}).get("reshard_after_forward") is False:
+        said["reshard_after_forward"] = False
     return *said.items(), ("norm_reductions", norm_reductions(run))

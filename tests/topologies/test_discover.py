@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from topologies.catalog import load_cluster
 from topologies.cli import topology
 from topologies.discover import discover, to_toml
+from topologies.discover.matrix import from_matrix
 from topologies.errors import CatalogError
 from topologies.reach import Reach
 
@@ -64,6 +65,14 @@ def test_equal_links_between_all_pairs_mean_a_switch(tmp_path: Path) -> None:
 
 def test_blackwell_has_as_many_links_and_must_be_named(tmp_path: Path) -> None:
     assert width(tmp_path, SWITCHED, "b200-sxm", 4) == 900
+
+
+def test_a_nic_without_a_distance_serves_no_gpu() -> None:
+    lines = SWITCHED.replace("NIC0", "NIC0\tNIC1", 1).splitlines()
+    lines = [line.replace("\tPIX", "\tPIX\tX", 1) if line.startswith("GPU") else line for line in lines]
+    found = from_matrix("\n".join(lines))
+    assert len(found.nics) == 1
+    assert found.n_other_nics == 1
 
 
 def test_bridged_pairs_stay_pairs(tmp_path: Path) -> None:

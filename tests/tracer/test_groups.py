@@ -19,6 +19,18 @@ def test_any_layout_is_deduced_from_the_groups_of_any_rank(
     assert deduced_layout(groups, pick % layout.world_size, layout.world_size) == layout
 
 
+@given(pp=DEGREES, dp=DEGREES, cp=integers(2, 4), tp=DEGREES, pick=integers(0, 255))
+def test_gradients_may_be_summed_over_data_and_context_at_once(
+    pp: int, dp: int, cp: int, tp: int, pick: int
+) -> None:
+    layout = Layout(pp=pp, dp=dp, cp=cp, tp=tp)
+    rank = pick % layout.world_size
+    first = rank // (dp * cp * tp) * dp * cp * tp + rank % tp  # of its stage and its part of the matrices
+    summed = Group(id=99, axis="dp", ranks=tuple(range(first, first + dp * cp * tp, tp)))
+    groups = [*layout.process_groups(("tp", "cp", "pp")), summed]
+    assert deduced_layout(groups, rank, layout.world_size) == layout
+
+
 def test_hybrid_sharding_multiplies_and_a_flattened_group_does_not() -> None:
     replicate, shard = Group(id=0, axis="dp", ranks=(0, 2)), Group(id=1, axis="dp", ranks=(0, 1))
     both = Group(id=2, axis="dp", ranks=(0, 1, 2, 3))
@@ -41,7 +53,9 @@ def test_no_layout_is_claimed_where_the_groups_do_not_tell() -> None:
         ("mesh_dp_replicate", "dp"),
         ("mesh_fsdp", "dp"),
         ("mesh_pp", "pp"),
-        ("mesh_dp_shard_cp", "cp"),
+        ("mesh_dp_shard_cp", "dp"),
+        ("mesh_dp_shard_mod_ep", "dp"),
+        ("EXPERT_DATA_PARALLEL_GROUP", "dp"),
         ("TENSOR_MODEL_PARALLEL_GROUP", "tp"),
         ("mesh_ep", "ep"),
         ("default_pg", "world"),

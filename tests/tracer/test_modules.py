@@ -1,7 +1,8 @@
 """One process: which block owns which time, forward, backward and recomputed; nothing else changes."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import foretrace
 from tracer.blocks import find_blocks
+from tracer.modules import MOST_ASKED
 from traces.store import open_run
 
 torch = pytest.importorskip("torch")
@@ -182,6 +184,48 @@ def test_a_recording_inside_of_a_recording_is_the_same(tmp_path: Path) -> None:
         assert inner is outer
         train(net(), 1)
     assert not (tmp_path / "b").exists()
+
+
+class Yields(Module):  # type: ignore[misc]  # torch is untyped here
+    """A layer that returns what can be asked only once, is without end, or is long."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x)
+        return {
+            "once": (y * i for i in range(3)),
+            "endless": repeat(y),
+            "long": Counting([None] * 10_000 + [y]),
+        }[self.kind]
+
+
+class Counting(list[Any]):
+    """A list that knows how much of it was asked for."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for value in super().__iter__():
+            self.asked += 1
+            yield value
+
+
+@pytest.mark.parametrize("kind", ["once", "endless", "long"])
+def test_what_a_module_returns_is_not_used_up(tmp_path: Path, kind: str, hooks: str) -> None:
+    x = torch.ones(2, 4)
+    with foretrace.record(tmp_path / "run"):
+        found = Yields(kind)(x)
+    if kind == "once":
+        assert len(list(found)) == 3
+    elif kind == "endless":
+        assert next(found).shape == (2, 4)
+    elif hooks == "python":
+        assert found.asked <= MOST_ASKED
+    assert open_run(tmp_path / "run").warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,14 @@ def training(device: Any) -> Callable[[], Any]:
     return step
 
 
+def product() -> tuple[Any, Any, Any]:
+    """Return one layer of 137 GFLOP, what it is multiplied by, and its optimizer, once they are there."""
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
+    x = torch.ones(WIDTH, WIDTH, device="cuda")
+    torch.cuda.synchronize()
+    return model, x, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def within_steps(run: Run) -> None:
     """Check that every span of a step lies in its window, give or take what an anchor is off."""
     rows = run.spans().to_pylist()
@@ -143,11 +151,7 @@ def test_a_collective_beside_the_computation_ends_when_the_device_says(tmp_path:
 
 
 def test_a_model_that_is_warmed_up_on_another_stream_is_followed(tmp_path: Path) -> None:
-    side = torch.cuda.Stream()
-    model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
-    x = torch.ones(WIDTH, WIDTH, device="cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.cuda.synchronize()
+    side, (model, x, optimizer) = torch.cuda.Stream(), product()
     with foretrace.record(tmp_path / "run"):
         with torch.cuda.stream(side):
             model(x).sum().backward()
@@ -194,11 +198,7 @@ def test_a_graph_is_captured_while_the_recording_writes(tmp_path: Path) -> None:
 
 def test_a_side_stream_does_not_compute_for_the_model(tmp_path: Path) -> None:
     """Work on another stream, and the time in which the compute stream waits for it, belong to no block."""
-    side = torch.cuda.Stream()
-    model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
-    x = torch.ones(WIDTH, WIDTH, device="cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.cuda.synchronize()
+    side, (model, x, optimizer) = torch.cuda.Stream(), product()
     with foretrace.record(tmp_path / "run"):
         for _ in range(3):
             with torch.cuda.stream(side):

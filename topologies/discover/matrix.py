@@ -73,18 +73,17 @@ def _rows(lines: Sequence[str], columns: Sequence[str]) -> dict[str, list[str]]:
 def _nics(rows: Mapping[str, list[str]], gpus: list[str], columns: list[str]) -> tuple[int, int]:
     """Return how many NICs serve GPUs, and how many others are listed.
 
-    Those beside a GPU serve, or, where none is, the nearest. More than two on one PCIe bridge are taken for
+    Those beside a GPU serve, or, where none is, the nearest; not one that the matrix says no distance of. More than two on one PCIe bridge are taken for
     functions of one card.
     """
     names = columns[len(gpus) :]
     distance = {
-        name: min(
-            NEAR.index(cells[0]) for gpu in gpus if (cells := rows[gpu][len(gpus) + j :]) and cells[0] in NEAR
-        )
+        name: min(near)
         for j, name in enumerate(names)
+        if (near := [NEAR.index(cell) for gpu in gpus if (cell := rows[gpu][len(gpus) + j]) in NEAR])
     }
     limit = max(BESIDE, min(distance.values(), default=BESIDE))
-    serving = [name for name in names if distance[name] <= limit]
+    serving = [name for name in names if distance.get(name, len(NEAR)) <= limit]
     cards: list[list[str]] = []
     for name in serving:
         place = columns.index(name)

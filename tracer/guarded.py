@@ -1,0 +1,63 @@
+"""What stands between our hooks and the training: nothing that is wrong with us may reach it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class Guarded:
+    """Hooks that can be switched off: the first exception inside of one does so, and is told.
+
+    Args:
+        warnings: what there is to tell already.
+
+    Attributes:
+        disabled: names of the hooks that are switched off.
+        native: the compiled hooks, a ``tracer.native.hooks.Native``; None: those in Python do.
+        warnings: what is to be told of the run.
+    """
+
+    def __init__(self, warnings: list[str]) -> None:
+        self.disabled: set[str] = set()
+        self.native: Any = None
+        self.warnings = warnings
+
+    def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
+        """Return *function* as hook *name*: it returns None and does nothing once the hook is off."""
+        disabled = self.disabled
+
+        @functools.wraps(function)
+        def safe(*args: Any, **kwargs: Any) -> _Result | None:
+            if name in disabled:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # the training goes on, whatever is wrong with us
+                self.disable(name, error)
+                return None
+
+        return safe
+
+    def disable(self, name: str, error: Exception) -> None:
+        """Switch hook *name* off, for good: *error* was raised inside of it."""
+        self.stop(name, f"{type(error).__name__}: {error}")
+
+    def stop(self, name: str, reason: str) -> None:
+        """Switch hook *name* off, for good, and say why."""
+        self.switch_off(name)
+        self.warn(f"recording of {name} stopped: {reason}")
+
+    def warn(self, warning: str) -> None:
+        """Add a warning to the run, once."""
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+
+    def switch_off(self, *names: str) -> None:
+        """Switch hooks off, for good."""
+        self.disabled.update(names)
+        if self.native is not None:
+            self.native.switch(self.disabled)
