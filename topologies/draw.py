@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from html import escape
+from itertools import pairwise
 from typing import Final
 
 import networkx as nx
 
 from topologies.cluster import Cluster
+from topologies.reach import LEVEL
 from topologies.units import format_bandwidth, format_time
 
 ROWS: Final = ("core", "spine", "leaf", "nic", "gpu", "nvswitch", "host")
 """Tiers from top to bottom."""
 
-MOST_NODES: Final = 600
+MOST_NODES: Final = 400
 """Most nodes of a graph that are drawn; of larger machines as many domains as fit."""
 
 _COLOURS: Final = {
@@ -26,8 +28,23 @@ _COLOURS: Final = {
     "nvswitch": "#3c9d5b",
     "host": "#7f8c8d",
 }
-_ROW_PIXELS: Final = 110
-_LEFT_PIXELS: Final = 90
+_ROW_PIXELS: Final = 120
+_LEFT_PIXELS: Final = 150
+_ARC_PIXELS: Final = 150
+"""Height of the highest arc between nodes of one row."""
+
+_WIDTH_PIXELS: Final = 1130
+"""Of every row, however many nodes are in it, so that words keep their size."""
+
+_STYLE: Final = """
+body{font:14px system-ui;margin:24px;color:#222;background:#fff}
+svg{width:100%;max-width:1400px;height:auto;font:13px system-ui}
+pre,.said{color:#555} text{fill:#222} .width{fill:#667}
+line,path{stroke:#8895a0;stroke-opacity:.6;fill:none} .narrow{stroke:#c0392b}
+line:hover,path:hover{stroke:#1f6fb2;stroke-opacity:1} b{color:#c0392b}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#15181c}pre,.said{color:#aab}
+text{fill:#ddd} .width{fill:#99a} .narrow{stroke:#ff6b5a} b{color:#ff6b5a}}
+"""
 
 
 def lines(cluster: Cluster) -> list[str]:
@@ -61,55 +78,105 @@ def page(cluster: Cluster) -> str:
     """Return an HTML page that shows the fabric; links are as thick as they are wide."""
     shown = drawn(cluster)
     part = "" if shown is cluster else f", of which {shown.n_nodes} nodes are drawn"
-    title = f"{cluster.name}: {cluster.n_gpus} GPUs in {cluster.n_nodes} nodes{part}"
-    text = escape("\n".join(lines(cluster)))
+    nodes = "1 node" if cluster.n_nodes == 1 else f"{cluster.n_nodes} nodes"
+    title = f"{cluster.name}: {cluster.n_gpus} GPUs in {nodes}{part}"
+    graph = shown.fabric()
+    said = "A link is as thick as it is wide; its figures show under the pointer."
+    if any(narrow(graph, a, b) for a, b in graph.edges):
+        said += " <b>Red</b> links carry less than what arrives below them."
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        "<style>body{font:14px system-ui;margin:24px}svg{width:100%;height:auto}pre{color:#555}"
-        "line{stroke:#8895a0;stroke-opacity:.55}line:hover{stroke:#c0392b;stroke-opacity:1}</style>"
-        f"<h1>{escape(title)}</h1><p>{escape(cluster.description)}</p>{svg(shown.fabric())}"
-        f"<pre>{text}</pre></html>\n"
+        f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(cluster.description)}</p>"
+        f'<p class="said">{said}</p>{svg(graph)}<pre>{escape(chr(10).join(lines(cluster)))}</pre></html>\n'
     )
 
 
 def svg(graph: nx.DiGraph[str]) -> str:
     """Return *graph* as an SVG: a row per tier, every link once, its figures on hover."""
     places = _places(graph)
-    width = _LEFT_PIXELS + max(x for x, _ in places.values()) + 40
-    height = max(y for _, y in places.values()) + 60
+    margin = _ROW_PIXELS // 3
+    width, height = _LEFT_PIXELS + _WIDTH_PIXELS + 20, max(y for _, y in places.values()) + 2 * margin
+    box = f'viewBox="0 {-margin} {width} {height}"'
+    parts = [f'<svg {box} role="img" xmlns="http://www.w3.org/2000/svg">']
     widest = max((data["bandwidth_bytes_per_s"] for _, _, data in graph.edges(data=True)), default=1.0)
-    parts = [f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" xmlns="http://www.w3.org/2000/svg">']
     for a, b, data in graph.edges(data=True):
         if a < b:
-            (x1, y1), (x2, y2) = places[a], places[b]
-            stroke = 0.6 + 5 * data["bandwidth_bytes_per_s"] / widest
-            said = (
-                f"{a} - {b}: {format_bandwidth(data['bandwidth_bytes_per_s'])} per direction, {data['kind']}"
-            )
-            parts.append(
-                f'<line x1="{x1 + _LEFT_PIXELS:.1f}" y1="{y1}" x2="{x2 + _LEFT_PIXELS:.1f}" y2="{y2}" '
-                f'stroke-width="{stroke:.1f}"><title>{escape(said)}</title></line>'
-            )
+            parts.append(_link(graph, (a, b), (places[a], places[b]), data["bandwidth_bytes_per_s"] / widest))
+    rows = Counter(_tier(name) for name in graph)
     for name, (x, y) in places.items():
+        radius = min(7.0, max(1.5, 0.38 * _WIDTH_PIXELS / rows[_tier(name)]))
         parts.append(
-            f'<circle cx="{x + _LEFT_PIXELS:.1f}" cy="{y}" r="6" fill="{_COLOURS[_tier(name)]}">'
+            f'<circle cx="{x:.1f}" cy="{y}" r="{radius:.1f}" fill="{_COLOURS[_tier(name)]}">'
             f"<title>{escape(name)}</title></circle>"
         )
+    return "".join([*parts, *_words(graph, places), "</svg>"])
+
+
+def narrow(graph: nx.DiGraph[str], a: str, b: str) -> bool:
+    """Return whether the lower end of a link gets more from below than all its links upward carry."""
+    below, above = sorted((a, b), key=lambda name: LEVEL.get(_tier(name), -1))
+    level = LEVEL.get(_tier(below), -1)
+    if level < LEVEL["nic"] or _tier(below) == _tier(above):
+        return False
+    up = down = 0.0
+    for _, end, data in graph.edges(below, data=True):
+        if LEVEL.get(_tier(end), -1) > level:
+            up += data["bandwidth_bytes_per_s"]
+        elif LEVEL.get(_tier(end), -1) < level:
+            down += data["bandwidth_bytes_per_s"]
+    return up < 0.999 * down
+
+
+def _link(
+    graph: nx.DiGraph[str], ends: tuple[str, str], places: tuple[tuple[float, int], ...], share: float
+) -> str:
+    """Return a link between *places*: a line, or an arc above a row that both ends stand in."""
+    (x1, y1), (x2, y2) = places
+    data = graph.edges[ends]
+    said = f"{ends[0]} - {ends[1]}: {format_bandwidth(data['bandwidth_bytes_per_s'])} per direction"
+    drawn_as = f'stroke-width="{0.6 + 5 * share:.1f}"'
+    if narrow(graph, *ends):
+        drawn_as += ' class="narrow"'
+    title = f"<title>{escape(said)}, {format_time(data['latency_s'])}, {data['kind']}</title>"
+    if y1 == y2:
+        peak = f"{(x1 + x2) / 2:.1f} {y1 - 2 * min(_ARC_PIXELS, 0.5 * abs(x2 - x1)):.0f}"
+        return f'<path d="M{x1:.1f} {y1}Q{peak} {x2:.1f} {y2}" {drawn_as}>{title}</path>'
+    return f'<line x1="{x1:.1f}" y1="{y1}" x2="{x2:.1f}" y2="{y2}" {drawn_as}>{title}</line>'
+
+
+def _words(graph: nx.DiGraph[str], places: dict[str, tuple[float, int]]) -> list[str]:
+    """Return the name of each row with the nodes in it, and of the links below it how wide they are."""
     rows = {_tier(name): y for name, (_, y) in places.items()}
-    parts += [f'<text x="4" y="{y + 5}">{tier}</text>' for tier, y in rows.items()]
-    return "".join([*parts, "</svg>"])
+    counts = Counter(_tier(name) for name in graph)
+    found = [f'<text x="4" y="{y + 4}">{counts[tier]} {tier}</text>' for tier, y in rows.items()]
+    for upper, lower in pairwise(rows):
+        widths = sorted(
+            {
+                data["bandwidth_bytes_per_s"]
+                for a, b, data in graph.edges(data=True)
+                if (_tier(a), _tier(b)) == (upper, lower)
+            }
+        )
+        if widths:
+            said = " to ".join(format_bandwidth(width) for width in dict.fromkeys((widths[0], widths[-1])))
+            at = (rows[upper] + rows[lower]) // 2 + 4
+            found.append(f'<text class="width" x="4" y="{at}">{escape(said)}</text>')
+    return found
 
 
 def _places(graph: nx.DiGraph[str]) -> dict[str, tuple[float, int]]:
-    """Return where each node is drawn: rows by tier, each spread over the full width."""
+    """Return where each node is drawn: rows by tier, each over the full width, arcs' room above peers."""
     tiers = [tier for tier in ROWS if any(_tier(name) == tier for name in graph)]
-    members = {tier: [name for name in graph if _tier(name) == tier] for tier in tiers}
-    width = max(24 * max(len(names) for names in members.values()), 400)
-    return {
-        name: (width * (at + 0.5) / len(names), 30 + _ROW_PIXELS * row)
-        for row, names in enumerate(members.values())
-        for at, name in enumerate(names)
-    }
+    joined = {_tier(a) for a, b in graph.edges if _tier(a) == _tier(b)}
+    found: dict[str, tuple[float, int]] = {}
+    y = 0
+    for tier in tiers:
+        names = [name for name in graph if _tier(name) == tier]
+        y += _ARC_PIXELS if tier in joined else 0
+        for at, name in enumerate(names):
+            found[name] = (_LEFT_PIXELS + _WIDTH_PIXELS * (at + 0.5) / len(names), y)
+        y += _ROW_PIXELS
+    return found
 
 
 def _tier(name: str) -> str:

@@ -1,6 +1,7 @@
 """Pictures of fabrics."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -9,8 +10,9 @@ from click.testing import CliRunner
 
 from topologies.catalog import load_cluster, names
 from topologies.cli import topology
-from topologies.draw import MOST_NODES, drawn, lines, page, svg
+from topologies.draw import MOST_NODES, drawn, lines, narrow, page, svg
 from topologies.errors import CatalogError
+from topologies.fabric import FabricSpec
 
 
 @pytest.mark.parametrize("name", names())
@@ -20,7 +22,20 @@ def test_every_machine_can_be_drawn_with_each_link_once(name: str) -> None:
     graph = cluster.fabric()
     picture = ET.fromstring(svg(graph))
     tags = [element.tag.rpartition("}")[2] for element in picture]
-    assert (tags.count("line"), tags.count("circle")) == (graph.number_of_edges() // 2, len(graph))
+    peers = sum(a.partition(":")[0] == b.partition(":")[0] for a, b in graph.edges)
+    assert (tags.count("path"), tags.count("circle")) == (peers // 2, len(graph))
+    assert tags.count("line") == (graph.number_of_edges() - peers) // 2
+
+
+@pytest.mark.parametrize(("oversubscription", "n_narrow"), [(1.0, 0), (1.01, 2), (3.0, 2)])
+def test_links_that_carry_less_than_arrives_below_are_marked(oversubscription: float, n_narrow: int) -> None:
+    spec = FabricSpec(kind="fat-tree", nodes_per_leaf=2, oversubscription=oversubscription)
+    cluster = replace(load_cluster("dgx-h100", 32), fabric_spec=spec)
+    graph = cluster.fabric()
+    found = {(a, b) for a, b in graph.edges if a < b and narrow(graph, a, b)}
+    assert len(found) == n_narrow
+    assert all({a[:4], b[:4]} == {"leaf", "spin"} for a, b in found)
+    assert ("Red" in page(cluster)) == bool(n_narrow)
 
 
 def test_text_counts_links_by_kind() -> None:
