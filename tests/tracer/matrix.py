@@ -1,6 +1,7 @@
 """Trainings of every strategy that runs on gloo, each as it is and then recorded, by the same processes.
 
-Usage: matrix.py FOLDER STRATEGY ...; writes the losses of both to ``losses-RANK.json``. Every model is made
+Usage: matrix.py FOLDER HOOKS STRATEGY ...; HOOKS is ``python``, or ``python,compiled`` to record with both
+kinds in turn. Writes the losses of all to ``losses-RANK.json``. Every model is made
 of layers without biases of 8 x 8 numbers, 256 bytes each, so that what is sent can be counted by hand.
 """
 
@@ -9,6 +10,7 @@ import functools
 import gc
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
+from tracer.native.build import SWITCH
 
 WIDTH, LAYERS, STEPS, MICROBATCHES = 8, 4, 3, 4
 Step = Callable[[], Tensor]
@@ -337,13 +340,15 @@ MADE = {
 
 def main() -> None:
     """Train every strategy that is asked for."""
-    folder, *names = sys.argv[1:]
+    folder, hooks, *names = sys.argv[1:]
     dist.init_process_group("gloo")
     found: dict[str, dict[str, list[float]]] = {}
     for name in names:
-        for way in ("plain", "recorded"):
+        for way in ("plain", *hooks.split(",")):
             gc.collect()  # a mesh of the strategy before still names the group of the whole world
-            with foretrace.record(f"{folder}/{name}") if way == "recorded" else contextlib.nullcontext():
+            os.environ[SWITCH] = str(int(way == "compiled"))
+            recording = foretrace.record(f"{folder}/{way}/{name}")
+            with contextlib.nullcontext() if way == "plain" else recording:
                 step = MADE[name](*([dist.get_world_size()] if name in SCHEDULES else []))
                 found.setdefault(name, {})[way] = [step().item() for _ in range(STEPS)]
             del step

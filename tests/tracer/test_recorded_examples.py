@@ -1,13 +1,18 @@
 """What is recorded of real trainings: the collectives that arithmetic demands, joined and in order."""
 
+import json
+import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from traces.analysis.metrics import breakdown
+from traces.store import open_run
 
 Row = dict[str, Any]
 
@@ -227,3 +232,29 @@ def test_what_the_training_was_is_in_the_description(example: Callable[[str], An
     piped = example("pp --schedule gpipe").run.info.job
     assert piped is not None
     assert (piped["schedule"], piped["n_microbatches"]) == ("gpipe", job.microbatches)
+
+
+def test_kernels_of_chosen_steps_become_a_run(tmp_path: Path, ranks: Any, config: Path, example: Any) -> None:
+    """The second depth: what the profiler saw of these steps, as a run beside the recording."""
+    path = tmp_path / "run"
+    script = str(ranks.root / "examples" / "train_ddp.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+    torchrun += "--steps 3 --micro-batch 2 --seq-len 16".split()
+    command = [sys.executable, "-m", "foretrace", "record", "-o", str(path), "--depth", "kernels", "--json"]
+    command += ["--steps", "1:3", "--", *torchrun, "--config", str(config)]
+    (result,) = ranks.launch(command, fresh=path)
+    assert result.returncode == 0, result.stderr
+    assert re.findall(r"loss +(-?[0-9.e+-]+)", result.stderr) == example("ddp").plain.losses
+    assert json.loads(result.stdout)["kernels"] == str(path / "kernels")
+    light, kernels = open_run(path), open_run(path / "kernels")
+    assert light.warnings == ()
+    for rank in (0, 1):
+        coarse, fine = (run.spans([rank]).to_pylist() for run in (light, kernels))
+        for rows in (coarse, fine):
+            assert [row["step"] for row in rows if row["category"] == "step"] == [1, 2]
+        reduced = [
+            [row["size_bytes"] for row in rows if row["kind"] == "all_reduce" and row["step"] == 2]
+            for rows in (coarse, fine)
+        ]
+        assert reduced[0] == reduced[1]
+        assert sum(row["category"] == "compute" for row in fine) > 5 * len(coarse)
