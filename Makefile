@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; break; }; done)
 VENV ?= .venv
 DEMO ?= demo
+WORKERS ?= 2
 
 # Tried versions of everything; of torch only where there is no NVIDIA driver, else the newest.
 CONSTRAINTS ?= -c constraints.txt $(shell command -v nvidia-smi >/dev/null 2>&1 || echo -c constraints-torch-cpu.txt)
@@ -37,8 +38,9 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(RUN) -m mypy
 
+# Two processes take the files of the suite in turns; all tests of a file run in one, to share its trainings.
 suite: $(VENV)/.ready
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
 clean:
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
