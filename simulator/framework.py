@@ -24,6 +24,7 @@ EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "norm": "norms run as casts, square, mean and products",
         "rotary": "rotary embedding in fp32, as casts and a complex product",
+        "scaled_rotary": "rotary embedding that also scales (YaRN), in the precision of the job",
         "activation": "activation, then its product with the gate",
         "clamp": "clamps of the inputs of an activation, and the copy that joins them again",
         "residual": "dropout, then the residual sum",

@@ -42,6 +42,7 @@ FUSED: Final[Mapping[str, Both]] = MappingProxyType(
         "rmsnorm": Both(Passes(2, 0, 1), Passes(3, 0, 2)),
         "layernorm": Both(Passes(2, 0, 1), Passes(3, 0, 2)),
         "rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
+        "scaled_rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
         "gated activation": Both(Passes(3, 0, 1), Passes(5, 0, 1)),
         "activation": Both(Passes(2, 0, 1), Passes(3, 0, 1)),
         "clamp": Both(Passes(0, 0, 1), Passes(0, 0, 1)),
@@ -63,6 +64,10 @@ EAGER: Final[Mapping[str, Both]] = MappingProxyType(
         "layernorm": FUSED["layernorm"],
         # queries and keys: cast up, complex product, cast down (apply_rotary_emb of the same model.py)
         "rotary": Both(Passes(2, 4, 6), Passes(2, 4, 6)),
+        # queries and keys, each: half negated, joined, two products, sum, joined with what is not rotated;
+        # backward two products, negation, join, sum, and zeros and a sum for the empty rest: autograd of
+        # NVIDIA/Megatron-LM core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd
+        "scaled_rotary": Both(Passes(12, 0, 12), Passes(14, 0, 14)),
         # silu(gate), then times up; backward of the product, twice, then of silu
         "gated activation": Both(Passes(5, 0, 2), Passes(9, 0, 3)),
         "activation": FUSED["activation"],

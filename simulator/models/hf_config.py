@@ -37,9 +37,20 @@ class Config:
             raise ModelError(f"{self._where}: {key}={value!r}: true or false is needed")
         return value
 
-    def within(self, key: str) -> Config:
-        """Return the object under *key*."""
+    def word(self, key: str, default: str) -> str:
+        """Return a text; ``null`` and a missing key give *default*."""
         value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise ModelError(f"{self._where}: {key}={value!r}: a text is needed")
+        return value
+
+    def within(self, key: str, default: Mapping[str, object] | None = None) -> Config:
+        """Return the object under *key*; ``null`` and a missing key give *default*."""
+        value = self._values.get(key)
+        if value is None:
+            value = default
         if value is None:
             raise ModelError(f"{self._where}: missing key {key!r}")
         if not isinstance(value, Mapping):

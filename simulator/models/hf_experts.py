@@ -91,6 +91,7 @@ def _gpt_oss(config: Config) -> Shape:
         "head_dim": config.integer("head_dim", 64),
         "mlp_bias": True,
         "clamped": True,
+        "scaled_rotary": config.within("rope_scaling", {}).word("rope_type", "") == "yarn",
         "window": config.integer("sliding_window", 128),
         "global_every": 2,
         "extra_params": config.integer("num_hidden_layers")

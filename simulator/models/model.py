@@ -63,6 +63,7 @@ class Model:
         qk_norm: queries and keys are normalised per head.
         qkv_bias, proj_bias, mlp_bias: which matrices have biases.
         max_positions: learned position embeddings; 0: rotary.
+        scaled_rotary: rotations also scale queries and keys (YaRN).
         window: keys that a query of a local layer sees at most (sliding window); 0 means all.
         global_every: with a window, every so many layers the last one sees everything; 0 means none does.
         causal: a token sees only those before it; false for encoders.
@@ -105,6 +106,7 @@ class Model:
     proj_bias: bool = False
     mlp_bias: bool = False
     max_positions: int = 0
+    scaled_rotary: bool = False
     window: int = 0
     global_every: int = 0
     causal: bool = True

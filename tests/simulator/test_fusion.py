@@ -149,6 +149,19 @@ def test_clamps_apart_read_and_write_both_halves_and_join_them() -> None:
     assert kept_bytes(apart, 0) - kept_bytes(fused, 0) == 2 * 2 * rows * inner
 
 
+def test_rotations_that_also_scale_are_not_one_kernel_in_megatron() -> None:
+    """Half negated, joined, two products, sum, joined: 12 passes; the host is charged as for one kernel."""
+    scaled = job("gpt-oss-20b", Layout(), "", framework="megatron")
+    plain = replace(scaled, model=replace(scaled.model, scaled_rotary=False))
+    apart, fused = (
+        {op.name: op for op in ops(layer_blocks(one, 0)[0], "forward")}["attention.rotary"]
+        for one in (scaled, plain)
+    )
+    features = 4096 * (64 + 8) * 64
+    assert (apart.bytes_moved, fused.bytes_moved) == (12 * 2 * features, 2 * 2 * features)
+    assert (apart.count, apart.n_launches) == (12, fused.n_launches)
+
+
 def test_fused_experts_do_between_their_products_what_kernels_did() -> None:
     """With MXFP8, and only with it: activation, clamps, biases and quantisation between products are gone."""
     settings: dict[str, Any] = {"framework": "nemo", "fp8": True, "recipe": "mxfp8"}

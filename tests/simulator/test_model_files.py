@@ -142,6 +142,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         "num_hidden_layers": 24,
         "num_local_experts": 32,
         "num_experts_per_tok": 4,
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0},
         "sliding_window": 128,
         "vocab_size": 201088,
     },
@@ -242,6 +243,7 @@ SAME_AS = {
     "gemma3_text": "gemma3-1b",
 }
 DEFAULTED = {
+    "rope_scaling",
     "attention_bias",
     "num_key_value_heads",
     "tie_word_embeddings",
