@@ -15,6 +15,7 @@ from typing import Any, Final
 from simulator.errors import LikeError, ModelError
 from simulator.models.hf import model_from_config
 from simulator.models.model import Model
+from simulator.recorded.experts import experts_of, is_of_experts
 
 HEAD_WIDTHS: Final = ("head_dim", "head_size", "attention_head_size", "d_head", "d_k", "dim_head")
 HEAD_COUNTS: Final = (
@@ -74,7 +75,7 @@ def recorded_model(description: Mapping[str, Any] | None, where: str) -> Model:
     structure = description.get("structure")
     if not isinstance(structure, Mapping) or not structure:
         raise LikeError(f"{where} names its model, {_name(description)}, but not its shape: give --model")
-    return _checked(_from_structure(description, structure, where), description, where)
+    return _from_structure(description, structure, where)
 
 
 def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any], where: str) -> Model:
@@ -86,25 +87,30 @@ def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any]
     numbers = sorted({layer for entry in layered.values() for layer in entry["layers"]})
     matrices = list(_matrices(layered))
     attention = [matrix for matrix in matrices if _ATTENTION.search(matrix.path)]
-    mlp = [matrix for matrix in matrices if matrix not in attention and hidden in matrix.sides]
-    if any("expert" in path for path in layered):
-        raise LikeError(f"the model of {where} has experts, whose routing no shape tells: give --model")
+    experts = experts_of(layered, hidden, where)
+    mlp = [
+        matrix
+        for matrix in matrices
+        if matrix not in attention
+        and hidden in matrix.sides
+        and not (experts is not None and is_of_experts(matrix.path))
+    ]
     known = int(description.get("head_dim") or 0)
     n_heads, n_kv_heads, head_dim = _heads(layered, attention, hidden, where, known)
     wide = [matrix.other_side(hidden) for matrix in mlp]
-    if not wide:
+    if not wide and experts is None:
         raise LikeError(f"the layers of {where} have no MLP of width {hidden}: give --model")
     norms = [entry for path, entry in structure.items() if _is_norm(path, entry)]
     per_layer = sum(1 for path, entry in layered.items() if _is_norm(path, entry))
-    return Model(
+    routed: dict[str, Any] = {"gated": len(wide) >= 3} if experts is None else dict(experts.settings)
+    model = Model(
         name=_name(description),
         n_layers=len(numbers),
         hidden=hidden,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        ffn_hidden=max(wide),
-        gated=len(wide) >= 3,  # gate, up and down
+        ffn_hidden=max(wide, default=routed.get("moe_ffn_hidden", 0)),
         vocab=vocab,
         norm="rmsnorm" if any("rms" in entry["kind"].lower() for entry in norms) else "layernorm",
         norm_bias=any("bias" in entry.get("shapes", {}) for entry in norms),
@@ -114,12 +120,15 @@ def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any]
         mlp_bias=any(matrix.bias for matrix in mlp),
         max_positions=sum(rows for rows, width in embeddings[1:] if width == hidden),
         source=f"parameters of {where}",
+        **routed,  # gated: there are gate, up and down
     )
+    return _checked(model, description, where, 0 if experts is None else experts.absent_params)
 
 
-def _checked(model: Model, description: Mapping[str, Any], where: str) -> Model:
-    """Return *model*, its head tied if only that makes up the parameters that were counted."""
+def _checked(model: Model, description: Mapping[str, Any], where: str, absent: int) -> Model:
+    """Return *model*, its head tied if only that makes up what was counted, and the *absent* experts."""
     counted = int(description.get("n_params") or 0)
+    counted += absent if counted else 0
     tied = replace(model, tied_embeddings=True)
     best = min((model, tied), key=lambda one: abs(one.n_params - counted))
     if counted and abs(best.n_params - counted) > _TOLERANCE * counted:
