@@ -118,12 +118,12 @@ def _version() -> str:
 
 
 def _promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Any:
-    """Return what a device promises of measured kernels; the tracer that measured them knows no devices."""
+    """Return what a device promises for measured kernels; the tracer, which measures, knows no devices."""
     return import_module("simulator.compute.promise").promise(against, kernels)
 
 
 def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return what a machine promises of measured collectives."""
+    """Return what a machine promises for collectives that were measured."""
     return import_module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
 
 
