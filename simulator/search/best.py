@@ -2,10 +2,11 @@
 
 Every candidate has a time that its step cannot be below. Candidates wait in a heap, ordered by the best that
 is known of each: first that of all that differ in their schedule only; then the work of its fullest rank and
-its optimizer; then its pipeline, run exactly; at last the whole step. Whoever comes out of the heap with the
-time of its step is at least as good as everything that is still inside, for all their bounds are higher. So
-the order is that of simulating all of them, and `tests/simulator/test_search.py` holds it to that. Those that
-cannot fit are dropped when they come out, by bounds on their memory that are never above it.
+its optimizer; then that work with what it gathers; then its pipeline, run exactly; at last the whole step.
+Whoever comes out of the heap with the time of its step is at least as good as everything that is still
+inside, for all their bounds are higher. So the order is that of simulating all of them, and
+`tests/simulator/test_search.py` holds it to that. Those that cannot fit are dropped when they come out, by
+bounds on their memory that are never above it.
 
 Parts of a space can be searched apart, by any number of processes (``simulator.search.parts``): the best of
 all are among the best of each.
@@ -48,8 +49,9 @@ class Stage(IntEnum):
     FAMILY = 0
     FLOOR = 1
     UPDATE = 2
-    PIPELINE = 3
-    STEP = 4
+    ACTIONS = 3
+    PIPELINE = 4
+    STEP = 5
 
 
 def cheapest(
@@ -95,7 +97,7 @@ def fastest(
     Raises:
         EngineError: numba is not installed.
     """
-    search = _Search(weight)
+    search = Search(weight)
     for family in families:
         search.add(family)
     while search.goes_on(n_best, cutoff):
@@ -107,10 +109,19 @@ def fastest(
     return best_of(search.best, n_best), search.counts()
 
 
-class _Search:
-    """The heap, and what has come out of it."""
+class Search:
+    """The heap, and what has come out of it.
 
-    def __init__(self, weight: Callable[[Job], float]) -> None:
+    Args:
+        weight: what a nanosecond of a job costs.
+
+    Attributes:
+        best: what has come out, best first.
+        limit_bytes: memory that candidates may need from now on, if it is less than a device has.
+    """
+
+    def __init__(self, weight: Callable[[Job], float] = lambda _: 1.0) -> None:
+        self.limit_bytes: float = math.inf
         self.best: list[Timed] = []
         self.n_candidates = self.n_run = self.n_simulated = self.n_too_large = 0
         self.smallest: tuple[Job, int] | None = None
@@ -141,7 +152,7 @@ class _Search:
         self.n_candidates += len(family.pipelines)
         self._push(Stage.FAMILY, family, least_ns)
 
-    def goes_on(self, n_best: int, cutoff: float) -> bool:
+    def goes_on(self, n_best: int, cutoff: float = math.inf) -> bool:
         """Whether any candidate is left that may be among the best, or equal to the last of them."""
         if not self._heap or self._heap[0][0] > cutoff:
             return False
@@ -152,6 +163,8 @@ class _Search:
         cost, negative_stage, _, one = heapq.heappop(self._heap)
         if isinstance(one, Family):
             self._expand(one)
+        elif self.limit_bytes < math.inf and not self._fits(one, self._known_bytes(one, -negative_stage)):
+            self._programs.pop(one, None)
         elif -negative_stage == Stage.STEP:
             self.best.append(Timed(job=one, cost=cost, program=self._programs.pop(one, None)))
         else:
@@ -169,6 +182,7 @@ class _Search:
         look = {
             Stage.FLOOR: self._floor_ns,
             Stage.UPDATE: self._update_ns,
+            Stage.ACTIONS: self._actions_ns,
             Stage.PIPELINE: self._pipeline_ns,
             Stage.STEP: self._step_ns,
         }
@@ -177,6 +191,12 @@ class _Search:
                 self._push(stage, job, least_ns)
         except SimulationError:  # its schedule does not allow it
             self.n_candidates -= stage is Stage.FLOOR
+
+    def _known_bytes(self, job: Job, stage: int) -> int:
+        """Return the memory that *job* needs at least; all of it where its step has been run."""
+        if stage == Stage.STEP:
+            return max(rank.peak_bytes for rank in rank_memories(job))
+        return self._memory.least_bytes(job)
 
     def _floor_ns(self, job: Job) -> int:
         times = self._pipeline(job)
@@ -188,12 +208,15 @@ class _Search:
             return None
         return self._floor_ns(job) + self._pipeline(job).update_ns(job)
 
+    def _actions_ns(self, job: Job) -> int:
+        return self._pipeline(job).actions_floor_ns(job)
+
     def _pipeline_ns(self, job: Job) -> int:
         self.n_run += 1
         return self._pipeline(job).step_floor_ns(job)
 
     def _fits(self, job: Job, peak_bytes: int, n_jobs: int = 1) -> bool:
-        if peak_bytes <= job.cluster.device.memory_bytes:
+        if peak_bytes <= min(job.cluster.device.memory_bytes, self.limit_bytes):
             return True
         self.n_too_large += n_jobs
         if self.smallest is None or (peak_bytes, order_of(job)) < (

@@ -6,6 +6,8 @@ nothing. So a schedule shows as its authors draw it.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -19,6 +21,9 @@ BACKWARD: Final = 2
 
 MOST_PER_STAGE: Final = 32
 """Micro-batches per stage up to which the number that passes an efficiency is looked for."""
+
+GUESSES: Final = 6
+"""Times that it is looked for where it should be, before halving."""
 
 _PARTS: Final = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD // 2, "W": BACKWARD // 2}
 
@@ -88,7 +93,8 @@ def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: in
 def passes(schedule: str, n_stages: int, efficiency: float, virtual_stages: int | None = None) -> int | None:
     """Return the fewest micro-batches that reach *efficiency*; None if ``MOST_PER_STAGE`` are too few.
 
-    Efficiency grows with micro-batches where the schedule allows them, so the answer is found by halving.
+    Efficiency grows with micro-batches where the schedule allows them. What idles hardly does, so that one
+    answer says about where to ask next; if that does not find it soon, halving does.
 
     Raises:
         ScheduleError: there is no such schedule.
@@ -97,20 +103,18 @@ def passes(schedule: str, n_stages: int, efficiency: float, virtual_stages: int 
         raise ScheduleError(f"unknown schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
     fits = SCHEDULES[schedule].fits
     allowed = [m for m in range(1, MOST_PER_STAGE * n_stages + 1) if fits(n_stages, m)]
-
-    def enough(at: int) -> bool:
-        return bubble(schedule, n_stages, allowed[at], virtual_stages).efficiency >= efficiency
-
-    low, high = 0, 1
-    while high < len(allowed) and not enough(high - 1):
-        low, high = high, 2 * high
-    high = min(high, len(allowed)) - 1
-    if high < 0 or not enough(high):
-        return None
+    overhead = 1 / efficiency - 1 if efficiency else math.inf
+    low, high = 0, len(allowed)
+    at, asked = bisect_left(allowed, 2 * n_stages), 0
     while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return allowed[low]
+        at = min(max(at, low), high - 1)
+        found = bubble(schedule, n_stages, allowed[at], virtual_stages)
+        low, high = (low, at) if found.efficiency >= efficiency else (at + 1, high)
+        asked += 1
+        idle = found.overhead * allowed[at]
+        at = bisect_left(allowed, idle / overhead if overhead else math.inf, key=float)
+        at = at if asked < GUESSES else (low + high) // 2
+    return allowed[low] if low < len(allowed) else None
 
 
 def _makespan(orders: Sequence[Sequence[Action]], n_stages: int) -> int:

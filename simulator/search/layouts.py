@@ -72,23 +72,42 @@ class PipelineTimes:
         Raises:
             SimulationError: the job cannot run, or numba is not installed.
         """
-        n_stages = _n_stages(job)
+        actions = self._actions_ns(job)
+        return max(self._run_ns(job, actions), self.replicas_ns(job)) + self.update_ns(job)
+
+    def actions_floor_ns(self, job: Job) -> int:
+        """Return a time that a step of *job* is never below, without running the schedule.
+
+        It is that of ``floor_ns`` and ``update_ns``, where actions take as long as with their own gathering.
+
+        Raises:
+            SimulationError: the job cannot run.
+        """
+        actions = None if job_pairs(job) else self._actions_ns(job)  # pairs share what they gather
+        return max(self.floor_ns(job, actions), self.replicas_ns(job)) + self.update_ns(job)
+
+    def _actions_ns(self, job: Job) -> Int64Array:
+        """Return what actions take at least: under full sharding with what they gather, on idle streams."""
         shards = job.sharding in FULLY_SHARDED and job.layout.dp * job.layout.cp > 1
         times = self.units.sharded_action_ns if shards and not job.cluster.others else self.units.action_ns
-        return max(self._run_ns(job, times(job, n_stages)), self.replicas_ns(job)) + self.update_ns(job)
+        return times(job, _n_stages(job))
 
-    def floor_ns(self, job: Job) -> int:
+    def floor_ns(self, job: Job, actions: Int64Array | None = None) -> int:
         """Return a time that ``pipeline_ns`` is never below, without running the schedule.
 
         A rank works on its micro-batches one after the other. Before, one forward has come all the way to its
         first stage; after, where no weight gradients are left to fill the time, one backward has all the way
         to go from there.
 
+        Args:
+            job: what to run.
+            actions: what each kind of action takes in each stage; by default without data parallelism.
+
         Raises:
             SimulationError: the job cannot run.
         """
         held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
-        times = self.units.action_ns(job, 1 + int(held.max()))
+        times = self.units.action_ns(job, 1 + int(held.max())) if actions is None else actions
         forward, back = times[FORWARD], times[BACKWARD]
         # Where weight gradients can wait, no backward is left to come all the way after the last one.
         around = forward if is_split else forward + back

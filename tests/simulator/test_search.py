@@ -83,6 +83,7 @@ def check_bounds(some: Space) -> None:
         for job in family.jobs():
             step_ns = simulate(job, engine="compiled").summary["step_time_s"] * 1e9
             floor_ns, last_ns = times.floor_ns(job), times.step_floor_ns(job)
+            assert floor_ns <= times.actions_floor_ns(job) <= last_ns
             assert 0 < floor_ns <= times.pipeline_ns(job) <= last_ns <= step_ns + 1
             assert whole_ns <= max(floor_ns, times.replicas_ns(job))
             close.append(last_ns / step_ns)

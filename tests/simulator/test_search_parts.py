@@ -20,7 +20,7 @@ from simulator.memory.ranks import rank_memories
 from simulator.models.sources import load_model
 from simulator.schedules import SCHEDULES, in_flight, plan
 from simulator.search.best import cheapest
-from simulator.search.bubbles import bubble, passes
+from simulator.search.bubbles import MOST_PER_STAGE, bubble, passes
 from simulator.search.executors import Executor, Here, Local, open_executor
 from simulator.search.least_memory import LeastMemory, short_microbatches
 from simulator.search.parts import Part, cut, search_parts
@@ -171,6 +171,15 @@ def test_an_efficiency_is_passed_from_where_the_closed_form_says() -> None:
     assert passes("1f1b", 8, 0.9) == 9 * 7  # m / (m + p - 1) = 0.9
     assert passes("1f1b", 8, 0.999) is None
     assert bubble("zb-h1", 8, 32).fraction < bubble("1f1b", 8, 32).fraction
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"])
+def test_an_efficiency_is_passed_where_looking_at_all_sizes_finds_it(schedule: str) -> None:
+    sizes = [m for m in range(1, MOST_PER_STAGE * 2 + 1) if SCHEDULES[schedule].fits(2, m)]
+    reached = [bubble(schedule, 2, m).efficiency for m in sizes]
+    for efficiency in (0.0, 0.3, 0.75, 0.95, 0.98, 1.0):
+        enough = [m for m, found in zip(sizes, reached, strict=True) if found >= efficiency]
+        assert passes(schedule, 2, efficiency) == (enough[0] if enough else None)
 
 
 def test_the_verb_says_where_the_efficiency_is_passed() -> None:

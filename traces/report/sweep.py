@@ -29,10 +29,13 @@ FIGURES: Final[Mapping[str, tuple[str, str]]] = {
 """Figures that the page can draw upwards, as people say them, and which end is better."""
 
 SETTINGS: Final = (
-    "cluster", "gpus", "tp", "pp", "dp", "cp", "ep", "schedule", "virtual_stages", "micro_batch", "sharding",
-    "recompute", "precision",
+    "cluster", "gpus", "tp", "pp", "dp", "cp", "ep", "etp", "schedule", "virtual_stages", "micro_batch",
+    "sharding", "recompute", "offload", "precision",
 )  # fmt: skip
 """Settings that tell layouts apart, in the order of the table."""
+
+MARKS: Final = ("rank", "tied")
+"""What whoever found the layouts says of them: their place, and what they cannot be told apart from."""
 
 MOST_ROWS: Final = 20_000
 """Layouts that one page holds: 4 MB."""
@@ -48,7 +51,7 @@ def sweep_html(rows: Sequence[Mapping[str, Any]], *, title: str, notes: Sequence
     Args:
         rows: one per layout, the best first. Each has ``tokens_per_s_per_gpu`` and ``peak_memory_bytes``, and
             where known ``memory_limit_bytes``, ``fits``, ``name``, the other ``FIGURES`` and any of
-            ``SETTINGS``; anything else is left out.
+            ``SETTINGS`` and ``MARKS``; anything else is left out.
         title: title of the page, plain text.
         notes: sentences below the title: how many layouts were looked at, why the second one loses.
 
@@ -67,6 +70,7 @@ def sweep_html(rows: Sequence[Mapping[str, Any]], *, title: str, notes: Sequence
         "notes": list(notes),
         "same": {name: value for name, value in same.items() if value is not None},
         "settings": [name for name, values in told.items() if len(values) > 1],
+        "marks": [name for name in MARKS if any(one[name] is not None for one in layouts)],
         "figures": [
             {"key": key, "label": label, "better": better}
             for key, (label, better) in FIGURES.items()
@@ -102,7 +106,7 @@ def _layout(row: Mapping[str, Any]) -> dict[str, Any]:
     limit = found["memory_limit_bytes"]
     fits = row.get("fits")
     found["fits"] = fits if isinstance(fits, bool) else limit is None or found["peak_memory_bytes"] <= limit
-    for name in SETTINGS:
+    for name in (*SETTINGS, *MARKS):
         value = row.get(name)
         found[name] = value if isinstance(value, int | str) and not isinstance(value, bool) else None
     return found

@@ -4,7 +4,7 @@ const FONT = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif';
 const FRAME = { height: 440, left: 84, right: 26, top: 22, bottom: 46 };
 const SHOWN_LINES = 100;
 const WORDS = {
-  cluster: 'machine', gpus: 'GPUs', tp: 'TP', pp: 'PP', dp: 'DP', cp: 'CP', ep: 'EP', virtual_stages: 'virtual stages', micro_batch: 'micro-batch',
+  cluster: 'machine', gpus: 'GPUs', tp: 'TP', pp: 'PP', dp: 'DP', cp: 'CP', ep: 'EP', etp: 'expert TP', virtual_stages: 'virtual stages', micro_batch: 'micro-batch',
 };
 const NUMBERS = { peak_memory_bytes: 'peak memory', step_time_s: 'step time', tokens_per_s_per_gpu: 'tokens/s per GPU', mfu: 'MFU', usd_per_1b_tokens: 'USD / 10⁹ tokens' };
 const SAID = {
@@ -69,7 +69,7 @@ function showTip(one, x, y) {
   const tip = $('#tip');
   tip.style.display = one ? 'block' : 'none';
   if (!one) return;
-  const lines = [...SWEEP.settings.map(name => [word(name), one[name] ?? '–']), ...Object.keys(NUMBERS).filter(key => one[key] !== null).map(key => [NUMBERS[key], SAID[key](one[key])])];
+  const lines = [...[...SWEEP.marks, ...SWEEP.settings].map(name => [word(name), one[name] ?? '–']), ...Object.keys(NUMBERS).filter(key => one[key] !== null).map(key => [NUMBERS[key], SAID[key](one[key])])];
   tip.replaceChildren(element('b', {}, one.fits ? 'Fits' : 'Does not fit'),
     element('table', {}, ...lines.map(([what, value]) => element('tr', {}, element('td', {}, what), element('td', {}, String(value))))));
   tip.style.left = Math.max(4, Math.min(window.innerWidth - tip.offsetWidth - 8, x + 14)) + 'px';
@@ -106,7 +106,7 @@ function fillKey() {
 /** Fill the table, sorted; a line is marked with its point. */
 function fillTable() {
   const keys = Object.keys(NUMBERS).filter(key => SWEEP.layouts.some(one => one[key] !== null));
-  const columns = [...SWEEP.settings, ...keys];
+  const columns = [...SWEEP.marks, ...SWEEP.settings, ...keys];
   const heads = columns.map(key => element('th', { 'aria-sort': key === sweep.sort ? 'descending' : null },
     element('button', { type: 'button', onclick: () => { sweep.sort = key; fillTable(); } }, NUMBERS[key] || word(key), key === sweep.sort ? ' ▾' : '')));
   const sorted = shown().sort((a, b) => b.fits - a.fits || inOrder(a, b));
@@ -126,7 +126,7 @@ function inOrder(a, b) {
 
 function lineOf(one, keys) {
   return element('tr', { class: one === sweep.marked ? 'marked' : null, onclick: () => mark(one), onmouseenter: () => { sweep.hover = one; drawPoints(); } },
-    ...SWEEP.settings.map((name, i) => element(i ? 'td' : 'th', i ? {} : { scope: 'row' }, String(one[name] ?? '–'))),
+    ...[...SWEEP.marks, ...SWEEP.settings].map((name, i) => element(i ? 'td' : 'th', i ? {} : { scope: 'row' }, String(one[name] ?? '–'))),
     ...keys.map(key => element('td', {}, one[key] === null ? '–' : SAID[key](one[key]))),
     element('td', { class: one.fits ? null : 'misfit' }, one.fits ? 'yes' : 'no'));
 }
