@@ -59,12 +59,13 @@ def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None]
     for name in (
         "schedule",
         "micro-batches",
-        "bubble_fraction",
-        "bubble_overhead",
+        "bubble fraction",
+        "bubble overhead",
         "efficiency",
         "in flight",
     ):
-        table.add_column(name, justify="left" if name == "schedule" else "right")
+        wraps = name.startswith("bubble")
+        table.add_column(name, justify="left" if name == "schedule" else "right", no_wrap=not wraps)
     for row in rows:
         times = f" ×{row.virtual_stages}" if row.virtual_stages > 1 else ""
         shares = (f"{100 * share:.1f} %" for share in (row.fraction, row.overhead, row.efficiency))

@@ -121,6 +121,8 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     from simulator.configs.write import written
     from simulator.price import usd_per_gpu_hour
     from simulator.search.describe import counts_of, described, waterfall
+    from simulator.search.front import front
+    from simulator.search.page import write_page
     from simulator.search.ties import difference, mark_tied
     from simulator.search.what_if import answers
     from traces.writer import write_atomically
@@ -140,6 +142,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
                 lambda others: search_all(others, 1),
                 lambda one: described(one, prices, flags["tokens"]),
             )
+        fronts = [front(space.families()) for space in spaces] if flags["report"] else []
     layouts = [described(one, prices, flags["tokens"]) for one in found.best]
     mark_tied(layouts, flags["by"])
     made = [written(found.best[0].job, target) for target in flags["targets"]]
@@ -152,6 +155,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
         "why_not_the_second": waterfall(layouts[0], layouts[min(2, len(layouts)) - 1]),
         "why_not": {"layout": at, "parts": waterfall(layouts[0], layouts[at - 1])},
         "what_if": what_if,
+        "front": [described(one, prices, flags["tokens"]) for found in fronts for one in found],
         "written": {one.target: one.describe() for one in made},
         "file": flags["output"],
         "report": flags["report"],
@@ -159,7 +163,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     if flags["output"]:
         write_atomically(Path(flags["output"]), write_config(job_settings(found.best[0].job)))
     if flags["report"]:
-        _write_page(flags["report"], said, spaces)
+        write_page(flags["report"], said, spaces)
     if as_json:
         click.echo(json.dumps(said))
         return
@@ -253,15 +257,6 @@ def _weights(flags: Mapping[str, Any], prices: Mapping[tuple[str, int], float | 
         if price is None:
             raise ConfigError(f"dollars need a price: {name} has none, give --price '2.5 USD/h'")
     return {key: (price or 0.0) * key[1] for key, price in prices.items()}
-
-
-def _write_page(path: str, said: Mapping[str, Any], spaces: Sequence[Any]) -> None:
-    """Write the page of all layouts that are listed."""
-    from traces.report.sweep import write_sweep
-
-    machines = ", ".join(f"{space.cluster.n_gpus} × {space.cluster.name}" for space in spaces)
-    notes = [f"{said['n_candidates']:,} layouts considered, {said['n_simulated']} of them simulated whole"]
-    write_sweep(path, said["layouts"], title=f"{spaces[0].model.name} on {machines}", notes=notes)
 
 
 def _spaces(flags: Mapping[str, Any]) -> list[Space]:

@@ -48,7 +48,7 @@ def _notes(said: Mapping[str, Any]) -> list[str]:
     layouts = said["layouts"]
     notes = [
         f"{said['n_candidates']:,} layouts were considered, {said['n_simulated']:,} of them simulated whole.",
-        f"On this page: the {len(layouts)} best, and the front of all: the fastest with less and less memory.",
+        f"On this page: the {len(layouts)} best, and the front of all: the fastest with ever less memory.",
     ]
     if any(one["tied"] for one in layouts[1:]):
         notes.append(f"Tied with the best: {difference().words}.")
