@@ -13,7 +13,7 @@ from math import ceil, log2
 from typing import Final
 
 from simulator.network.collectives import bus_factor, ring_steps
-from simulator.network.nccl import NVLS_INTRA_S, PROTOCOLS, Choice, Protocol
+from simulator.network.nccl import IN_ALL, NVLS_INTRA_S, PROTOCOLS, Choice, Protocol
 
 Parts = tuple[float, float]
 """Latency and wire time, in seconds."""
@@ -73,7 +73,9 @@ def _algorithms(choice: Choice, kind: str) -> tuple[str, ...]:
 
 def _protocols(choice: Choice, algorithm: str) -> Sequence[str]:
     """Return the protocols of *algorithm*; those of textbooks move whole chunks."""
-    return choice.protocols if algorithm in ("ring", "tree") else ("simple",)
+    return (
+        choice.protocols if algorithm in IN_ALL else [name for name in choice.protocols if name == "simple"]
+    )
 
 
 def _cost(algorithm: str, kind: str, n: int, protocol: Protocol) -> Parts:

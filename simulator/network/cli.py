@@ -158,10 +158,11 @@ def _show(found: dict[str, Any]) -> None:
     from topologies.units import format_bandwidth, format_bytes, format_time
 
     size = f" of {format_bytes(found['size_bytes'])}" if found["size_bytes"] else ""
+    nodes = "1 node" if found["n_nodes"] == 1 else f"{found['n_nodes']} nodes"
+    rate = f", bus bandwidth {format_bandwidth(found['busbw_bytes_per_s'])}" if size else ""
     click.echo(
-        f"{found['kind']}{size} among {found['n_ranks']} ranks in {found['n_nodes']} node(s) of "
-        f"{found['cluster']}: {format_time(found['time_s'])} by {found['algorithm']}, bus bandwidth "
-        f"{format_bandwidth(found['busbw_bytes_per_s'])}"
+        f"{found['kind']}{size} among {found['n_ranks']} ranks in {nodes} of {found['cluster']}: "
+        f"{format_time(found['time_s'])} by {found['algorithm']}{rate}"
     )
     if not found["ways"]:
         return

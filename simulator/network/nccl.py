@@ -108,6 +108,10 @@ PAT_NET: Final = 1 / 3.5
 PAT_SHARE: Final = 0.75
 """PAT: base, what each rank adds, part of a hop that each doubling costs, share of the bandwidth."""
 
+IN_ALL: Final = ("ring", "tree")
+"""Algorithms that work in every protocol; all others pass on whole chunks, in Simple alone
+(``ncclTopoTuneModel`` leaves them no bandwidth in LL and LL128)."""
+
 STAGED_BYTES_PER_S: Final = 6.4e9
 STAGED_PACE: Final = 0.2
 """What a NIC that cannot reach the memory of GPUs carries each way while it sends and receives, times
@@ -179,7 +183,13 @@ def choice(algorithm: str = "", protocol: str = "") -> Choice:
 
 def _choice(algorithm: str, protocol: str) -> Choice:
     algorithms = _selected(algorithm, ALGORITHMS, (*ALGORITHMS, *TEXTBOOK), "algorithm")
-    return Choice(algorithms, _selected(protocol, PROTOCOLS, PROTOCOLS, "protocol"), bool(algorithm.strip()))
+    protocols = _selected(protocol, PROTOCOLS, PROTOCOLS, "protocol")
+    if "simple" not in protocols and not set(IN_ALL) & set(algorithms):
+        raise SimulationError(
+            f"algorithm {', '.join(algorithms)} with protocol {', '.join(protocols)}: only "
+            f"{' and '.join(IN_ALL)} work in it, others in simple"
+        )
+    return Choice(algorithms, protocols, bool(algorithm.strip()))
 
 
 def _lists(setting: str) -> dict[str, str]:

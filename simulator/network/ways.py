@@ -58,7 +58,7 @@ class Between:
             for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
                 if taken is None or (algorithm, name) == taken:
                     yield way_of(*way, f"{algorithm}/{name}")
-        for algorithm, way in self._in_simple(kind, size_bytes, shape):
+        for algorithm, way in self._in_simple(kind, size_bytes, shape) if "simple" in names else ():
             yield way_of(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
 
     def _protocols(self, shape: GroupShape, kind: str, size_bytes: float) -> list[str]:

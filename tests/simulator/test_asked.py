@@ -30,9 +30,8 @@ def took(net: Network, kind: str, size_bytes: int, n: int = 8) -> tuple[str, int
     kind=sampled_from(KINDS),
     size=integers(1, 2**33),
     n=integers(2, 8),
-    words=tuples(
-        sampled_from(("", "ring", "tree", "halving_doubling", "direct")), sampled_from(("", *PROTOCOLS))
-    ),
+    words=tuples(sampled_from(("", "ring", "tree")), sampled_from(("", *PROTOCOLS)))
+    | tuples(sampled_from(("halving_doubling", "direct")), sampled_from(("", "simple"))),
 )
 def test_whoever_asks_for_a_way_is_no_faster_than_nccl(
     name: str, kind: str, size: int, n: int, words: tuple[str, str]

@@ -120,7 +120,7 @@ def printed(*arguments: str) -> str:
 
 def test_the_verb_prices_a_collective_and_shows_every_way() -> None:
     text = printed("dgx-h100", "all_reduce", "1 GiB", "--gpus", "64")
-    assert "among 64 ranks in 8 node(s) of dgx-h100" in text
+    assert "among 64 ranks in 8 nodes of dgx-h100" in text
     assert text.count("(taken)") == 1
     for way in ("ring/simple", "tree/ll128", "nvls_tree/simple"):
         assert way in text

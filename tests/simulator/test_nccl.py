@@ -69,6 +69,8 @@ def test_a_collective_may_have_a_setting_of_its_own() -> None:
         ("rnig", "", "algorithm 'rnig': one of ring, tree"),
         ("", "LL256", "protocol 'll256': one of ll, ll128, simple"),
         ("", "^ll,ll128,simple", "leaves nothing of ll, ll128, simple"),
+        ("nvls_tree", "LL", "nvls_tree with protocol ll: only ring and tree work in it"),
+        ("allreduce:direct", "^simple", "direct with protocol ll, ll128: only ring and tree"),
     ],
 )
 def test_a_setting_that_nccl_would_not_know_is_refused(algorithm: str, protocol: str, says: str) -> None:
@@ -106,6 +108,18 @@ def test_a_protocol_that_the_network_does_not_bear_is_refused_by_name() -> None:
     net = Network(load_cluster("aws-p4de", 16), choice=choice("", "LL128"))
     with pytest.raises(SimulationError, match="protocol ll128: link efa-p4 bears only simple"):
         net.collective("all_reduce", 1024, range(16))
+
+
+@pytest.mark.parametrize("protocol", ["ll", "ll128", "ll,ll128"])
+@pytest.mark.parametrize("algorithm", ["", "tree,nvls_tree", "ring,nvls,direct"])
+@pytest.mark.parametrize("n_gpus", [8, 64])
+def test_a_protocol_asked_for_is_the_one_that_is_taken(algorithm: str, protocol: str, n_gpus: int) -> None:
+    """An all-reduce by switches works in Simple alone, and once came back where only LL was left."""
+    net = Network(load_cluster("dgx-h100", n_gpus), choice=choice(algorithm, protocol))
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+        names = {way.name.rpartition("/")[2] for way in net.ways(kind, 2**26, range(n_gpus))}
+        assert names
+        assert names <= set(protocol.split(","))
 
 
 @given(size=integers(1, 2**36), algorithm=sampled_from(WAYS), n_nodes=integers(2, 8))
