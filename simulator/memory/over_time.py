@@ -22,8 +22,12 @@ RECOMPUTES: Final = ("recompute", "backward", "backward_input")
 
 
 class _Windows(NamedTuple):
-    """First start and last end of the compute of each micro-batch; shape ``(n_windows,)``."""
+    """First start and last end of the compute of each micro-batch; shape ``(n_windows,)``.
 
+    ``key`` is one number per rank, step, stage and micro-batch of a timeline, in their order.
+    """
+
+    key: Int64Array
     rank: Int64Array
     step: Int64Array
     stage: Int64Array
@@ -56,7 +60,8 @@ def memory_over_time(spans: pa.Table, memories: Mapping[int, RankMemory]) -> pa.
         spans: a simulated timeline.
         memories: by stored rank, what it needs.
     """
-    forward, recompute, returned = (_windows(spans, kinds) for kinds in (("forward",), RECOMPUTES, RETURNS))
+    forward, recompute = (_windows(spans, kinds) for kinds in (("forward",), RECOMPUTES))
+    returned = _returned(spans)
     parts = []
     for rank, memory in sorted(memories.items()):
         changes = _changes(memory, forward.of(rank), recompute.of(rank), returned.of(rank))
@@ -67,6 +72,20 @@ def memory_over_time(spans: pa.Table, memories: Mapping[int, RankMemory]) -> pa.
     return pa.concat_tables(parts).unify_dictionaries() if parts else MEMORY.empty_table()
 
 
+def _returned(spans: pa.Table) -> _Windows:
+    """Return the windows of the halves of backward after which nothing of a micro-batch is kept.
+
+    That is the half for the weights, or the other one where a stage has no weights that are trained.
+    """
+    last, either = (_windows(spans, kinds) for kinds in (RETURNS, (*RETURNS, "backward_input")))
+    if len(last.rank) == len(either.rank):
+        return last
+    has_last = np.isin(either.key, last.key)
+    for of_either, of_last in ((either.start_ns, last.start_ns), (either.end_ns, last.end_ns)):
+        of_either[has_last] = of_last
+    return either
+
+
 def _windows(spans: pa.Table, kinds: Iterable[str]) -> _Windows:
     """Return the windows of every micro-batch on every rank and stage, over spans of *kinds*."""
     wanted = pc.and_(
@@ -75,17 +94,18 @@ def _windows(spans: pa.Table, kinds: Iterable[str]) -> _Windows:
     chosen = spans.filter(wanted)
     names = ("rank", "step", "stage", "microbatch")
     columns = [chosen[name].to_numpy().astype(np.int64) for name in names]
+    sizes = [int((pc.max(spans[name]).as_py() or 0) + 2) for name in names]  # -1 is unknown
     start_ns = chosen["start_ns"].to_numpy()
     end_ns = start_ns + chosen["duration_ns"].to_numpy()
-    key = np.zeros(len(start_ns), np.int64)  # one number per window, in the order of the columns
-    for column in columns:
-        key = key * (int(column.max(initial=0)) + 2) + column + 1  # -1 is unknown
-    _, one, member = np.unique(key, return_index=True, return_inverse=True)
+    key = np.zeros(len(start_ns), np.int64)
+    for column, size in zip(columns, sizes, strict=True):
+        key = key * size + column + 1
+    keys, one, member = np.unique(key, return_index=True, return_inverse=True)
     first, last = np.full(len(one), np.iinfo(np.int64).max), np.zeros(len(one), np.int64)
     np.minimum.at(first, member, start_ns)
     np.maximum.at(last, member, end_ns)
     rank, step, stage, _ = (column[one] for column in columns)
-    return _Windows(rank, step, stage, first, last)
+    return _Windows(keys, rank, step, stage, first, last)
 
 
 def _changes(
