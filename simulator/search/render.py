@@ -18,6 +18,9 @@ BAR: Final = 30
 WIDE: Final = 120
 """Letters from which a line holds intervals and all that a budget gives."""
 
+ROOMY: Final = 100
+"""Letters from which a line holds schedule and states beside the degrees."""
+
 _BUDGETS: Final = {"days": "days", "usd": "$ in all", "usd_per_1b_tokens": "$/1B"}
 """Figures of money and time, those of a number of tokens first: a narrow line has room for two."""
 
@@ -75,24 +78,29 @@ def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
-    """Return the layouts, each with its machine if *several* compete."""
-    wide = Console().width >= WIDE
+    """Return the layouts, each with its machine if *several* compete.
+
+    Where a line is too short for all of it, schedule and states stand below the degrees.
+    """
+    width = Console().width
+    wide, narrow = width >= WIDE, width < ROOMY
     extra = [name for name in _BUDGETS if any(one[name] is not None for one in layouts)]
     extra = extra[: None if wide else 2]
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("", justify="right")
-    for name in (*(["machine"] if several else []), "layout", "batch", "schedule", "data parallel"):
-        table.add_column(name, overflow="fold", min_width=9 if name == "data parallel" else None)
+    table.add_column("", justify="right", no_wrap=True)
+    words = ["layout", "batch", *([] if narrow else ["schedule", "data parallel"])]
+    for name in (*(["machine"] if several else []), *words):
+        table.add_column(name, overflow="fold", no_wrap=name in ("batch", "schedule"))
     for name in ("step", *(["likely"] if wide else []), "MFU", "memory", *(_BUDGETS[one] for one in extra)):
         table.add_column(name, justify="right", no_wrap=True)
     for number, one in enumerate(layouts, 1):
+        below = f"\n[dim]{f'{_schedule(one)}, {_states(one)}'.removeprefix('-, ')}[/dim]" if narrow else ""
         table.add_row(
             f"{'=' if one['tied'] and len(layouts) > 1 else ''}{number}",
             *([escape(f"{one['gpus']} {one['cluster']}")] if several else []),
-            _degrees(one),
+            _degrees(one) + below,
             f"{one['micro_batch']}×{one['n_microbatches']}",
-            _schedule(one),
-            _states(one),
+            *([] if narrow else [_schedule(one), _states(one)]),
             format_time(one["step_time_s"]),
             *([_likely(one["step_time_interval_s"])] if wide else []),
             f"{one['mfu']:.1%}",

@@ -188,6 +188,14 @@ def test_the_verb_prints_the_best_and_writes_it(tmp_path: Path) -> None:
     assert f"{said['n_candidates']:,} layouts considered" in shown
 
 
+def test_a_line_of_eighty_letters_holds_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = [*WORDS, "--pp", "2", "--schedule", "interleaved-1f1b", "--tokens", "10B"]
+    shown = CliRunner().invoke(main, words, catch_exceptions=False).output.splitlines()
+    assert shown[0].split() == ["layout", "batch", "step", "MFU", "memory", "days", "$", "in", "all"]
+    assert shown[2].split()[0] == "interleaved-1f1b"
+
+
 @pytest.mark.parametrize(
     ("words", "error", "what"),
     [
