@@ -37,7 +37,7 @@ def document(
         "name": simulation.info.name,
         **simulation.summary,
         "usd_per_gpu_hour": usd,
-        "usd_per_1b_tokens": None if usd is None else usd_per_1b_tokens(usd, rate),
+        "usd_per_1b_tokens": usd_per_1b_tokens(usd, rate) if usd is not None and rate else None,
         "warnings": list(simulation.info.warnings),
         "job": simulation.info.job,
         "run": output,
@@ -105,6 +105,8 @@ def _cost(simulation: Simulation, given: str | None) -> str:
         machine.get("name", "this machine"),
         usd_per_gpu_hour(given, machine.get("price_usd_per_gpu_hour")),
     )
+    if not simulation.summary["tokens_per_s_per_gpu"]:  # of a script whose input is not of tokens
+        return ""
     if usd is None:
         return "" if machine.get("cores") else unknown(name)
     cost = usd_per_1b_tokens(usd, simulation.summary["tokens_per_s_per_gpu"])
@@ -127,7 +129,9 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         "throughput": with_interval(
             per_gpu, f"{summary[per_gpu]:,.0f} tokens/s per GPU", lambda rate: f"{rate:,.0f}"
         )
-        + f", {summary['tokens_per_s']:,.0f} in all",
+        + f", {summary['tokens_per_s']:,.0f} in all"
+        if summary[per_gpu]
+        else f"{summary['rows_per_s_per_gpu']:,.0f} rows of the model's input/s per GPU",
         "MFU": with_interval("mfu", _percent(summary["mfu"]), _percent),
         "peak memory": with_interval(
             "peak_memory_bytes", format_bytes(summary["peak_memory_bytes"]), format_bytes
@@ -161,13 +165,15 @@ def _memory(summary: Mapping[str, Any]) -> Table:
     for name in ("stage", "layers", "in flight", "peak memory", "share"):
         table.add_column(name, justify="right")
     table.add_column("most of it")
+    names = [stage["stage"] for stage in stages]
     for stage in stages:
         if stage not in fullest:
             continue
+        of_rank = f", rank {stage['rank']}" if names.count(stage["stage"]) > 1 else ""
         items = sorted(stage["bytes"].items(), key=lambda item: -item[1])[:3]
         colour = "red" if stage["peak_bytes"] > limit else "default"
         table.add_row(
-            str(stage["stage"]),
+            f"{stage['stage']}{of_rank}",
             str(stage["layers"]),
             str(stage["in_flight"]),
             f"[{colour}]{format_bytes(stage['peak_bytes'])}[/]",

@@ -31,14 +31,15 @@ def figures(
     """Return the summary, in the keys of docs/simulation.md."""
     found = summarize(simulation.run)
     step_s, n_ranks, limit = found["step_time_s"], rehearsal.world_size, machine.device.memory_bytes
-    tokens_per_s = tokens_per_step(rehearsal) / step_s
+    rows, tokens = rows_and_tokens(rehearsal)
     flops = model_flops(rehearsal, tables)
-    stages = [stage_of(rehearsal, rank, machine) for rank in rehearsal.ranks]
+    stages = [stage_of(rehearsal, rank, machine, layers_of(tables[rank])) for rank in rehearsal.ranks]
     peak = max(stage["peak_bytes"] for stage in stages)
     return {
         "step_time_s": step_s,
-        "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_gpu": tokens_per_s / n_ranks,
+        "tokens_per_s": tokens / step_s,
+        "tokens_per_s_per_gpu": tokens / step_s / n_ranks,
+        "rows_per_s_per_gpu": rows / step_s / n_ranks,
         "mfu": flops / step_s / (n_ranks * machine.device.peak(precision)),
         "peak_memory_bytes": peak,
         "memory_limit_bytes": limit,
@@ -51,15 +52,20 @@ def figures(
     }
 
 
-def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster) -> dict[str, Any]:
-    """Return the memory of *rank*, what the device reserves for itself included."""
+def layers_of(tables: RankTables) -> int:
+    """Return the layers that a rank works on."""
+    return len({place["layer"] for place in tables.places.to_pylist() if place["layer"] >= 0})
+
+
+def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, n_layers: int = 0) -> dict[str, Any]:
+    """Return the memory of *rank*, which has *n_layers*; what the device reserves for itself is included."""
     memory = rehearsal.memory.get(str(rank), {})
     layout = rehearsal.layout
     items = {**memory.get("bytes", {}), "reserved": machine.device.reserved_bytes}
     return {
         "stage": layout.coord(rank).pp if layout else 0,
         "holds": memory.get("stages", []),
-        "layers": memory.get("layers", 0),
+        "layers": n_layers,
         "in_flight": memory.get("in_flight", 1),
         "peak_bytes": sum(items.values()),
         "bytes": items,
@@ -67,17 +73,19 @@ def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster) -> dict[str, Any
     }
 
 
-def tokens_per_step(rehearsal: Rehearsal) -> int:
-    """Return the tokens of a step over all ranks: those of the model's input, if that has two dimensions.
+def rows_and_tokens(rehearsal: Rehearsal) -> tuple[int, int]:
+    """Return the rows of the model's input and the tokens in them, of a step and over all ranks.
 
-    Ranks along ``dp`` and ``cp`` have a share each, others work on the same.
+    An input of rows and tokens has two dimensions, or three where it comes embedded; of any other, as of
+    pictures, tokens are none. Ranks along ``dp`` and ``cp`` have a share each, others work on the same.
     """
     shape = rehearsal.job.get("input_shape") or [0]
-    per_forward = int(np.prod(shape[:2])) if len(shape) > 1 else 0
+    n_tokens = int(shape[1]) if len(shape) in (2, 3) else 0
     forwards = rehearsal.job.get("n_microbatches") or rehearsal.job.get("forwards_per_step", 1)
     layout = rehearsal.layout
     shares = layout.dp * layout.cp if layout else rehearsal.world_size
-    return per_forward * int(forwards) * shares
+    rows = int(shape[0]) * int(forwards) * shares
+    return rows, rows * n_tokens
 
 
 def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float:

@@ -36,6 +36,9 @@ forward of a Llama layer has 17 of them (docs/compute.md) and launches 26 kernel
 SHOWN: Final = 5
 """Most unknown operators that a note lists."""
 
+SHOWN_TOLD: Final = 8
+"""Numbers told to the script that a warning names."""
+
 SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
@@ -102,7 +105,7 @@ def simulate_rehearsal(
         *_too_full(rehearsal, machine),
         *_missing(joiner),
         *rehearsal.notes,
-        *rehearsal.stated,
+        *_told(rehearsal.stated),
         *_unknown(tables, costs),
     ]
     simulation = Simulation(
@@ -138,6 +141,20 @@ def _rank_tasks(
         )
         found[rank] = (writer.tasks, writer.places)
     return found, bound
+
+
+def _told(stated: Sequence[str]) -> list[str]:
+    """Return one sentence about all numbers that the script was told, if there are any."""
+    if not stated:
+        return []
+    shown = [
+        told.replace(" reads a number: told", ":").replace(" (nothing is known of it)", "")
+        for told in stated[:SHOWN_TOLD]
+    ]
+    rest = f"; and {len(stated) - SHOWN_TOLD} more" if len(stated) > SHOWN_TOLD else ""
+    return [
+        f"the script read numbers that a rehearsal does not compute, and was told: {'; '.join(shown)}{rest}"
+    ]
 
 
 def _too_full(rehearsal: Rehearsal, machine: Cluster) -> list[str]:

@@ -1,6 +1,7 @@
 """From what ranks issue to a program: the order of CUDA streams, who meets whom, what it costs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from simulator.compute.timing import ComputeModel
 from simulator.errors import JobError
 from simulator.network.cost import Network
-from simulator.rehearsed.figures import model_flops, tokens_per_step
+from simulator.rehearsed.figures import model_flops, rows_and_tokens
 from simulator.rehearsed.rank import RankWriter
 from simulator.rehearsed.run import simulate_rehearsal
 from simulator.rehearsed.works import op_of, priced
@@ -292,7 +293,9 @@ def test_tokens_and_flops_are_those_of_all_ranks(tmp_path: Path) -> None:
     found = tables([("op", 0, 0, -1)])
     run(tmp_path, {0: found}, [DP])
     rehearsal = read_rehearsal(tmp_path)
-    assert tokens_per_step(rehearsal) == 2 * 4096
+    assert rows_and_tokens(rehearsal) == (2, 2 * 4096)
+    pictures = replace(rehearsal, job={**rehearsal.job, "input_shape": [32, 3, 224, 224]})
+    assert rows_and_tokens(pictures) == (64, 0)
     assert model_flops(rehearsal, {0: found}) == 2 * 2 * SIDE**3
 
 

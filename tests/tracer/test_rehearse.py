@@ -15,8 +15,9 @@ import foretrace
 from tracer.rehearse.calls import Call
 from tracer.rehearse.classes import Classes, differences
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.launchers import script_of
 from tracer.rehearse.memory import rounded
-from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, script_of, wanted_ranks
+from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 from tracer.rehearse.words import explain
 from tracer.rehearse.works import work_of
 from traces.layout import Group, Layout

@@ -106,7 +106,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     """
     began = time.process_time()
     _environment(spec)
-    from tracer.rehearse import devices, reducer, sharding, shims
+    from tracer.rehearse import devices, launchers, reducer, sharding, shims
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
     from tracer.rehearse.watch import Watcher
@@ -130,6 +130,8 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     devices.install(Streams(session.tape), lambda: (session.memory.total, session.memory.peak))
     kept = shims.install(session)
     session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
+    if spec["accelerate"] is not None:
+        launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
     watcher = Watcher(session)
     _run(spec, session, (fake_mode, watcher.mode(), devices.device_mode()))
     del kept

@@ -114,7 +114,8 @@ class Communications:
             for output in outputs:
                 self._under_way[_storage_key(output)] = number
             factor = self._factor(self._reduction, len(group.ranks))
-            self._session.stated.exchange(operator.kind, tensor, outputs, factor)
+            source = next((t for t in tensors_in(args[:2]) if all(t is not out for out in outputs)), tensor)
+            self._session.stated.exchange(operator.kind, source, outputs, factor)
             if operator.kind == "all_gather":
                 self._gathered(outputs)
             if operator.kind == "all_to_all" and outputs and args[0] is outputs[0]:
@@ -160,7 +161,7 @@ class Communications:
             self._made(out)
             self._session.stated.note(f"{func.namespace}.{func._schema.name.partition('::')[2]}", args, out)
             inputs, outputs = tensors_in(args[0]), tensors_in(out)
-            if kind == "all_reduce":
+            if kind in {"all_reduce", "all_gather", "broadcast"}:
                 factor = self._factor(str(args[1]), len(group.ranks))
                 self._session.stated.exchange(kind, inputs[0], outputs, factor)
             whole = outputs if kind == "all_gather" else inputs

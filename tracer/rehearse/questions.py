@@ -1,10 +1,12 @@
 """Operators that ask for numbers which nobody has computed: each is answered, or ends the rehearsal."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.tape import HOST_WAIT
 
@@ -33,83 +35,145 @@ class Questions:
     Args:
         session: the rehearsal.
         indexed: handles indexing by numbers, which needs none.
+        write: writes down a kernel: takes the operator, its arguments, those by name, and what it made.
     """
 
-    def __init__(self, session: RehearsalSession, indexed: Kernel) -> None:
+    def __init__(self, session: RehearsalSession, indexed: Kernel, write: Callable[..., None]) -> None:
         import torch
         from torch._subclasses.fake_tensor import FakeTensor
 
-        self._session, self._torch, self._FakeTensor, self._indexed = session, torch, FakeTensor, indexed
+        self._session, self._torch, self._FakeTensor = session, torch, FakeTensor
+        self._indexed, self._write = indexed, write
 
     def local_scalar_dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a question for one number."""
         tensor = args[0]
-        if self._session.position.step >= 0:
-            self._session.tape.note(HOST_WAIT)
+        self._wait()
         if not isinstance(tensor, self._FakeTensor) or tensor.constant is not None:
             return func(*args, **kwargs)
         return self._session.stated.scalar(tensor)
 
     def nonzero(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle places that are not zero."""
-        mask = args[0]
-        if not isinstance(mask, self._FakeTensor):
-            return func(*args, **kwargs)
-        found = self._session.stated.count_true(mask)
-        if found is None:
-            raise self._depends(func)
-        return mask.new_empty((found, mask.dim()), dtype=self._torch.int64)
+
+        def shape(mask: Any) -> tuple[int, ...] | None:
+            found = self._session.stated.count_true(mask)
+            return None if found is None else (found, mask.dim())
+
+        return self._sized(func, args, kwargs, shape)
 
     def masked_select(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle elements that a mask selects."""
-        data, mask = args[:2]
-        if not isinstance(data, self._FakeTensor):
-            return func(*args, **kwargs)
-        found = self._session.stated.count_true(mask)
-        if found is None:
-            raise self._depends(func)
-        return data.new_empty((found,))
+
+        def shape(data: Any) -> tuple[int, ...] | None:
+            del data
+            found = self._session.stated.count_true(args[1])
+            return None if found is None else (found,)
+
+        return self._sized(func, args, kwargs, shape, dtype=args[0].dtype)
 
     def index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle indexing: by a mask, as many rows come out as it is told to have."""
-        data, indices = args[:2]
+        indices = args[1]
         masks = [i for i in indices if i is not None and str(i.dtype) in {"torch.bool", "torch.uint8"}]
-        if masks and isinstance(data, self._FakeTensor):
-            if len(indices) > 1 or (found := self._session.stated.count_true(masks[0])) is None:
-                raise self._depends(func)
-            return data.new_empty((found, *data.shape[masks[0].dim() :]))
-        return self._indexed(func, args, kwargs)
+        if not masks or not isinstance(args[0], self._FakeTensor):
+            return self._indexed(func, args, kwargs)
+
+        def shape(data: Any) -> tuple[int, ...] | None:
+            found = self._session.stated.count_true(masks[0]) if len(indices) == 1 else None
+            return None if found is None else (found, *data.shape[masks[0].dim() :])
+
+        return self._sized(func, args, kwargs, shape, dtype=args[0].dtype)
 
     def repeat_interleave(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle rows that are repeated as often as a tensor says."""
-        counts = args[0]
-        known = kwargs.get("output_size") or self._session.stated.sum_of(counts)
-        if not isinstance(counts, self._FakeTensor):
-            return func(*args, **kwargs)
-        if known is None:
-            raise self._depends(func)
-        return counts.new_empty((known,), dtype=self._torch.int64)
+        stated = kwargs.get("output_size")
+
+        def shape(counts: Any) -> tuple[int, ...] | None:
+            found = stated or self._session.stated.sum_of(counts)
+            return None if found is None else (found,)
+
+        return self._sized(func, args, kwargs, shape, waits=not stated)
 
     def bincount(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle counting: there are as many bins as the script says there are at least."""
-        data = args[0]
         least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-        if not isinstance(data, self._FakeTensor):
-            return func(*args, **kwargs)
-        if not least:
-            raise self._depends(func)
-        counts = data.new_empty((least,), dtype=self._torch.int64)
-        self._session.stated.note("aten.bincount", args, counts)
-        return counts
+        return self._sized(func, args, kwargs, lambda data: (least,) if least else None)
 
     def histc(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a histogram: of integers, too, as on CUDA."""
+        n_bins = kwargs.get("bins", args[1] if len(args) > 1 else 100)
+        return self._sized(func, args, kwargs, lambda data: (n_bins,), dtype=args[0].dtype, waits=False)
+
+    def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator of which nothing is known but that it needs numbers: it has them, or fails."""
+        if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
+            return func(*args, **kwargs)
+        self._wait()
+        numbers = self._session.stated.numbers
+        real = numbers.computed(func, args, kwargs)
+        if real is None:
+            return func(*args, **kwargs)
+        out = self._fakes(real, tensors_in(args))
+        if tensors_in(out):
+            self._write(func, args, kwargs, out)
+        return out
+
+    def _sized(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shape: Callable[[Any], tuple[int, ...] | None],
+        *,
+        dtype: Any = None,
+        waits: bool = True,
+    ) -> Any:
+        """Return what *func* makes, computed if its operands are known, else as large as it is told to be.
+
+        Args:
+            func: the operator.
+            args: its arguments.
+            kwargs: those by name.
+            shape: returns the shape of the result from the first operand, None if nobody knows it.
+            dtype: of the result; whole numbers if not given.
+            waits: whether the host has to wait for the numbers, as it does where they size the result.
+
+        Raises:
+            RehearsalError: nobody knows the shape.
+        """
         data = args[0]
         if not isinstance(data, self._FakeTensor):
             return func(*args, **kwargs)
-        counts = data.new_empty((kwargs.get("bins", args[1] if len(args) > 1 else 100),))
-        self._session.stated.note("aten.histc", args, counts)
-        return counts
+        if waits:
+            self._wait()
+        real = self._session.stated.numbers.computed(func, args, kwargs)
+        if real is not None:
+            out = self._fakes(real, tensors_in(args))
+        elif (found := shape(data)) is None:
+            raise self._depends(func)
+        else:
+            out = data.new_empty(found, dtype=dtype or self._torch.int64)
+            self._session.stated.note(".".join(func._schema.name.split("::")), args, out)
+        self._write(func, args, kwargs, out)
+        return out
+
+    def _fakes(self, real: Any, operands: list[Any]) -> Any:
+        """Return *real* results, made of *operands*, as fake tensors whose numbers are known."""
+        if isinstance(real, list | tuple):
+            return type(real)([self._fakes(one, operands) for one in real])
+        if not hasattr(real, "element_size"):
+            return real
+        numbers = self._session.stated.numbers
+        anchor = next(tensor for tensor in operands if isinstance(tensor, self._FakeTensor))
+        found = anchor.new_empty(tuple(real.shape), dtype=real.dtype)
+        numbers.keep(found, real, is_shared=any(map(numbers.is_shared, operands)))
+        return found
+
+    def _wait(self) -> None:
+        """Write down that the host waits for the device."""
+        if self._session.position.step >= 0:
+            self._session.tape.note(HOST_WAIT)
 
     def _depends(self, func: Any) -> RehearsalError:
         return RehearsalError(

@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tracer.rehearse.acting import Progress, Troupe
 from tracer.rehearse.classes import Classes, differences
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.launchers import accelerate_flags, script_of
 from traces.layout import Group, Layout
 from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
-
-LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "python", "python3")
-"""First words of commands that start a script; what they would set, a rehearsal sets itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,24 +91,6 @@ def _checked(asked: Asked, output: Path) -> Path:
     return target
 
 
-def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-    """Return script and arguments of *command*, and whether the script is the name of a module.
-
-    >>> script_of(["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "1"])
-    (('train.py', '--lr', '1'), False)
-    >>> script_of(["python", "-m", "package.train", "--lr", "1"])
-    (('package.train', '--lr', '1'), True)
-    """
-    if Path(command[0]).name not in LAUNCHERS:
-        return tuple(command), False
-    for at, word in enumerate(command):
-        if word.endswith(".py"):
-            return tuple(command[at:]), False
-        if word == "-m" and at + 1 < len(command) and command[at + 1] != "torch.distributed.run":
-            return tuple(command[at + 1 :]), True
-    return tuple(command), False
-
-
 class _Acted:
     """The ranks that have been acted out so far."""
 
@@ -163,6 +143,7 @@ class _Acted:
             "stub": asked.stub,
             "command": command,
             "module": is_module,
+            "accelerate": accelerate_flags(asked.command),
             "repeats": not asked.every_microbatch,
             "expert_load": asked.expert_load,
         }

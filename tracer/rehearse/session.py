@@ -179,7 +179,9 @@ class RehearsalSession(Training[IssueLane]):
 
     def entered(self, module: Any) -> None:
         """A module is called; kept to say where an error happened."""
-        if not self._modules and self.lane.owner[0] != "recompute":
+        if (
+            not self._modules and self.backward.forward_kind == "forward"
+        ):  # also where parts of a block recompute
             self.forwards += 1
         self._modules.append(module)
 

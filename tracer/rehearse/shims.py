@@ -16,7 +16,7 @@ def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
     _multi_tensor_optimizers()
     _compile(session)
-    _loaders()
+    _loaders(session)
     checkpoints.install(session)
     _scaler()
     _storages(session)
@@ -82,8 +82,8 @@ def _compile(session: RehearsalSession) -> None:
     anywhere.nn.Module.compile = in_place
 
 
-def _loaders() -> None:
-    """Load data as the script does, with real numbers and in this process; batches lose them then."""
+def _loaders(session: RehearsalSession) -> None:
+    """Load data as the script does, in this process; of batches only small whole numbers stay known."""
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.utils import _pytree
     from torch.utils.data import DataLoader, dataloader
@@ -108,10 +108,15 @@ def _loaders() -> None:
         with unset_fake_temporarily():
             batch = following(self)
 
-        def without_numbers(tensor: Any) -> Any:
-            return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+        def faked(tensor: Any) -> Any:
+            if mode is None or isinstance(tensor, FakeTensor):
+                return tensor
+            found = mode.from_tensor(tensor)
+            if not tensor.dtype.is_floating_point:
+                session.stated.numbers.keep(found, tensor)
+            return found
 
-        return _pytree.tree_map_only(torch.Tensor, without_numbers, batch)
+        return _pytree.tree_map_only(torch.Tensor, faked, batch)
 
     loader.__init__, loader.__iter__, anywhere.__next__ = init, iterate, next_batch
 

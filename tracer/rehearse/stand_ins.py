@@ -46,10 +46,11 @@ def _arrays(session: RehearsalSession) -> None:
     def told(tensor: Any) -> Any:
         if session.position.step >= 0:
             session.tape.note(HOST_WAIT)
-        value = session.stated.scalar(tensor) if tensor.constant is None else None
+        own = session.stated.numbers.of(tensor) if tensor.constant is None else tensor.constant
+        value = session.stated.scalar(tensor) if own is None else 0
         with unset_fake_temporarily():
-            if value is None:
-                return numpy(tensor.constant)
+            if own is not None:
+                return numpy(own.clone())
             return numpy(torch.full(tuple(tensor.shape), value, dtype=tensor.dtype))
 
     def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,6 +183,7 @@ def _triton(session: RehearsalSession, module: Any) -> None:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        session.stated.numbers.forget(tensors)
         name = f"triton.{getattr(self, '__name__', 'kernel')}"
         size = sum(map(tensor_bytes, tensors))
         dtype = dtype_name(tensors[0]) if tensors else ""

@@ -1,6 +1,7 @@
 """What a script is told of numbers that nobody computed.
 
-A fake tensor has no elements. Of some tensors their mean is known all the same: a histogram of ``n`` choices
+A fake tensor has no elements. What a script makes by itself is computed all the same (``numbers``). Of other
+tensors a mean is known: a histogram of ``n`` choices
 over ``e`` bins has ``n / e`` in each. Such means are followed through the operators that routers of experts
 are made of, which is an even distribution of load; or, if so stated, this rank is that with the fullest
 experts, to which others send more than their share. Everything else is ``DEFAULTS``; every answer is kept,
@@ -11,11 +12,12 @@ with the line of the script that asked.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tracer.rehearse.numbers import Numbers
 from tracer.rehearse.words import LIBRARIES
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
@@ -47,6 +49,9 @@ COPIES: Final = frozenset({"all_gather", "broadcast", "gather", "scatter"})
 """Collectives that hand on what ranks hold, unchanged."""
 
 
+SHARED: Final = "as if other ranks had what this one has"
+"""Why a script is told a number that ranks have exchanged."""
+
 FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | {"aten.eq", "aten.ne", "aten.scatter_", "aten.scatter"}
 """Operators of whose results something may be known."""
 
@@ -73,12 +78,17 @@ class Stated:
 
     Args:
         expert_load: what the experts of this rank are sent, over an even share.
+
+    Attributes:
+        numbers: tensors whose elements are known.
+        told: what the script was told, and how often.
     """
 
     def __init__(self, expert_load: float = 1.0) -> None:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         self._expert_load, self._real = expert_load, unset_fake_temporarily
+        self.numbers = Numbers()
         self.told: dict[str, int] = {}
         self._known: dict[int, tuple[Known, Any]] = {}
 
@@ -88,6 +98,8 @@ class Stated:
         if found is not None:
             return found[0]
         numbers = getattr(tensor, "constant", None)
+        if numbers is None:
+            numbers = self.numbers.of(tensor)
         if numbers is None or not numbers.numel():
             return Known()
         with self._real():
@@ -109,7 +121,7 @@ class Stated:
             self._known.pop(_key(tensor), None)
         if kind in COPIES:
             factor = 1.0
-        if factor is None or known.mean is None:
+        if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
             return
         for tensor in outputs:
             self._set(tensor, replace(known, mean=known.mean * factor))
@@ -126,10 +138,10 @@ class Stated:
         elif name in COUNTS:
             self._set(results[0], Known(mean=first.numel() / max(results[0].numel(), 1)))
         elif name in SUMS:
-            mean = self.of(first).mean
-            if mean is not None:
+            known = self.of(first)
+            if known.mean is not None:
                 n_each = first.numel() / max(results[0].numel(), 1)
-                self._set(results[0], Known(mean=mean * n_each, load=self.of(first).load))
+                self._set(results[0], replace(known, mean=known.mean * n_each))
         elif name == "aten.eq" and (known := self.of(first)).n_values:
             self._set(results[0], Known(mean=1 / known.n_values))
         elif name == "aten.ne":
@@ -146,6 +158,8 @@ class Stated:
     def scalar(self, tensor: Any) -> float | int | bool:
         """Return the one element of *tensor*, or each of several, as the script is told it."""
         kind = float if tensor.dtype.is_floating_point else bool if str(tensor.dtype) == "torch.bool" else int
+        if tensor.numel() == 1 and (own := self.numbers.of(tensor)) is not None:
+            return self._own(tensor, own, kind)
         known = self.of(tensor)
         mean = known.mean
         if mean is None:
@@ -153,7 +167,7 @@ class Stated:
             why = "nothing is known of it"
         elif known.is_own:
             value = kind(mean)
-            why = "as if other ranks had what this one has"
+            why = SHARED
         elif kind is int:
             at = int(tensor.storage_offset())
             value = int((at + 1) * mean) - int(at * mean)
@@ -162,25 +176,37 @@ class Stated:
             value, why = kind(mean), "a mean"
         shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
         self._tell(
-            f"{_asker()} reads counts: told {shares}, {mean:g} on average"
+            f"{asker()} reads counts: told {shares}, {mean:g} on average"
             if why == "an even share"
-            else f"{_asker()} reads {_amount(tensor)}: told {value} ({why})"
+            else f"{asker()} reads {_amount(tensor)}: told {value} ({why})"
         )
         return value
 
     def count_true(self, mask: Any) -> int | None:
         """Return how many elements of *mask* are not zero, None if nobody knows."""
+        if (own := self.numbers.of(mask)) is not None:
+            return int(self._own(mask, own, lambda real: int(real.count_nonzero())))
         mean = self.of(mask).mean
         if mean is None:
             return None
         n = round(min(mean, 1.0) * int(mask.numel()))
-        self._tell(f"{_asker()} selects by a mask: told {n} of {mask.numel()} elements, an even share")
+        self._tell(f"{asker()} selects by a mask: told {n} of {mask.numel()} elements, an even share")
         return n
 
     def sum_of(self, counts: Any) -> int | None:
         """Return the sum of *counts*, None if nobody knows."""
+        if (own := self.numbers.of(counts)) is not None:
+            return int(self._own(counts, own, lambda real: int(real.sum())))
         mean = self.of(counts).mean
         return None if mean is None else round(mean * int(counts.numel()))
+
+    def _own(self, tensor: Any, real: Any, asked: Callable[[Any], float]) -> float:
+        """Return what is *asked* of the numbers of *tensor*; say so if others are taken to have them, too."""
+        with self._real():
+            value = asked(real)
+        if self.numbers.is_shared(tensor):
+            self._tell(f"{asker()} reads {_amount(tensor)}: told {value} ({SHARED})")
+        return value
 
     def _set(self, tensor: Any, known: Known) -> None:
         self._known[_key(tensor)] = (
@@ -203,7 +229,7 @@ def _key(tensor: Any) -> int:
         return -1
 
 
-def _asker() -> str:
+def asker() -> str:
     """Return file and line of the innermost frame that is neither torch's nor ours."""
     frame = sys._getframe(2)
     ours = str(Path(__file__).parents[1])

@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
+from tracer.rehearse import numbers
 from tracer.rehearse.calls import Call, tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
 from tracer.rehearse.memory import OF_KIND
 from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.remembered import Memo
-from tracer.rehearse.stated import FOLLOWED
+from tracer.rehearse.stated import FOLLOWED, asker
+from tracer.rehearse.words import STUB
 from tracer.rehearse.works import SILENT, Work, work_of
 
 if TYPE_CHECKING:
@@ -40,10 +42,12 @@ class Watcher:
         self._session, self._torch, self._fake = session, torch, fake
         self._FakeTensor = FakeTensor
         self._numbers: dict[Any, int] = {}
+        self._found_empty = False
         self._call = Memo().call if fake else _unremembered
         self._handlers: dict[Any, Kernel] = {}
+        self._by_numbers = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
         self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
-        self._questions = Questions(session, self._computing("aten.index"))
+        self._questions = Questions(session, self._computing("aten.index"), self._write)
         self._communications = Communications(session, self._made, self._gathered, fake=fake)
 
     def mode(self) -> Any:
@@ -75,11 +79,37 @@ class Watcher:
 
     def _handler(self, func: Any) -> Kernel:
         """Return what handles *func*, found once."""
-        self._handlers[func] = handler = self._choose(func)
+        self._session.fakes.pop(func._schema.name, lambda: None)()
+        handler, name = self._choose(func), ".".join(func._schema.name.split("::"))
+        if self._fake and name in numbers.FOLLOWED:
+            handler = self._following(name, handler)
+        elif self._fake and func._schema.is_mutable and func.namespace != "c10d":
+            handler = self._forgetting(handler)
+        self._handlers[func] = handler
         return handler
 
+    def _following(self, name: str, handler: Kernel) -> Kernel:
+        """Return *handler* with numbers followed through the operator *name*."""
+        follow = self._session.stated.numbers.follow
+
+        def following(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            out = handler(func, args, kwargs)
+            follow(name, func, args, kwargs, out)
+            return out
+
+        return following
+
+    def _forgetting(self, handler: Kernel) -> Kernel:
+        """Return *handler* of an operator that writes to operands, whose numbers are not known any more."""
+        forget = self._session.stated.numbers.forget
+
+        def forgetting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            forget(tensors_in(args))
+            return handler(func, args, kwargs)
+
+        return forgetting
+
     def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
-        self._session.fakes.pop(func._schema.name, lambda: None)()
         namespace, name = func.namespace, func._schema.name.partition("::")[2]
         full = f"{namespace}.{name}"
         if namespace == "c10d":
@@ -95,6 +125,8 @@ class Watcher:
             return self._viewing
         if full in DATA_DEPENDENT:
             return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
+        if self._fake and not self._by_numbers.isdisjoint(func.tags):
+            return self._questions.other
         if full in INERT:
             return self._inert(full)
         has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key
@@ -136,11 +168,25 @@ class Watcher:
 
         return handler
 
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Write down a kernel whose results were made up."""
+        self._made(out)
+        if self._session.position.step >= 0:
+            name = ".".join(func._schema.name.split("::"))
+            self._session.tape.op(self._number(name, func, args, kwargs, out))
+
     def _number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         """Return the number of the work of a call."""
         key = (func, _signature(args), _signature(out))
         if key not in self._numbers:
-            self._numbers[key] = self._session.tape.number_of(self._priced(name, func, args, kwargs, out))
+            work = self._priced(name, func, args, kwargs, out)
+            if work.kind == "gemm" and not work.flops and not self._found_empty:
+                self._found_empty = True
+                self._session.warn(
+                    f"{asker()}: a product of nothing ({work.shapes}): look at what the script was told of "
+                    f"numbers, and state those that decide sizes in a stub ({STUB})"
+                )
+            self._numbers[key] = self._session.tape.number_of(work)
         return self._numbers[key]
 
     def _priced(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:

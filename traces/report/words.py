@@ -23,8 +23,8 @@ _SAID: Final = 3
 
 
 def title(run: Run) -> str:
-    """Return what a run is, in one line: its model on its machine, else its name."""
-    model, cluster = _name(run.info.model), _name(run.info.cluster)
+    """Return what a run is, in one line: its script or its model on its machine, else its name."""
+    model, cluster = _script(run) or _name(run.info.model), _name(run.info.cluster)
     if not model:
         return run.info.name or run.path.rstrip("/").rpartition("/")[2]
     ranks = f"{run.info.world_size} {_device_words(run)}"
@@ -34,9 +34,15 @@ def title(run: Run) -> str:
 
 def subtitle(run: Run) -> str:
     """Return how a run was laid out, in words."""
-    is_new = bool(_name(run.info.model)) and _name(run.info.model) not in run.info.name
-    parts = [run.info.origin, run.info.name if is_new else "", layout_words(run)]
-    job = run.info.job or {}
+    job, model = run.info.job or {}, _name(run.info.model)
+    if _script(run):
+        parts = ["rehearsed", model, layout_words(run)]
+    else:
+        parts = [
+            run.info.origin,
+            run.info.name if model and model not in run.info.name else "",
+            layout_words(run),
+        ]
     if batches := number(job.get("n_microbatches")):
         each = [quantity("", job[key]) for key in ("micro_batch", "seq_len") if number(job.get(key))]
         of = f" of {' × '.join(each)} tokens" if len(each) == 2 else ""
@@ -46,6 +52,11 @@ def subtitle(run: Run) -> str:
         if isinstance(value, str) and value not in ("", "none") and (key != "schedule" or is_pipelined(run)):
             parts.append(f"{noun}{value}")
     return " · ".join(part for part in parts if part)
+
+
+def _script(run: Run) -> str:
+    """Return the name of the script of which a run is a rehearsal, empty if it is none."""
+    return run.info.name.partition(" on ")[0] if (run.info.job or {}).get("rehearsed") else ""
 
 
 def layout_words(run: Run) -> str:
@@ -62,9 +73,9 @@ def figure(name: str, value: str, note: str = "", tone: str = "", likely: str = 
     """Return one key figure as the page takes it.
 
     Args:
-        name: of the figure.
+        name: name of the figure.
         value: with its unit.
-        note: what it is of.
+        note: what the value refers to.
         tone: ``good``, ``bad`` or nothing.
         likely: between which values a measurement is likely to lie; nothing if not known.
     """
@@ -219,7 +230,10 @@ def _throughput(run: Run) -> list[dict[str, str]]:
     """Return tokens per second and model FLOP/s utilisation, where the writer knew them."""
     summary = run.info.summary
     figures = []
-    if (rate := number(summary.get("tokens_per_s_per_gpu"))) is not None:
+    rate = number(summary.get("tokens_per_s_per_gpu"))
+    if rate == 0 and (rows := number(summary.get("rows_per_s_per_gpu"))):
+        figures.append(figure("Throughput", f"{rows:,.0f} rows/s", "of the model's input, per GPU"))
+    elif rate is not None:
         whole = format_si(rate * run.info.world_size, "tok/s")
         said = likely(run, "tokens_per_s_per_gpu", lambda value: f"{value:,.0f}")
         figures.append(figure("Throughput", f"{rate:,.0f} tok/s", f"per GPU; {whole} in all", likely=said))

@@ -1,0 +1,100 @@
+"""Numbers that a script makes by itself are what they are on a GPU; those of other ranks it is told."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, lists
+
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.launchers import tell_accelerate
+from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import read_rank, rehearsal_folder
+
+torch = pytest.importorskip("torch")
+fakes = pytest.importorskip("torch._subclasses.fake_tensor")
+
+SCRIPT = Path(__file__).parent / "by_numbers.py"
+
+
+def test_numbers_of_the_script_decide_its_shapes(tmp_path: Path) -> None:
+    """Rows are cut, masked, counted and exchanged as they would be; only what others sent is told."""
+    asked = Asked(command=(str(SCRIPT),), world_size=16, ranks=(2,))
+    found = rehearse(asked, tmp_path / "run")
+    folder = rehearsal_folder(tmp_path / "run")
+    first, second = (folder / "rank-00002" / "output.log").read_text().splitlines()[:2]
+    assert (
+        first
+        == (
+            "tokens (4, 64); kept 192; longest 7; counts [0, 2, 0, 0, 1]; distinct [5, 6, 7]; "
+            "rows [0, 0, 2, 2, 2]; numpy [[0, 2, 4], [6, 8, 10]]"
+        )
+        or "kept 191" in first
+    )  # a row may begin with the token that is taken for padding
+    assert second == "filled [0, 2, 2, 0]; broadcast 9; chosen 1"
+    told = "; ".join(found.stated)
+    assert "told 7 (as if other ranks had what this one has)" in told
+    assert "told 9 (as if other ranks had what this one has)" in told
+    assert "told 1 (nothing is known of it)" in told  # of activations
+    assert len(found.stated) == 3
+    names = {work["name"] for work in read_rank(folder, 2).works.to_pylist()}
+    assert {"aten.bincount", "aten._unique2", "aten.repeat_interleave", "aten.index"} <= names
+
+
+def elements(numbers: Numbers, tensor: Any) -> list[int]:
+    """Return what is known of the elements of *tensor*."""
+    found: list[int] = numbers.of(tensor).tolist()  # type: ignore[union-attr]
+    return found
+
+
+@given(values=lists(integers(-9, 9), min_size=1, max_size=8), added=integers(-9, 9))
+def test_what_is_computed_of_numbers_is_what_torch_computes(values: list[int], added: int) -> None:
+    """Out of place, through a view, and in place; a write of unknown numbers makes them unknown."""
+    numbers, aten, mode = Numbers(), torch.ops.aten, fakes.FakeTensorMode()
+    with mode:
+        made, result, unknown = (torch.empty(len(values), dtype=torch.int64) for _ in range(3))
+        last = made[len(values) - 1 :]
+    numbers.keep(made, torch.tensor(values))
+    numbers.follow("aten.add", aten.add.Tensor, (made, added), {}, result)
+    assert elements(numbers, result) == [value + added for value in values]
+    numbers.follow("aten.mul_", aten.mul_.Tensor, (last, 2), {}, last)
+    assert elements(numbers, made) == [*values[:-1], 2 * values[-1]]
+    numbers.follow("aten.add_", aten.add_.Tensor, (made, unknown), {}, made)
+    assert numbers.of(made) is None
+    assert elements(numbers, result) == [value + added for value in values]
+
+
+def test_numbers_go_with_their_tensor_and_large_ones_are_left_out() -> None:
+    numbers = Numbers()
+    with fakes.FakeTensorMode():
+        small, large = torch.empty(2, dtype=torch.int64), torch.empty(MOST_ELEMENTS + 1, dtype=torch.int64)
+    numbers.keep(small, torch.tensor([1, 2]))
+    numbers.keep(large, torch.zeros(MOST_ELEMENTS + 1, dtype=torch.int64))
+    assert numbers.of(large) is None
+    assert len(numbers) == 1
+    del small
+    assert len(numbers) == 0
+
+
+def test_what_accelerates_launcher_is_told_reaches_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration file decides how a model is sharded; one that is not there is an error of one line."""
+    pytest.importorskip("accelerate")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    config = tmp_path / "fsdp.yaml"
+    config.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n"
+        "num_machines: 1\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n"
+        "  fsdp_transformer_layer_cls_to_wrap: Block\n"
+    )
+    tell_accelerate(("--config_file", str(config)), 64)
+    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
+    assert os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "Block"
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    with pytest.raises(RehearsalError, match=re.escape("accelerate launch --config_file gone.yaml")):
+        tell_accelerate(("--config_file", "gone.yaml"), 64)

@@ -1,0 +1,89 @@
+"""What stands before a script on a command line starts a process per rank, which a rehearsal does itself.
+
+What such a launcher would tell the script in the environment, a rehearsal tells it, too. torchrun says who a
+process is; Accelerate's also says by what its configuration file wants the model sharded, and in which types.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tracer.rehearse.errors import RehearsalError
+
+LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "python", "python3")
+"""First words of commands that start a script."""
+
+MODULES: Final = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "torchrun"}
+)
+"""Modules that do the same after ``python -m``."""
+
+TOLD: Final = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "FP8_")
+"""How names of variables begin by which Accelerate's launcher tells its library what to do."""
+
+
+def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """Return script and arguments of *command*, and whether the script is the name of a module.
+
+    >>> script_of(["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "1"])
+    (('train.py', '--lr', '1'), False)
+    >>> script_of(["python", "-m", "package.train", "--lr", "1"])
+    (('package.train', '--lr', '1'), True)
+    >>> script_of(["python", "-m", "accelerate.commands.launch", "-m", "package.train"])
+    (('package.train',), True)
+    """
+    if Path(command[0]).name not in LAUNCHERS:
+        return tuple(command), False
+    for at, word in enumerate(command):
+        if word.endswith(".py"):
+            return tuple(command[at:]), False
+        if word in {"-m", "--module"} and at + 1 < len(command) and command[at + 1] not in MODULES:
+            return tuple(command[at + 1 :]), True
+    return tuple(command), False
+
+
+def accelerate_flags(command: Sequence[str]) -> tuple[str, ...] | None:
+    """Return what *command* tells Accelerate's launcher, None if it starts none.
+
+    >>> accelerate_flags(["accelerate", "launch", "--config_file", "fsdp.yaml", "train.py", "--lr", "1"])
+    ('--config_file', 'fsdp.yaml')
+    >>> accelerate_flags(["torchrun", "train.py"]) is None
+    True
+    """
+    script, is_module = script_of(command)
+    before = command[: len(command) - len(script) - is_module]
+    for at, word in enumerate(before):
+        if word == "accelerate.commands.launch" or (word == "launch" and at):
+            return tuple(before[at + 1 :])
+    return None
+
+
+def tell_accelerate(flags: Sequence[str], world_size: int) -> None:
+    """Set in the environment what Accelerate's launcher would, told *flags*, on a machine with GPUs.
+
+    Raises:
+        RehearsalError: it is not installed, refuses them, or is to start an engine that is not acted out.
+    """
+    try:
+        from accelerate.commands import launch
+        from accelerate.utils.launch import prepare_multi_gpu_env
+    except ImportError as error:
+        raise RehearsalError(f"accelerate launch: {error}; install accelerate where foretrace is") from error
+    try:
+        args = launch.launch_command_parser().parse_args([*flags, "script"])
+        args, *_ = launch._validate_launch_command(args)  # noqa: SLF001 - as its launch_command does
+        if args.use_deepspeed:
+            raise RehearsalError(
+                "accelerate launch: DeepSpeed's engine is not acted out; give a configuration with "
+                "distributed_type FSDP or MULTI_GPU by --config_file, or ask simulate --config ds.json"
+            )
+        args.num_processes, args.num_machines, args.main_process_port = world_size, 1, 0
+        found = prepare_multi_gpu_env(args)
+    except RehearsalError:
+        raise
+    except (OSError, ValueError, SystemExit) as error:
+        raise RehearsalError(f"accelerate launch {' '.join(flags)}: {error}") from error
+    os.environ.update({name: value for name, value in found.items() if name.startswith(TOLD)})

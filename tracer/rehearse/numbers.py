@@ -1,0 +1,219 @@
+"""Whole numbers that a script makes by itself are computed, however fake the tensors that hold them.
+
+Lengths, places and choices that come of a random generator, a range, a list or a loader decide shapes and
+branches: where in a text a batch begins, which tokens are padding. None of them needs a device. They are kept
+beside the storage of the fake tensor, and operators on nothing but such numbers are computed as well. What
+comes of parameters and activations stays unknown.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from tracer.rehearse.calls import tensors_in
+
+MOST_ELEMENTS: Final = 1 << 18
+"""Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
+nobody looks at so many one by one."""
+
+FACTORIES: Final = frozenset(
+    {
+        "aten.arange", "aten.full", "aten.lift_fresh", "aten.ones", "aten.randint", "aten.randperm",
+        "aten.scalar_tensor", "aten.zeros", "aten.tril_indices", "aten.triu_indices",
+    }
+)  # fmt: skip
+"""Operators that make numbers of no other tensor's."""
+
+LIKE: Final = frozenset(
+    {
+        "aten.full_like", "aten.new_full", "aten.new_ones", "aten.new_zeros", "aten.ones_like",
+        "aten.randint_like", "aten.zeros_like",
+    }
+)  # fmt: skip
+"""Operators that ask a tensor for its shape and type only."""
+
+COMPUTED: Final = frozenset(
+    {
+        "aten._to_copy", "aten.abs", "aten.add", "aten.all", "aten.amax", "aten.amin", "aten.any",
+        "aten.argmax", "aten.argmin", "aten.argsort", "aten.bitwise_and", "aten.bitwise_not",
+        "aten.bitwise_or", "aten.cat", "aten.ceil", "aten.clamp", "aten.clamp_max", "aten.clamp_min",
+        "aten.clone", "aten.constant_pad_nd", "aten.copy_", "aten.count_nonzero", "aten.cumsum", "aten.div",
+        "aten.eq", "aten.fill_", "aten.flip", "aten.floor", "aten.floor_divide", "aten.fmod", "aten.gather",
+        "aten.ge", "aten.gt", "aten.index", "aten.index_put_", "aten.index_select", "aten.le",
+        "aten.logical_and", "aten.logical_not", "aten.logical_or", "aten.lt", "aten.masked_fill",
+        "aten.max", "aten.maximum", "aten.mean", "aten.min", "aten.minimum", "aten.mul", "aten.ne",
+        "aten.neg", "aten.prod", "aten.remainder", "aten.repeat", "aten.roll", "aten.round",
+        "aten.searchsorted", "aten.sort", "aten.stack", "aten.sub", "aten.sum", "aten.topk", "aten.tril",
+        "aten.triu", "aten.where", "aten.zero_", "aten.add_", "aten.sub_", "aten.mul_", "aten.clamp_",
+        "aten.masked_fill_", "aten.bernoulli_", "aten.random_",
+        "aten.bitwise_and_", "aten.bitwise_or_", "aten.logical_and_", "aten.logical_or_",
+        "aten.logical_not_", "aten.bitwise_not_", "aten.floor_divide_", "aten.div_", "aten.remainder_",
+    }
+)  # fmt: skip
+"""Operators that are computed where all of their operands are known."""
+
+OVERWRITES: Final = frozenset({"aten.bernoulli_", "aten.copy_", "aten.fill_", "aten.random_", "aten.zero_"})
+"""Operators in place that ask nothing of what was there before."""
+
+FOLLOWED: Final = FACTORIES | LIKE | COMPUTED
+
+
+class _UnknownError(Exception):
+    """An operand whose numbers nobody has."""
+
+
+class Held(NamedTuple):
+    """The numbers of a storage.
+
+    Attributes:
+        numbers: its elements; shape ``(n,)``.
+        is_shared: whether they came from other ranks, which are taken to have what this one has.
+        storage: a weak reference to the storage, which takes the entry along when it goes.
+    """
+
+    numbers: Any
+    is_shared: bool
+    storage: Any
+
+
+class Numbers:
+    """The tensors of a rehearsal whose elements are known."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+        self._torch, self._kind, self._really = torch, FakeTensor, unset_fake_temporarily
+        self._held: dict[int, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def of(self, tensor: Any) -> Any | None:
+        """Return the elements of *tensor* as a real one of its shape, None if they are not known."""
+        found = self._held.get(_key(tensor)) if self._held else None
+        if found is None or found.numbers.dtype != tensor.dtype:
+            return None
+        with self._really():
+            return found.numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def is_shared(self, tensor: Any) -> bool:
+        """Whether what is known of *tensor* is what other ranks are taken to have sent."""
+        found = self._held.get(_key(tensor))
+        return found is not None and found.is_shared
+
+    def keep(self, tensor: Any, real: Any, *, is_shared: bool = False) -> None:
+        """Let *real* be the elements of the fake *tensor*, which has all of its storage."""
+        storage = tensor.untyped_storage()
+        if real.numel() > MOST_ELEMENTS or storage.nbytes() != real.numel() * real.element_size():
+            return
+        key = int(storage._cdata)
+        gone = weakref.ref(storage, lambda _: self._held.pop(key, None))
+        with self._really():
+            flat = self._torch.empty(real.numel(), dtype=real.dtype)
+            flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
+        self._held[key] = Held(flat, is_shared, gone)
+
+    def forget(self, tensors: Iterable[Any]) -> None:
+        """Take nothing to be known of *tensors* any more."""
+        if self._held:
+            for tensor in tensors:
+                self._held.pop(_key(tensor), None)
+
+    def computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
+        """Return what *func* makes of numbers, None if one of its operands is not known."""
+        try:
+            real, named = self._real(args), {name: self._real(value) for name, value in kwargs.items()}
+        except _UnknownError:
+            return None
+        plain = {"device": "cpu", "pin_memory": False}
+        named = {name: plain.get(name, value) for name, value in named.items()}
+        with self._really(), suppress(RuntimeError, IndexError):  # what others are taken to have need not fit
+            return func(*real, **named)
+        return None
+
+    def follow(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        """Learn what *func*, called *name*, has made: tensors, or others in place."""
+        results = out if isinstance(out, list | tuple) else (out,)
+        is_fresh = name not in COMPUTED or (name in OVERWRITES and not self._is_known(args[:1]))
+        if any(type(one) is not self._kind or one.numel() > MOST_ELEMENTS for one in results):
+            return
+        if is_fresh:
+            if results[0].dtype.is_floating_point:
+                return
+            args = [*self._shapes(args[:1]), *args[1:]] if name in LIKE or name in OVERWRITES else args
+        elif not self._is_known(args):
+            if func._schema.is_mutable:
+                self.forget(results)
+            return
+        real = self.computed(func, args, kwargs)
+        if real is None:
+            self.forget(results if func._schema.is_mutable else ())
+            return
+        is_shared = any(self.is_shared(tensor) for tensor in tensors_in(args))
+        for tensor, one in zip(results, real if isinstance(real, list | tuple) else (real,), strict=False):
+            if func._schema.is_mutable and not is_fresh:  # the numbers that were changed are those held
+                self._shared(tensor, is_shared=is_shared)
+            else:
+                self.keep(tensor, one, is_shared=is_shared)
+
+    def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> bool:
+        """Follow a collective as ``Stated.exchange`` does; return whether *outputs* are known."""
+        real = self.of(source)
+        self.forget(outputs)
+        if real is None or factor is None:
+            return False
+        for tensor in outputs:
+            n, rest = divmod(tensor.numel(), max(real.numel(), 1))
+            if rest or tensor.dtype != real.dtype or (n > 1 and kind != "all_gather"):
+                return False
+            with self._really():
+                whole = (real.reshape(-1) * factor).to(real.dtype).repeat(n).reshape(tensor.shape)
+            self.keep(tensor, whole, is_shared=True)
+        return bool(outputs)
+
+    def _shared(self, tensor: Any, *, is_shared: bool) -> None:
+        if is_shared and (held := self._held.get(_key(tensor))) is not None:
+            self._held[_key(tensor)] = held._replace(is_shared=True)
+
+    def _is_known(self, args: Sequence[Any]) -> bool:
+        """Whether the first tensor among *args* is known: most are activations, and this is asked often."""
+        for value in args:
+            first = value[0] if isinstance(value, list | tuple) and value else value
+            if type(first) is self._kind:
+                return _key(first) in self._held or first.constant is not None
+        return True
+
+    def _real(self, value: Any) -> Any:
+        """Return *value* with numbers in place of fake tensors, which raises where there are none."""
+        if isinstance(value, list | tuple):
+            return type(value)([self._real(one) for one in value])
+        if not hasattr(value, "element_size"):
+            return value
+        if type(value) is not self._kind:
+            if type(value) is not self._torch.Tensor or value.numel() > MOST_ELEMENTS:
+                raise _UnknownError
+            return value
+        real = value.constant if value.constant is not None else self.of(value)
+        if real is None:
+            raise _UnknownError
+        return real
+
+    def _shapes(self, args: Sequence[Any]) -> list[Any]:
+        """Return *args* with tensors of any numbers in place of fake ones."""
+        with self._really():
+            return [
+                self._torch.empty(one.shape, dtype=one.dtype) if hasattr(one, "element_size") else one
+                for one in args
+            ]
+
+
+def _key(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return -1
