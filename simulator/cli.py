@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", metavar="[CONFIG]", required=False, type=click.Path())
 @job_settings_options
-@click.option(
-    "--config", type=click.Path(dir_okay=False), help="The same as RUN.TOML; flags override what it says."
-)
+@click.option("--config", type=click.Path(dir_okay=False), help="The same as the argument CONFIG.")
 @click.option(
     "--from",
     "files",
     multiple=True,
     type=click.Path(),
-    help="Another file of settings beside CONFIG, of any tool; several complete each other.",
+    help="Another file of settings beside CONFIG, of any tool. Repeatable; the files complete each other.",
 )
 @click.option(
     "--like",
     "like_run",
     type=click.Path(),
-    help="Run whose model, layout, batch and machine are taken; flags change them.",
+    help="Run whose model, layout, batch and machine are taken; flags change single settings.",
 )
 @click.option(
-    "--rehearsal", type=click.Path(), help="Run directory of foretrace rehearse; timed on --cluster."
+    "--rehearsal",
+    type=click.Path(),
+    help="Run directory that foretrace rehearse wrote; its script is timed on --cluster.",
 )
 @click.option(
     "--calibration",
     type=click.Path(dir_okay=False),
-    help="Factors of this machine, from foretrace calibrate.",
+    help="File of factors for the machine that foretrace calibrate wrote.",
 )
 @click.option(
     "--ranks",
     type=click.Choice(["folded", "all"]),
     default="folded",
-    help="Keep one rank per pipeline rank, which stands for all that do the same, or every one. "
+    help="Which ranks to keep: folded is one per pipeline rank, which stands for all that do the same. "
     "[default: folded]",
 )
 @click.option(
@@ -59,10 +59,12 @@ if TYPE_CHECKING:
     help="On SimPy, on numba, or whichever is sooner done: the timeline is the same. contended: transfers "
     "on the same links slow each other down. [default: auto]",
 )
-@click.option("-o", "--output", type=click.Path(), help="Directory to keep the run in.")
+@click.option("-o", "--output", type=click.Path(), help="Run directory to write. [default: none]")
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")
-@click.option("--price", help="Of a GPU, e.g. '2.5 USD/h'. [default: of the machine, if known]")
-@click.option("--picture/--no-picture", default=None, help="Draw the schedule. [default: in a terminal]")
+@click.option("--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]")
+@click.option(
+    "--picture/--no-picture", default=None, help="Draw the schedule as text. [default: in a terminal]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
     config: str | None,
@@ -105,13 +107,10 @@ def simulate(
         raise click.UsageError(f"{file} and --config {config}: give one file of settings")
     usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
     configs = [one for one in (file if file is not None else config, *files) if one is not None]
+    _check_sources(configs, like_run, rehearsal)
     if report is not None:
         _check_folder(report)
     given = {name: value for name, value in flags.items() if value is not None}
-    if like_run is not None and configs:
-        raise click.UsageError(f"--like {like_run} and {configs[0]}: give one of them")
-    if rehearsal is not None and (configs or like_run):
-        raise click.UsageError(f"--rehearsal {rehearsal} and {[*configs, like_run][0]}: give one of them")
     console = Console(stderr=True, quiet=as_json)
     read: list[dict[str, Any]] = []
     with console.status("simulating") if console.is_terminal else nullcontext() as status:
@@ -136,6 +135,14 @@ def simulate(
     else:
         _show_read(read)
         show(simulation, output, report, picture=picture, price=price)
+
+
+def _check_sources(configs: Sequence[str], like_run: str | None, rehearsal: str | None) -> None:
+    """Raise click.UsageError if more than one of files, a run and a rehearsal says what to simulate."""
+    if like_run is not None and configs:
+        raise click.UsageError(f"--like {like_run} and {configs[0]}: give one of them")
+    if rehearsal is not None and (configs or like_run):
+        raise click.UsageError(f"--rehearsal {rehearsal} and {[*configs, like_run][0]}: give one of them")
 
 
 def _job(configs: Sequence[str], given: dict[str, Any]) -> tuple[Job, list[dict[str, Any]]]:

@@ -3,10 +3,10 @@
 ``intervals.toml`` is written by ``benchmarks/intervals.py`` from what ``foretrace validate`` printed; nothing
 in it is typed by hand. A figure is likely to lie between two shares of its prediction, in 8 of 10 runs.
 
-A class may be biased so much that less than one run in ten lies on one side of its prediction. The interval
-then reaches as far as the prediction and no further on that side: a range that leaves out the figure it is
-shown with helps nobody, and holds no fewer runs for being wider. What is predicted is not moved by the bias:
-that of a class is that of the models and machines that happen to be in it.
+A class may be biased so much that fewer than one run in ten lies on one side of its predictions. On that side
+the interval then ends at the prediction: a range that excludes the figure it is shown with would help nobody,
+and a wider range contains no fewer runs. The prediction itself is not corrected by the bias, because that
+depends on the models and machines that happen to be in the class.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", required=True, type=click.Path(file_okay=False), help="Run directory to write."
 )
-@click.option("--name", default="", help="What to call the run. Left out: the last part of the directory.")
+@click.option("--name", default="", help="Name of the run. [default: the last part of the directory]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def ingest(paths: tuple[str, ...], output: str, name: str, *, as_json: bool) -> None:
     """Take over a trace of another tool as a run.

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from traces.analysis.hang import Wait
+    from traces.analysis.mismatch import Mismatch
+    from traces.run import Run
 
 PERFETTO_SPANS: Final = 5_000_000
 """Spans that Perfetto's page can hold: it needs 2 to 4 times the file in a memory of 2 GB
@@ -22,8 +28,12 @@ PARTIAL: Final = click.option(
 @click.command()
 @click.argument("run", type=click.Path())
 @PARTIAL
-@click.option("--gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for costs in money.")
-@click.option("--bus-limit", help="Bus bandwidth that links allow, e.g. '400 GB/s', if RUN does not say.")
+@click.option(
+    "--gpu-hour",
+    type=click.FloatRange(min=0),
+    help="Price of a GPU-hour in dollars, to show what is lost in dollars.",
+)
+@click.option("--bus-limit", help="Bus bandwidth of the links, e.g. '400 GB/s', if RUN does not tell.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial: bool, as_json: bool) -> None:
     """Where the time of a run goes, rank by rank; adds up to 100 %.
@@ -35,7 +45,7 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
     from traces.analysis.everything import analysis
     from traces.analysis.findings import findings
     from traces.analysis.hang import hang
-    from traces.analysis.metrics import breakdown, summarize
+    from traces.analysis.metrics import summarize
     from traces.analysis.mismatch import mismatches
     from traces.errors import RunError
     from traces.opening import open_whole
@@ -56,8 +66,7 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
         if not stuck and not differing:
             raise
         if as_json:
-            told = {"hang": [wait.to_dict() for wait in stuck]}
-            click.echo(json.dumps({"run": run, **told, "mismatches": [one.to_dict() for one in differing]}))
+            click.echo(json.dumps({"run": run, **_stuck(stuck, differing)}))
         else:
             show_mismatches(differing)
             show_hang(stuck)
@@ -70,22 +79,31 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
         show_findings(opened, findings(opened, gpu_hour, limit_bytes_per_s=limit))
         show_critical_path(opened)
         return
-    ranks = [
-        {
-            "rank": row.rank,
-            "step": row.step,
-            "represents": row.represents,
-            "window_ns": row.window_ns,
-            "ns": row.ns,
-            "shares": row.shares,
-            "hidden_ns": row.hidden_ns,
-        }
-        for row in breakdown(opened)
-    ]
-    document = {"run": run, **summary, "ranks": ranks, "warnings": list(opened.warnings)}
-    document["hang"] = [wait.to_dict() for wait in stuck]
-    document["mismatches"] = [one.to_dict() for one in differing]
-    click.echo(json.dumps(document | analysis(opened, gpu_hour, limit_bytes_per_s=limit)))
+    document = {
+        "run": run,
+        **summary,
+        "ranks": _steps_of_ranks(opened),
+        "warnings": list(opened.warnings),
+        **_stuck(stuck, differing),
+        **analysis(opened, gpu_hour, limit_bytes_per_s=limit),
+    }
+    click.echo(json.dumps(document))
+
+
+def _stuck(waits: Sequence[Wait], differing: Sequence[Mismatch]) -> dict[str, Any]:
+    """Return as JSON what a run waits for, and where its ranks do not agree."""
+    return {
+        "hang": [wait.to_dict() for wait in waits],
+        "mismatches": [one.to_dict() for one in differing],
+    }
+
+
+def _steps_of_ranks(opened: Run) -> list[dict[str, Any]]:
+    """Return as JSON what each step of each rank is made of."""
+    from traces.analysis.metrics import breakdown
+
+    names = ("rank", "step", "represents", "window_ns", "ns", "shares", "hidden_ns")
+    return [{name: getattr(row, name) for name in names} for row in breakdown(opened)]
 
 
 @click.command()
@@ -118,10 +136,10 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
 @click.option(
     "--format",
     "kind",
-    help="perfetto, chrome, kineto, chakra, csv or parquet.  [default: what FILE's ending says]",
+    help="Format: perfetto, chrome, kineto, chakra, csv or parquet.  [default: from the ending of FILE]",
 )
 @click.option(
-    "--ranks", help="Whose spans: 0-7,9 or all; folded ranks are expanded.  [default: those stored]"
+    "--ranks", help="Ranks to write, e.g. 0-7,9, or all; folded ranks are expanded.  [default: those stored]"
 )
 @PARTIAL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -13,17 +13,38 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--model", required=True, help="A preset such as llama2-13b, or a config.json.")
-@click.option("--cluster", default="dgx-h100", show_default=True, help="A machine or its TOML file.")
-@click.option("--gpus", required=True, type=click.IntRange(1), help="How many.")
+@click.option("--model", required=True, help="Model: a preset such as llama2-13b, or a config.json.")
+@click.option("--cluster", default="dgx-h100", show_default=True, help="Machine: a name or a TOML file.")
+@click.option("--gpus", required=True, type=click.IntRange(1), help="GPUs to use.")
 @click.option(
     "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
 )
-@click.option("--global-batch", type=click.IntRange(1), help="Sequences per step. [default: 8 per GPU]")
-@click.option("--micro-batch", type=click.IntRange(1), help="Sequences at a time. [default: the fastest]")
-@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True)
-@click.option("--kernels", type=click.Choice(["fused", "eager"]), default="fused", show_default=True)
-@click.option("--framework", default="torchtitan", show_default=True, help="Whose conventions, for sharding.")
+@click.option(
+    "--global-batch", type=click.IntRange(1), help="Sequences per optimizer step. [default: 8 per GPU]"
+)
+@click.option(
+    "--micro-batch", type=click.IntRange(1), help="Sequences per micro-batch. [default: the fastest]"
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["bf16", "fp16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Type of the elements that are computed with.",
+)
+@click.option(
+    "--kernels",
+    type=click.Choice(["fused", "eager"]),
+    default="fused",
+    show_default=True,
+    help="Element-wise work as fused or eager kernels.",
+)
+@click.option(
+    "--framework",
+    default="torchtitan",
+    show_default=True,
+    help="Framework whose conventions hold for sharding.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def advise(*, as_json: bool, **flags: Any) -> None:
     """Say in words how a model trains on some GPUs: what fits, what is missing where not, what is best.

@@ -2,8 +2,8 @@
 
 The order is that of the tables which practitioners go by: replicate, then shard more and more, then compute
 again what was kept, then move to the host, then train less of the model, then cut the model itself. Every
-rung is a handful of jobs; the fastest that fits speaks for it, where one that leaves more room is not as
-fast as far as measurements tell; or else the one that is closest to fitting.
+rung stands for a few jobs. It is represented by the fastest job that fits or, if measurements could not tell
+the two apart, by one that leaves more room; if no job fits, by the one that comes closest.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """What came of a way.
+    """The outcome of one way to train.
 
     Attributes:
         way: the way of training.
-        job: what speaks for it; None where nothing is possible.
+        job: the job that represents it; None if none is possible.
         ranks: its memory.
         summary: what ``simulate`` says; None where it does not fit.
         note: why there is no job.
@@ -141,7 +141,7 @@ class Question:
 
 
 def climb(question: Question, progress: Progress | None = None) -> list[Rung]:
-    """Return what comes of every way, in the order of the ladder.
+    """Return the rung of every way, in the order of the ladder.
 
     Raises:
         SimulationError: no job of the question is possible at all.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from simulator.flags import job_settings_options
+from simulator.flags import TargetName, job_settings_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
 WIDEST_VALUE: Final = 40
 """Most letters that a value may take in a table."""
-
-
-class TargetName(click.ParamType[str]):
-    """A tool that jobs are written for; the list is only loaded when one is named."""
-
-    name = "tool"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        """Return the name, if a tool has it."""
-        from simulator.configs.write import TARGETS
-
-        if value not in TARGETS:
-            self.fail(f"{value!r}: one of {', '.join(TARGETS)}", param, ctx)
-        return str(value)
 
 
 @click.command()

@@ -13,34 +13,43 @@ import click
 @click.command()
 @click.argument("run", type=click.Path())
 @click.option("--tokens", required=True, help="Tokens to train on, e.g. 300B or 15T.")
-@click.option("--step-time", help="Instead of that of the run, e.g. '16.3 s'.")
-@click.option("--tokens-per-step", type=click.IntRange(1), help="Where the run does not tell.")
-@click.option("--price", help="Of a GPU, e.g. '2.5 USD/h'. [default: of the machine, if known]")
-@click.option("--mtbf-gpu", help="Between interruptions that one GPU brings. [default: 50700 h]")
-@click.option("--mtbf-node", help="Between failures of a node, beside its GPUs. [default: none]")
-@click.option("--preempted-after", help="Until a spot node is taken away, on average. [default: never]")
-@click.option("--checkpoint-time", help="Training stands still for one. [default: from its size]")
-@click.option("--storage", help="What a node writes of a checkpoint. [default: 2 GB/s]")
-@click.option("--interval", help="Training between checkpoints. [default: the best]")
-@click.option("--restart-time", help="From a failure to the first new step. [default: 10 min]")
+@click.option("--step-time", help="Step time to use instead of the run's, e.g. '16.3 s'.")
+@click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens per step, if the run does not tell.")
+@click.option("--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]")
+@click.option("--mtbf-gpu", help="Mean time between interruptions that one GPU causes. [default: 50700 h]")
+@click.option(
+    "--mtbf-node", help="Mean time between failures of a node, not counting its GPUs. [default: never]"
+)
+@click.option("--preempted-after", help="Mean time until a spot node is taken away. [default: never]")
+@click.option(
+    "--checkpoint-time", help="Time that training stands still for a checkpoint. [default: from its size]"
+)
+@click.option("--storage", help="Rate at which a node writes its part of a checkpoint. [default: 2 GB/s]")
+@click.option("--interval", help="Training time between checkpoints. [default: the best]")
+@click.option("--restart-time", help="Time from a failure to the first new step. [default: 10 min]")
 @click.option(
     "--step-error",
     type=click.FloatRange(0, 2),
-    help="Spread of true step times, 0.1 is 10 %. [default: as measured of such predictions]",
+    help="Spread of true step times around the prediction, 0.1 is 10 %. [default: as measured]",
 )
 @click.option("--slow-gpus", help="Quantiles of how slow a GPU may be, e.g. '99%:1.02, 99.9%:1.15'.")
-@click.option("--start", type=click.DateTime(["%Y-%m-%d"]), help="First day. [default: today]")
-@click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which it has to be done.")
+@click.option(
+    "--start", type=click.DateTime(["%Y-%m-%d"]), help="First day of the training. [default: today]"
+)
+@click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which the training has to be done.")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), help="Dollars that may be spent.")
-@click.option("--samples", type=click.IntRange(1, 1_000_000), default=2000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--samples", type=click.IntRange(1, 1_000_000), default=2000, show_default=True, help="Trainings to draw."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed that makes draws repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
     """Say how long a training takes and costs if its steps are those of RUN and machines fail.
 
     foretrace goodput runs/rehearsal --tokens 15T --price '2.5 USD/h' --by 2027-03-01
     """
-    from simulator.goodput.plan import parse_count, plan, training_of, with_overrides
+    from simulator.goodput.plan import plan
+    from simulator.goodput.training import parse_count, training_of, with_overrides
     from topologies.units import parse_price, parse_time
     from traces.store import open_run
 

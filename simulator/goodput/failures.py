@@ -189,8 +189,8 @@ def sampled_times_s(
         seed: seed of the random numbers.
         step_error: standard deviation of the logarithm of the true step time over the predicted one, the
             same for all steps of one world.
-        stretch: factor on all steps of a world by slow GPUs, from its rank among worlds, uniform in 0 to 1;
-            None: there are none.
+        stretch: maps a uniform number from 0 to 1 to the factor by which slow GPUs stretch all steps of a
+            world; None: no GPU is slow.
 
     Raises:
         GoodputError: as ``expected``.

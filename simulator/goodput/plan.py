@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
-from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.errors import GoodputError
 from simulator.goodput.failures import (
@@ -18,6 +16,7 @@ from simulator.goodput.failures import (
     DAY_S,
     HOUR_S,
     MTBF_GPU_H,
+    Expected,
     Reliability,
     expected,
     failure_rate_per_s,
@@ -25,8 +24,7 @@ from simulator.goodput.failures import (
     sampled_times_s,
 )
 from simulator.goodput.stragglers import SlowGpus, Stragglers
-from traces.analysis.metrics import breakdown, summarize
-from traces.run import Run
+from simulator.goodput.training import Training
 
 STORAGE_BYTES_PER_S: Final = 2e9
 """What one node writes of a checkpoint per second where nothing is said: an assumption, and shown as one."""
@@ -34,43 +32,7 @@ STORAGE_BYTES_PER_S: Final = 2e9
 RESTART_S: Final = 600.0
 """From a failure to the first new step where nothing is said: an assumption, and shown as one."""
 
-INTERVAL_LEVEL: Final = 0.8
-"""Share of measured runs within the intervals that a simulated run carries (``simulator.intervals``)."""
-
 QUANTILES: Final = (0.05, 0.5, 0.95)
-
-_COUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?)")
-_FACTORS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """A training on its machine, as far as its length depends on it.
-
-    Attributes:
-        name: name of the run whose steps these are.
-        step_time_s: one optimizer step.
-        tokens_per_step: tokens of a step, over all ranks.
-        n_gpus: GPUs that are paid for.
-        n_nodes: nodes they are in.
-        n_params: parameters; 0 if unknown.
-        usd_per_gpu_hour: price; None if unknown.
-        step_error: how far measured steps of its class lie around predicted ones, as in ``Risks``; 0 where
-            the step was measured.
-        step_error_from: the runs that this comes from, in words.
-        compute_share: share of the step in which the GPU that does most computes.
-    """
-
-    name: str
-    step_time_s: float
-    tokens_per_step: float
-    n_gpus: int
-    n_nodes: int
-    n_params: int = 0
-    usd_per_gpu_hour: float | None = None
-    step_error: float = 0.0
-    step_error_from: str = ""
-    compute_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,68 +61,6 @@ class Risks:
     interval_s: float | None = None
     step_error: float | None = None
     stragglers: Stragglers | None = None
-
-
-def parse_count(text: str) -> float:
-    """Return ``"15T"`` as a number: K, M, B and T are powers of a thousand.
-
-    >>> parse_count("1.5T"), parse_count("300B")
-    (1500000000000.0, 300000000000.0)
-
-    Raises:
-        GoodputError: that is no such number.
-    """
-    match = _COUNT.fullmatch(text.strip().upper())
-    if match is None or not (value := float(match[1]) * _FACTORS[match[2]]):
-        raise GoodputError(f"{text!r} is not a number of tokens: write e.g. 300B or 15T")
-    return value
-
-
-def training_of(run: Run, *, tokens_per_step: int | None = None) -> Training:
-    """Return the training that *run* is a step of.
-
-    Args:
-        run: simulated or recorded.
-        tokens_per_step: over all ranks, where the run does not tell; None: it does.
-
-    Raises:
-        GoodputError: the run does not tell its tokens per step.
-        TraceError: the run cannot be read.
-    """
-    info, job = run.info, run.info.job or {}
-    step_time_s = float(summarize(run)["step_time_s"])
-    batch, seq_len = job.get("global_batch"), job.get("seq_len")
-    if tokens_per_step is None and isinstance(batch, int) and isinstance(seq_len, int):
-        tokens_per_step = batch * seq_len
-    if tokens_per_step is None:
-        raise GoodputError(
-            f"{run.path} does not tell its tokens per step: give --tokens-per-step, sequences times length"
-        )
-    cluster, model = info.cluster or {}, info.model or {}
-    likely: Mapping[str, Any] = (info.summary or {}).get("intervals") or {}
-    per_node = cluster.get("gpus_per_node") or 8
-    return Training(
-        name=info.name,
-        step_time_s=step_time_s,
-        compute_share=max(row.shares["compute"] for row in breakdown(run)),
-        tokens_per_step=float(tokens_per_step),
-        n_gpus=info.world_size,
-        n_nodes=math.ceil(info.world_size / per_node),
-        n_params=int(model.get("n_params") or 0),
-        usd_per_gpu_hour=cluster.get("price_usd_per_gpu_hour"),
-        step_error=spread_of(likely["step_time_s"]) if "step_time_s" in likely else 0.0,
-        step_error_from=str(likely.get("step_time_from", "")),
-    )
-
-
-def spread_of(interval: Sequence[float]) -> float:
-    """Return the standard deviation of the logarithm of what lies in *interval* in 8 of 10 cases.
-
-    >>> round(spread_of([math.exp(-0.128155), math.exp(0.128155)]), 4)
-    0.1
-    """
-    low, high = interval
-    return math.log(high / low) / (2 * NormalDist().inv_cdf((1 + INTERVAL_LEVEL) / 2))
 
 
 def plan(
@@ -215,31 +115,12 @@ def plan(
         step_error=step_error,
         stretch=slow.stretch if risks.stragglers else None,
     )
-    usd_per_s = (training.usd_per_gpu_hour or 0.0) * training.n_gpus / HOUR_S
-    found: dict[str, Any] = {
+    return {
         **asdict(training),
         "tokens": tokens,
         "start": start.isoformat(),
-        "work_days": work_s / DAY_S,
-        "expected_days": mean.wall_s / DAY_S,
-        "days": {f"{q:.0%}": float(np.quantile(times_s, q)) / DAY_S for q in QUANTILES},
-        "ends": {
-            f"{q:.0%}": (start + timedelta(seconds=float(np.quantile(times_s, q)))).isoformat()
-            for q in QUANTILES
-        },
-        "goodput": work_s / mean.wall_s,
+        **_length(work_s, mean, times_s, start),
         "slowest_gpu": slow.slowest(QUANTILES),
-        "shares": {
-            name: value / mean.wall_s
-            for name, value in (
-                ("training", work_s),
-                ("slow GPUs", mean.work_s - work_s),
-                ("checkpoints", mean.checkpoints_s),
-                ("lost work", mean.lost_s),
-                ("restarts", mean.restarts_s),
-            )
-        },
-        "failures": mean.n_failures,
         "hours_between_failures": None
         if not reliability.failures_per_s
         else 1 / reliability.failures_per_s / HOUR_S,
@@ -250,19 +131,60 @@ def plan(
         "samples": n_samples,
         "seed": seed,
         "rests_on": rests_on,
+        **_chance_by(times_s, start, by),
+        **_money(training, tokens, mean, times_s, budget_usd),
     }
-    if by is not None:
-        limit_s = ((by - start).days + 1) * DAY_S
-        found["by"], found["chance_by"] = by.isoformat(), float((times_s <= limit_s).mean())
-    if training.usd_per_gpu_hour is not None:
-        found["expected_usd"] = mean.wall_s * usd_per_s
-        found["usd_per_1b_tokens"] = mean.wall_s * usd_per_s / (tokens / 1e9)
-    if budget_usd is not None:
-        if training.usd_per_gpu_hour is None:
+
+
+def _length(work_s: float, mean: Expected, times_s: NDArray[np.float64], start: date) -> dict[str, Any]:
+    """Return how long the training takes, and what the time goes into."""
+    quantiles_s = {f"{q:.0%}": float(np.quantile(times_s, q)) for q in QUANTILES}
+    ends = {name: start + timedelta(seconds=time_s) for name, time_s in quantiles_s.items()}
+    parts = {
+        "training": work_s,
+        "slow GPUs": mean.work_s - work_s,
+        "checkpoints": mean.checkpoints_s,
+        "lost work": mean.lost_s,
+        "restarts": mean.restarts_s,
+    }
+    return {
+        "work_days": work_s / DAY_S,
+        "expected_days": mean.wall_s / DAY_S,
+        "days": {name: time_s / DAY_S for name, time_s in quantiles_s.items()},
+        "ends": {name: end.isoformat() for name, end in ends.items()},
+        "goodput": work_s / mean.wall_s,
+        "shares": {name: part_s / mean.wall_s for name, part_s in parts.items()},
+        "failures": mean.n_failures,
+    }
+
+
+def _chance_by(times_s: NDArray[np.float64], start: date, by: date | None) -> dict[str, Any]:
+    """Return how likely the training is done at the end of the day *by*."""
+    if by is None:
+        return {}
+    limit_s = ((by - start).days + 1) * DAY_S
+    return {"by": by.isoformat(), "chance_by": float((times_s <= limit_s).mean())}
+
+
+def _money(
+    training: Training, tokens: float, mean: Expected, times_s: NDArray[np.float64], budget_usd: float | None
+) -> dict[str, Any]:
+    """Return what the training costs, and how likely it stays within a budget."""
+    if training.usd_per_gpu_hour is None:
+        if budget_usd is not None:
             raise GoodputError("a budget needs a price: this machine has none, give --price '2.5 USD/h'")
-        found["budget_usd"] = budget_usd
-        found["chance_in_budget"] = float((times_s * usd_per_s <= budget_usd).mean())
-    return found
+        return {}
+    usd_per_s = training.usd_per_gpu_hour * training.n_gpus / HOUR_S
+    found = {
+        "expected_usd": mean.wall_s * usd_per_s,
+        "usd_per_1b_tokens": mean.wall_s * usd_per_s / (tokens / 1e9),
+    }
+    if budget_usd is None:
+        return found
+    return found | {
+        "budget_usd": budget_usd,
+        "chance_in_budget": float((times_s * usd_per_s <= budget_usd).mean()),
+    }
 
 
 def _reliability(training: Training, risks: Risks) -> tuple[Reliability, list[str]]:
@@ -299,8 +221,3 @@ def _reliability(training: Training, risks: Risks) -> tuple[Reliability, list[st
         restart_s = RESTART_S
         notes.append(f"a restart takes {RESTART_S / 60:.0f} min from failure to the first new step (assumed)")
     return Reliability(failures_per_s=rate, checkpoint_s=checkpoint_s, restart_s=restart_s), notes
-
-
-def with_overrides(training: Training, **given: Any) -> Training:
-    """Return *training* with what the user has said of it; None leaves it as it is."""
-    return replace(training, **{name: value for name, value in given.items() if value is not None})

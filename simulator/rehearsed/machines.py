@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import ConfigError, JobError, SimulationError
-from simulator.goodput.plan import parse_count
+from simulator.goodput.training import parse_count
 from simulator.rehearsed.run import simulate_rehearsal
 from simulator.search.what_if import half_as_fast
 from simulator.simulate import Progress

@@ -7,18 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.search.cli import Choices
+from simulator.search.flags import Choices
 
 if TYPE_CHECKING:
     from simulator.search.bubbles import Bubble
 
 
 @click.command()
-@click.option("--stages", required=True, type=click.IntRange(1, 256), help="Ranks of the pipeline.")
-@click.option("--micro-batches", required=True, type=Choices(int), help="Per step, e.g. 8,16,32,64.")
-@click.option("--schedule", type=Choices(str), default=("1f1b",), help="Schedules. [default: 1f1b]")
-@click.option("--virtual-stages", type=click.IntRange(1), help="Stages per rank, where there is a choice.")
-@click.option("--efficiency", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="To pass.")
+@click.option("--stages", required=True, type=click.IntRange(1, 256), help="Number of pipeline ranks.")
+@click.option(
+    "--micro-batches", required=True, type=Choices(int), help="Micro-batches per step, e.g. 8,16,32,64."
+)
+@click.option(
+    "--schedule", type=Choices(str), default=("1f1b",), help="Schedules to compare. [default: 1f1b]"
+)
+@click.option(
+    "--virtual-stages", type=click.IntRange(1), help="Stages per rank, for schedules that leave a choice."
+)
+@click.option(
+    "--efficiency", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Efficiency to reach."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bubble(*, as_json: bool, **flags: Any) -> None:
     """Say how much of a pipeline idles, and how many micro-batches reach an efficiency.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.configs.cli import TargetName
 from simulator.errors import ConfigError, JobError
+from simulator.search.flags import search_options
 
 if TYPE_CHECKING:
     from simulator.search.found import Found, Ranked
@@ -27,79 +27,8 @@ NEEDED = ("model", "gpus")
 """Flags without which there is nothing to search, unless a rehearsal says them."""
 
 
-class Choices(click.ParamType[tuple[Any, ...]]):
-    """Values in one word, separated by commas; none means every possible one."""
-
-    name = "list"
-
-    def __init__(self, kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> None:
-        self._kind, self._allowed = kind, allowed
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
-        """Return the values as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(self._kind(part.strip()) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r}: whole numbers with commas between them, e.g. 1,2,4", param, ctx)
-        for one in found:
-            if (self._allowed and one not in self._allowed) or (self._kind is int and one < 1):
-                allowed = ", ".join(map(str, self._allowed)) or "whole numbers from 1 on"
-                self.fail(f"{one!r} in {value!r}: {allowed}", param, ctx)
-        return found
-
-
-def _names(which: str) -> Choices:
-    from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
-    from simulator.schedules import SCHEDULES
-
-    known = {"schedule": tuple(SCHEDULES), "sharding": SHARDINGS, "recompute": RECOMPUTES}
-    return Choices(str, {**known, "offload": OFFLOADS}[which])
-
-
 @click.command()
-@click.option("--rehearsal", type=click.Path(), help="Of a script: find the best of the machines for it.")
-@click.option("--model", help="A preset such as llama3-70b, or a config.json.")
-@click.option("--cluster", required=True, multiple=True, help="A machine or its TOML file; several compete.")
-@click.option("--gpus", type=Choices(int), help="How many; several compete, e.g. 256,512.")
-@click.option(
-    "--global-batch", type=click.IntRange(1), help="Sequences per optimizer step. [default: 4 Mi tokens]"
-)
-@click.option(
-    "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
-)
-@click.option("--tp", type=Choices(int), default=(), help="Tensor-parallel degrees to try. [default: all]")
-@click.option("--pp", type=Choices(int), default=(), help="Pipeline degrees to try. [default: all]")
-@click.option("--cp", type=Choices(int), default=(1,), help="Context-parallel degrees to try. [default: 1]")
-@click.option("--ep", type=Choices(int), default=(), help="Expert-parallel degrees to try. [default: all]")
-@click.option("--micro-batch", type=Choices(int), default=(), help="Sizes to try. [default: powers of 2]")
-@click.option("--schedule", type=_names("schedule"), default=None, help="Schedules to try.")
-@click.option("--virtual-stages", type=Choices(int), default=(), help="To try. [default: powers of 2]")
-@click.option("--sharding", type=_names("sharding"), default=None, help="To try. [default: zero1,fsdp]")
-@click.option("--recompute", type=_names("recompute"), default=None, help="To try. [default: all]")
-@click.option("--offload", type=_names("offload"), default=None, help="To try. [default: none]")
-@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True)
-@click.option("--framework", help="Whose conventions. [default: megatron]")
-@click.option("--tokens", help="Budget to give the days for, e.g. 2T.")
-@click.option("--price", help="Of a GPU, e.g. '2.5 USD/h'. [default: of the machine, if known]")
-@click.option(
-    "--by", type=click.Choice(["time", "cost"]), default="time", show_default=True, help="What is best."
-)
-@click.option(
-    "--budget", type=click.FloatRange(0, min_open=True), help="Dollars for --tokens: fastest within."
-)
-@click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Layouts to list.")
-@click.option("--why", type=click.IntRange(2), default=2, show_default=True, help="Say why this one loses.")
-@click.option("--what-if", is_flag=True, help="Search again: links half as fast; twice the batch.")
-@click.option(
-    "--executor",
-    help="Who searches: local, local:4, dask://host:port, ray://host:port. [default: local, if it pays]",
-)
-@click.option("--to", "targets", multiple=True, type=TargetName(), help="Write the best for this tool.")
-@click.option("--report", type=click.Path(dir_okay=False), help="HTML page of all listed layouts to write.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="run.toml of the best one to write.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@search_options
 @click.pass_context
 def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     """Find the fastest layouts that fit: every one is considered, none that could be the best is skipped.

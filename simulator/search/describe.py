@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from simulator.goodput.plan import parse_count
+from simulator.goodput.training import parse_count
 from simulator.memory.ranks import rank_memories
 from simulator.search.found import Counts, Ranked
 from simulator.search.impossible import why_impossible

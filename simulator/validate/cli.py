@@ -27,7 +27,11 @@ def common(command: Command) -> Command:
     """Add what every table takes: the table, ``--worst`` and ``--json``."""
     command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
     command = click.option(
-        "--worst", type=click.IntRange(min=0), default=10, show_default=True, help="Worst rows to list."
+        "--worst",
+        type=click.IntRange(min=0),
+        default=10,
+        show_default=True,
+        help="Number of worst rows to list.",
     )(command)
     return click.argument("table", type=click.Path(dir_okay=False))(command)
 
@@ -48,7 +52,9 @@ def report(validation: Validation, worst: int, *, as_json: bool) -> None:
 @common
 @click.option("--device", help="Device of the catalogue, where the table does not name one.")
 @click.option(
-    "--burst/--sustained", default=None, help="Whether clocks were free of lasting load. [default: by form]"
+    "--burst/--sustained",
+    default=None,
+    help="Whether clocks were free of lasting load. [default: from the form of the table]",
 )
 def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, as_json: bool) -> None:
     """Times of matrix products and attention kernels.
@@ -67,7 +73,7 @@ def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, a
     "machines",
     multiple=True,
     metavar="WORDS=MACHINE",
-    help="What hardware that begins with WORDS is: a machine of the catalogue, or a TOML file. Repeatable.",
+    help="Machine, by name or as a TOML file, for rows whose hardware begins with WORDS. Repeatable.",
 )
 def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: bool) -> None:
     """Times of collectives and transfers between GPUs.
@@ -88,7 +94,9 @@ def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: b
 
 @validate.command()
 @common
-@click.option("--steps", type=click.Path(dir_okay=False), help="Table of steps. [default: steps.csv beside]")
+@click.option(
+    "--steps", type=click.Path(dir_okay=False), help="Table of step times. [default: steps.csv beside TABLE]"
+)
 def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
     """Peak memory of a rank: allocated, reserved, or as nvidia-smi shows it.
 
@@ -102,9 +110,13 @@ def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
 @validate.command()
 @common
 @click.option(
-    "--ran", type=click.Path(dir_okay=False), help="Runs that completed. [default: memory.csv beside]"
+    "--ran",
+    type=click.Path(dir_okay=False),
+    help="Table of runs that completed. [default: memory.csv beside TABLE]",
 )
-@click.option("--steps", type=click.Path(dir_okay=False), help="Table of steps. [default: steps.csv beside]")
+@click.option(
+    "--steps", type=click.Path(dir_okay=False), help="Table of step times. [default: steps.csv beside TABLE]"
+)
 def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: bool) -> None:
     """Whether runs fit into memory: those that failed, and those that completed.
 
@@ -126,10 +138,14 @@ def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: 
 @validate.command()
 @common
 @click.option(
-    "--calibrate", type=click.Choice(["one-run"]), help="Fit each machine on one of its runs; score the rest."
+    "--calibrate",
+    type=click.Choice(["one-run"]),
+    help="Calibrate each model on a machine with one of its runs, and score the rest.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes. [default: one per processor]")
-@click.option("--html", type=click.Path(dir_okay=False), help="Page to write: predicted against measured.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes to use. [default: one per processor]")
+@click.option(
+    "--html", type=click.Path(dir_okay=False), help="HTML page to write, predicted against measured."
+)
 def steps(
     table: str, worst: int, calibrate: str | None, workers: int | None, html: str | None, *, as_json: bool
 ) -> None:

@@ -27,7 +27,8 @@ from simulator.goodput.failures import (
     optimal_interval_s,
     sampled_times_s,
 )
-from simulator.goodput.plan import Risks, Training, plan, training_of
+from simulator.goodput.plan import Risks, plan
+from simulator.goodput.training import Training, training_of
 from simulator.simulate import simulate
 from traces.store import open_run
 

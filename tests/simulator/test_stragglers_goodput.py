@@ -15,8 +15,9 @@ from hypothesis.strategies import integers
 from foretrace import main
 from simulator.config import job_from
 from simulator.errors import GoodputError
-from simulator.goodput.plan import Risks, Training, plan, training_of
+from simulator.goodput.plan import Risks, plan
 from simulator.goodput.stragglers import SlowGpus, parse_stragglers
+from simulator.goodput.training import Training, training_of
 from simulator.simulate import simulate
 from traces.store import open_run
 

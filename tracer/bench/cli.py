@@ -44,12 +44,20 @@ bench.add_command(clock)
 
 
 @bench.command("kernels")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: a GPU if there is one.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Default: bf16, on a CPU fp32.")
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="Device to measure. [default: cuda if there is a GPU]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bf16", "fp16", "fp32"]),
+    help="Type of the elements. [default: bf16, on a CPU fp32]",
+)
 @click.option(
     "--against",
     metavar="NAME",
-    help="Device or machine that promises: a name of the catalogue or a TOML file; by default what the GPU "
+    help="Device or machine to compare with: a name of the catalogue or a TOML file; by default what the GPU "
     "calls itself.",
 )
 @click.option(
@@ -59,10 +67,16 @@ bench.add_command(clock)
     help="Seconds of lasting load per large product, 0 for bursts only.  [default: 1 on a GPU, 0 on a CPU]",
 )
 @click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of a CPU that compute."
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Threads that compute, on a CPU.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a table, kernels.csv.")
-@click.option("--device-file", type=click.Path(path_type=Path), help="Write the device as a TOML file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="CSV table of the times to write.")
+@click.option(
+    "--device-file", type=click.Path(path_type=Path), help="TOML file to write, which describes this device."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context
 def kernels(

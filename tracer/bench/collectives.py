@@ -1,4 +1,4 @@
-"""Times collectives, links and ranks of a world, one process of which this is."""
+"""Times collectives, links and ranks of a world; this process is one of its ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WARM_UP: Final = 2
 """Calls before those that count: buffers are allocated, connections made."""
 
 SLOW: Final = 1.5
-"""How many times the middle link or rank a slow one takes. On a machine that nobody else uses links of one
-kind differ by a few percent; a link at half its width, as a retrained lane or a missing rail has it, by 2."""
+"""Time over the median above which a link or rank is slow. On a machine of its own links of one kind
+differ by a few percent; a link at half its width, as a retrained lane or a missing rail has it, by 2."""
 
 LINK_BYTES: Final = 8 << 20
 """Message by which links are compared: large enough for bandwidth to rule."""

@@ -21,14 +21,26 @@ FAR_BELOW: Final = 0.5
     type=click.IntRange(min=2),
     default=2,
     show_default=True,
-    help="To start, without torchrun.",
+    help="Processes to start, if not under torchrun.",
 )
 @click.option(
-    "--backend", type=click.Choice(["gloo", "nccl"]), help="Default: nccl if there is a GPU for each."
+    "--backend",
+    type=click.Choice(["gloo", "nccl"]),
+    help="Backend of the collectives. [default: nccl if each process has a GPU, else gloo]",
 )
-@click.option("--sizes", default=SIZES, show_default=True, help="Whole arrays, as nccl-tests counts them.")
-@click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Calls of each.")
-@click.option("--against", metavar="NAME", help="Machine that promises: of the catalogue, or a TOML file.")
+@click.option(
+    "--sizes", default=SIZES, show_default=True, help="Sizes of whole arrays, as nccl-tests counts them."
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=3),
+    default=7,
+    show_default=True,
+    help="Timed calls of each collective.",
+)
+@click.option(
+    "--against", metavar="NAME", help="Machine to compare with: a name of the catalogue or a TOML file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context
 def collectives(
@@ -79,10 +91,14 @@ def collectives(
     type=click.IntRange(min=2),
     default=2,
     show_default=True,
-    help="To start, without torchrun.",
+    help="Processes to start, if not under torchrun.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Over which to see drift."
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="Seconds over which drift is measured.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context

@@ -1,6 +1,7 @@
 """What a recording that goes on, or was stopped, waits for: which communication, and who has not come to it.
 
-Out of ``ranks/rank-*.pending.json``, section 7 of docs/timeline-format.md: a hang never comes to a span.
+Read from ``ranks/rank-*.pending.json`` (section 7 of docs/timeline-format.md), because a communication that
+hangs never becomes a span.
 """
 
 from __future__ import annotations

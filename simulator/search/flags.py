@@ -1,0 +1,160 @@
+"""The flags of ``foretrace search``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from simulator.flags import TargetName
+from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
+from simulator.schedules import SCHEDULES
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+class Choices(click.ParamType[tuple[Any, ...]]):
+    """Values in one word, separated by commas; none means every possible one."""
+
+    name = "list"
+
+    def __init__(self, kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> None:
+        self._kind, self._allowed = kind, allowed
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+        """Return the values as a tuple."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(self._kind(part.strip()) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r}: whole numbers with commas between them, e.g. 1,2,4", param, ctx)
+        for one in found:
+            if (self._allowed and one not in self._allowed) or (self._kind is int and one < 1):
+                allowed = ", ".join(map(str, self._allowed)) or "whole numbers from 1 on"
+                self.fail(f"{one!r} in {value!r}: {allowed}", param, ctx)
+        return found
+
+
+def _names(which: str) -> Choices:
+    known = {"schedule": tuple(SCHEDULES), "sharding": SHARDINGS, "recompute": RECOMPUTES}
+    return Choices(str, {**known, "offload": OFFLOADS}[which])
+
+
+OPTIONS: Final = (
+    click.option(
+        "--rehearsal",
+        type=click.Path(),
+        help="Rehearsal of a script: find the best machine for it instead of a layout.",
+    ),
+    click.option("--model", help="Model: a preset such as llama3-70b, or a config.json."),
+    click.option(
+        "--cluster",
+        required=True,
+        multiple=True,
+        help="Machine: a name or a TOML file. Repeatable: several compete.",
+    ),
+    click.option("--gpus", type=Choices(int), help="GPUs to use; several numbers compete, e.g. 256,512."),
+    click.option(
+        "--global-batch", type=click.IntRange(1), help="Sequences per optimizer step. [default: 4 Mi tokens]"
+    ),
+    click.option(
+        "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
+    ),
+    click.option(
+        "--tp", type=Choices(int), default=(), help="Tensor-parallel degrees to try. [default: all]"
+    ),
+    click.option("--pp", type=Choices(int), default=(), help="Pipeline degrees to try. [default: all]"),
+    click.option(
+        "--cp", type=Choices(int), default=(1,), help="Context-parallel degrees to try. [default: 1]"
+    ),
+    click.option(
+        "--ep", type=Choices(int), default=(), help="Expert-parallel degrees to try. [default: all]"
+    ),
+    click.option(
+        "--micro-batch", type=Choices(int), default=(), help="Micro-batches to try. [default: powers of 2]"
+    ),
+    click.option("--schedule", type=_names("schedule"), default=None, help="Pipeline schedules to try."),
+    click.option(
+        "--virtual-stages",
+        type=Choices(int),
+        default=(),
+        help="Stages per rank to try. [default: powers of 2]",
+    ),
+    click.option(
+        "--sharding", type=_names("sharding"), default=None, help="Shardings to try. [default: zero1,fsdp]"
+    ),
+    click.option(
+        "--recompute", type=_names("recompute"), default=None, help="Recomputations to try. [default: all]"
+    ),
+    click.option(
+        "--offload", type=_names("offload"), default=None, help="Offloadings to try. [default: none]"
+    ),
+    click.option(
+        "--precision", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True
+    ),
+    click.option("--framework", help="Framework whose conventions hold. [default: megatron]"),
+    click.option("--tokens", help="Tokens to train on, e.g. 2T: shows days and dollars."),
+    click.option(
+        "--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]"
+    ),
+    click.option(
+        "--by",
+        type=click.Choice(["time", "cost"]),
+        default="time",
+        show_default=True,
+        help="What makes a layout the best.",
+    ),
+    click.option(
+        "--budget",
+        type=click.FloatRange(0, min_open=True),
+        help="Dollars that --tokens may cost: only layouts within count.",
+    ),
+    click.option(
+        "--top",
+        type=click.IntRange(1, 1000),
+        default=10,
+        show_default=True,
+        help="Layouts to list.",
+    ),
+    click.option(
+        "--why",
+        type=click.IntRange(2),
+        default=2,
+        show_default=True,
+        help="Place of the layout to compare with the best.",
+    ),
+    click.option(
+        "--what-if", is_flag=True, help="Search again with links half as fast, and with twice the batch."
+    ),
+    click.option(
+        "--executor",
+        help="Who searches: local, local:4, dask://host:port, ray://host:port. [default: local, if it pays]",
+    ),
+    click.option(
+        "--to",
+        "targets",
+        multiple=True,
+        type=TargetName(),
+        help="Also write the best layout as settings of this tool. Repeatable.",
+    ),
+    click.option(
+        "--report", type=click.Path(dir_okay=False), help="HTML page to write, with all listed layouts."
+    ),
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(dir_okay=False),
+        help="TOML file to write, with the settings of the best layout.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+)
+"""In the order of ``--help``."""
+
+
+def search_options(command: Command) -> Command:
+    """Add the flags to a command."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
