@@ -60,7 +60,7 @@ class RunInfo:
         summary: headline figures that the writer knew, e.g. ``step_time_s``.
         warnings: what a reader should know before trusting the run.
         dropped: how many spans (or other things) the writer lost, by reason.
-        versions: of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
+        versions: versions of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
         started: ISO 8601 time of the start, None for a simulated run.
         finished: whether the writer came to its end.
         format_version: version of the format; readers refuse a newer one.
@@ -134,10 +134,6 @@ class RunInfo:
             return cls(**values)
         except TraceError as error:
             raise RunError(f"{source} does not describe a run: {error}") from error
-
-    def groups_of(self, rank: int) -> list[Group]:
-        """Return the process groups that *rank* belongs to, in the order of ``groups``."""
-        return [group for group in self.groups if rank in group.ranks]
 
     @property
     def recorded_ranks(self) -> tuple[int, ...]:

@@ -37,8 +37,6 @@ def _lora(**settings: Any) -> tuple[Settings, ...]:
     )
 
 
-_RECOMPUTED: Final[Settings] = {"sharding": "fsdp", "recompute": "full"}
-
 WAYS: Final[tuple[Way, ...]] = (
     Way("ddp", "DDP", ({"sharding": "ddp"},)),
     Way("zero1", "ZeRO-1 (optimizer states sharded)", ({"sharding": "zero1"},)),

@@ -11,7 +11,6 @@ from simulator.job import FULLY_SHARDED, Job
 
 _STAGES: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_WRAPS: Final = {"block": "TRANSFORMER_BASED_WRAP", "model": "NO_WRAP"}
 _DEVICES: Final = {"host": "cpu", "nvme": "nvme"}
 
 Table = dict[str, Any]

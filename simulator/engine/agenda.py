@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.arrays import NEVER
+from simulator.engine.deadlock import NEVER
 from simulator.engine.jit import jit
 from simulator.engine.shared_gpus import DUE
 from simulator.program import Int64Array

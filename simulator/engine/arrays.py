@@ -6,11 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from simulator.engine.deadlock import NEVER
 from simulator.engine.jit import jit
 from simulator.program import Int32Array, Int64Array
-
-NEVER: Final = -1
-"""Start or end of a task that has not started or ended."""
 
 
 def previous_on_stream(rank: Int32Array, stream: Int32Array, n_streams: int) -> Int64Array:

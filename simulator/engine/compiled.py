@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from simulator.engine.arrays import NEVER, csr, successors
+from simulator.engine.arrays import csr, successors
 from simulator.engine.arrays import previous as previous_of
 from simulator.engine.changes import Change, Throttle, without_links
-from simulator.engine.deadlock import explain
+from simulator.engine.deadlock import NEVER, explain
 from simulator.engine.jit import jit, words
 from simulator.engine.spans import spans
 from simulator.engine.together import Together, numbered

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from simulator.program import Int64Array, Program
+
+NEVER: Final = -1
+"""Start or end of a task that has not started or ended."""
 
 
 def explain(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> str:
@@ -15,8 +20,8 @@ def explain(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> str:
 
     Args:
         program: the program that stopped.
-        start_ns: start of each task, -1 if it never started.
-        end_ns: end of each task, -1 if it never ended.
+        start_ns: start of each task, ``NEVER`` if it never started.
+        end_ns: end of each task, ``NEVER`` if it never ended.
     """
     stuck = np.flatnonzero((start_ns >= 0) & (end_ns < 0) & (program.instance >= 0))
     if not len(stuck):

@@ -19,7 +19,7 @@ import pyarrow as pa
 from simpy import Environment, Event
 
 from simulator.engine.changes import Change, Throttle, without_links
-from simulator.engine.deadlock import explain
+from simulator.engine.deadlock import NEVER, explain
 from simulator.engine.gpus import Gpus
 from simulator.engine.spans import spans
 from simulator.errors import ProgramError
@@ -27,9 +27,6 @@ from simulator.program import Int64Array, Program, transfer_ns
 
 NAME: Final = "event"
 """Name of this engine in summaries."""
-
-NEVER: Final = -1
-"""Start or end of a task that has not started or ended."""
 
 
 def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:

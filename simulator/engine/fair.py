@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.arrays import NEVER
+from simulator.engine.deadlock import NEVER
 from simulator.engine.jit import jit
 from simulator.network.fluid import FULL, ROUNDING_NS
 from simulator.program import Int64Array
@@ -35,7 +35,7 @@ def fair_rates(
         ways: links of every transfer.
         scratch: for every link two floats and an integer, to work with.
         capacity: what is left of the width of every link, as a share.
-        rate: of every transfer; those of *active* are set.
+        rate: rate of every transfer; those of *active* are set.
     """
     start, link, _ = ways
     demand, free, seen = scratch

@@ -17,12 +17,11 @@ import numpy as np
 from simulator.engine.agenda import Heap
 from simulator.engine.agenda import due as _due_now
 from simulator.engine.agenda import plan as _planned
-from simulator.engine.arrays import NEVER
 from simulator.engine.arrays import csr as _csr
 from simulator.engine.arrays import previous as _previous
 from simulator.engine.arrays import successors as _successors
 from simulator.engine.changes import Throttle
-from simulator.engine.deadlock import explain
+from simulator.engine.deadlock import NEVER, explain
 from simulator.engine.fair import Floats, Ways
 from simulator.engine.fair import move as _move
 from simulator.engine.fair import next_end as _next_end

@@ -9,11 +9,12 @@ from typing import Final, Protocol
 from simulator.builder.stages import job_pairs, job_plan, n_stages, stage_layers
 from simulator.job import Job
 from simulator.memory.activations import layer_input_bytes
-from simulator.memory.stage import FIXED, StageMemory, stage_memory
+from simulator.memory.stage import Peak, StageMemory, stage_memory
 from simulator.schedules import Action, held_stages, in_flight
 
 SHARED: Final = ("gathered", "buffers", "reserved")
-"""Categories of which a rank needs as much as the most demanding of its stages; the others add up."""
+"""Categories of which a rank needs as much as the most demanding of its stages; the others add up, and so does
+what is gathered where stages stay whole from the first micro-batch to the last."""
 
 
 class OfStage(Protocol):
@@ -26,7 +27,7 @@ class OfStage(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class RankMemory(Peak):
     """Memory of every rank of one pipeline rank.
 
     Attributes:
@@ -38,7 +39,6 @@ class RankMemory:
         ahead_bytes: by stage, what a forward keeps before the backward that it runs together with frees as
             much: one layer, as they take turns.
         brought_back_bytes: what recomputation brings back during a backward.
-        items: bytes by category at the worst moment, as in ``StageMemory``.
         when: that worst moment of its fullest stage, in words.
     """
 
@@ -49,22 +49,7 @@ class RankMemory:
     kept_bytes: Mapping[int, int]
     ahead_bytes: Mapping[int, int]
     brought_back_bytes: int
-    items: Mapping[str, int]
     when: str
-
-    @property
-    def peak_bytes(self) -> int:
-        """All categories together."""
-        return sum(self.items.values())
-
-    @property
-    def fixed_bytes(self) -> int:
-        """What is held all the time: model states and what is reserved."""
-        return sum(self.items[name] for name in FIXED)
-
-    def largest(self, n: int = 3) -> list[tuple[str, int]]:
-        """Return the *n* largest categories with their bytes, largest first."""
-        return sorted(self.items.items(), key=lambda item: -item[1])[:n]
 
 
 def rank_memories(job: Job) -> list[RankMemory]:
@@ -100,8 +85,9 @@ def rank_memory(
     brought_back = max(part.items["activations"] - kept[s] * part.in_flight for s, part in parts.items())
     if not job.deallocate_outputs:
         kept = {stage: size + (stage != last) * layer_input_bytes(job) for stage, size in kept.items()}
+    shared = [name for name in SHARED if name != "gathered" or not job.keeps_stages_whole]
     items = {
-        name: (max if name in SHARED else sum)(part.items[name] for part in parts.values())
+        name: (max if name in shared else sum)(part.items[name] for part in parts.values())
         for name in parts[stages[0]].items
     }
     ahead = {stage: -(-kept[stage] // max(len(layers[stage]), 1)) for stage in stages}

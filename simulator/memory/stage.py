@@ -20,34 +20,24 @@ from simulator.memory.states import StateBytes, sharding_units, stage_states, st
 from simulator.workload.ops import DTYPE_BYTES
 from simulator.workload.recompute import as_kept, recomputes
 
-__all__ = ["FIXED", "StageMemory", "StateBytes", "stage_memory", "state_bytes"]
+__all__ = ["FIXED", "Peak", "StageMemory", "StateBytes", "stage_memory", "state_bytes"]
 
 FIXED = ("parameters", "gradients", "optimizer", "reserved")
 """Categories that are held from the first step to the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """Memory of every rank of one pipeline stage.
+class Peak:
+    """Bytes by category at the worst moment.
 
     Attributes:
-        stage: pipeline stage.
-        in_flight: micro-batches whose activations are held at once.
-        activation_bytes_per_microbatch: what one micro-batch keeps between its forward and its backward.
-        items: bytes by category at the worst moment: ``parameters``, ``gradients``, ``optimizer``,
-            ``activations`` (of all micro-batches in flight, and what recomputation brings back), ``gathered``
-            (parameters and gradients of sharded layers while they are whole), ``logits``, ``buffers``
-            (gradients of activations, messages between stages), ``reserved`` (context and libraries).
-        when: that worst moment, in words.
-        host_bytes: what ``job.offload`` keeps in the memory of the host instead.
+        items: ``parameters``, ``gradients``, ``optimizer``, ``activations`` (of all micro-batches in flight,
+            and what recomputation brings back), ``gathered`` (parameters and gradients of sharded layers
+            while they are whole), ``logits``, ``buffers`` (gradients of activations, messages between
+            stages), ``reserved`` (context and libraries).
     """
 
-    stage: int
-    in_flight: int
-    activation_bytes_per_microbatch: int
     items: Mapping[str, int]
-    when: str = AT_LAYER
-    host_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -59,13 +49,28 @@ class StageMemory:
         """What is held all the time: model states and what is reserved."""
         return sum(self.items[name] for name in FIXED)
 
-    def baseline(self) -> dict[str, int]:
-        """Return bytes by category between two steps, when no micro-batch is in flight."""
-        return {name: size if name in FIXED else 0 for name, size in self.items.items()}
-
     def largest(self, n: int = 3) -> list[tuple[str, int]]:
         """Return the *n* largest categories with their bytes, largest first."""
         return sorted(self.items.items(), key=lambda item: -item[1])[:n]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory(Peak):
+    """Memory of every rank of one pipeline stage.
+
+    Attributes:
+        stage: pipeline stage.
+        in_flight: micro-batches whose activations are held at once.
+        activation_bytes_per_microbatch: what one micro-batch keeps between its forward and its backward.
+        when: that worst moment, in words.
+        host_bytes: what ``job.offload`` keeps in the memory of the host instead.
+    """
+
+    stage: int
+    in_flight: int
+    activation_bytes_per_microbatch: int
+    when: str = AT_LAYER
+    host_bytes: int = 0
 
 
 def stage_memory(

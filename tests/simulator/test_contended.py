@@ -16,6 +16,7 @@ from simulator.errors import ProgramError
 from simulator.network.cost import Network
 from simulator.program import Label, Program, Transfer
 from simulator.workload.dispatch import Routing
+from tests.simulator.made_programs import program_of
 from topologies.catalog import load_cluster
 
 STREAMS = ("compute", "tp", "dp")
@@ -33,43 +34,27 @@ def program(
     """
     ranks = sorted({rank for _, members, _ in meetings for rank in members})
     rows = [(rank, 0, work_ns, -1) for rank in ranks]
-    for at, (stream, members, _) in enumerate(meetings):
-        rows += [(rank, stream, 0, at) for rank in members]
-    n = len(rows)
-    columns = np.array(rows, np.int64).reshape(n, 4).T
-    minus, zeros = np.full(n, -1, np.int32), np.zeros(n, np.int64)
+    for at, (lane, members, _) in enumerate(meetings):
+        rows += [(rank, lane, 0, at) for rank in members]
+    rank, stream, duration_ns, instance = zip(*rows, strict=True)
     labels = (
         Label("compute", "forward", "mlp"),
         *(Label("collective", kind, "", "tp") for kind in KINDS),
     )
     label = [
-        0 if instance < 0 else 1 + KINDS.index((kinds or {}).get(int(rank), "all_reduce"))
-        for rank, instance in zip(columns[0], columns[3], strict=True)
+        0 if met < 0 else 1 + KINDS.index((kinds or {}).get(one, "all_reduce"))
+        for one, met in zip(rank, instance, strict=True)
     ]
-    return Program(
-        rank=columns[0].astype(np.int32),
-        stream=columns[1].astype(np.int32),
-        label=np.array(label, np.int32),
-        duration_ns=columns[2],
-        instance=columns[3],
-        microbatch=minus,
-        layer=minus,
-        stage=minus,
-        virtual_stage=minus,
-        step=np.zeros(n, np.int32),
-        peer=minus,
-        flops=zeros,
-        bytes_moved=zeros,
-        dep_start=np.zeros(n + 1, np.int64),
-        deps=np.zeros(0, np.int64),
+    return program_of(
+        rank=rank,
+        stream=stream,
+        label=label,
+        duration_ns=duration_ns,
+        instance=instance,
+        deps=[()] * len(rows),
         streams=STREAMS,
         labels=labels,
-        instance_size_bytes=np.full(len(meetings), 1024, np.int64),
-        instance_group=np.arange(len(meetings), dtype=np.int32),
-        instance_sequence=np.zeros(len(meetings), np.int64),
-        instance_participants=np.array([len(members) for _, members, _ in meetings], np.int32),
-        transfers=tuple(cost for _, _, cost in meetings),
-        instance_transfer=np.arange(len(meetings), dtype=np.int32),
+        transfers=[cost for _, _, cost in meetings],
     )
 
 

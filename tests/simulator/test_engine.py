@@ -21,6 +21,7 @@ from simulator.engine.jit import jit, words
 from simulator.errors import EngineError, ProgramError
 from simulator.program import Label, Program, Transfer
 from simulator.schedules import Action, plan
+from tests.simulator.made_programs import program_of
 
 STREAMS = ("compute", "tp", "dp")
 ENGINES = [event, compiled]
@@ -38,34 +39,19 @@ class Task:
 
 def make(tasks: list[Task], costs: list[int], participants: list[int] | None = None) -> Program:
     """Return the program of *tasks*; communication *i* takes ``costs[i]`` ns."""
-    n = len(tasks)
-    instance = np.array([task.instance for task in tasks], np.int64)
-    counted = [int((instance == i).sum()) for i in range(len(costs))]
-    minus, zeros = np.full(n, -1, np.int32), np.zeros(n, np.int64)
-    return Program(
-        rank=np.array([task.rank for task in tasks], np.int32),
-        stream=np.array([task.stream for task in tasks], np.int32),
-        label=(instance >= 0).astype(np.int32),
-        duration_ns=np.array([task.duration_ns for task in tasks], np.int64),
-        instance=instance,
-        microbatch=minus,
-        layer=minus,
-        stage=minus,
-        virtual_stage=minus,
-        step=np.array([task.step for task in tasks], np.int32),
-        peer=minus,
-        flops=zeros,
-        bytes_moved=zeros,
-        dep_start=np.cumsum([0, *(len(task.deps) for task in tasks)]).astype(np.int64),
-        deps=np.array([dep for task in tasks for dep in task.deps], np.int64),
+    fields = {} if participants is None else {"instance_participants": np.array(participants, np.int32)}
+    return program_of(
+        rank=[task.rank for task in tasks],
+        stream=[task.stream for task in tasks],
+        label=[int(task.instance >= 0) for task in tasks],
+        duration_ns=[task.duration_ns for task in tasks],
+        instance=[task.instance for task in tasks],
+        deps=[task.deps for task in tasks],
         streams=STREAMS,
         labels=(Label("compute", "forward", "mlp"), Label("collective", "all_reduce", "mlp", "tp", "bf16")),
-        instance_size_bytes=np.full(len(costs), 1024, np.int64),
-        instance_group=np.full(len(costs), 7, np.int32),
-        instance_sequence=np.arange(len(costs), dtype=np.int64),
-        instance_participants=np.array(participants or counted, np.int32),
-        transfers=tuple(Transfer(cost // 2, cost - cost // 2) for cost in costs),
-        instance_transfer=np.arange(len(costs), dtype=np.int32),
+        transfers=[Transfer(cost // 2, cost - cost // 2) for cost in costs],
+        step=np.array([task.step for task in tasks], np.int32),
+        **fields,
     )
 
 

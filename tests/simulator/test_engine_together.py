@@ -15,6 +15,7 @@ from simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, WAYS, Above, 
 from simulator.engine.slowdown import MOST, slowdown
 from simulator.errors import EngineError, ProgramError
 from simulator.program import Label, Program, Transfer
+from tests.simulator.made_programs import program_of
 
 STREAMS = ("compute", "tp", "dp", "host")
 LABELS = (
@@ -32,34 +33,18 @@ Row = tuple[int, int, int, int, int, list[int], int]
 
 def make(rows: list[Row], transfers: list[Transfer]) -> Program:
     """Return the program of *rows*; communication *i* costs ``transfers[i]``."""
-    columns = [np.array([row[at] for row in rows], np.int64) for at in (0, 1, 2, 3, 4, 6)]
-    rank, stream, label, duration_ns, instance, bound = columns
-    n, minus = len(rows), np.full(len(rows), -1, np.int32)
-    return Program(
-        rank=rank.astype(np.int32),
-        stream=stream.astype(np.int32),
-        label=label.astype(np.int32),
+    rank, stream, label, duration_ns, instance, deps, bound = zip(*rows, strict=True) if rows else ((),) * 7
+    return program_of(
+        rank=rank,
+        stream=stream,
+        label=label,
         duration_ns=duration_ns,
         instance=instance,
-        microbatch=minus,
-        layer=minus,
-        stage=minus,
-        virtual_stage=minus,
-        step=np.zeros(n, np.int32),
-        peer=minus,
-        flops=np.zeros(n, np.int64),
-        bytes_moved=np.zeros(n, np.int64),
-        dep_start=np.cumsum([0, *(len(row[5]) for row in rows)]).astype(np.int64),
-        deps=np.array([dep for row in rows for dep in row[5]], np.int64),
+        deps=deps,
         streams=STREAMS,
         labels=LABELS,
-        instance_size_bytes=np.full(len(transfers), 1024, np.int64),
-        instance_group=np.zeros(len(transfers), np.int32),
-        instance_sequence=np.arange(len(transfers), dtype=np.int64),
-        instance_participants=np.array([int((instance == i).sum()) for i in range(len(transfers))], np.int32),
-        transfers=tuple(transfers),
-        instance_transfer=np.arange(len(transfers), dtype=np.int32),
-        memory_bound=bound.astype(np.int32),
+        transfers=transfers,
+        memory_bound=np.array(bound, np.int32),
     )
 
 

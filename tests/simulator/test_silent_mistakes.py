@@ -25,6 +25,7 @@ from simulator.network.cost import Network
 from simulator.network.fluid import Fluid
 from simulator.network.nccl import choice
 from simulator.program import Label, Program, Transfer
+from tests.simulator.made_programs import program_of
 from topologies.catalog import load_cluster
 from topologies.errors import TopologyError
 from topologies.fabric import FabricSpec
@@ -138,33 +139,18 @@ def test_an_algorithm_for_one_dimension_of_a_machine_with_two() -> None:
 
 def program(ranks: Sequence[int], participants: int, deps: Sequence[Sequence[int]] = ()) -> Program:
     """Return one all-reduce of *participants*, of which *ranks* have a task."""
-    n = len(ranks)
-    minus, zeros = np.full(n, -1, np.int32), np.zeros(n, np.int64)
-    waits = [list(found) for found in deps] or [[] for _ in ranks]
-    return Program(
-        rank=np.array(ranks, np.int32),
-        stream=np.zeros(n, np.int32),
-        label=np.zeros(n, np.int32),
-        duration_ns=zeros,
-        instance=zeros,
-        microbatch=minus,
-        layer=minus,
-        stage=minus,
-        virtual_stage=minus,
-        step=np.zeros(n, np.int32),
-        peer=minus,
-        flops=zeros,
-        bytes_moved=zeros,
-        dep_start=np.cumsum([0, *map(len, waits)]).astype(np.int64),
-        deps=np.array([dep for found in waits for dep in found], np.int64),
+    nothing = [0] * len(ranks)
+    return program_of(
+        rank=ranks,
+        stream=nothing,
+        label=nothing,
+        duration_ns=nothing,
+        instance=nothing,
+        deps=deps or [()] * len(ranks),
         streams=("dp",),
         labels=(Label("collective", "all_reduce", "gradients", "dp"),),
-        instance_size_bytes=np.array([1024], np.int64),
-        instance_group=np.array([7], np.int32),
-        instance_sequence=np.array([0], np.int64),
+        transfers=[Transfer(10, 20, "ring/simple", 0.0, 1.0)],
         instance_participants=np.array([participants], np.int32),
-        transfers=(Transfer(10, 20, "ring/simple", 0.0, 1.0),),
-        instance_transfer=np.zeros(1, np.int32),
     )
 
 

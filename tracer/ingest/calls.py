@@ -8,7 +8,6 @@ launch: the runtime call with the kernel's correlation number lies within the ca
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracer.ingest.events import CALL_NAME, text, whole
+from tracer.ingest.events import CALL_NAME, elements, text, whole
 from tracer.ingest.groups import TraceGroups
 from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
 from tracer.ingest.notes import COLLECTIVE, Notes
@@ -113,7 +112,7 @@ def _from_annotation(name: str, said: Mapping[str, Any]) -> Call:
     """Return the call that an annotation such as ``nccl:all_reduce`` tells, with the shape of its input."""
     kinds, shapes = said.get("Input type"), said.get("Input Dims")
     label, width = dtype(str(kinds[0])) if isinstance(kinds, list) and kinds else ("", 0)
-    elements = _elements(shapes[0]) if isinstance(shapes, list) and shapes else 0
+    n_elements = elements(shapes[0]) if isinstance(shapes, list) and shapes else 0
     words = text(name).partition(" ")[2]
     peers = words.split("->") if "->" in words else []
     kind = collective_kind(name)
@@ -121,22 +120,10 @@ def _from_annotation(name: str, said: Mapping[str, Any]) -> Call:
     return Call(
         kind=kind,
         dtype=label,
-        size_bytes=elements * width if elements < 1 << 56 else 0,
+        size_bytes=n_elements * width if n_elements < 1 << 56 else 0,
         peer=-1 if peer is None else peer,
         source="annotation on the host",
     )
-
-
-def _elements(shape: object) -> int:
-    """Return the number of elements of a shape, of a list of shapes together."""
-    if not isinstance(shape, list) or not shape:
-        return 0
-    if all(isinstance(part, list) for part in shape):
-        return sum(_elements(part) for part in shape)
-    sizes = [whole(size) for size in shape]
-    if any(size is None or size < 0 for size in sizes):
-        return 0
-    return math.prod(size for size in sizes if size is not None)
 
 
 def _united(calls: Sequence[Call]) -> Call:

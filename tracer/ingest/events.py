@@ -153,6 +153,22 @@ def whole(value: object) -> int | None:
     return int(found) if found is not None and abs(found) < _INT64 else None
 
 
+def elements(shape: object) -> int:
+    """Return the number of elements of a shape, or of a list of shapes together; 0 where it is not one.
+
+    >>> elements([4, 8]), elements([[4, 8], [2]]), elements([4, -1])
+    (32, 34, 0)
+    """
+    if not isinstance(shape, list) or not shape:
+        return 0
+    if all(isinstance(part, list) for part in shape):
+        return sum(elements(part) for part in shape)
+    sizes = [whole(size) for size in shape]
+    if any(size is None or size < 0 for size in sizes):
+        return 0
+    return math.prod(size for size in sizes if size is not None)
+
+
 def to_ns(us: float) -> int:
     """Return microseconds as whole nanoseconds; ``us * 1000`` of a date has lost the last 256 of them.
 

@@ -11,12 +11,11 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from math import prod
 from typing import Any, Final
 
 import numpy as np
 
-from tracer.ingest.events import text, whole
+from tracer.ingest.events import elements, text, whole
 from tracer.ingest.groups import TraceGroups
 from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
 from tracer.ingest.recording import Recording
@@ -71,9 +70,9 @@ def _row(node: Mapping[str, Any], groups: TraceGroups) -> dict[str, Any]:
     if _COLLECTIVE.match(name):
         group = groups.of({"Process Group Name": "0", "Group size": groups.world_size or None})
         kind = collective_kind(name)
-        elements = sum(_elements(shape) for shape in shapes)
+        n_elements = sum(elements(shape) for shape in shapes)
         if kind == "all_gather" and group is not None:
-            elements *= len(group.ranks)  # the node has what a rank gives, sizes are of the whole
+            n_elements *= len(group.ranks)  # the node has what a rank gives, sizes are of the whole
         return {
             "stream": "communication",
             "category": "collective" if kind != UNKNOWN else "host",
@@ -81,7 +80,7 @@ def _row(node: Mapping[str, Any], groups: TraceGroups) -> dict[str, Any]:
             "name": name,
             "axis": group.axis if group else "unknown",
             "group": group.id if group else -1,
-            "size_bytes": elements * width if elements < _MOST_ELEMENTS else 0,
+            "size_bytes": n_elements * width if n_elements < _MOST_ELEMENTS else 0,
             "flops": 0,
             "dtype": label,
         }
@@ -122,18 +121,6 @@ def _inner(kind: str) -> str:
     return found[1] if found else ""
 
 
-def _elements(shape: Any) -> int:
-    """Return the elements of a tensor, or of all tensors of a list."""
-    if not isinstance(shape, list) or not shape:
-        return 0
-    if all(isinstance(part, list) for part in shape):
-        return sum(_elements(part) for part in shape)
-    sides = [whole(side) for side in shape]
-    if any(side is None or side < 0 for side in sides):
-        return 0
-    return prod(side or 0 for side in sides)
-
-
 def _flops(name: str, shapes: list[Any]) -> int:
     """Return the FLOPs of a matrix product, 0 of anything else."""
     operands = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
@@ -143,7 +130,7 @@ def _flops(name: str, shapes: list[Any]) -> int:
     if not (isinstance(left, list) and isinstance(right, list) and left and right):
         return 0
     columns = whole(right[-1])
-    total = 2 * _elements(left) * (columns if columns is not None and columns > 0 else 0)
+    total = 2 * elements(left) * (columns if columns is not None and columns > 0 else 0)
     return total if total < _MOST_ELEMENTS else 0
 
 

@@ -1,0 +1,51 @@
+"""Timelines that tests write down span by span."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from traces.info import RunInfo
+from traces.run import Run
+from traces.store import open_run, write_run
+from traces.timeline import timeline
+
+
+class Span(NamedTuple):
+    """A span of a hand-made timeline."""
+
+    rank: int
+    category: str
+    kind: str
+    start_ns: int
+    duration_ns: int
+    axis: str = ""
+    group: int = -1
+    sequence: int = -1
+    peer: int = -1
+    step: int = 0
+
+
+def opened(spans: list[Span], **values: Any) -> Run:
+    given: dict[str, Any] = {"origin": "simulated", "world_size": 4} | values
+    info = RunInfo(**given)
+    columns: dict[str, object] = dict(zip(Span._fields, zip(*spans, strict=True), strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(write_run(Path(folder) / "run", info, timeline(columns)))
+        run.spans()  # decoded while the files are there
+        return run
+
+
+def compute(rank: int, kind: str, start: int, duration: int) -> Span:
+    return Span(rank, "compute", kind, start, duration)
+
+
+def collective(rank: int, start: int, duration: int, *, axis: str = "dp", group: int = 0, n: int = 0) -> Span:
+    return Span(rank, "collective", "all_reduce", start, duration, axis, group, n)
+
+
+def p2p(rank: int, kind: str, start: int, duration: int, peer: int) -> Span:
+    return Span(rank, "p2p", kind, start, duration, "pp", 9, 0, peer)
+
+
+def window(rank: int, start: int, duration: int, step: int = 0) -> Span:
+    return Span(rank, "step", "step", start, duration, step=step)
