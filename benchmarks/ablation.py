@@ -8,7 +8,6 @@ table is written into docs/accuracy.md. Takes about two minutes of two processor
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields, replace
@@ -17,11 +16,23 @@ from functools import cache
 from typing import Final
 
 from accuracy import PAGE, replaced
-from published import Errors, Family, bias, by_source, counted, evenly, family, log_ratio, score, together
+from published import (
+    Errors,
+    Family,
+    bias,
+    by_source,
+    counted,
+    family,
+    log_ratio,
+    score,
+    table_parser,
+    together,
+)
 
 from simulator.errors import SimulationError
 from simulator.job import Job
 from simulator.network.cost import Network
+from simulator.validate.ranking import evenly
 from simulator.validate.steps_job import StepJob, step_job
 from simulator.validate.table import Row, read_table
 from topologies.device import Device
@@ -34,12 +45,8 @@ CHANGED: Final = 0.002
 
 def main() -> None:
     """Print the table, and write it into the page if asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("table")
+    parser = table_parser(__doc__)
     parser.add_argument("--per-family", type=int, default=1, help="Rows that stand for a family.")
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--page", action="store_true", help="Write the table into docs/accuracy.md.")
     args = parser.parse_args()
     families = counted(read_table(args.table, ("id",)))

@@ -8,12 +8,12 @@ and communicating), or one for each model and precision on each machine can reac
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
+from published import table_parser
 
 from simulator.validate.steps import COLUMNS
 from simulator.validate.steps_run import Step, run_rows
@@ -29,12 +29,7 @@ RATIOS: Final = np.geomspace(0.25, 4.0, 33)
 
 def main() -> None:
     """Print the three bounds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("table")
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
+    args = table_parser(__doc__).parse_args()
     found = run_rows(read_table(args.table, COLUMNS), args.workers)
     machines: dict[str, dict[str, list[Step]]] = defaultdict(lambda: defaultdict(list))
     for step in found:

@@ -11,7 +11,6 @@ the sources agree on it.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +19,22 @@ from typing import Final
 
 import numpy as np
 from fitting import Floats
-from published import Errors, Family, bias, by_source, counted, evenly, family, log_ratio, score, together
+from published import (
+    Errors,
+    Family,
+    bias,
+    by_source,
+    counted,
+    family,
+    log_ratio,
+    score,
+    table_parser,
+    together,
+)
 
 from simulator.errors import TableError
 from simulator.validate.hardware import device_of
+from simulator.validate.ranking import evenly
 from simulator.validate.steps_job import step_job
 from simulator.validate.table import Row, read_table
 
@@ -39,12 +50,8 @@ PER_FAMILY: Final = 4
 
 def main() -> None:
     """Print the best value, and what each source says of the value that the others choose."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("table")
+    parser = table_parser(__doc__)
     parser.add_argument("--device", required=True)
-    parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     rows = dense_rows(read_table(args.table, ("id",)), args.device, PER_FAMILY)
     found = at_clocks(rows, args.workers, args.device)

@@ -9,7 +9,6 @@ on the other. Writes the table of docs/accuracy.md. Takes about a minute of two 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
@@ -20,9 +19,10 @@ from typing import Final
 
 from accuracy import PAGE, replaced
 from fit_training_clock import at_clocks, best_clock, dense_rows
-from published import by_source, counted, evenly, log_ratio, score, together
+from published import by_source, counted, log_ratio, score, table_parser, together
 
 from simulator.framework import load_framework
+from simulator.validate.ranking import evenly
 from simulator.validate.steps_job import step_job
 from simulator.validate.table import Row, read_table
 from topologies.catalog import load_device
@@ -47,12 +47,7 @@ Host = tuple[float, float]
 
 def main() -> None:
     """Write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("table")
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
+    args = table_parser(__doc__).parse_args()
     rows = read_table(args.table, ("id",))
     found = [line for device in DEVICES for line in _clocks(rows, device, args.workers)]
     found += _hosts(rows, args.workers)

@@ -1,7 +1,8 @@
-"""What the benchmarks on published steps share: rows that count, their families, and timing many of them."""
+"""What benchmarks on published steps share: arguments, rows that count, families, and timing many rows."""
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,16 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
+def table_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser for a table of steps and the number of processes that run its rows."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table")
+    parser.add_argument("--workers", type=int, default=2)
+    return parser
+
+
 def counted(rows: Iterable[Row]) -> dict[Family, list[Row]]:
     """Return the rows that count in the score, by family."""
     found: dict[Family, list[Row]] = defaultdict(list)
@@ -45,16 +56,6 @@ def counted(rows: Iterable[Row]) -> dict[Family, list[Row]]:
 def family(row: Row) -> Family:
     """Return source, model, GPU and precision of *row*."""
     return tuple(row.text(name) for name in FAMILY)
-
-
-def evenly(rows: Sequence[Row], n_rows: int) -> list[Row]:
-    """Return *n_rows* of *rows*, or all if there are fewer: the middle of as many equal parts.
-
-    >>> evenly([Row({}, number) for number in range(9)], 3)[0].number
-    1
-    """
-    n = min(n_rows, len(rows))
-    return [rows[int((at + 0.5) * len(rows) / n)] for at in range(n)]
 
 
 def log_ratio(row: Row, step: StepJob) -> float:

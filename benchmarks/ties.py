@@ -10,7 +10,6 @@ and sources the same, so that no large group decides.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,8 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Final
+
+from published import table_parser
 
 from simulator.validate.choices import LEAST_CHOICE
 from simulator.validate.ranking import quantile
@@ -56,14 +57,10 @@ Shares = Mapping[Group, Mapping[float, float]]
 
 def main() -> None:
     """Write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("steps", type=Path)
-    parser.add_argument("--workers", type=int, default=2)
+    parser = table_parser(__doc__)
     parser.add_argument("--output", type=Path, default=FILE)
     args = parser.parse_args()
-    found = run_rows(read_table(args.steps, COLUMNS), args.workers)
+    found = run_rows(read_table(args.table, COLUMNS), args.workers)
     groups = pairs(step for step in found if isinstance(step, Step) and is_main(step))
     args.output.write_text("\n".join(lines(groups)), encoding="utf-8")
 

@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from simulator.validate.calibrate import SPREADS, Factors, Spreads, fit
+from simulator.validate.ranking import evenly
 from simulator.validate.steps_run import Step
 from simulator.validate.steps_scores import score, score_by
 
@@ -82,7 +83,7 @@ def _turns(steps: Iterable[Step], spreads: Spreads | None) -> Medians:
     """Return the median error of each family over runs and turns; as it is predicted without *spreads*."""
     found = []
     for runs in _by(steps, _family).values():
-        some = _evenly(_ordered(runs))
+        some = evenly(_ordered(runs), TURNS)
         errors = []
         for one in some if len(some) > 1 else ():
             factors = Factors(1.0, 1.0) if spreads is None else fit(one.curve, one.scored.measured, spreads)
@@ -100,12 +101,6 @@ def _mean(sources: Iterable[Medians]) -> float | None:
     """Return the mean over families of all *sources*; None if there is none."""
     medians = [one for own in sources for one in own]
     return fmean(medians) if medians else None
-
-
-def _evenly(runs: Sequence[Step]) -> Sequence[Step]:
-    """Return at most ``TURNS`` of *runs*, the middle of as many equal parts."""
-    n = min(TURNS, len(runs))
-    return [runs[int((at + 0.5) * len(runs) / n)] for at in range(n)]
 
 
 def _but(runs: Iterable[Step], one: Step) -> list[Step]:

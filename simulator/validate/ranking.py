@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
+from typing import TypeVar
+
+One = TypeVar("One")
 
 
 def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
@@ -51,6 +54,16 @@ def quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
         if left <= 0:
             return value
     return ordered[-1][0]
+
+
+def evenly(found: Sequence[One], n: int) -> list[One]:
+    """Return *n* of *found*, or all if there are fewer: the middle of as many equal parts.
+
+    >>> evenly(range(9), 3)
+    [1, 4, 7]
+    """
+    n = min(n, len(found))
+    return [found[int((at + 0.5) * len(found) / n)] for at in range(n)]
 
 
 def _sign(difference: float) -> int:
