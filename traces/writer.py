@@ -51,7 +51,6 @@ class SpanWriter:
     def __init__(self, path: str | os.PathLike[str], rank: int, *, fsync: bool = False) -> None:
         self.rank = rank
         self.n_spans = 0
-        self.n_batches = 0
         folder = Path(path) / SPANS
         self._stream_path = folder / f"rank-{rank:05d}.arrows"
         self._file_path = folder / f"rank-{rank:05d}.arrow"
@@ -124,7 +123,6 @@ class SpanWriter:
                 _sync(self._stream_path)
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"cannot write {self._stream_path}: {error}") from error
-        self.n_batches += 1
         self.n_spans += table.num_rows
 
     def _batch(self, table: pa.Table) -> pa.RecordBatch:
