@@ -49,7 +49,7 @@ class Offload:
     """Writes copies to and from the host, and the optimizer that runs there, into templates.
 
     Args:
-        job: for what is offloaded, and the machine.
+        job: says what is offloaded, and on which machine.
     """
 
     def __init__(self, job: Job) -> None:

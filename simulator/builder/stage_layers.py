@@ -49,7 +49,7 @@ def split_layers(n_layers: int, n_stages: int, counted_ends: str = "none") -> li
 
     Args:
         n_layers: number of layers of the model.
-        n_stages: of the pipeline.
+        n_stages: number of stages of the pipeline.
         counted_ends: one of ``ENDS``: ends that count as a layer, so that their stage has one less.
 
     >>> [len(layers) for layers in split_layers(126, 8)]
@@ -74,14 +74,14 @@ def split_layers(n_layers: int, n_stages: int, counted_ends: str = "none") -> li
 
 
 def split_by_cost(costs: Sequence[int], head: int, n_stages: int) -> list[range]:
-    """Return the layers of each stage if a stage ends with the layer that brings the sum over its share.
+    """Return the layers of each stage, which ends with the layer that takes the sum of costs over its share.
 
     Reference: nanotron ``PipelineBlock``, ``get_block_compute_costs``.
 
     Args:
         costs: cost of every layer.
         head: cost of the head, which follows them.
-        n_stages: of the pipeline.
+        n_stages: number of stages of the pipeline.
     """
     total, done, starts = sum(costs) + head, 0, [0]
     for block, cost in enumerate(costs):

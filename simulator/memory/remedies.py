@@ -21,8 +21,8 @@ class Remedy:
 
     Attributes:
         change: the setting as a flag would give it, e.g. ``"recompute=full"``.
-        peak_bytes: with the change.
-        job: with the change.
+        peak_bytes: peak memory of the fullest rank after the change.
+        job: the job after the change.
     """
 
     change: str
