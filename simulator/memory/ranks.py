@@ -13,7 +13,7 @@ from simulator.memory.stage import Peak, StageMemory, stage_memory
 from simulator.schedules import Action, held_stages, in_flight
 
 SHARED: Final = ("gathered", "buffers", "reserved")
-"""Categories of which a rank needs as much as the most demanding of its stages; the others add up, and so does
+"""Categories of which a rank needs as much as the most demanding of its stages; the others add up. So does
 what is gathered where stages stay whole from the first micro-batch to the last."""
 
 
