@@ -50,7 +50,9 @@ class Section:
         self._read.add(key)
         if key not in self._table:
             if default is _REQUIRED:
-                raise CatalogError(f"{self.where}: {key} is missing")
+                near = difflib.get_close_matches(key, set(self._table) - self._read, n=1, cutoff=0.8)
+                hint = f"; is {near[0]!r} meant for it?" if near else ""
+                raise CatalogError(f"{self.where}: {key} is missing{hint}")
             return default  # type: ignore[no-any-return]  # the caller's own default
         raw = self._table[key]
         if isinstance(raw, dict) and "value" in raw:

@@ -100,11 +100,19 @@ def read_table(path: str | Path, required: Iterable[str]) -> list[Row]:
 def _csv(path: Path) -> list[dict[str, object]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [dict(row) for row in csv.DictReader(file)]
+            reader = csv.reader(file, strict=True)
+            columns = next(reader, [])
+            return [_cells(columns, cells, f"{path}, line {reader.line_num}") for cells in reader if cells]
     except OSError as error:
         raise TableError(f"{path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise TableError(f"{path} is not a CSV table: {error}") from None
+
+
+def _cells(columns: list[str], cells: list[str], where: str) -> dict[str, object]:
+    if len(cells) != len(columns):
+        raise TableError(f"{where}: {len(cells)} cells for {len(columns)} columns; is the table cut off?")
+    return dict(zip(columns, cells, strict=True))
 
 
 def _parquet(path: Path) -> list[dict[str, object]]:

@@ -87,6 +87,16 @@ def test_a_table_without_operations_is_refused(tmp_path: Path) -> None:
         validate_collectives(path)
 
 
+def test_a_table_that_was_cut_off_is_refused_wherever_the_cut_is(table: Path) -> None:
+    """At the end of a row or within its last cell nobody can tell."""
+    whole = table.read_text(encoding="utf-8")
+    last = whole.rstrip().rindex("\n") + 1
+    for end in range(last + 1, whole.rstrip().rindex(",") + 1):
+        table.write_text(whole[:end], encoding="utf-8")
+        with pytest.raises(TableError, match=r"is the table cut off\?|unexpected end of data"):
+            validate_collectives(table)
+
+
 def validated(tmp_path: Path, *rows: str) -> Validation:
     path = tmp_path / "table.csv"
     path.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")

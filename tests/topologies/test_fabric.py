@@ -188,7 +188,7 @@ def test_a_gpu_that_no_link_reaches_is_named(tmp_path: Path) -> None:
         ('between = ["gpu:3", "gpu:3"]', "both ends are the same"),
         ('between = ["gpu:3", "leaf:0"]\nbandwidth = "0 GB/s"', "has no bandwidth"),
         ('between = ["gpu:3"]', "must name two ends"),
-        ('betwen = ["gpu:3", "leaf:0"]', "between is missing"),
+        ('betwen = ["gpu:3", "leaf:0"]', "between is missing; is 'betwen' meant for it"),
     ],
 )
 def test_a_link_that_cannot_be_is_refused(tmp_path: Path, link: str, says: str) -> None:
