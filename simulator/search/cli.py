@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 TOKENS_PER_STEP = 4 << 20
 """Tokens of a step where no batch is given: the 4 M of Llama 2 (arXiv:2307.09288, section 2.2)."""
 
+DEGREES = ("tp", "pp", "cp", "ep", "expert_tp")
+"""Flags of parallel degrees."""
+
 NEEDED = ("model", "gpus")
 """Flags without which there is nothing to search, unless a rehearsal says them."""
 
@@ -197,7 +200,7 @@ def _spaces(flags: Mapping[str, Any]) -> list[Space]:
     others = {"precision": flags["precision"]}
     if flags["framework"]:
         others["framework"] = flags["framework"]
-    chosen = {name: flags[name] for name in ("tp", "pp", "cp", "ep", "micro_batch", "virtual_stages")}
+    chosen = {name: flags[name] for name in (*DEGREES, "micro_batch", "virtual_stages")}
     chosen |= {name: flags[name] for name in ("schedule", "sharding", "recompute", "offload") if flags[name]}
     model = load_model(flags["model"])
     return [

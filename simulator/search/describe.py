@@ -47,6 +47,7 @@ def described(
         "cluster": job.cluster.name,
         "gpus": n_gpus,
         **job.layout.degrees,
+        "expert_tp": job.layout.etp if job.model.n_experts else None,
         "micro_batch": job.micro_batch,
         "n_microbatches": job.n_microbatches,
         "schedule": job.schedule,

@@ -73,6 +73,12 @@ OPTIONS: Final = (
         "--ep", type=Choices(int), default=(), help="Expert-parallel degrees to try. [default: all]"
     ),
     click.option(
+        "--expert-tp",
+        type=Choices(int),
+        default=(),
+        help="Ranks to cut each expert over. [default: 1, and as many as the layers]",
+    ),
+    click.option(
         "--micro-batch", type=Choices(int), default=(), help="Micro-batches to try. [default: powers of 2]"
     ),
     click.option("--schedule", type=_names("schedule"), default=None, help="Pipeline schedules to try."),

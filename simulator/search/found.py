@@ -134,7 +134,7 @@ def order_of(job: Job) -> tuple[Any, ...]:
     layout = job.layout
     return (
         *(job.cluster.name, job.cluster.n_gpus),
-        *(layout.pp, layout.tp, layout.cp, layout.ep, layout.dp),
+        *(layout.pp, layout.tp, layout.cp, layout.ep, layout.expert_tp, layout.dp),
         *(job.schedule, job.virtual_stages or 0, job.micro_batch),
         *(job.sharding, job.recompute, job.offload),
     )

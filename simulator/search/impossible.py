@@ -20,7 +20,7 @@ def why_impossible(space: Space) -> str:
 
     Degrees that are left open are 1 there.
     """
-    axes = {"tp": space.tp, "pp": space.pp, "cp": space.cp, "ep": space.ep}
+    axes = {name: getattr(space, name) for name in ("tp", "pp", "cp", "ep", "expert_tp")}
     degrees = {axis: values[0] for axis, values in axes.items() if values}
     try:
         _first(space, degrees)

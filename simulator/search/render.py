@@ -119,7 +119,10 @@ def _amount(value: float | None) -> str:
 
 
 def _degrees(one: Mapping[str, Any]) -> str:
-    return " ".join(f"{axis}{one[axis]}" for axis in ("tp", "cp", "pp", "dp", "ep") if one[axis] > 1) or "-"
+    named = [f"{axis}{one[axis]}" for axis in ("tp", "cp", "pp", "dp", "ep") if one[axis] > 1]
+    if one["expert_tp"] not in (None, one["tp"]):
+        named.append(f"etp{one['expert_tp']}")
+    return " ".join(named) or "-"
 
 
 def _states(one: Mapping[str, Any]) -> str:

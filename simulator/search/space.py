@@ -50,6 +50,7 @@ class Space:
         global_batch: sequences per optimizer step.
         seq_len: tokens per sequence.
         tp, pp, cp, ep: parallel degrees; context parallelism is not considered unless asked for.
+        expert_tp: ranks that every expert is cut over, 0: as many as layers are; else 0 and 1.
         micro_batch: sequences per micro-batch; else powers of two.
         schedule: pipeline schedules.
         virtual_stages: stages per pipeline rank, where the schedule leaves it open; else those with the same
@@ -68,6 +69,7 @@ class Space:
     pp: tuple[int, ...] = ()
     cp: tuple[int, ...] = (1,)
     ep: tuple[int, ...] = ()
+    expert_tp: tuple[int, ...] = ()
     micro_batch: tuple[int, ...] = ()
     schedule: tuple[str, ...] = ("1f1b", "interleaved-1f1b", "zb-h1", "interleaved-zb", "zb-v")
     virtual_stages: tuple[int, ...] = ()
@@ -113,7 +115,8 @@ class Space:
     def pieces(self) -> list[Space]:
         """Return spaces with one set of degrees each, which together have the same jobs."""
         return [
-            replace(self, tp=(one.tp,), pp=(one.pp,), cp=(one.cp,), ep=(one.ep,)) for one in self._layouts()
+            replace(self, tp=(one.tp,), pp=(one.pp,), cp=(one.cp,), ep=(one.ep,), expert_tp=(one.expert_tp,))
+            for one in self._layouts()
         ]
 
     def _layouts(self) -> Iterator[Layout]:
@@ -125,9 +128,17 @@ class Space:
                 if n_gpus % (tp * cp * pp) or pp > model.n_layers:
                     continue
                 dp = n_gpus // (tp * cp * pp)
-                for ep in _chosen(self.ep, _divisors(model.n_experts or 1)):
-                    if (dp * cp) % ep == 0:
-                        yield Layout(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep)
+                for ep, etp in product(
+                    _chosen(self.ep, _divisors(model.n_experts or 1)), self._expert_tp(tp)
+                ):
+                    if (dp * cp * tp) % (ep * (etp or tp)) == 0:
+                        yield Layout(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, expert_tp=etp)
+
+    def _expert_tp(self, tp: int) -> list[int]:
+        """Return the ranks to cut experts over where layers are cut over *tp*; 0: as many."""
+        if not self.model.n_experts:
+            return [0]
+        return list(dict.fromkeys(0 if one == tp else one for one in self.expert_tp or (0, 1)))
 
     def _micro_batches(self, dp: int) -> list[int]:
         """Return sizes that divide what a data-parallel rank gets of the batch, if any do."""

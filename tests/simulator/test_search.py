@@ -74,6 +74,25 @@ def test_the_best_are_those_of_simulating_everything(given: dict[str, Any]) -> N
     assert found.counts.n_simulated < len(jobs)
 
 
+def test_experts_cut_otherwise_than_layers_are_found_as_simulating_everything_finds_them() -> None:
+    some = Space(
+        model=load_model("deepseek-v2-lite"),
+        cluster=load_cluster("dgx-h100", 8),
+        global_batch=16,
+        seq_len=2048,
+        tp=(2, 4),
+        pp=(1, 2),
+        micro_batch=(1,),
+        schedule=("1f1b",),
+        recompute=("none",),
+    )
+    jobs = list(some.jobs())
+    found = cheapest(some.families(), 6)
+    assert [one.summary["step_time_s"] for one in found.best] == brute_force_s(jobs)[:6]
+    assert found.best[0].job.layout.expert_tp == 1
+    assert {job.layout.expert_tp for job in jobs} == {0, 1}
+
+
 def check_bounds(some: Space) -> None:
     """Check that every bound of every job of *some* is below what it bounds, and the last one close."""
     times = PipelineTimes(some.cluster)

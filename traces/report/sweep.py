@@ -29,7 +29,7 @@ FIGURES: Final[Mapping[str, tuple[str, str]]] = {
 """Figures that the page can draw upwards, as people say them, and which end is better."""
 
 SETTINGS: Final = (
-    "cluster", "gpus", "tp", "pp", "dp", "cp", "ep", "etp", "schedule", "virtual_stages", "micro_batch",
+    "cluster", "gpus", "tp", "pp", "dp", "cp", "ep", "expert_tp", "schedule", "virtual_stages", "micro_batch",
     "sharding", "recompute", "offload", "precision",
 )  # fmt: skip
 """Settings that tell layouts apart, in the order of the table."""

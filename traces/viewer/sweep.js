@@ -4,7 +4,7 @@ const FONT = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif';
 const FRAME = { height: 440, left: 84, right: 26, top: 22, bottom: 46 };
 const SHOWN_LINES = 100;
 const WORDS = {
-  cluster: 'machine', gpus: 'GPUs', tp: 'TP', pp: 'PP', dp: 'DP', cp: 'CP', ep: 'EP', etp: 'expert TP', virtual_stages: 'virtual stages', micro_batch: 'micro-batch',
+  cluster: 'machine', gpus: 'GPUs', tp: 'TP', pp: 'PP', dp: 'DP', cp: 'CP', ep: 'EP', expert_tp: 'expert TP', virtual_stages: 'virtual stages', micro_batch: 'micro-batch',
 };
 const NUMBERS = { peak_memory_bytes: 'peak memory', step_time_s: 'step time', tokens_per_s_per_gpu: 'tokens/s per GPU', mfu: 'MFU', usd_per_1b_tokens: 'USD / 10⁹ tokens' };
 const SAID = {
