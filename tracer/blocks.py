@@ -30,7 +30,9 @@ def find_blocks(root: Any) -> dict[Any, Block]:
 
 def class_name(model: Any) -> str:
     """Return the name of a model's own class, without what data parallelism has made of it."""
-    kind = type(model.module if _is_wrapper(model) else model)
+    while _is_wrapper(model) or type(model).__name__ == "FullyShardedDataParallel":
+        model = model.module
+    kind = type(model)
     bases = [base.__name__ for base in kind.__mro__]
     return bases[2] if bases[1:2] == ["FSDPModule"] else bases[0]
 

@@ -81,6 +81,7 @@ class Completions(DeviceWorks):
         self._lock = threading.Lock()
         self._unclaimed: deque[Communication] = deque()
         self._watched_ns = self._waited_ns = 0
+        self._is_closing = False
 
     def issued(self, communication: Communication, work: Any, *, watchable: bool) -> None:
         """Follow *communication*, of tensors of the processor, to its end.
@@ -122,15 +123,16 @@ class Completions(DeviceWorks):
         if communication.is_claimed or work is None:
             return True
         is_old = now - _issued_ns(communication) > LOOSE_NS
+        may_watch = is_old and self._watchers.has_room and not self._is_closing
         if communication.is_p2p:
-            if is_old:
+            if may_watch:
                 self._watchers.watch([communication])
-            return is_old
+            return may_watch
         if work.is_completed():
             communication.end = now_ns()
             self.forget(communication)
             return True
-        if is_old and now - self._watched_ns > WATCH_EVERY_NS:
+        if may_watch and now - self._watched_ns > WATCH_EVERY_NS:
             self._watched_ns = now
             self._watchers.watch([communication])
             return True
@@ -148,13 +150,18 @@ class Completions(DeviceWorks):
 
         A p2p transfer that is not watched yet is left to the training: it may be waited for only once.
         """
-        self._watch_all()
+        self._is_closing = True  # and nobody begins to wait: a thread inside of a wait may outlive Python
+        with self._lock:
+            kept = [one for one in self.loose if not one.is_p2p]
+            self.loose.clear()
+            self.loose.extend(kept)
         until_ns = now_ns() + round(timeout_s * 1e9)
-        while any(one.device >= 0 for one in self.loose) and now_ns() < until_ns:
+        while (n_loose := len(self.loose)) and now_ns() < until_ns:
             self.sweep()
-            time.sleep(NAP_S)
+            if len(self.loose) == n_loose:
+                time.sleep(NAP_S)
         self.loose.clear()
-        self._watchers.close(timeout_s)
+        self._watchers.close(max(until_ns - now_ns(), 0) / 1e9)
 
     def _watch_all(self) -> None:
         """Hand all collectives that nobody waits for to one watcher, in the order of their issue."""

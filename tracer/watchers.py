@@ -10,12 +10,18 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 from tracer.clock import now_ns
 from tracer.records import Communication
 
 Batch = list[Communication]
+
+MOST_WATCHERS: Final = 64
+"""Threads at most: who posts many transfers ahead and waits for them later should not get one for each."""
+
+GRACE_S: Final = 0.2
+"""How long a thread that is told to give up is waited for: it is in a wait, which ends soon or never."""
 
 
 class Watch:
@@ -43,6 +49,12 @@ class Watchers:
         self._queue: SimpleQueue[Batch] = SimpleQueue()
         self._n_idle = 0
         self._threads: list[threading.Thread] = []
+        self._gives_up = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a thread can be had for one batch more."""
+        return self._n_idle > 0 or len(self._threads) < MOST_WATCHERS
 
     def watch(self, batch: Batch) -> None:
         """Have a thread wait for the communications of *batch*, in that order, and note the end of each."""
@@ -59,7 +71,7 @@ class Watchers:
         self._queue.put(batch)
 
     def close(self, timeout_s: float) -> bool:
-        """Let each thread end when it has followed what it was given; nothing may be watched afterwards.
+        """Let each thread end when it has followed what it was given, or in time; nothing is watched then.
 
         A thread that were left inside of a wait would be killed by Python's shutdown when the wait returns,
         and with it the process: killing it unwinds C++ frames that allow no exception.
@@ -72,11 +84,17 @@ class Watchers:
             self._queue.put([])
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
+        self._gives_up = True
+        deadline = time.monotonic() + GRACE_S
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while batch := self._queue.get():
             for communication in batch:
+                if self._gives_up:
+                    return
                 self._follow(communication)
             with self._lock:
                 self._n_idle += 1

@@ -1,4 +1,4 @@
-"""Experts of a recorded model are found in its parameters, however they are kept, and on however few ranks."""
+"""Experts of a recorded model are found in its parameters, however they are kept, on however few ranks."""
 
 from typing import Any
 

@@ -115,6 +115,7 @@ def check_model(run: Run) -> None:
     assert run.warnings == ()
     model = run.info.model
     assert model is not None
+    assert model["name"] == "Net"
     assert model["n_params"] == N_PARAMS
     shapes = {path: entry["shapes"] for path, entry in model["structure"].items() if "shapes" in entry}
     assert shapes == {

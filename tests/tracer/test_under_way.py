@@ -1,7 +1,10 @@
 """What is under way waits for its own group only, in order; nothing is lost unsaid, and not all is kept."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +14,21 @@ from tracer.groups import GroupInfo
 from tracer.records import Block, Communication
 from tracer.stamps import Resolver
 from tracer.under_way import MOST_BEHIND, UnderWay
+from traces.store import open_run
+
+UNWAITED = """
+import sys
+import torch, torch.distributed as dist
+import foretrace
+from tracer.completion import Completions
+
+Completions.close.__defaults__ = (float(sys.argv[2]),)
+dist.init_process_group("gloo")
+tensors = [torch.ones(4) for _ in range(64)]
+with foretrace.record(sys.argv[1]):
+    for i in range(2000):
+        dist.all_reduce(tensors[i % 64], async_op=True)
+"""
 
 GROUPS = [GroupInfo(number, "dp", (0, 1), on_gloo=True) for number in range(3)]
 
@@ -80,3 +98,20 @@ def test_of_too_many_in_a_row_those_that_have_ended_pass(n_behind: int) -> None:
     assert len(list(under_way.take(last=True))) == (1 if n_behind == MOST_BEHIND else n_behind + 1)
     assert not list(under_way)
     assert under_way.n_left == 0
+
+
+@pytest.mark.parametrize("patience_s", ["0", "60"])
+def test_what_nobody_waits_for_is_told_or_counted_and_ends_no_process(
+    tmp_path: Path, ranks: Any, patience_s: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNWAITED)
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "run"), patience_s]
+    done = ranks.run(command, ranks.env())
+    assert done.status == (0, 0), done.errors
+    run = open_run(tmp_path / "run")
+    left = sum(run.info.dropped.values())
+    assert run.spans().num_rows + left == 2 * 2000
+    assert left == 0 or patience_s == "0"
+    assert bool(run.warnings) == bool(left)
+    assert all("under way when the recording ended: in no span" in said for said in run.warnings)
