@@ -5,15 +5,16 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tracer.errors import RecordError
 from tracer.finish import finish
 from tracer.kernels import KINETO
-from traces.info import rank_list
+from traces.info import RunInfo, rank_list
 from traces.run import Run
-from traces.store import open_run
+from traces.store import open_run, write_info
 
 
 def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:
@@ -34,7 +35,8 @@ def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:
         raise RecordError(f"{output} holds something already; give a directory that is new or empty")
     if len(paths) < 2:
         raise RecordError("nothing to merge: give two run directories or more")
-    _check([(path, open_run(path)) for path in paths])
+    runs = [(path, open_run(path)) for path in paths]
+    _check(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
@@ -43,6 +45,10 @@ def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:
                 for source, target in _files(path):
                     (made / target).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source, made / target)
+            stored = made / "run.json"
+            if len({run.info.name for _, run in runs}) > 1 and stored.is_file():  # those of the directories
+                info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
+                write_info(made, replace(info, name=output.name))
             summary = finish(made)
             if output.is_dir():
                 output.rmdir()

@@ -40,6 +40,7 @@ def test_what_two_machines_recorded_becomes_one_run(nodes: Path, tmp_path: Path,
     run = open_whole(str(output), partial=False)
     assert run.stored_ranks == (0, 1)
     assert run.info.finished
+    assert run.info.name == "all"
     assert run.warnings == ()
     assert {row["rank"] for row in run.memory().to_pylist()} == {0, 1}
     numbers = [
