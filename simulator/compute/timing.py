@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
 from simulator.clock import to_ns
-from simulator.compute.attention import attention_s
+from simulator.compute.attention import PRODUCTS, attention_s
 from simulator.compute.gemm import gemm_s
 from simulator.workload.ops import Comm, Op
 from topologies.device import Device
@@ -101,7 +101,7 @@ class ComputeModel:
     @property
     def notes(self) -> list[str]:
         """What the answers so far rest on, as sentences for a report."""
-        found = [*_constants(self.device, self.precision)]
+        found = [*_constants(self.device, self.precision, self._attention())]
         if self.device.assumed:
             found.append(f"warning: {self.device.name}: {self.device.assumed}")
         found += [f"calibrated: {name} x {factor:.3f}" for name, factor in self.device.factors.items()]
@@ -113,12 +113,19 @@ class ComputeModel:
             )
         return found
 
+    def _attention(self) -> list[str]:
+        """Return the kernels that the attention asked for so far runs in, or the device's own."""
+        own = self.device.attention_kernel
+        asked = {op.kernel or own for op in self._seconds if op.kind in PRODUCTS}
+        return sorted(asked) or [own]
 
-def _constants(device: Device, precision: str) -> list[str]:
-    """The constants behind each kind of operation, with their sources."""
+
+def _constants(device: Device, precision: str, attention: Sequence[str]) -> list[str]:
+    """The constants behind each kind of operation, with their sources; *attention* names kernels."""
     peak, bandwidth = format_flops(device.peak(precision)), format_bandwidth(device.memory_bytes_per_s)
     lines = {
         **_gemm_lines(device, f"{peak} ({precision})", bandwidth),
+        **_attention_lines(device, attention),
         "memory_bound.fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
         f"+ {format_time(device.memory_bound_latency_s)} each",
         "launch": f"host: {format_time(device.launch_s)} per operation",
@@ -129,31 +136,29 @@ def _constants(device: Device, precision: str) -> list[str]:
 
 
 def _gemm_lines(device: Device, peak: str, bandwidth: str) -> dict[str, str]:
-    """What matrix products and attention rest on: tiles and kernels where measured, else an efficiency."""
-    tiles, kernel = device.gemm_tiles, device.attention_kernels.get(device.attention_kernel)
-    gemm = (
-        f"GEMM on {device.name}: {device.gemm_efficiency:.2f} of {peak}, "
-        f"{device.gemm_memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}"
-    )
-    attention = (
-        f"attention: {device.attention_efficiency_forward:.2f} forward and "
-        f"{device.attention_efficiency_backward:.2f} backward of that peak"
-    )
-    found = {"gemm.efficiency": gemm, "attention.efficiency_forward": attention}
-    if tiles is not None:
-        del found["gemm.efficiency"]
-        found["tiles.processors"] = (
-            f"GEMM on {device.name}: tiles on {tiles.processors} processors, "
-            f"{tiles.efficiency:.2f} of {peak}, "
-            f"{tiles.memory_fraction:.2f} of {bandwidth}, + {format_time(device.gemm_latency_s)}"
-        )
-    if kernel is not None and tiles is not None:
-        del found["attention.efficiency_forward"]
-        found[f"attention.kernels.{device.attention_kernel}"] = (
-            f"attention: {device.attention_kernel}, {kernel.forward.efficiency:.2f} forward and "
-            f"{kernel.backward.efficiency:.2f} backward of that peak, softmax beside it"
-        )
-    return found
+    """What matrix products rest on: tiles where they are known, else an efficiency."""
+    tiles, latency = device.gemm_tiles, format_time(device.gemm_latency_s)
+    if tiles is None:
+        shares = f"{device.gemm_efficiency:.2f} of {peak}, {device.gemm_memory_fraction:.2f} of {bandwidth}"
+        return {"gemm.efficiency": f"GEMM on {device.name}: {shares}, + {latency}"}
+    shares = f"{tiles.efficiency:.2f} of {peak}, {tiles.memory_fraction:.2f} of {bandwidth}"
+    line = f"GEMM on {device.name}: tiles on {tiles.processors} processors, {shares}, + {latency}"
+    return {"tiles.processors": line}
+
+
+def _attention_lines(device: Device, names: Sequence[str]) -> dict[str, str]:
+    """What attention in the kernels of *names* rests on: their constants where listed, else an efficiency."""
+    kernels = {name: device.attention_kernels.get(name) for name in names}
+    if device.gemm_tiles is None or None in kernels.values():
+        ways = (device.attention_efficiency_forward, device.attention_efficiency_backward)
+        line = "attention: {:.2f} forward and {:.2f} backward of that peak".format(*ways)
+        return {"attention.efficiency_forward": line}
+    return {
+        f"attention.kernels.{name}": f"attention: {name}, {kernel.forward.efficiency:.2f} forward and "
+        f"{kernel.backward.efficiency:.2f} backward of that peak, softmax beside it"
+        for name, kernel in kernels.items()
+        if kernel is not None
+    }
 
 
 def _is_small(op: Op) -> bool:

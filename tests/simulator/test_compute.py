@@ -10,6 +10,7 @@ from hypothesis.strategies import builds, floats, integers, lists, sampled_from
 
 from simulator.compute.timing import COSTS, ComputeModel
 from simulator.workload.ops import Comm, Op, gemm, memory
+from topologies.catalog import load_device
 from topologies.device import Device
 from topologies.errors import CatalogError
 
@@ -134,3 +135,13 @@ def test_notes_say_constants_sources_and_what_was_not_covered() -> None:
     assert not any("outside" in note for note in covered)
     compute.op_s(gemm("x", 8192, 80, 8192, "bf16"))
     assert "8192x80x8192" in compute.notes[-1]
+
+
+def test_notes_name_the_attention_kernel_that_ran_not_the_one_of_the_device() -> None:
+    device = load_device("h100-sxm")
+    model = ComputeModel(device, "bf16")
+    assert any(note.startswith(f"attention: {device.attention_kernel},") for note in model.notes)
+    core = Op("core", "attention", 2**30, 2**20, 4096, 4096, 128, "bf16", batch=8, kernel="cudnn")
+    model.op_s(core)
+    (note,) = (note for note in model.notes if note.startswith("attention"))
+    assert note.startswith("attention: cudnn,")
