@@ -33,7 +33,7 @@ def config(
     """Read the configuration of another tool: what each setting means here, and which do not count.
 
     FILES: DeepSpeed JSON, Accelerate YAML, Megatron-LM script or arguments, torchtitan TOML, nanotron YAML, a
-    model's config.json, a run.toml; several complete each other, flags go before all of them.
+    model's config.json, a run.toml. Several complete each other; a flag overrides what a file says.
 
         foretrace config ds_config.json --model llama2-7b --cluster dgx-a100 --gpus 8 -o run.toml
 
@@ -102,8 +102,10 @@ def _table(console: Console, title: str, rows: Sequence[tuple[str, Any, str]]) -
     if not rows:
         return
     table = Table(box=None, show_header=True, header_style="dim", pad_edge=True)
-    for name in (title, "", ""):
-        table.add_column(name, overflow="fold")
+    whole = max(len(key) for key, _, _ in rows) <= console.width // 2
+    table.add_column(title, overflow="fold", no_wrap=whole)
+    for _ in range(2):
+        table.add_column("", overflow="fold")
     for key, value, what in rows:
         shown = str(value)
         table.add_row(

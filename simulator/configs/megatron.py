@@ -9,6 +9,7 @@ from simulator.configs.deepspeed import shares_states
 from simulator.configs.megatron_rules import VOCABULARIES
 from simulator.configs.rules import MODEL, Assumed, Reading
 from simulator.errors import ConfigError
+from simulator.nearest import near_multiples
 
 _NEEDED: Final = {"n_layers": "num-layers", "hidden": "hidden-size", "n_heads": "num-attention-heads"}
 
@@ -34,7 +35,7 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     if facts["sharding"] == "ddp":
         facts.pop("convention.overlap_param_gather", None)
     _recompute(reading)
-    _stages(facts)
+    _stages(facts, reading.where)
     if facts.get("virtual_stages", 1) > 1 or "layers_per_virtual_stage" in facts:
         reading.assume("schedule", "interleaved-1f1b", "several stages per rank")
     if given.get("model"):
@@ -54,8 +55,20 @@ def _recompute(reading: Reading) -> None:
         facts["recompute_layers"] = n_layers
 
 
-def _stages(facts: dict[str, Any]) -> None:
-    """Turn switches for the ends of the model into the one setting for both."""
+def _stages(facts: dict[str, Any], where: str) -> None:
+    """Turn switches for the ends of the model into one setting, and a list of stages into those of a rank.
+
+    Raises:
+        ConfigError: the stages that are listed do not go round the pipeline.
+    """
+    listed, pp = facts.get("layers_per_stage"), facts.get("pp", 1)
+    if listed and len(listed) % pp:
+        raise ConfigError(
+            f"{where}: {len(listed)} stages of the layout do not go round pp={pp}; "
+            f"{near_multiples(len(listed), pp)} stages would work"
+        )
+    if listed and len(listed) > pp:
+        facts["virtual_stages"] = len(listed) // pp
     ends = facts.pop("counted_embedding", False), facts.pop("counted_head", False)
     if any(ends):
         facts["counted_ends"] = {(True, True): "both", (True, False): "embedding"}.get(ends, "head")

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.configs.megatron_ignored import IGNORED
+from simulator.configs.megatron_layout import stage_counts
 from simulator.configs.rules import Leave, Rule, Use, one_of, whole, words
 
 VOCABULARIES: Final[Mapping[str, int]] = MappingProxyType(
@@ -62,6 +63,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "num-virtual-stages-per-pipeline-rank": Use("virtual_stages", whole),
         "decoder-first-pipeline-num-layers": Use("first_stage_layers", whole),
         "decoder-last-pipeline-num-layers": Use("last_stage_layers", whole),
+        "pipeline-model-parallel-layout": Use("layers_per_stage", stage_counts),
         "account-for-embedding-in-pipeline-split": on("counted_embedding"),
         "account-for-loss-in-pipeline-split": on("counted_head"),
         "overlap-p2p-communication": on("overlap_p2p"),

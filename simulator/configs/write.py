@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from simulator.builder.stages import stage_layers
 from simulator.config import CONVENTIONS, SHAPE, job_from, job_settings
 from simulator.configs import write_megatron, write_tables
 from simulator.configs.documents import Document, parse_yaml
@@ -19,6 +20,7 @@ from simulator.configs.torchtitan import FLAVORS
 from simulator.errors import SimulationError
 from simulator.job import Job
 from simulator.models.sources import model_fields
+from simulator.schedules import SCHEDULES
 
 
 class Target(NamedTuple):
@@ -143,10 +145,18 @@ def _same(name: str, job: Job, back: Job) -> bool:
         return True
     if name in ("pp", "cp", "tp", "ep", "expert_tp"):
         return bool(getattr(job.layout, name) == getattr(back.layout, name))
-    wanted, gives = (getattr(one, name, None) for one in (job, back))
+    wanted, gives = (
+        _dealt(one) if name == "layers_per_stage" else getattr(one, name, None) for one in (job, back)
+    )
     if name == "sharding":
         return {wanted, gives} == {"zero3", "fsdp"} or wanted == gives
     return bool((wanted or None) == (gives or None))
+
+
+def _dealt(job: Job) -> list[range]:
+    """Return the layers of every stage."""
+    several = job.virtual_stages or SCHEDULES[job.schedule].virtual_stages
+    return stage_layers(job, job.layout.pp * several)
 
 
 def _of_model(job: Job, back: Job) -> list[Difference]:

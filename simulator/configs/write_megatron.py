@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from simulator.builder.stages import stage_layers
+from simulator.configs.megatron_layout import layout_word
+from simulator.dealing import counted_layers
 from simulator.job import Job
 from simulator.models.model import Model
+from simulator.schedules import SCHEDULES
 
 _STRATEGIES: Final = {"zero2": "optim_grads", "zero3": "optim_grads_params", "fsdp": "optim_grads_params"}
 _CONTEXTS: Final = {"ring": "p2p", "ulysses": "a2a", "all_gather": "all_gather"}
@@ -79,16 +83,28 @@ def _parallel(job: Job) -> Iterator[Argument]:
         yield "expert-tensor-parallel-size", layout.expert_tp
     if layout.tp > 1:
         yield from (("sequence-parallel", job.sequence_parallel), ("tp-comm-overlap", job.profile.async_tp))
+    listed = _listed(job)
     several = job.virtual_stages or (2 if job.schedule == "interleaved-1f1b" else 1)
-    if job.schedule in ("interleaved-1f1b", "combined-1f1b") and layout.pp > 1 and several > 1:
+    if job.schedule in ("interleaved-1f1b", "combined-1f1b") and layout.pp > 1 and several > 1 and not listed:
         yield "num-virtual-stages-per-pipeline-rank", several
     if job.overlap_p2p is not None:
         yield "overlap-p2p-communication" if job.overlap_p2p else "no-overlap-p2p-communication", True
-    if len(job.layers_per_stage) == layout.pp > 1:
-        yield "decoder-first-pipeline-num-layers", job.layers_per_stage[0]
-        yield "decoder-last-pipeline-num-layers", job.layers_per_stage[-1]
+    if listed and len(listed) == layout.pp and len(set(listed[1:-1])) < 2:
+        yield "decoder-first-pipeline-num-layers", listed[0]
+        yield "decoder-last-pipeline-num-layers", listed[-1]
+    elif listed:
+        yield "pipeline-model-parallel-layout", f"'{layout_word(listed)}'"
     yield "account-for-embedding-in-pipeline-split", job.counted_ends in ("embedding", "both")
     yield "account-for-loss-in-pipeline-split", job.counted_ends in ("head", "both")
+
+
+def _listed(job: Job) -> tuple[int, ...]:
+    """Return the layers of every stage, where they do not divide evenly and have to be told."""
+    n_layers = counted_layers(job.model.n_layers, job.counted_ends)
+    if job.layout.pp == 1 or (not job.layers_per_stage and n_layers % job.layout.pp == 0):
+        return ()
+    several = job.virtual_stages or SCHEDULES[job.schedule].virtual_stages
+    return tuple(len(layers) for layers in stage_layers(job, job.layout.pp * several))
 
 
 def _batch(job: Job) -> Iterator[Argument]:

@@ -48,6 +48,12 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("megatron", {"model": "deepseek-v2-lite", "ep": 8, "conventions": {"overlap_param_gather": True}}),
     ("megatron", {"tp": 4, "sequence_parallel": False, "fp8": True, "recipe": "current"}),
     ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 9, 7), "offload": "optimizer"}),
+    ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 8, 8)}),
+    (
+        "megatron",
+        {"pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2, "layers_per_stage": (7, 9, 9, 7)},
+    ),
+    ("megatron", {"model": "llama3-405b", "tp": 8, "pp": 8, "gpus": 512}),  # 126 layers
     ("torchtitan", {"sharding": "fsdp", "framework": "torchtitan", "tp": 4, "recompute": "full"}),
     ("torchtitan", {"sharding": "fsdp", "framework": "torchtitan", "shard_ranks": 8, "micro_batch": 2}),
     ("torchtitan", {"sharding": "ddp", "framework": "torchtitan", "recompute": "selective"}),
