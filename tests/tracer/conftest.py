@@ -19,7 +19,7 @@ from tracer.native.build import SWITCH
 from traces.run import Run
 from traces.store import open_run
 
-collect_ignore = ["every_strategy.py", "matrix.py", "tracked_memory.py"]
+collect_ignore = ["by_numbers.py", "every_strategy.py", "matrix.py", "tracked_memory.py"]
 """Scripts that tests start as processes of their own."""
 
 NEEDS_NEWER = {
