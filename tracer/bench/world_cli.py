@@ -15,14 +15,17 @@ FAR_BELOW: Final = 0.5
 """Share of the promised speed below which a collective is counted: more than any model of it is off."""
 
 
-@click.command("collectives")
-@click.option(
+PROCESSES: Final = click.option(
     "--processes",
     type=click.IntRange(min=2),
     default=2,
     show_default=True,
     help="Processes to start, if not under torchrun.",
 )
+
+
+@click.command("collectives")
+@PROCESSES
 @click.option(
     "--backend",
     type=click.Choice(["gloo", "nccl"]),
@@ -86,13 +89,7 @@ def collectives(
 
 
 @click.command("clock")
-@click.option(
-    "--processes",
-    type=click.IntRange(min=2),
-    default=2,
-    show_default=True,
-    help="Processes to start, if not under torchrun.",
-)
+@PROCESSES
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
