@@ -171,10 +171,14 @@ def _tensor() -> list[str]:
     )
 
 
+def _micro_batches(n: int) -> str:
+    return "1 micro-batch" if n == 1 else f"{n} micro-batches"
+
+
 def _sharding() -> list[str]:
     def line(gpus: int, micro: int, times: int, sharding: str) -> tuple[str, Settings]:
         batch = {"gpus": gpus, "micro_batch": micro, "global_batch": gpus * micro * times}
-        name = f"{gpus} GPUs, {times} micro-batches of {micro}, {sharding}"
+        name = f"{gpus} GPUs, {_micro_batches(times)} of {micro}, {sharding}"
         return name, {**SMALL, "seq_len": 2048, **batch, "sharding": sharding}
 
     found: list[str] = []
@@ -207,7 +211,7 @@ def _recompute() -> list[str]:
 def _offload() -> list[str]:
     lines = [
         (
-            f"{name}, {batch // 8} micro-batches",
+            f"{name}, {_micro_batches(batch // 8)}",
             {**LLAMA_8B, "global_batch": batch, "recompute": "full", "offload": name},
         )
         for batch in (8, 64)
