@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+
+MOST_TOLD: Final = 6
+"""Reasons why a command failed that are printed, those that hold up others first: as many as ``analyze`` prints."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -89,7 +92,7 @@ def record(
         _show(path, summary)
         if summary["n_ranks_stored"] < summary["world_size"] and not ranks:
             click.echo(f"the other ranks, on other machines: foretrace record --merge -o ALL {path} ...")
-    for line in () if as_json else why:
+    for line in () if as_json else why[:MOST_TOLD]:
         click.echo(line, err=True)
     context.exit(status)
 
