@@ -137,7 +137,7 @@ class Space:
     def _expert_tp(self, tp: int) -> list[int]:
         """Return the ranks to cut experts over where layers are cut over *tp*; 0: as many."""
         if not self.model.n_experts:
-            return [0]
+            return [] if any(self.expert_tp) else [0]
         return list(dict.fromkeys(0 if one == tp else one for one in self.expert_tp or (0, 1)))
 
     def _micro_batches(self, dp: int) -> list[int]:

@@ -220,6 +220,7 @@ def test_a_line_of_eighty_letters_holds_every_figure(monkeypatch: pytest.MonkeyP
     [
         (["--model", "llama3-405b", "--tp", "1", "--pp", "1"], JobError, "none of .* fits"),
         (["--global-batch", "7", "--tp", "1", "--pp", "1"], JobError, "no layout is possible"),
+        (["--expert-tp", "2"], JobError, "no layout is possible: .* has no experts"),
         (["--by", "cost", "--cluster", "hgx-h20"], ConfigError, "need a price"),
     ],
 )
