@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 MOST_TOLD: Final = 6
-"""Reasons why a command failed that are printed, those that hold up others first: as many as ``analyze`` prints."""
+"""Reasons why a command failed that are printed, what holds up others first; ``analyze`` has as many."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
