@@ -214,7 +214,7 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     whole = dequantised(job, name, n_local * linear.n_in * linear.n_out)
     apart = not is_fused(job)
     inputs, gradients = (
-        quantised(f"{name}.{way}quantise", n_tokens * width, recipe, job.cluster.device, n_local)
+        quantised(f"{name}.{way}quantise", n_tokens * width, recipe, job.cluster.device, n_local, each=each)
         if apart or linear.name == first
         else ()
         for way, width, first in (("", linear.n_in, "up"), ("dgrad.", linear.n_out, "down"))

@@ -110,12 +110,13 @@ def layouts(recipe: Recipe, device: Device) -> int:
 
 
 def quantised(
-    name: str, n_elements: int, recipe: Recipe | None, device: Device, members: int = 1
+    name: str, n_elements: int, recipe: Recipe | None, device: Device, members: int = 1, *, each: bool = False
 ) -> tuple[Op, ...]:
     """Return the quantisation of *n_elements* as *recipe* does it on *device*; nothing without one.
 
-    Members of a group are quantised one by one, called as one operation, but for delayed scaling. Reference:
-    Transformer Engine ``csrc/extensions/cast.cpp``, ``multi_tensor_quantize_impl``.
+    Members of a group are quantised one by one, but for delayed scaling. If the host sees to *each*, it makes
+    the tensors of every member on its own, but for block scales, whose tensors are cut out of one. Reference:
+    Transformer Engine ``csrc/extensions/cast.cpp``, ``multi_tensor_quantize_impl`` and ``split_quantize``.
     """
     if recipe is None:
         return ()
@@ -123,7 +124,8 @@ def quantised(
     moved = recipe.moved - (2 - both) * DTYPE_BYTES["fp8"]
     count = recipe.kernels * (1 if recipe.is_delayed else members)
     op = memory(name, round(n_elements * moved), recipe.dtype, count=count)
-    return (op if count == recipe.kernels else replace(op, launches=recipe.kernels),)
+    launches = max(recipe.kernels, members) if each and not recipe.in_blocks else recipe.kernels
+    return (op if count == launches else replace(op, launches=launches),)
 
 
 def rescaled(name: str, n_elements: int, dtype: str, recipe: Recipe | None) -> tuple[Op, ...]:

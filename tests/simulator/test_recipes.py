@@ -172,4 +172,6 @@ def test_members_are_quantised_one_by_one_but_for_delayed_scales(name: str, memb
     (alone,), (group,) = (quantised("x", 2**20, one, load_device("gb200"), n) for n in (1, members))
     assert group.bytes_moved == alone.bytes_moved
     assert group.n_launches == alone.n_launches
+    (seen,) = quantised("x", 2**20, one, load_device("gb200"), members, each=True)
+    assert seen.n_launches == (alone.n_launches if one.in_blocks else max(alone.n_launches, members))
     assert group.count == alone.count * (1 if name == "delayed" else members)
