@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from simulator.errors import ModelError
+from simulator.nearest import near_divisors
 
 if TYPE_CHECKING:
     from simulator.models.model import Model
@@ -22,7 +23,8 @@ def check(model: Model) -> None:
     _check_sizes(model)
     if model.n_heads % model.n_kv_heads:
         raise ModelError(
-            f"{model.name}: n_kv_heads={model.n_kv_heads} does not divide n_heads={model.n_heads}"
+            f"{model.name}: n_kv_heads={model.n_kv_heads} does not divide n_heads={model.n_heads}; "
+            f"{near_divisors(model.n_heads, model.n_kv_heads)} would work"
         )
     if model.norm not in ("rmsnorm", "layernorm"):
         raise ModelError(f"{model.name}: norm={model.norm!r}: one of rmsnorm, layernorm")
