@@ -29,41 +29,20 @@ NAME: Final = "compiled"
 
 
 def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
-    """Return the timeline of *program*: one row per task, and one per rank and step.
-
-    Args:
-        program: what to run.
-        changes: what happens to GPUs meanwhile.
-
-    Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
-        EngineError: a link changes, and nobody shares links here.
-    """
+    """Return the timeline of *program*, as ``simulator.engine.event.run`` does; errors are its errors."""
     start_ns, end_ns = times(program, changes)
     return spans(program, start_ns, end_ns)
 
 
 def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
-    """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
-
-    Raises:
-        ProgramError: as ``run``.
-    """
+    """Return when each task starts and ends, in ns, as ``simulator.engine.event.times`` does."""
     if changes or program.shares_gpus:
         return Clock(program, changes).times()
     return _first_pass(program)[:2]
 
 
 class Clock:
-    """A program made ready to be run many times, with other durations each time.
-
-    Args:
-        program: what to run.
-        changes: what happens to GPUs meanwhile.
-
-    Attributes:
-        duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
-        transfer_ns: time of each communication there, once everybody has arrived; shape ``(n_instances,)``.
+    """A program made ready to be run many times, as ``simulator.engine.event.Clock``.
 
     Raises:
         ProgramError: the program cannot run to its end; durations play no part in that.
