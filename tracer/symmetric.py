@@ -39,6 +39,11 @@ def _whole(args: Any, kwargs: Any, n: int) -> int:
     return int(args[0].nbytes)
 
 
+def _copied(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of the second argument, which is copied into the memory that is the first."""
+    return int(args[1].nbytes)
+
+
 FUSED: Final[Mapping[str, tuple[str, Callable[[Any, Any, int], int]]]] = MappingProxyType(
     {
         "fused_all_gather_matmul": ("all_gather", _gathered),
@@ -49,11 +54,24 @@ FUSED: Final[Mapping[str, tuple[str, Callable[[Any, Any, int], int]]]] = Mapping
         "_low_contention_reduce_scatter": ("reduce_scatter", _whole),
         "multimem_all_reduce_": ("all_reduce", _whole),
         "multimem_one_shot_all_reduce": ("all_reduce", _whole),
+        "multimem_one_shot_all_reduce_out": ("all_reduce", _whole),
+        "multimem_all_gather_out": ("all_gather", _gathered),
         "one_shot_all_reduce": ("all_reduce", _whole),
+        "one_shot_all_reduce_out": ("all_reduce", _whole),
+        "one_shot_all_reduce_copy": ("all_reduce", _copied),
+        "one_shot_all_reduce_copy_out": ("all_reduce", _copied),
         "two_shot_all_reduce_": ("all_reduce", _whole),
+        "two_shot_all_reduce_out": ("all_reduce", _whole),
+        "reduce_scatter_out": ("reduce_scatter", _whole),
+        "all_to_all_vdev": ("all_to_all", _whole),
+        "all_to_all_vdev_2d": ("all_to_all", _whole),
+        "all_to_all_vdev_2d_offset": ("all_to_all", _whole),
+        "nvshmem_all_to_all": ("all_to_all", _whole),
+        "nvshmem_broadcast": ("broadcast", _whole),
     }
 )
-"""Operators of ``symm_mem`` as of torch 2.13: the collective that each replaces, the size of its array."""
+"""Operators of ``symm_mem`` as of torch 2.13: the collective that each replaces, the size of its array. How
+much of its input an ``all_to_all_vdev`` sends only the device knows. Gets, puts and signals are left out."""
 
 
 class SymmetricHook:

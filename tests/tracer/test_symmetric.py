@@ -3,7 +3,7 @@
 They have kernels for GPUs only; here they get some for the processor, and go the same way to them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +63,41 @@ def test_fused_operators_are_the_collectives_that_they_replace(tmp_path: Path, a
         ("reduce_scatter", 1, 4 * ROWS * COLUMNS, "fp32"),
     ]
     assert {row["name"] for row in rows} == {"Fused"}
+
+
+CALLS: dict[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
+    "one_shot_all_reduce_copy": ("all_reduce", lambda x, out: (torch.zeros(99), x, "sum"), ()),
+    "one_shot_all_reduce_out": ("all_reduce", lambda x, out: (x, "sum"), ("out",)),
+    "two_shot_all_reduce_out": ("all_reduce", lambda x, out: (x, "sum"), ("out",)),
+    "multimem_all_gather_out": ("all_gather", lambda x, out: (x,), ("out",)),
+    "all_to_all_vdev": ("all_to_all", lambda x, out: (x, out, torch.ones(1), torch.ones(2, 1)), ()),
+    "nvshmem_broadcast": ("broadcast", lambda x, out: (x, 0), ()),
+}
+"""Operators, what they replace, their arguments before the name of the group, and those behind it."""
+
+
+RETURNED: dict[str, Callable[..., Any]] = {
+    "one_shot_all_reduce_copy": lambda *args: args[1].clone(),
+    "nvshmem_broadcast": lambda *args: args[0],
+    "all_to_all_vdev": lambda *args: None,
+}
+"""What those return that do not return their last argument."""
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_operators_that_only_communicate_are_noted(tmp_path: Path, alone: str, name: str) -> None:
+    pytest.importorskip("torch.distributed._symmetric_memory")
+    if not hasattr(torch.ops.symm_mem, name):
+        pytest.skip(f"this torch has no {name}")
+    kind, before, behind = CALLS[name]
+    returned = RETURNED.get(name, lambda *args: args[-1])
+    x, out = torch.ones(ROWS), torch.ones(ROWS)
+    library = torch.library.Library("symm_mem", "IMPL")
+    library.impl(name, returned, "CPU")
+    with foretrace.record(tmp_path / "run"):
+        getattr(torch.ops.symm_mem, name)(*before(x, out), alone, *(out for _ in behind))
+    library._destroy()
+    (row,) = [
+        row for row in open_run(tmp_path / "run").spans().to_pylist() if row["category"] == "collective"
+    ]
+    assert (row["kind"], row["size_bytes"]) == (kind, 4 * ROWS)
