@@ -76,7 +76,8 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
             )
         fronts = [front(space.families()) for space in spaces] if flags["report"] else []
     layouts = [described(one, prices, flags["tokens"]) for one in found.best]
-    mark_tied(layouts, flags["by"])
+    on_front = [described(one, prices, flags["tokens"]) for points in fronts for one in points]
+    mark_tied([*layouts, *on_front], flags["by"])
     made = [written(found.best[0].job, target) for target in flags["targets"]]
     at = min(flags["why"], len(layouts))
     said = counts_of(found.counts) | {
@@ -87,7 +88,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
         "why_not_the_second": waterfall(layouts[0], layouts[min(2, len(layouts)) - 1]),
         "why_not": {"layout": at, "parts": waterfall(layouts[0], layouts[at - 1])},
         "what_if": what_if,
-        "front": [described(one, prices, flags["tokens"]) for found in fronts for one in found],
+        "front": on_front,
         "written": {one.target: one.describe() for one in made},
         "file": flags["output"],
         "report": flags["report"],

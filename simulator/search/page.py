@@ -57,5 +57,8 @@ def _notes(said: Mapping[str, Any]) -> list[str]:
         at = said["why_not"]["layout"]
         slower = layouts[at - 1]["step_time_s"] - layouts[0]["step_time_s"]
         causes = ", ".join(f"{part['seconds']:+.3g} s {part['cause']}" for part in parts)
-        notes.append(f"Why {at} loses to 1 by {format_time(slower)} a step: {causes}.")
+        lead = (
+            f"Why {at} loses to 1 by {format_time(slower)} a step" if slower else f"{at} takes as long as 1"
+        )
+        notes.append(f"{lead}: {causes}.")
     return notes

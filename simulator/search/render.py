@@ -146,7 +146,12 @@ def _waterfall(console: Console, why: Mapping[str, Any], layouts: Sequence[Mappi
     """Print where a layout loses its time to the best, as bars that go on where the one before ended."""
     at, parts = why["layout"], why["parts"]
     best = layouts[0]["step_time_s"]
-    console.print(f"why {at} loses to 1, {format_time(best)}:")
+    same = layouts[at - 1]["step_time_s"] == best
+    console.print(
+        f"{at} takes as long as 1, {format_time(best)}:"
+        if same
+        else f"why {at} loses to 1, {format_time(best)}:"
+    )
     shown = [part for part in parts if abs(part["seconds"]) >= 1e-3 * best]
     scale = max((abs(part["seconds"]) for part in shown), default=1.0)
     total = best
