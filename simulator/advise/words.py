@@ -168,9 +168,9 @@ def _title(rung: Rung) -> str:
     said = rung.way.title
     if rung.way is MODEL_PARALLEL:
         degrees = job.layout.degrees
-        said = " × ".join(
-            f"{axis.upper()} {degrees[axis]}" for axis in ("tp", "pp", "dp") if degrees[axis] > 1
-        )
+        shown = [axis for axis in ("tp", "cp", "pp", "dp", "ep") if degrees[axis] > 1]
+        said = " × ".join(f"{axis.upper()} {degrees[axis]}" for axis in shown)
+        said += f" (expert TP {job.layout.expert_tp})" if job.layout.expert_tp else ""
         said += "" if job.recompute == "none" else f" + {job.recompute} recomputation"
         said += f" with {job.schedule}" if job.layout.pp > 1 else ""
     elif rung.way.key == "offload":

@@ -67,7 +67,10 @@ OPTIONS: Final = (
     ),
     click.option("--pp", type=Choices(int), default=(), help="Pipeline degrees to try. [default: all]"),
     click.option(
-        "--cp", type=Choices(int), default=(1,), help="Context-parallel degrees to try. [default: 1]"
+        "--cp",
+        type=Choices(int),
+        default=(),
+        help="Context-parallel degrees to try. [default: 1, 2, 4, ... that leave 8,192 tokens a rank]",
     ),
     click.option(
         "--ep", type=Choices(int), default=(), help="Expert-parallel degrees to try. [default: all]"

@@ -20,6 +20,12 @@ ONE_STAGE: Final = "1f1b"
 """Schedule where there is no pipeline; all are the same then."""
 
 
+TOKENS_OF_A_RANK: Final = 8192
+"""Tokens of a sequence that context parallelism leaves a rank at least, unless asked otherwise.
+
+Llama 3 trained on 8,192 without it and on 131,072 over 16 ranks (arXiv:2407.21783, table 4).
+"""
+
 _DEFAULTS: Final = {field.name: field.default for field in fields(Job)}
 
 
@@ -49,7 +55,7 @@ class Space:
         cluster: the machine, used as a whole.
         global_batch: sequences per optimizer step.
         seq_len: tokens per sequence.
-        tp, pp, cp, ep: parallel degrees; context parallelism is not considered unless asked for.
+        tp, pp, cp, ep: parallel degrees; ``cp`` else as ``context_degrees`` has them.
         expert_tp: ranks that every expert is cut over, 0: as many as layers are; else 0 and 1.
         micro_batch: sequences per micro-batch; else powers of two.
         schedule: pipeline schedules.
@@ -67,7 +73,7 @@ class Space:
     seq_len: int
     tp: tuple[int, ...] = ()
     pp: tuple[int, ...] = ()
-    cp: tuple[int, ...] = (1,)
+    cp: tuple[int, ...] = ()
     ep: tuple[int, ...] = ()
     expert_tp: tuple[int, ...] = ()
     micro_batch: tuple[int, ...] = ()
@@ -121,7 +127,9 @@ class Space:
 
     def _layouts(self) -> Iterator[Layout]:
         n_gpus, model = self.cluster.n_gpus, self.model
-        for tp, cp in product(_chosen(self.tp, _divisors(model.n_heads)), self.cp):
+        for tp, cp in product(
+            _chosen(self.tp, _divisors(model.n_heads)), _chosen(self.cp, context_degrees(self.seq_len))
+        ):
             if n_gpus % (tp * cp):
                 continue
             for pp in _chosen(self.pp, range(1, model.n_layers + 1)):
@@ -173,6 +181,15 @@ class Space:
         counted = counted_layers(self.model.n_layers, job["counted_ends"])
         some = self.virtual_stages or range(2, most + 1)
         return [virtual for virtual in some if virtual <= most and counted % (pp * virtual) == 0]
+
+
+def context_degrees(seq_len: int) -> tuple[int, ...]:
+    """Return the context-parallel degrees to try for sequences of *seq_len* tokens.
+
+    >>> context_degrees(8192), context_degrees(131072)
+    ((1,), (1, 2, 4, 8, 16))
+    """
+    return tuple(1 << power for power in range(max(seq_len // TOKENS_OF_A_RANK, 1).bit_length()))
 
 
 def _chosen(given: tuple[int, ...], possible: Any) -> tuple[int, ...]:

@@ -173,6 +173,11 @@ def test_every_layout_of_the_space_is_there_once() -> None:
     assert {job.schedule for job in jobs if job.layout.pp == 1} == {"1f1b"}
 
 
+def test_long_sequences_are_also_cut_over_ranks() -> None:
+    degrees = {n: {job.layout.cp for job in space(seq_len=n).jobs()} for n in (8192, 32768)}
+    assert degrees == {8192: {1}, 32768: {1, 2, 4}}
+
+
 def test_a_weight_orders_by_what_it_says() -> None:
     sizes = [space(gpus=gpus, recompute=("none",)) for gpus in (4, 8)]
     jobs = [family for one in sizes for family in one.families()]
