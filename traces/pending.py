@@ -34,7 +34,7 @@ class Pending:
         collectives: by group, how many it has issued.
         transfers: by group, sender and receiver, how many it has issued its side of.
         under_way: communications that have begun and not ended, in columns of a timeline.
-        stack: where its main thread is, innermost first.
+        stack: where its main thread is, innermost first; () if it has issued something since it said so.
         issued: the last communications that it has issued, ended or not, if its process died.
     """
 
@@ -115,7 +115,9 @@ def _with_issued(one: Pending | None, rank: int, rows: tuple[Mapping[str, Any], 
             under_way=(),
             stack=(),
         )
-    return replace(one, collectives=collectives, transfers=transfers, issued=rows)
+    # A process that dies at once leaves where it was some calls ago, as in an import: that explains nothing.
+    stack = one.stack if one.t_ns >= int(rows[-1]["issued_ns"]) else ()
+    return replace(one, collectives=collectives, transfers=transfers, issued=rows, stack=stack)
 
 
 def _row(given: Any) -> Mapping[str, Any]:

@@ -55,6 +55,18 @@ def test_a_line_holds_any_name(
     assert str(row["name"]) in name
 
 
+@pytest.mark.parametrize(("said_ns", "place"), [(5000, "train.py:9 main"), (1999, "")])
+def test_where_a_rank_was_before_its_last_call_explains_nothing(
+    tmp_path: Path, said_ns: int, place: str
+) -> None:
+    ring = Issued(tmp_path, 0, 1000)
+    ring.note(call(1000))  # issued at 2000
+    document = {"rank": 0, "t_ns": said_ns, "pending": [], "stack": ["train.py:9 main"]}
+    (tmp_path / "ranks" / "rank-00000.pending.json").write_text(json.dumps(document))
+    (one,) = read_pending(tmp_path)[0]
+    assert one.place == place
+
+
 def test_half_a_line_is_none(tmp_path: Path) -> None:
     ring = Issued(tmp_path, 0, 0)
     for sequence in range(3):
