@@ -14,6 +14,7 @@ from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
 from simulator.engine import compiled
 from simulator.job import Job
+from simulator.memory.ranks import rank_memories
 from simulator.memory.states import gathered_parameters_bytes, sharding_units, whole_gradient_bytes
 from simulator.models.model import Linear
 from simulator.network.cost import Network
@@ -74,6 +75,15 @@ def test_every_stage_of_a_rank_is_gathered_when_it_comes_first() -> None:
     job = make_job(schedule="interleaved-1f1b", virtual_stages=2)
     assert counts(job, "all_gather") == [LAYERS // 2 + 1] * 2
     assert counts(job, "reduce_scatter") == [LAYERS // 2 + 1] * 2
+
+
+def test_all_stages_of_a_rank_are_whole_together() -> None:
+    """As much as one stage of the same layers, but for the one gradient that is on its way in each."""
+    one, two = (rank_memories(make_job(schedule="interleaved-1f1b", virtual_stages=v))[0] for v in (1, 2))
+    again = make_job(schedule="interleaved-1f1b", virtual_stages=2)
+    width, units = 2, sharding_units(again, range(LAYERS // 4), first=False, last=False)
+    on_its_way = width * max(unit.params for unit in units)
+    assert two.items["gathered"] == one.items["gathered"] + on_its_way
 
 
 def test_staying_whole_saves_time_and_costs_memory() -> None:

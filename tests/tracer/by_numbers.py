@@ -40,6 +40,7 @@ for _ in range(2):
         f"counts {counts.tolist()}",
         f"distinct {torch.unique(torch.tensor([5, 5, 6, 7])).tolist()}",
         f"rows {torch.repeat_interleave(torch.tensor([2, 0, 3])).tolist()}",
+        f"addresses {len({part.data_ptr() for part in (*model.parameters(), model[1].weight[1:])})}",
         f"numpy {(torch.arange(6).view(2, 3) * 2).numpy().tolist()}",
     ]
     sys.stdout.write("; ".join(words) + "\n")

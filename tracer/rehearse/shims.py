@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse import checkpoints, stand_ins
+from tracer.rehearse.memory import rounded
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -20,6 +21,7 @@ def install(session: RehearsalSession) -> list[Any]:
     checkpoints.install(session)
     _scaler()
     _storages(session)
+    _addresses()
     _fsdp1()
     _chunks()
     _swaps()
@@ -169,6 +171,38 @@ def _storages(session: RehearsalSession) -> None:
         return found
 
     anywhere.resize_ = resize
+
+
+def _addresses() -> None:
+    """Give tensors addresses by which libraries tell them apart, as Accelerate does; all would be at zero."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    anywhere: Any = torch.UntypedStorage
+    fakes: Any = FakeTensor
+    original = anywhere.data_ptr
+    free = [_FIRST_ADDRESS]
+
+    def of_storage(storage: Any) -> int:
+        if storage.device.type != "meta":
+            return int(original(storage))
+        if not storage.nbytes():
+            return 0
+        found = vars(storage).get("rehearsed_address")
+        if found is None:
+            found = storage.rehearsed_address = free[0]
+            free[0] += rounded(storage.nbytes())
+        return int(found)
+
+    def of_tensor(tensor: Any) -> int:
+        start = of_storage(tensor.untyped_storage())
+        return start + tensor.storage_offset() * tensor.element_size() if start else 0
+
+    anywhere.data_ptr, fakes.data_ptr = of_storage, of_tensor
+
+
+_FIRST_ADDRESS = 1 << 40
+"""Where the memory of a device that is not there begins."""
 
 
 def _fsdp1() -> None:
