@@ -10,7 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
+
 from tracer.issued import SLOTS
+from tracer.native.build import SWITCH
 from traces.pending import read_issued
 from traces.store import open_run
 
@@ -47,7 +50,7 @@ def test_sigkill_leaves_a_readable_prefix(tmp_path: Path, config: Path, ranks: A
     assert min(n_steps) > 3
 
 
-N_KILLS = int(os.environ.get("FORETRACE_KILLS", "6"))
+N_KILLS = int(os.environ.get("FORETRACE_KILLS", "3"))
 """Kills at random moments; each takes about a second."""
 
 FLUSH_S = 0.1
@@ -104,13 +107,18 @@ for number in range(int(sys.argv[2])):
 """
 
 
-def test_whenever_it_is_killed_no_more_is_lost_than_since_the_last_batch(tmp_path: Path, ranks: Any) -> None:
+@pytest.mark.parametrize("switch", ["0", "1"], ids=["python", "compiled"])
+def test_whenever_it_is_killed_no_more_is_lost_than_since_the_last_batch(
+    tmp_path: Path, ranks: Any, request: pytest.FixtureRequest, switch: str
+) -> None:
     """After each kill all steps that waited for the last batch can be read, and all before them is whole."""
     script, made = tmp_path / "train.py", tmp_path / "killed"
     made.mkdir()
     script.write_text(FORKING)
     command = [sys.executable, "-W", "ignore", str(script), str(made), str(N_KILLS), str(FLUSH_S)]
-    (result,) = ranks.launch(command, fresh=made, timeout_s=600)
+    if switch == "1":
+        request.getfixturevalue("compiled")
+    (result,) = ranks.launch(command, fresh=made, timeout_s=600, **{SWITCH: switch})
     assert result.returncode == 0, result.stderr
     kills = [line.split() for line in result.stdout.splitlines()]
     assert len(kills) == N_KILLS

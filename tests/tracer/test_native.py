@@ -2,6 +2,7 @@
 
 import json
 import sys
+import sysconfig
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from tracer.native import build
 from tracer.operators import OPERATORS
 from traces.store import open_run
+
+GIL_DISABLED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 TRAIN = """
 import sys
@@ -79,10 +82,23 @@ def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-def test_no_compiler_is_nothing_to_talk_about(anew: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_told_once(anew: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert build.ensure(anew.append) is None
-    assert anew == []
+    assert len(anew) == 1
+    assert anew[0].startswith("hooks not compiled, those in Python do: no C++ compiler here; ")
+    assert build.ensure(anew.append) is None
+    assert len(anew) == 1
+
+
+@pytest.mark.parametrize(("switch", "is_wanted"), [(None, True), ("1", True), ("0", False)])
+def test_compiled_hooks_are_the_default_and_can_be_refused(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, switch: str | None, is_wanted: bool
+) -> None:
+    monkeypatch.delenv(build.SWITCH)
+    if switch is not None:
+        monkeypatch.setenv(build.SWITCH, switch)
+    assert build.is_wanted() == (is_wanted and sys.platform == "linux" and not GIL_DISABLED)
 
 
 def test_a_compiler_that_fails_is_told_in_a_line(

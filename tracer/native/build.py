@@ -1,8 +1,8 @@
 """Compiles the hooks of a recording for the torch of this environment, once, and finds them again.
 
-What is compiled is kept under ``$XDG_CACHE_HOME/foretrace``, by the version of torch, the Python, the machine
-and the text of the sources. What a compiler has refused is remembered there too, so that it is tried and told
-once. Compiling imports no torch; whoever loads the hooks has done so.
+What is compiled is kept under ``$XDG_CACHE_HOME/foretrace``, by the version and build of torch, the Python,
+the machine and the text of the sources. What a compiler has refused is remembered there too, so that it is
+tried and told once. Compiling imports no torch; whoever loads the hooks has done so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 SWITCH: Final = "FORETRACE_NATIVE"
-"""Environment variable that says ``1`` where hooks in C++ are asked for; those in Python are the default."""
+"""Environment variable that says ``0`` where hooks in C++ are refused, which are the default."""
 
 NAME: Final = "foretrace_hooks"
 """Name of the module that is compiled."""
@@ -44,9 +44,9 @@ COMPILE_S: Final = 600
 
 
 def is_wanted() -> bool:
-    """Whether hooks in C++ are asked for and of use: on Linux, in a Python with its lock, without a GPU."""
+    """Whether hooks in C++ are not refused and of use: on Linux, in a Python with its lock, without a GPU."""
     if (
-        os.environ.get(SWITCH) != "1"
+        os.environ.get(SWITCH) == "0"
         or sys.platform != "linux"
         or sysconfig.get_config_var("Py_GIL_DISABLED")
     ):
@@ -57,14 +57,32 @@ def is_wanted() -> bool:
 def library() -> Path | None:
     """Return where compiled hooks are kept; None without torch, or for a user without a home."""
     try:
-        torch = version("torch")
+        torch, build = version("torch"), _build()
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except (PackageNotFoundError, RuntimeError):  # the second: no home
+    except (PackageNotFoundError, OSError, RuntimeError):  # the last: no home
         return None
     text = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]pp")))
-    key = hashlib.sha256(text).hexdigest()[:12]
+    key = hashlib.sha256(text + build).hexdigest()[:12]
     abi = sysconfig.get_config_var("SOABI")  # tells the machine, too
     return Path(home) / "foretrace" / f"{NAME}-torch{torch}-{abi}-{key}.so"
+
+
+def _build() -> bytes:
+    """Return what tells two builds of one version of torch apart; raise OSError where torch has no files."""
+    sizes = [(folder() / "lib" / name).stat().st_size for name in ("libc10.so", "libtorch_python.so")]
+    return repr(sizes).encode() + (folder() / "version.py").read_bytes()
+
+
+def folder() -> Path:
+    """Return the folder of torch, which is not imported by that.
+
+    Raises:
+        OSError: torch is not where it should be.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise OSError("torch has no folder")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def ensure(say: Callable[[str], None]) -> Path | None:
@@ -74,16 +92,13 @@ def ensure(say: Callable[[str], None]) -> Path | None:
         say: told, in one line, that this takes its time, or why it did not work.
     """
     found = library() if is_wanted() else None
-    compiler = shutil.which(os.environ.get("CXX") or "c++")
     try:
         if found is None or found.exists():
             return found
-        if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-            return None
         found.parent.mkdir(parents=True, exist_ok=True)
         with found.with_suffix(".lock").open("w") as lock:
             _wait_for(lock)
-            return _compiled(compiler, found, say)
+            return _compiled(found, say)
     except OSError as error:
         say(f"hooks not compiled, those in Python do: {error}")
         return None
@@ -101,18 +116,23 @@ def _wait_for(lock: TextIO) -> None:
             time.sleep(0.1)
 
 
-def _compiled(compiler: str, found: Path, say: Callable[[str], None]) -> Path | None:
-    """Compile unless it was done, or refused, by now; raise OSError where it cannot be kept."""
-    refused = found.with_suffix(".failed")
+def _compiled(found: Path, say: Callable[[str], None]) -> Path | None:
+    """Compile unless it was done, or was not possible, by now; raise OSError where it cannot be kept."""
     if found.exists():
         return found
-    if refused.exists() and refused.read_text().startswith(f"{compiler}\n"):
+    compiler = shutil.which(os.environ.get("CXX") or "c++")
+    has_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
+    refused, tried = found.with_suffix(".failed"), f"{compiler}, Python.h: {has_headers}\n"
+    if refused.exists() and refused.read_text().startswith(tried):
         return None
-    say(f"compiling hooks for torch {version('torch')}, once: 20 s; without {SWITCH}=1 those in Python do")
     try:
+        if compiler is None or not has_headers:
+            raise FileNotFoundError(f"no {'headers of Python' if compiler else 'C++ compiler'} here")
+        torch = version("torch")
+        say(f"compiling hooks for torch {torch}, once: 20 s of processor time; {SWITCH}=0 does without")
         _compile(compiler, found)
-    except subprocess.SubprocessError as error:
-        refused.write_text(f"{compiler}\n{getattr(error, 'stderr', '') or error}\n")
+    except (subprocess.SubprocessError, FileNotFoundError) as error:
+        refused.write_text(f"{tried}{getattr(error, 'stderr', '') or error}\n")
         say(f"hooks not compiled, those in Python do: {_last_line(error)}; tried again without {refused}")
         return None
     return found
@@ -124,10 +144,7 @@ def command(compiler: str, target: Path) -> list[str]:
     Raises:
         OSError: torch is not where it should be.
     """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise OSError("torch has no folder")
-    torch = Path(next(iter(spec.submodule_search_locations)))
+    torch = folder()
     folders = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")]
     has_new_strings = NEW_STRINGS in (torch / "lib/libc10.so").read_bytes()
     return [
