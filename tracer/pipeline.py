@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _ACTIVATIONS: Final = Block("activations")
 _GRADIENTS: Final = Block("gradients")
 
+_Action = tuple[str, int, tuple[int, int, int]]
+"""An action that runs: its kind, its depth on the stack, and the place in the pipeline before it."""
+
 _TRANSFERS: Final = (
     ("get_fwd_recv_ops", "recv", _ACTIVATIONS),
     ("get_fwd_send_ops", "send", _ACTIVATIONS),
@@ -54,7 +57,7 @@ class PipelineHook:
         self._session = session
         self._undo: list[tuple[Any, str, Any]] = []
         self._upcoming: dict[tuple[str, int], tuple[Position, Block]] = {}
-        self._met: set[int] = set()
+        self._stages: dict[int, tuple[Block, int, int]] = {}  # its block and its numbers, by its index
         self._wrap(base, "__init__", self._noting_stage)
         self._wrap(base, "forward_one_chunk", lambda f: self._acting(f, lambda full: "forward"))
         self._wrap(base, "backward_one_chunk", lambda f: self._acting(f, _backward_kind))
@@ -100,24 +103,27 @@ class PipelineHook:
 
         return method
 
-    def _begins(self, stage: Any, microbatch: int, kind: str) -> tuple[int, Position]:
+    def _begins(self, stage: Any, microbatch: int, kind: str) -> _Action:
         session, at = self._session, self._session.position
-        before = Position(at.step, at.stage, at.virtual_stage, at.microbatch)
-        if stage.stage_index not in self._met:  # made before the recording began
-            self._note_stage(stage)
+        before = at.stage, at.virtual_stage, at.microbatch
+        known = self._stages.get(stage.stage_index)
+        if known is None:  # made before the recording began
+            known = self._note_stage(stage)
         session.steps.begin()
-        depth = session.lane.push(kind, Block(f"stage {stage.stage_index}", is_glue=True))
-        at.stage, at.virtual_stage, at.microbatch = _numbers(stage, microbatch)
+        block, number, virtual_stage = known
+        depth = session.lane.push(kind, block)
+        at.stage, at.virtual_stage, at.microbatch = number, virtual_stage, microbatch
         if kind != "forward":
             session.backward.kind = kind
-        return depth, before
+        return kind, depth, before
 
-    def _ends(self, state: tuple[int, Position]) -> None:
-        session, (depth, before) = self._session, state
+    def _ends(self, action: _Action) -> None:
+        session, (kind, depth, before) = self._session, action
         session.lane.pop(depth)
         at = session.position
-        at.stage, at.virtual_stage, at.microbatch = before.stage, before.virtual_stage, before.microbatch
-        session.backward.kind = "backward"
+        at.stage, at.virtual_stage, at.microbatch = before
+        if kind != "forward":
+            session.backward.kind = "backward"
 
     def _losing(self, original: Any) -> Any:
         """Wrap the method that computes the loss of a micro-batch, on the last stage only."""
@@ -132,7 +138,7 @@ class PipelineHook:
 
         return method
 
-    def _loss_begins(self, args: tuple[Any, ...]) -> tuple[int, Position]:
+    def _loss_begins(self, args: tuple[Any, ...]) -> _Action:
         stage, _, _, microbatch = args[:4]  # stage, output, targets, number of the micro-batch
         state = self._begins(stage, microbatch, "forward")
         self._session.lane.replace("forward", Block("loss", is_glue=not stage.is_last))
@@ -165,12 +171,14 @@ class PipelineHook:
 
         return method
 
-    def _note_stage(self, stage: Any) -> None:
+    def _note_stage(self, stage: Any) -> tuple[Block, int, int]:
         import torch.distributed as dist
 
-        self._met.add(stage.stage_index)
+        index = stage.stage_index
+        found = self._stages[index] = Block(f"stage {index}", is_glue=True), *_numbers(stage, -1)[:2]
         group = stage.group if stage.group is not None else dist.group.WORLD
         self._session.groups.name_axis(group, "pp")
+        return found
 
     def _noting_schedule(self, original: Any) -> Any:
         note = self._session.guarded("pipeline", self._note_schedule)
