@@ -5,9 +5,8 @@ torchrun --nproc-per-node 2 examples/train_ddp.py
 
 from __future__ import annotations
 
-from model import loss_of
 from torch.nn.parallel import DistributedDataParallel
-from training import batch, build, flags, join, optimizer_of, train
+from training import build, flags, join, train_model
 
 
 def main() -> None:
@@ -19,17 +18,7 @@ def main() -> None:
     args = parser.parse_args()
     world = join()
     model = DistributedDataParallel(build(args, world), bucket_cap_mb=args.bucket_mb)
-    optimizer = optimizer_of(model, args)
-
-    def step(number: int) -> float | None:
-        tokens, targets = batch(args, world, number, world.rank, args.micro_batch)
-        optimizer.zero_grad()
-        loss = loss_of(model(tokens), targets)
-        loss.backward()
-        optimizer.step()
-        return loss.item() if world.rank == 0 else None
-
-    train(args, world, step)
+    train_model(args, world, model, replica=world.rank)
 
 
 if __name__ == "__main__":

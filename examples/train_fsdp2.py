@@ -5,10 +5,9 @@ torchrun --nproc-per-node 2 examples/train_fsdp2.py
 
 from __future__ import annotations
 
-from model import loss_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from training import batch, build, flags, join, optimizer_of, train
+from training import build, flags, join, train_model
 
 
 def main() -> None:
@@ -20,17 +19,7 @@ def main() -> None:
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = optimizer_of(model, args)
-
-    def step(number: int) -> float | None:
-        tokens, targets = batch(args, world, number, world.rank, args.micro_batch)
-        optimizer.zero_grad()
-        loss = loss_of(model(tokens), targets)
-        loss.backward()
-        optimizer.step()
-        return loss.item() if world.rank == 0 else None
-
-    train(args, world, step)
+    train_model(args, world, model, replica=world.rank)
 
 
 if __name__ == "__main__":

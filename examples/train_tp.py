@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 examples/train_tp.py
 
 from __future__ import annotations
 
-from model import Llama, loss_of
+from model import Llama
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from training import batch, build, flags, join, optimizer_of, train
+from training import build, flags, join, train_model
 
 
 def parallelize(model: Llama, mesh: DeviceMesh) -> None:
@@ -57,17 +57,7 @@ def main() -> None:
     mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("tp",))
     model = build(args, world)
     parallelize(model, mesh)
-    optimizer = optimizer_of(model, args)
-
-    def step(number: int) -> float | None:
-        tokens, targets = batch(args, world, number, 0, args.micro_batch)  # the same on every rank
-        optimizer.zero_grad()
-        loss = loss_of(model(tokens), targets)
-        loss.backward()
-        optimizer.step()
-        return loss.item() if world.rank == 0 else None
-
-    train(args, world, step)
+    train_model(args, world, model, replica=0)  # the same batch on every rank
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from model import Config, Llama
+from model import Config, Llama, loss_of
 from torch import Tensor, nn
 
 TINY = Path(__file__).with_name("tiny-llama.json")
@@ -83,6 +83,21 @@ def build(args: argparse.Namespace, world: World) -> Llama:
 def optimizer_of(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
     """Return AdamW over the parameters of *model*."""
     return torch.optim.AdamW(model.parameters(), lr=args.lr)
+
+
+def train_model(args: argparse.Namespace, world: World, model: nn.Module, *, replica: int) -> None:
+    """Train *model* on the batches of *replica*: forward, backward, update; rank 0 prints the loss."""
+    optimizer = optimizer_of(model, args)
+
+    def step(number: int) -> float | None:
+        tokens, targets = batch(args, world, number, replica, args.micro_batch)
+        optimizer.zero_grad()
+        loss = loss_of(model(tokens), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.item() if world.rank == 0 else None
+
+    train(args, world, step)
 
 
 def train(args: argparse.Namespace, world: World, step: Callable[[int], float | None]) -> None:
