@@ -208,7 +208,8 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
         settings["shard_ranks"] = shard_ranks
     settings["fp32_gradients"] = ("fp32" in seen["reduced"]) if seen["reduced"] else True
     settings["recompute"] = "full" if "recompute" in seen["kinds"] else "none"
-    settings["sequence_parallel"] = ("reduce_scatter", "tp") in seen["collectives"]
+    if _has_tensor_parallelism(run):
+        settings["sequence_parallel"] = ("reduce_scatter", "tp") in seen["collectives"]
     settings["conventions"] = _conventions(run)
     notes.append("conventions are those of PyTorch, run eagerly")
     if schedule := job.get("schedule"):
@@ -219,8 +220,15 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
 def _conventions(run: Run) -> tuple[tuple[str, object], ...]:
     """Return how this training differs from what PyTorch does by default."""
     clips = any(sums_norm(run, rank) for rank in run.stored_ranks)
-    keeps = any(keeps_gathered(run, rank) for rank in run.stored_ranks)
-    said = {"copies_gathered": True, "grad_norm": clips, "keeps_gathered_inputs": keeps}
+    said: dict[str, object] = {"copies_gathered": True, "grad_norm": clips}
     if (run.info.job or {}).get("reshard_after_forward") is False:
         said["reshard_after_forward"] = False
-    return *said.items(), ("norm_reductions", norm_reductions(run))
+    if _has_tensor_parallelism(run):
+        said["keeps_gathered_inputs"] = any(keeps_gathered(run, rank) for rank in run.stored_ranks)
+        said["norm_reductions"] = norm_reductions(run)
+    return tuple(said.items())
+
+
+def _has_tensor_parallelism(run: Run) -> bool:
+    """Whether the ranks of *run* cut layers; otherwise it cannot tell how that is done."""
+    return run.info.layout is not None and run.info.layout.tp > 1
