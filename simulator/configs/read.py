@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from simulator.config import read_config
 from simulator.configs import accelerate, deepspeed, megatron, megatron_rules, nanotron, torchtitan
 from simulator.configs.documents import MODEL_CONFIG, NATIVE, Document, open_document
-from simulator.configs.rules import Reading, Rule, apply, flattened
+from simulator.configs.rules import MODEL, Ignored, Reading, Rule, Used, apply, flattened
 from simulator.configs.settle import settled
 from simulator.errors import ConfigError
 
@@ -73,6 +73,19 @@ class Imported:
         ]
 
 
+_SIZES: Final = ("gpus", "dp", "nodes", "gpus_per_node")
+
+_SETTLES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "gpus": _SIZES,
+        "dp": _SIZES,
+        "virtual_stages": ("layers_per_virtual_stage",),
+        "global_batch": ("accumulation",),
+    }
+)
+"""What else a flag says, that a file then does not: see ``simulator.configs.settle``."""
+
+
 def read_files(paths: Sequence[str | Path], given: Mapping[str, Any]) -> Imported:
     """Return the settings in files of any tool, with flags that were *given* in their place.
 
@@ -111,7 +124,27 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
     if not readings:  # no file of another tool
         return Imported({**_replaced(facts, given), **given}, ())
     where = ", ".join(reading.where for reading in readings)
-    return Imported(settled({**facts, **known}, given, where), tuple(readings))
+    settings = settled({**facts, **known}, given, where)
+    for reading in readings:
+        _note_replaced(reading, given, settings)
+    return Imported(settings, tuple(readings))
+
+
+def _note_replaced(reading: Reading, given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Count what a flag replaces among what *reading* does not use."""
+    for used in list(reading.used):
+        for name in given:
+            same = used.fact == name or used.fact in _SETTLES.get(name, ()) or _describes(used, name)
+            if same and settings.get(used.fact) != used.gave:
+                reading.used.remove(used)
+                flag = f"--{name.replace('_', '-')} {given[name]}"
+                reading.ignored.append(Ignored(used.key, used.value, f"the flag {flag} goes instead"))
+                break
+
+
+def _describes(used: Used, name: str) -> bool:
+    """Return whether *used* describes a model where the flag *name* names one."""
+    return name == "model" and used.fact.startswith(MODEL)
 
 
 def _replaced(facts: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

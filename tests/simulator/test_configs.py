@@ -150,6 +150,18 @@ def test_flags_go_before_files(tmp_path: Path) -> None:
     assert job.virtual_stages == 2
 
 
+def test_what_a_flag_replaces_is_not_listed_as_used(tmp_path: Path) -> None:
+    given = {"cluster": "dgx-h100", "gpus": 256, "model": "llama3-70b", "tp": 4}
+    found = read_files([written(tmp_path, "megatron")], given)
+    (reading,) = found.readings
+    used = {one.fact for one in reading.used}
+    assert not used & {"gpus_per_node", "nodes", "tp", "model.n_layers"}
+    assert "micro_batch" in used
+    replaced = {one.key: one.reason for one in reading.ignored}
+    assert replaced["tensor-model-parallel-size"] == "the flag --tp 4 goes instead"
+    assert all(found.settings[name] == value for name, value in given.items())
+
+
 def test_files_complete_each_other(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(
