@@ -13,7 +13,7 @@ from math import ceil, log2
 from typing import Final
 
 from simulator.network.collectives import bus_factor, ring_steps
-from simulator.network.nccl import IN_ALL, NVLS_INTRA_S, PROTOCOLS, Choice, Protocol
+from simulator.network.nccl import IN_ALL, NVLS_INTRA_S, OVER_PCIE, PROTOCOLS, Choice, Protocol
 
 Parts = tuple[float, float]
 """Latency and wire time, in seconds."""
@@ -34,6 +34,7 @@ class Free:
         wire_s: of that, what its bytes take.
         wire_per_byte_s: wire time of a ring per byte of a long array.
         reduced: whether switches reduce it.
+        pcie: whether hops go over PCIe rather than NVLink.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Free:
     wire_s: float
     wire_per_byte_s: float
     reduced: bool
+    pcie: bool = False
 
 
 def narrowed(choice: Choice, kind: str) -> bool:
@@ -55,8 +57,9 @@ def narrowed(choice: Choice, kind: str) -> bool:
 def ways(choice: Choice, free: Free) -> Iterator[tuple[str, Parts]]:
     """Yield name, and latency and wire time, of every way that *choice* leaves."""
     for algorithm in _algorithms(choice, free.kind) or ("ring",):
-        for name in _protocols(choice, algorithm):
-            latency_s, factor = _cost(algorithm, free.kind, free.n, PROTOCOLS[name])
+        for name in _protocols(choice, algorithm, pcie=free.pcie):
+            protocol = OVER_PCIE[name] if free.pcie else PROTOCOLS[name]
+            latency_s, factor = _cost(algorithm, free.kind, free.n, protocol)
             wire_s = factor / bus_factor(free.kind, free.n) * free.size_bytes * free.wire_per_byte_s
             wire_s /= PROTOCOLS[name].share
             yield f"{algorithm}/{name}", (max(latency_s, free.total_s - wire_s), wire_s)
@@ -71,11 +74,10 @@ def _algorithms(choice: Choice, kind: str) -> tuple[str, ...]:
     return tuple(name for name in choice.algorithms if name in ABLE[kind])
 
 
-def _protocols(choice: Choice, algorithm: str) -> Sequence[str]:
-    """Return the protocols of *algorithm*; those of textbooks move whole chunks."""
-    return (
-        choice.protocols if algorithm in IN_ALL else [name for name in choice.protocols if name == "simple"]
-    )
+def _protocols(choice: Choice, algorithm: str, *, pcie: bool) -> Sequence[str]:
+    """Return the protocols of *algorithm*: Simple of textbooks'; over PCIe LL128 only if nothing else is left."""
+    names = [name for name in choice.protocols if algorithm in IN_ALL or name == "simple"]
+    return [name for name in names if not (pcie and name == "ll128")] or names
 
 
 def _cost(algorithm: str, kind: str, n: int, protocol: Protocol) -> Parts:

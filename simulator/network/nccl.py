@@ -51,8 +51,15 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
 )
 """Flags beside the data (``ll``: 4 bytes in 8, ``ll128``: 120 in 128), or a fence after it (``simple``)."""
 
-PCI_HOP_S: Final[Mapping[str, float]] = MappingProxyType({"ll": 1.0e-6, "ll128": 2.5e-6, "simple": 5.7e-6})
-"""One hop of a ring inside a node over PCIe, by protocol."""
+OVER_PCIE: Final[Mapping[str, Protocol]] = MappingProxyType(
+    {
+        "ll": PROTOCOLS["ll"]._replace(ring_intra_s=1.0e-6, tree_intra_s=1.0e-6),
+        "ll128": PROTOCOLS["ll128"]._replace(ring_intra_s=2.5e-6, tree_intra_s=1.9e-6),
+        "simple": PROTOCOLS["simple"]._replace(ring_intra_s=5.7e-6, tree_intra_s=4.0e-6),
+    }
+)
+"""The protocols where hops inside a node go over PCIe. LL128 needs stores of 128 bytes that stay whole, as
+NVLink has them: NCCL takes it there only if told to."""
 
 NVLS_RANKS: Final = 5
 """Least GPUs of a node among which NCCL lets switches reduce: with 4 H200 or B200 it takes a ring, with 5 not

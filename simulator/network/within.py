@@ -9,7 +9,7 @@ from typing import Final
 from simulator.network import asked
 from simulator.network.asked import LONG_BYTES, Free, Parts, narrowed
 from simulator.network.collectives import bus_factor, half_size_s, measured_s, nvls_factor, ring_steps
-from simulator.network.nccl import NVLS_RANKS, PCI_HOP_S, PROTOCOLS, Choice
+from simulator.network.nccl import NVLS_RANKS, OVER_PCIE, Choice
 from topologies.cluster import Cluster
 from topologies.link import LinkSpec
 
@@ -44,12 +44,12 @@ class Within:
     def ways(self, kind: str, size_bytes: int, n: int, bytes_per_s: float) -> Iterator[tuple[str, Parts]]:
         """Yield name, and latency and wire time, of the ways among *n* neighbours that the choice leaves.
 
-        One, as NCCL takes it; more where a user narrows that (``simulator.network.asked``). NCCL's constants
-        are those of NVLink; over PCIe protocols are told apart anyway, and gloo has none.
+        One, as NCCL takes it; more where a user narrows that (``simulator.network.asked``). Of other links
+        than NVLink and PCIe NCCL has no constants, and gloo takes no notice.
         """
         link = self.link(bytes_per_s)
         parts = self.parts(kind, size_bytes, n, bytes_per_s)
-        if link.kind != "nvlink" or n < 2 or not narrowed(self.choice.of(kind), kind):
+        if link.kind not in ("nvlink", "pcie") or n < 2 or not narrowed(self.choice.of(kind), kind):
             yield self.how(kind, bytes_per_s), parts
             return
         ring = replace(self, choice=Choice(("ring",), forced=True))
@@ -65,6 +65,7 @@ class Within:
             and link.reduces
             and n >= NVLS_RANKS
             and "nvls" in self.choice.of(kind).algorithms,
+            pcie=link.kind == "pcie",
         )
         for name, found in asked.ways(self.choice.of(kind), free):
             yield f"{link.name}/{name}", found
@@ -95,11 +96,11 @@ class Within:
         wire_s = bus_factor(kind, n) * size_bytes / (link.efficiency * bytes_per_s)
         if link.kind == "pcie":
             ways = [
-                (PROTOCOLS[name].ring_base_s + steps * PCI_HOP_S[name], wire_s / PROTOCOLS[name].share)
-                for name in self.choice.of(kind).protocols
-                if name in OVER_PCIE
+                (protocol.ring_base_s + steps * protocol.ring_intra_s, wire_s / protocol.share)
+                for name, protocol in OVER_PCIE.items()
+                if name != "ll128"
             ]
-            return min(ways or [(steps * link.latency_s, wire_s)], key=sum)
+            return min(ways, key=sum)
         if kind == "all_reduce" and link.reduces and not self._ring_only():
             wire_s *= min(1.0, nvls_factor(n) / bus_factor(kind, n))
         return ring_steps(kind, n) * link.latency_s, wire_s
@@ -116,9 +117,6 @@ class Within:
         asked_for = self.choice.of("all_reduce")
         return asked_for.forced and not {"nvls", "nvls_tree"} & set(asked_for.algorithms)
 
-
-OVER_PCIE: Final = ("ll", "simple")
-"""Protocols that NCCL uses over PCIe: LL128 needs stores of 128 bytes that stay whole, as NVLink has them."""
 
 LIKE: Final = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 """Operations that pass every byte on around the same ring as another, but all bytes over each link."""

@@ -11,7 +11,7 @@ from simulator.network.cost import Network
 from simulator.network.nccl import PROTOCOLS, choice
 from topologies.catalog import load_cluster
 
-MACHINES = ("dgx-h100", "dgx-a100", "dgx-b200", "dgx1-v100")
+MACHINES = ("dgx-h100", "dgx-a100", "dgx-b200", "dgx1-v100", "rtx4090-8")
 
 
 @cache
@@ -38,6 +38,17 @@ def test_whoever_asks_for_a_way_is_no_faster_than_nccl(
 ) -> None:
     free, asked = (took(network(name, *found), kind, size, n) for found in (("", ""), words))
     assert asked[1] >= free[1] - 1
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("protocol", ["LL", "LL128", "Simple"])
+def test_over_pcie_what_is_asked_for_is_taken(algorithm: str, protocol: str) -> None:
+    """Ring in LL was the answer to all of them once, and to LL128 a time that no formula of NCCL has."""
+    assert took(network("rtx4090-8", algorithm, protocol), "all_reduce", 2**20)[0] == (
+        f"pcie4/{algorithm}/{protocol.lower()}"
+    )
+    left = [took(network("rtx4090-8", algorithm), "all_reduce", 2**power)[0] for power in (3, 20, 30)]
+    assert not any(name.endswith("ll128") for name in left)
 
 
 @pytest.mark.parametrize(
