@@ -75,7 +75,7 @@ def _algorithms(choice: Choice, kind: str) -> tuple[str, ...]:
 
 
 def _protocols(choice: Choice, algorithm: str, *, pcie: bool) -> Sequence[str]:
-    """Return the protocols of *algorithm*: Simple of textbooks'; over PCIe LL128 only if nothing else is left."""
+    """Return the protocols of *algorithm*: Simple alone of textbooks'; over PCIe LL128 only if left alone."""
     names = [name for name in choice.protocols if algorithm in IN_ALL or name == "simple"]
     return [name for name in names if not (pcie and name == "ll128")] or names
 
