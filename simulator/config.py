@@ -177,7 +177,10 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         layout=layout,
         n_steps=given.get("steps", 1),
         variation=Variation(**{name: given[name] for name in TABLES["variation"] if name in given}),
-        conventions=tuple(given.get(CONVENTIONS, {}).items()),
+        conventions=tuple(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in given.get(CONVENTIONS, {}).items()
+        ),
         **{**_of_framework(given), **{name: given[name] for name in _OF_JOB if name in given}},
     )
     check_chunks(job)

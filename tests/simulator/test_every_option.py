@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from simulator.framework import OVERRIDABLE, Framework, framework_names, load_framework
 from tests.simulator.crossed_options import CONVENTIONS, NEEDS, OPTIONS, outcome
 
 
@@ -45,3 +46,18 @@ def test_a_stage_without_weights_to_train_gives_back_what_it_kept() -> None:
     """Beside adapters the head is frozen: on a stage of its own its backward has one half alone."""
     given = {"framework": "nanotron", "lora_rank": 8, "pp": 2, "schedule": "dualpipe-v", "fp8": True}
     assert outcome(given) == ""
+
+
+@pytest.mark.parametrize("name", OVERRIDABLE)
+def test_every_convention_can_be_set_alone_to_what_it_is(name: str) -> None:
+    """Lists of words as a file has them, too."""
+    value = getattr(load_framework("megatron"), name)
+    given = {"conventions": {name: list(value) if isinstance(value, tuple) else value}}
+    assert outcome(given) == ""
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_a_profile_says_where_it_read_what_it_says_otherwise(name: str) -> None:
+    profile, plain = load_framework(name), Framework(name="", matches=())
+    other = {key for key in OVERRIDABLE if getattr(profile, key) != getattr(plain, key)}
+    assert other <= set(profile.sources)
