@@ -29,7 +29,8 @@ from simulator.memory.ranks import rank_memories
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
 from simulator.program import Program
-from simulator.search.found import Counts, Found, Timed, best_of, few_collections, order_of, summarised
+from simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
+from simulator.search.garbage import few_collections
 from simulator.search.layouts import PipelineTimes
 from simulator.search.least_memory import LeastMemory
 from simulator.search.space import Family

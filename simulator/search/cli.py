@@ -13,6 +13,7 @@ import click
 
 from simulator.errors import ConfigError, JobError
 from simulator.search.flags import search_options
+from simulator.search.garbage import few_collections
 
 if TYPE_CHECKING:
     from simulator.search.found import Found, Ranked
@@ -33,6 +34,7 @@ NEEDED = ("model", "gpus")
 @click.command()
 @search_options
 @click.pass_context
+@few_collections()
 def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     """Find the fastest layouts that fit: every one is considered, none that could be the best is skipped.
 

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from simulator.job import Job
 from simulator.program import Program
+from simulator.search.garbage import few_collections
 from simulator.simulate import simulate
-
-ALLOCATED: Final = 500_000
-"""Objects made before Python looks for cycles among them during a search, instead of 700."""
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Let Python look for cycles of garbage less often.
-
-    Programs are made of very many small tuples, which are in no cycle: looking through them all the time took
-    a fourth of a search, and found so little that it takes no more memory without.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(ALLOCATED, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Final
 
 from simulator.memory.ranks import rank_memories
 from simulator.search.best import Progress, Search
-from simulator.search.found import Ranked, few_collections, summarised
+from simulator.search.found import Ranked, summarised
+from simulator.search.garbage import few_collections
 from simulator.search.space import Family
 
 PARTS_OF_MEMORY: Final = 50
