@@ -153,7 +153,9 @@ class Reducer:
 
         grad = self._params[at].grad
         with torch.no_grad():
-            if self.hook is not None:  # which divides by itself
+            if grad is None:  # of an operator that has no derivative
+                self._view(at).zero_()
+            elif self.hook is not None:  # which divides by itself
                 self._view(at).copy_(grad)
             else:
                 torch.div(grad, self._group.size(), out=self._view(at))
