@@ -73,8 +73,8 @@ def _rows(lines: Sequence[str], columns: Sequence[str]) -> dict[str, list[str]]:
 def _nics(rows: Mapping[str, list[str]], gpus: list[str], columns: list[str]) -> tuple[int, int]:
     """Return how many NICs serve GPUs, and how many others are listed.
 
-    Those beside a GPU serve, or, where none is, the nearest; not one that the matrix says no distance of. More than two on one PCIe bridge are taken for
-    functions of one card.
+    Those beside a GPU serve, or, where none is, the nearest; not one that the matrix says no distance of.
+    More than two on one PCIe bridge are taken for functions of one card.
     """
     names = columns[len(gpus) :]
     distance = {
