@@ -88,7 +88,8 @@ def test_planes_are_joined_by_the_nics_of_idle_gpus_too(n_gpus: int, placed: tup
     """Of nodes that are partly filled, by ranks or by GPUs, no rank need sit on the rail of another."""
     cluster = machine(2, kind="multi-plane").sized(n_gpus)
     found = Reach(cluster.fabric(), placed).shape((0, 9))
-    assert (found.n_domains, found.inter_bytes_per_s) == (2, pytest.approx(NIC))
+    assert found.n_domains == 2
+    assert found.inter_bytes_per_s == pytest.approx(NIC)
 
 
 @pytest.mark.parametrize(("sides", "n_links"), [((8,), 8), ((4, 4), 32), ((2, 2, 2), 12), ((4, 1), 4)])
