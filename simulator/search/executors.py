@@ -181,7 +181,7 @@ class Ray:
         self._is_ours = address.startswith("local")
         if self._is_ours:
             options["num_cpus"] = _number(address, f"ray://{address}")
-            self._ray.init(**options)
+            self._ray.init(address="local", **options)  # not a cluster that runs here already
         else:
             _connected(lambda: self._ray.init(address=address, log_to_driver=False), "ray", address)
         self.workers = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
