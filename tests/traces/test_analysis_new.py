@@ -1,6 +1,7 @@
 """Analyses of runs whose every span is known: bandwidths, who waits for whom, critical path, findings."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_bandwidth_is_of_the_transfer_not_of_the_wait(tmp_path: Path) -> None:
     assert row["algbw_bytes_per_s"] == pytest.approx(4e9)
     assert row["busbw_bytes_per_s"] == pytest.approx(6e9)
     assert row["waiting_ns"] == 3 * 20 * MS
+
+
+def test_what_a_rank_transfers_at_once_counts_once(tmp_path: Path) -> None:
+    """Each ms of a step of 100 two small reductions begin; they take 1 and 1.5 ms, the last two 1 ms."""
+    rows = [compute(rank, 0, 100 * MS) for rank in (0, 1)]
+    for rank, at, which in product((0, 1), range(100), (0, 1)):
+        end = at * MS + MS + which * (MS // 2) * (at < 99)
+        rows.append(
+            reduced(rank, at * MS, end, 2 * at + which) | {"size_bytes": 4096, "stream": f"dp{which}"}
+        )
+    run = made(tmp_path / "run", rows, 2)
+    (row,) = bandwidths(run)
+    assert row["transfer_s"] == pytest.approx(0.2495)
+    assert row["rank_s"] == pytest.approx(2 * 0.1)
+    (latency,) = [one for one in findings(run) if one.what == "small:dp"]
+    assert latency.share == pytest.approx(1.0)
 
 
 def test_bus_factors_are_those_of_nccl_tests() -> None:

@@ -9,6 +9,7 @@ agree.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +47,23 @@ COLLECTIVES: Final = pa.schema(
 """Columns of ``collectives``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Communications and who takes part in them.
+
+    Attributes:
+        rows: one row per communication, of the schema ``COLLECTIVES``.
+        row: row of each span, shape ``(n_spans,)``.
+        rank: rank of each span.
+        end_ns: when each span ends.
+    """
+
+    rows: pa.Table
+    row: Int64Array
+    rank: Int64Array
+    end_ns: Int64Array
+
+
 def bus_factor(kind: str, n_ranks: int) -> float:
     """Return what a rank sends per byte of the whole array.
 
@@ -64,7 +82,7 @@ def collectives(run: Run) -> pa.Table:
 
     Communication that cannot be joined (no number) makes a row of its own for each span.
     """
-    return run.derived(_collectives)
+    return run.derived(_joined).rows
 
 
 def in_averaged_steps(run: Run) -> pa.Table:
@@ -73,7 +91,7 @@ def in_averaged_steps(run: Run) -> pa.Table:
     What happens before the first step, between steps (evaluation, checkpoints) and in the warm-up step is in
     no step time, so that it must not be held against one.
     """
-    return run.derived(_in_averaged_steps)
+    return collectives(run).take(run.derived(_averaged))
 
 
 def bandwidths(
@@ -82,7 +100,8 @@ def bandwidths(
     """Return by kind, axis and size how fast data moved: counts, total times, median and best bus bandwidth.
 
     Sizes are put together by powers of two; rows without a size have ``size_bytes`` 0 and no bandwidth.
-    ``transfer_s`` counts each communication once, ``rank_s`` once for every rank that is busy with it.
+    ``transfer_s`` counts each communication once. ``rank_s`` is how long ranks are busy with them, added up
+    over ranks: what a rank transfers at the same time counts once.
     ``limit_bytes_per_s`` is the bus bandwidth that the links of the slowest of their groups allow, and
     ``share_of_limit`` the median over it; None where nobody knows.
 
@@ -91,9 +110,11 @@ def bandwidths(
         averaged: leave out what is not in the steps that averages are over.
         limit_bytes_per_s: what the links allow, if the run does not describe them.
     """
-    table = in_averaged_steps(run) if averaged else collectives(run)
-    if not table.num_rows:
+    joined = run.derived(_joined)
+    chosen = run.derived(_averaged) if averaged else np.arange(joined.rows.num_rows)
+    if not len(chosen):
         return []
+    table = joined.rows.take(chosen)
     kinds, kind_names = labels(table, "kind")
     axes, axis_names = labels(table, "axis")
     size = int64(table, "size_bytes")
@@ -102,8 +123,7 @@ def bandwidths(
     busbw = table["busbw_bytes_per_s"].to_numpy()
     transfer, waiting = int64(table, "transfer_ns"), int64(table, "waiting_ns")
     group, limits = int64(table, "group"), group_limits(run, limit_bytes_per_s)
-    n_seen, weight = int64(table, "n_seen"), len(run.ranks) / max(len(run.stored_ranks), 1)
-    found = []
+    weight, found = len(run.ranks) / max(len(run.stored_ranks), 1), []
     for number in range(int(key.max()) + 1):
         rows = np.flatnonzero(key == number)
         known = busbw[rows][busbw[rows] > 0]
@@ -118,7 +138,7 @@ def bandwidths(
                 "count": len(rows),
                 "transfer_s": float(transfer[rows].sum()) / 1e9,
                 "waiting_s": float(waiting[rows].sum()) / 1e9,
-                "rank_s": float((transfer[rows] * n_seen[rows]).sum()) * weight / 1e9,
+                "rank_s": _busy_ns(joined, chosen[rows]) * weight / 1e9,
                 "median_busbw_bytes_per_s": median,
                 "best_busbw_bytes_per_s": float(known.max()) if len(known) else None,
                 "limit_bytes_per_s": limit,
@@ -128,11 +148,26 @@ def bandwidths(
     return sorted(found, key=lambda row: -float(row["transfer_s"]))
 
 
-def _collectives(run: Run) -> pa.Table:
+def _busy_ns(joined: Joined, rows: Int64Array) -> int:
+    """Return how long ranks transfer any of the communications *rows*, added up over ranks, in ns."""
+    spans = np.flatnonzero(np.isin(joined.row, rows))
+    end = joined.end_ns[spans] - joined.end_ns.min()
+    start = end - int64(joined.rows, "transfer_ns")[joined.row[spans]]
+    apart = joined.rank[spans] * (
+        int(end.max()) - int(start.min()) + 1
+    )  # ranks one after another, on one axis
+    order = np.argsort(start + apart, kind="stable")
+    start, end = (start + apart)[order], (end + apart)[order]
+    until = np.maximum.accumulate(end)
+    return int((until - np.maximum(start, np.append(start[0], until[:-1]))).clip(min=0).sum())
+
+
+def _joined(run: Run) -> Joined:
     table = run.spans()
     table = table.take(np.flatnonzero(is_one_of(table, "category", COMMUNICATION)))
     if not table.num_rows:
-        return COLLECTIVES.empty_table()
+        none = np.empty(0, np.int64)
+        return Joined(COLLECTIVES.empty_table(), none, none, none)
     rank, group, start = (int64(table, name) for name in ("rank", "group", "start_ns"))
     duration = int64(table, "duration_ns")
     key, sender = _keys(table)
@@ -171,10 +206,17 @@ def _collectives(run: Run) -> pa.Table:
         "busbw_bytes_per_s": speed * factor,
     }
     found = pa.table({name: columns[name] for name in COLLECTIVES.names}).cast(COLLECTIVES)
-    return found.take(np.argsort(start[came], kind="stable")).combine_chunks()
+    by_arrival = np.argsort(start[came], kind="stable")
+    place = np.argsort(by_arrival, kind="stable")
+    return Joined(
+        found.take(by_arrival).combine_chunks(),
+        np.repeat(place, n_seen),
+        rank[order],
+        (start + duration)[order],
+    )
 
 
-def _in_averaged_steps(run: Run) -> pa.Table:
+def _averaged(run: Run) -> Int64Array:
     averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
     stretches: list[list[int]] = []  # time without a hole in which some rank is in such a step
     for window in sorted(windows(run), key=lambda window: window.start_ns):
@@ -186,10 +228,10 @@ def _in_averaged_steps(run: Run) -> pa.Table:
             stretches.append([window.start_ns, window.end_ns])
     table = collectives(run)
     if not stretches:
-        return table.slice(0, 0)
+        return np.empty(0, np.int64)
     starts, ends = np.array(stretches, np.int64).T
     at = np.searchsorted(starts, int64(table, "first_arrival_ns"), side="right") - 1
-    return table.take(np.flatnonzero((at >= 0) & (int64(table, "end_ns") <= ends[at])))
+    return np.flatnonzero((at >= 0) & (int64(table, "end_ns") <= ends[at]))
 
 
 def _keys(table: pa.Table) -> tuple[Int64Array, Int64Array]:
