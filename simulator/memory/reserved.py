@@ -18,7 +18,9 @@ def reserved_bytes(job: Job) -> int:
     """Return what a rank of *job* holds beside tensors, from its first collective on.
 
     ``Device.reserved_bytes`` is driver, context and one communicator. Every axis with more than a rank has a
-    communicator of its own, and where there are several, one over all ranks comes beside them.
+    communicator of its own, and where there are several, one over all ranks comes beside them. A processor
+    talks through gloo, which keeps no such buffers.
     """
+    device = job.cluster.device
     axes = sum(degree > 1 for degree in job.layout.degrees.values())
-    return job.cluster.device.reserved_bytes + (axes * COMMUNICATOR_BYTES if axes > 1 else 0)
+    return device.reserved_bytes + (axes * COMMUNICATOR_BYTES if device.kind == "gpu" and axes > 1 else 0)

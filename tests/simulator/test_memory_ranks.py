@@ -56,3 +56,11 @@ def test_every_axis_has_a_communicator_and_all_ranks_one(layout: Layout, communi
     some = job(cut("mixtral-8x7b", 4), layout)
     more = reserved_bytes(some) - some.cluster.device.reserved_bytes
     assert more == communicators * COMMUNICATOR_BYTES
+
+
+def test_processors_have_no_communicators_of_nccl() -> None:
+    some = job(cut("llama3-8b", 4), Layout(cp=2, dp=2))
+    device = some.cluster.device
+    host = replace(some, cluster=replace(some.cluster, device=replace(device, kind="cpu")))
+    assert reserved_bytes(some) - reserved_bytes(host) == 2 * COMMUNICATOR_BYTES
+    assert reserved_bytes(host) == device.reserved_bytes
