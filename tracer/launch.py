@@ -67,8 +67,8 @@ def launch(
         raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
     program = _program(command[0])
     _check_writable(path)
-    ensure(_tell)
     try:
+        ensure(_tell)
         with _signals_passed_on() as children:
             try:
                 process = subprocess.Popen(

@@ -1,8 +1,10 @@
 """Compiled hooks: found again, done without where they cannot be, and the same spans as those in Python."""
 
 import json
+import os
 import sys
 import sysconfig
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,6 +160,49 @@ def test_of_several_that_come_at_once_one_compiles(
     assert len(anew) == 1
     assert (tmp_path / "log").read_text() == "run\n"
     assert {path.suffix for path in (tmp_path / "foretrace").iterdir()} == {".lock", ".so"}
+
+
+def test_a_new_build_deletes_those_not_used_for_long(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last eight stay, and what may be in use: a new folder of a compiler, or lock, too."""
+    quick = tmp_path / "c++"
+    quick.write_text(SLOW_COMPILER.format(log=tmp_path / "log"))
+    quick.chmod(0o755)
+    monkeypatch.setenv("CXX", str(quick))
+    cache, now_s = tmp_path / "foretrace", time.time()
+    cache.mkdir()
+
+    def kept(name: str, age_h: float) -> Path:
+        path = cache / name
+        path.mkdir() if path.suffix == "" else path.write_text("")
+        os.utime(path, (now_s - age_h * 3600,) * 2)
+        return path
+
+    builds = [kept(f"{build.NAME}-torch2.{n}.so", n + 2) for n in range(20)]
+    locks = [kept(f"{build.NAME}-torch2.{n}.lock", n + 2) for n in range(20)]
+    refused = kept(f"{build.NAME}-torch1.13.failed", 30)
+    left, at_work = kept(f"{build.NAME}-left", 2), kept(f"{build.NAME}-at_work", 0.1)
+    compiling, other = kept(f"{build.NAME}-torch3.0.lock", 0.1), kept("of-somebody.else", 1000)
+    assert build.ensure(anew.append) == build.library()
+    found = {path for path in cache.iterdir() if path.stem != str(getattr(build.library(), "stem", ""))}
+    assert found == {*builds[:7], *locks[:7], at_work, compiling, other}
+    assert not refused.exists()
+    assert not left.exists()
+    os.utime(builds[0], (0, 0))
+    assert build.ensure(anew.append) == build.library()  # nothing is new: nothing is looked at
+    assert builds[0].exists()
+
+
+def test_a_build_that_is_used_is_young(anew: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is not the one to be deleted."""
+    library = build.library()
+    assert library is not None
+    library.parent.mkdir()
+    library.write_text("")
+    os.utime(library, (0, 0))
+    assert build.ensure(anew.append) == library
+    assert time.time() - library.stat().st_mtime < build.SPARED_S
 
 
 @pytest.mark.parametrize(("switch", "gpus"), [("0", ()), ("1", (Path("/"),))])

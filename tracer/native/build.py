@@ -42,6 +42,12 @@ NEW_STRINGS: Final = b"_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx11"
 COMPILE_S: Final = 600
 """Time after which a compiler is given up; 20 s of a processor are enough."""
 
+KEPT: Final = 8
+"""Builds that are kept, those last used: some 0.4 MB each."""
+
+SPARED_S: Final = 3600
+"""Age below which nothing is deleted: another process may compile it, or be about to load it."""
+
 
 def is_wanted() -> bool:
     """Whether hooks in C++ are not refused and of use: on Linux, in a Python with its lock, without a GPU."""
@@ -93,7 +99,7 @@ def ensure(say: Callable[[str], None]) -> Path | None:
     """
     found = library() if is_wanted() else None
     try:
-        if found is None or found.exists():
+        if found is None or _is_used(found):
             return found
         found.parent.mkdir(parents=True, exist_ok=True)
         with found.with_suffix(".lock").open("w") as lock:
@@ -116,6 +122,13 @@ def _wait_for(lock: TextIO) -> None:
             time.sleep(0.1)
 
 
+def _is_used(found: Path) -> bool:
+    """Note at the file *found* that it is used now; return whether it is there."""
+    with suppress(OSError):  # not there, or of another user
+        os.utime(found)
+    return found.exists()
+
+
 def _compiled(found: Path, say: Callable[[str], None]) -> Path | None:
     """Compile unless it was done, or was not possible, by now; raise OSError where it cannot be kept."""
     if found.exists():
@@ -135,7 +148,28 @@ def _compiled(found: Path, say: Callable[[str], None]) -> Path | None:
         refused.write_text(f"{tried}{getattr(error, 'stderr', '') or error}\n")
         say(f"hooks not compiled, those in Python do: {_last_line(error)}; tried again without {refused}")
         return None
+    _prune(found.parent)
     return found
+
+
+def _prune(cache: Path) -> None:
+    """Delete from *cache* all but the last builds, and what killed compilers left, if not used for long."""
+    last_used_s: dict[str, float] = {}
+    builds = set()
+    for path in cache.glob(f"{NAME}-*"):
+        with suppress(OSError):  # another process prunes, too
+            last_used_s[path.stem] = max(path.stat().st_mtime, last_used_s.get(path.stem, 0.0))
+            builds |= {path.stem} if path.suffix in {".so", ".failed"} else set()
+    kept = sorted(builds, key=lambda stem: -last_used_s[stem])[:KEPT]
+    spared = {stem for stem, used_s in last_used_s.items() if time.time() - used_s < SPARED_S}
+    for path in cache.glob(f"{NAME}-*"):
+        if path.stem in spared.union(kept) or path.stem not in last_used_s:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def command(compiler: str, target: Path) -> list[str]:
@@ -157,7 +191,7 @@ def command(compiler: str, target: Path) -> list[str]:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}-", dir=target.parent) as folder:
         made = Path(folder) / target.name
         subprocess.run(command(compiler, made), check=True, capture_output=True, text=True, timeout=COMPILE_S)
         made.replace(target)
@@ -180,6 +214,7 @@ def load() -> Any:
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
             sys.modules[NAME] = module
+            _is_used(found)
             return module
     return None
 

@@ -99,13 +99,28 @@ inline void tag(const NodePtr& node, int32_t block) {
   node->add_pre_hook(std::make_unique<Entering>(block));
 }
 
+// Values of what a module takes or returns that are looked at for a tensor: the first of them has one.
+constexpr Py_ssize_t MOST_ASKED = 64;
+
+// The first values of a tuple, list or dict, as a tuple or list that nobody else changes; nullptr with an error.
+inline PyObject* first_of(PyObject* values) {
+  if (PyTuple_Check(values)) return PyTuple_GetSlice(values, 0, MOST_ASKED);
+  if (PyList_Check(values)) return PyList_GetSlice(values, 0, MOST_ASKED);
+  PyObject* found = PyList_New(0);
+  PyObject* value = nullptr;
+  for (Py_ssize_t at = 0; found != nullptr && PyDict_Next(values, &at, nullptr, &value);) {
+    if (PyList_GET_SIZE(found) == MOST_ASKED) break;
+    if (PyList_Append(found, value) != 0) Py_CLEAR(found);
+  }
+  return found;
+}
+
 // The node that made the first tensor of a tuple, list or dict that has one; nullptr, perhaps with an error.
 // Other things are not asked for what they hold: that may be without end, or be gone when it was asked for.
 inline NodePtr node_of(PyObject* values, bool is_inside = false) {
   if (THPVariable_Check(values)) return THPVariable_Unpack(values).grad_fn();
-  const bool is_dict = PyDict_Check(values);
-  if (is_inside || !(is_dict || PyTuple_Check(values) || PyList_Check(values))) return nullptr;
-  PyObject* items = is_dict ? PyDict_Values(values) : PySequence_Tuple(values);  // ours: nobody changes it
+  if (is_inside || !(PyDict_Check(values) || PyTuple_Check(values) || PyList_Check(values))) return nullptr;
+  PyObject* items = first_of(values);
   if (items == nullptr) return nullptr;
   NodePtr found;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && !found; ++i) {
