@@ -25,6 +25,22 @@ class TargetName(click.ParamType[str]):
         return str(value)
 
 
+class Dollars(click.ParamType[float]):
+    """An amount of US dollars as a person writes it: ``200000``, ``250k``, ``1.5M USD``."""
+
+    name = "dollars"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the amount in US dollars."""
+        from topologies.errors import UnitError
+        from topologies.units import parse_usd
+
+        try:
+            return parse_usd(value)
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+
+
 SETTINGS: Final[tuple[tuple[str, type, str], ...]] = (
     (
         "--model",

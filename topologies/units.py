@@ -30,6 +30,11 @@ USD_PER_HOUR: Final[Mapping[str, float]] = MappingProxyType({"USD/h": 1.0})
 
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(\S*)\s*")
 
+_DOLLARS: Final = re.compile(
+    r"\s*\$?\s*([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE]\+?[0-9]+)?)\s*([kKmMbB]?)\s*(?:USD|usd|\$)?\s*"
+)
+_MANY: Final = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+
 
 def parse_bytes(text: object) -> int:
     """Return ``"80 GB"`` as whole bytes. Raises UnitError without a unit of bytes.
@@ -74,6 +79,24 @@ def parse_price(text: object) -> float:
     2.5
     """
     return _parse(text, USD_PER_HOUR, "a price", "2.5 USD/h")
+
+
+def parse_usd(text: object) -> float:
+    """Return ``"1.5M USD"`` as US dollars; the unit may be left out, or be a ``$`` in front.
+
+    >>> parse_usd("250k"), parse_usd("$1.5M"), parse_usd("200000"), parse_usd("2 M USD")
+    (250000.0, 1500000.0, 200000.0, 2000000.0)
+    >>> parse_usd("-3k")
+    Traceback (most recent call last):
+    topologies.errors.UnitError: '-3k' is not an amount of US dollars: write e.g. 200000, 250k or '1.5M USD'
+
+    Raises:
+        UnitError: that is no amount of dollars above zero.
+    """
+    match = _DOLLARS.fullmatch(str(text))
+    if match is None or not (amount := float(match[1].replace(",", "")) * _MANY[match[2].upper()]):
+        raise UnitError(f"{text!r} is not an amount of US dollars: write e.g. 200000, 250k or '1.5M USD'")
+    return amount
 
 
 def format_bytes(size_bytes: float) -> str:

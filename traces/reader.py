@@ -146,8 +146,14 @@ class _Reader:
                 return self._arrow_file(path).read_all()
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{self._name} is damaged or not a timeline: {_first_line(error)}") from error
+        job = path.endswith(".toml")
         raise RunError(
-            f"{self._name} is not a run: give its directory, or an .arrow, .arrows or .parquet file"
+            f"{self._name} is not a run: "
+            + (
+                f"a job becomes one by foretrace simulate {self._name} -o DIRECTORY"
+                if job
+                else "give its directory, or an .arrow, .arrows or .parquet file"
+            )
         )
 
     def _arrow_file(self, path: str) -> ipc.RecordBatchFileReader:

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from simulator.flags import Dollars
+
 
 @click.command()
 @click.argument("run", type=click.Path())
@@ -37,7 +39,7 @@ import click
     "--start", type=click.DateTime(["%Y-%m-%d"]), help="First day of the training. [default: today]"
 )
 @click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which the training has to be done.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Dollars that may be spent.")
+@click.option("--budget", type=Dollars(), help="Dollars that may be spent, e.g. 250k or 1.5M.")
 @click.option(
     "--samples", type=click.IntRange(1, 1_000_000), default=2000, show_default=True, help="Trainings to draw."
 )

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from simulator.flags import TargetName
+from simulator.flags import Dollars, TargetName
 from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
 from simulator.schedules import SCHEDULES
 
@@ -117,8 +117,8 @@ OPTIONS: Final = (
     ),
     click.option(
         "--budget",
-        type=click.FloatRange(0, min_open=True),
-        help="Dollars that --tokens may cost: only layouts within count.",
+        type=Dollars(),
+        help="Dollars that --tokens may cost, e.g. 1.5M: only layouts within count.",
     ),
     click.option(
         "--top",

@@ -125,6 +125,7 @@ def test_every_flipped_byte_is_an_error_or_a_timeline(tmp_path: Path) -> None:
     [
         ("missing", "does not exist"),
         ("notes.txt", "is not a run: give its directory"),
+        ("job.toml", "a job becomes one by foretrace simulate"),
         ("empty", "is not a run: neither run.json"),
         ("empty.arrow", "damaged or not a timeline|not an Arrow file"),
         ("nothing.arrows", "holds no complete batch"),
@@ -133,6 +134,7 @@ def test_every_flipped_byte_is_an_error_or_a_timeline(tmp_path: Path) -> None:
 )
 def test_what_is_not_a_run_is_refused(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "job.toml").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.arrow").touch()
     (tmp_path / "nothing.arrows").touch()
