@@ -68,7 +68,8 @@ def launch(
     program = _program(command[0])
     _check_writable(path)
     try:
-        ensure(_tell)
+        with _ended_by_request():
+            ensure(_tell)
         with _signals_passed_on() as children:
             try:
                 process = subprocess.Popen(
@@ -128,6 +129,16 @@ def _program(name: str) -> str:
     if found is None:
         raise LaunchError(f"cannot start {name!r}: no such program on the path or in {beside}")
     return found
+
+
+@contextmanager
+def _ended_by_request() -> Iterator[None]:
+    """Make a request to terminate an exit like any other: it cleans up."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

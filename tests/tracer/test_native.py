@@ -1,7 +1,10 @@
 """Compiled hooks: found again, done without where they cannot be, and the same spans as those in Python."""
 
+import fcntl
 import json
 import os
+import signal
+import subprocess
 import sys
 import sysconfig
 import time
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import ROOT
 from tracer.native import build
 from tracer.operators import OPERATORS
 from traces.store import open_run
@@ -162,6 +166,54 @@ def test_of_several_that_come_at_once_one_compiles(
     assert {path.suffix for path in (tmp_path / "foretrace").iterdir()} == {".lock", ".so"}
 
 
+@pytest.mark.parametrize(
+    ("rank", "said"), [("0", ["waiting for hooks that another recording compiles, once"]), ("3", [])]
+)
+def test_the_first_that_waits_for_another_tells_it(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, rank: str, said: list[str]
+) -> None:
+    library = build.library()
+    assert library is not None
+    library.parent.mkdir()
+    monkeypatch.setattr(build, "TOLD_S", 0)
+    monkeypatch.setenv("SLURM_PROCID", rank)
+    with library.with_suffix(".lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = pool.submit(build.ensure, anew.append)
+        until = time.monotonic() + (60 if said else 0.3)
+        while not anew and time.monotonic() < until:
+            time.sleep(0.01)
+        library.write_text("")
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert found.result() == library
+    assert anew == said
+
+
+@pytest.mark.skipif(any(path.exists() for path in build.GPUS), reason="nothing is compiled beside a GPU")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_end_while_compiling_leaves_nothing(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, status: int
+) -> None:
+    """Neither what the compiler has started, nor a part of a library, nor a run."""
+    slow = tmp_path / "c++"
+    slow.write_text(ENDLESS_COMPILER.format(pid=tmp_path / "pid"))
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    command = [sys.executable, "-m", "foretrace", "record", "-o", str(tmp_path / "run"), "--", "true"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        until = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(process.pid, number)
+        assert process.wait(60) == status
+    assert {path.suffix for path in (tmp_path / "foretrace").iterdir()} == {".lock"}
+    assert not (tmp_path / "run").exists()
+    started = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    while started.exists() and started.read_text().split()[2] != "Z" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not started.exists() or started.read_text().split()[2] == "Z"
+
+
 def test_a_new_build_deletes_those_not_used_for_long(
     anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -232,6 +284,13 @@ echo run >> {log}
 sleep 0.3
 while [ "$1" != -o ]; do shift; done
 echo hooks > "$2"
+"""
+
+ENDLESS_COMPILER = """#!/bin/bash
+sleep 100 &
+echo $! > {pid}.new
+mv {pid}.new {pid}
+wait
 """
 
 RING = """

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +24,8 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TextIO
+
+from tracer.launched import is_first
 
 SWITCH: Final = "FORETRACE_NATIVE"
 """Environment variable that says ``0`` where hooks in C++ are refused, which are the default."""
@@ -41,6 +44,9 @@ NEW_STRINGS: Final = b"_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx11"
 
 COMPILE_S: Final = 600
 """Time after which a compiler is given up; 20 s of a processor are enough."""
+
+TOLD_S: Final = 1
+"""Time after which a person is told that another process compiles."""
 
 KEPT: Final = 8
 """Builds that are kept, those last used: some 0.4 MB each."""
@@ -95,7 +101,8 @@ def ensure(say: Callable[[str], None]) -> Path | None:
     """Return the compiled hooks, and compile them first if need be; None where that is not wanted or fails.
 
     Args:
-        say: told, in one line, that this takes its time, or why it did not work.
+        say: told, in one line, that this takes its time, or why it did not work. Of the ranks that a launcher
+            starts the first tells what all of them meet.
     """
     found = library() if is_wanted() else None
     try:
@@ -103,22 +110,27 @@ def ensure(say: Callable[[str], None]) -> Path | None:
             return found
         found.parent.mkdir(parents=True, exist_ok=True)
         with found.with_suffix(".lock").open("w") as lock:
-            _wait_for(lock)
+            _wait_for(lock, say)
             return _compiled(found, say)
     except OSError as error:
-        say(f"hooks not compiled, those in Python do: {error}")
+        if is_first():
+            say(f"hooks not compiled, those in Python do: {error}")
         return None
 
 
-def _wait_for(lock: TextIO) -> None:
+def _wait_for(lock: TextIO, say: Callable[[str], None]) -> None:
     """Lock the file *lock*, which another process that compiles gives back. Raises OSError if it does not."""
-    until = time.monotonic() + COMPILE_S
+    begun_s, is_told = time.monotonic(), not is_first()
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > until:
+            waited_s = time.monotonic() - begun_s
+            if waited_s > COMPILE_S:
                 raise
+            if waited_s > TOLD_S and not is_told:
+                say("waiting for hooks that another recording compiles, once")
+                is_told = True
             time.sleep(0.1)
 
 
@@ -145,8 +157,9 @@ def _compiled(found: Path, say: Callable[[str], None]) -> Path | None:
         say(f"compiling hooks for torch {torch}, once: 20 s of processor time; {SWITCH}=0 does without")
         _compile(compiler, found)
     except (subprocess.SubprocessError, FileNotFoundError) as error:
+        again = f"to try again with the same compiler, delete {refused}"
         refused.write_text(f"{tried}{getattr(error, 'stderr', '') or error}\n")
-        say(f"hooks not compiled, those in Python do: {_last_line(error)}; tried again without {refused}")
+        say(f"hooks not compiled, those in Python do: {_last_line(error)}; {again}")
         return None
     _prune(found.parent)
     return found
@@ -193,7 +206,17 @@ def command(compiler: str, target: Path) -> list[str]:
 def _compile(compiler: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{NAME}-", dir=target.parent) as folder:
         made = Path(folder) / target.name
-        subprocess.run(command(compiler, made), check=True, capture_output=True, text=True, timeout=COMPILE_S)
+        arguments = command(compiler, made)
+        with subprocess.Popen(
+            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+        ) as running:
+            try:
+                _, said = running.communicate(timeout=COMPILE_S)
+            except BaseException:  # as Ctrl-C: what a compiler has started ends with it
+                os.killpg(running.pid, signal.SIGTERM)
+                raise
+        if running.returncode:
+            raise subprocess.CalledProcessError(running.returncode, compiler, stderr=said)
         made.replace(target)
 
 
