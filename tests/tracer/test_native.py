@@ -144,6 +144,14 @@ def test_a_training_that_cannot_look_for_hooks_is_recorded(tmp_path: Path, ranks
     assert open_run(tmp_path / "run").warnings == ()
 
 
+def test_a_block_in_a_script_compiles_nothing(tmp_path: Path, ranks: Any) -> None:
+    """The training would stand still for it."""
+    cache = tmp_path / "cache"
+    said = trained(tmp_path / "run", ranks, XDG_CACHE_HOME=str(cache), **{build.SWITCH: "1"})
+    assert said.split()[1] == "False"
+    assert not cache.exists()
+
+
 def test_a_user_without_a_home_goes_without(anew: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", classmethod(lambda cls: Path("~nobody-of-this-name").expanduser()))
