@@ -25,7 +25,7 @@ def find_blocks(root: Any) -> dict[Any, Block]:
     for module, name in names.items():
         if name and module not in blocks and (block := _block(module, name, layers, trunk)) is not None:
             blocks[module] = block
-    return _without_inner_twins(blocks)
+    return _twins_as_one(blocks)
 
 
 def class_name(model: Any) -> str:
@@ -93,12 +93,7 @@ def _is_wrapper(root: Any) -> bool:
     return type(root).__name__ in {"DistributedDataParallel", "DataParallel"}
 
 
-def _without_inner_twins(blocks: Mapping[Any, Block]) -> dict[Any, Block]:
-    """Return *blocks* without modules that bear the name of the wrapper around them."""
-    found: dict[Any, Block] = {}
-    taken: set[str] = set()
-    for module, block in blocks.items():  # outer modules come first
-        if block.name not in taken:
-            taken.add(block.name)
-            found[module] = block
-    return found
+def _twins_as_one(blocks: Mapping[Any, Block]) -> dict[Any, Block]:
+    """Return *blocks*, one for a wrapper and the module of its name in it, which recomputes alone."""
+    by_name: dict[str, Block] = {}
+    return {module: by_name.setdefault(block.name, block) for module, block in blocks.items()}

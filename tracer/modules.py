@@ -94,6 +94,8 @@ class ModuleHook:
         if not self._running:
             self._lane.follow()
             session.steps.begin()
+        elif block is self._running[-1][1]:
+            return  # what its wrapper has begun; called without it, as in a recomputation, it begins itself
         elif block.layer < 0 <= self._running[-1][1].layer:
             return  # shared by layers, as a table of rotations: part of the layer that calls it
         session.sweep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -83,9 +84,19 @@ def rows_and_tokens(rehearsal: Rehearsal) -> tuple[int, int]:
     n_tokens = int(shape[1]) if len(shape) in (2, 3) else 0
     forwards = rehearsal.job.get("n_microbatches") or rehearsal.job.get("forwards_per_step", 1)
     layout = rehearsal.layout
-    shares = layout.dp * layout.cp if layout else rehearsal.world_size
+    shares = layout.dp * layout.cp if layout else rehearsal.world_size // _sharing_rows(rehearsal)
     rows = int(shape[0]) * int(forwards) * shares
     return rows, rows * n_tokens
+
+
+def _sharing_rows(rehearsal: Rehearsal) -> int:
+    """Return how many ranks work on the same rows, by the groups of a rank, where no layout says it.
+
+    So it is with axes in an order that no layout has, as with the stages of a pipeline on one node.
+    """
+    first = rehearsal.ranks[0]
+    groups = [group for group in rehearsal.groups if group.axis in {"pp", "tp"} and first in group.ranks]
+    return prod({(group.axis, group.ranks): len(group.ranks) for group in groups}.values())
 
 
 def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float:

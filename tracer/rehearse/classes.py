@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from traces.layout import Group
 from traces.rehearsal import WHAT, RankTables
@@ -34,11 +35,15 @@ class Classes:
     def place(self, rank: int) -> int:
         """Return the place of *rank* in its pipeline.
 
-        Pipelines of which no group is known are taken to be cut like the one that is: ranks between two
-        neighbours of it belong to the first of them.
+        Pipelines of which no group is known are taken to be cut like the one that is: its ranks come at even
+        distances, and the next such pipelines fill the gaps, then follow. Of one with other distances, ranks
+        between two neighbours belong to the first of them.
         """
         if rank in self._places:
             return self._places[rank]
+        distances = {after - before for before, after in pairwise(self.pipeline)}
+        if len(distances) == 1:
+            return rank // distances.pop() % len(self.pipeline)
         before = [at for at, other in enumerate(self.pipeline) if other <= rank]
         return before[-1] if before else 0
 

@@ -6,6 +6,7 @@ the processor, as fake tensors without memory. Its own ``torch.device("cuda")`` 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -50,13 +51,17 @@ def local_rank() -> int:
 
 
 def is_foreign(device: Any) -> bool:
-    """Whether *device* names one that is acted out; a bare number means a GPU."""
+    """Whether *device* names one that is acted out; a bare number means a GPU.
+
+    A processor with a number (``cpu:0``, as Accelerate says on one) is acted out, too: tensors on it are on
+    ``cpu``, but fake ones would keep the number and not meet the others.
+    """
     if isinstance(device, bool) or device is None:
         return False
     if isinstance(device, int):
         return True
-    kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", "")
-    return kind in FOREIGN
+    kind, _, number = str(device).partition(":")
+    return kind in FOREIGN or (kind == "cpu" and bool(number))
 
 
 def device_mode() -> Any:
@@ -66,7 +71,7 @@ def device_mode() -> Any:
 
     to, stay = torch.Tensor.to, {torch.Tensor.cuda, torch.Tensor.pin_memory}
     cpu = torch.device("cpu")
-    attention, backward = torch.nn.functional.scaled_dot_product_attention, torch.Tensor.backward
+    backward = torch.Tensor.backward
     is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
@@ -84,8 +89,6 @@ def device_mode() -> Any:
             elif func is backward:  # what is computed again in it has to find this mode
                 with self:
                     return _backward(*args, **(kwargs or {}))
-            elif func is attention:
-                args, kwargs = _without_dropout(args, kwargs or {})
             elif getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
                 args, kwargs = cast(args, kwargs or {})
             return func(*args, **(kwargs or {}))
@@ -104,17 +107,21 @@ DROPOUT_AT: Final = 4
 """Place of the dropout among the arguments of ``scaled_dot_product_attention``."""
 
 
-def _without_dropout(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return arguments of attention without its dropout.
+def _attention_without_dropout(torch: Any) -> None:
+    """Let fused attention take no dropout, also where ``nn.MultiheadAttention`` calls it.
 
     The fused kernel of CUDA drops on its way, at no traffic of its own; that of the processor cannot, so that
     attention would fall into products and softmax over all scores.
     """
-    if len(args) > DROPOUT_AT:
-        args = (*args[:DROPOUT_AT], 0.0, *args[DROPOUT_AT + 1 :])
-    return args, {name: value for name, value in kwargs.items() if name != "dropout_p"}
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    @functools.wraps(original)
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > DROPOUT_AT:
+            args = (*args[:DROPOUT_AT], 0.0, *args[DROPOUT_AT + 1 :])
+        return original(*args, **{name: value for name, value in kwargs.items() if name != "dropout_p"})
+
+    torch.nn.functional.scaled_dot_product_attention = attention
 
 
 def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
@@ -194,6 +201,7 @@ def install(streams: Streams, memory: Callable[[], tuple[int, int]]) -> None:
     accelerator.set_device_index = lambda device=None: None
     _generators(torch)
     _numbers(torch)
+    _attention_without_dropout(torch)
     autocast.install(torch, is_foreign)
 
 

@@ -7,6 +7,7 @@ of the real run would have, and the two can be compared span by span.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -84,6 +85,7 @@ class RehearsalSession(Training[IssueLane]):
         self.completions = None
         self.notes: list[str] = []
         self.forwards = 0
+        self._model: Any = None
         self.is_over = self.is_aside = False
         self.by_step: dict[int, int] = {}
         self._modules: list[Any] = []
@@ -153,7 +155,7 @@ class RehearsalSession(Training[IssueLane]):
         if self.position.step >= self.warmup + self.n_steps:
             raise Finished
         self.tell(f"step {self.position.step}")
-        self.forwards = 0
+        self.forwards, self._model = 0, None
         if self.position.step <= self.warmup and not self.is_over:
             self.tape.start_again()
             self.memory.start_peak()
@@ -179,10 +181,10 @@ class RehearsalSession(Training[IssueLane]):
 
     def entered(self, module: Any) -> None:
         """A module is called; kept to say where an error happened."""
-        if (
-            not self._modules and self.backward.forward_kind == "forward"
-        ):  # also where parts of a block recompute
-            self.forwards += 1
+        from_outside = not self._modules and self.backward.forward_kind == "forward"  # parts recompute, too
+        if from_outside and next(module.parameters(), None) is not None:  # a loss has none
+            self._model = self._model or weakref.ref(module)
+            self.forwards += self._model() is module
         self._modules.append(module)
 
     def left(self, module: Any) -> None:

@@ -257,10 +257,13 @@ def _swaps() -> None:
     def swap(one: Any, other: Any) -> None:
         if one is other:
             return
-        if type(one) is FakeTensor and type(other) is FakeTensor:
+        if not (type(one) is FakeTensor and type(other) is FakeTensor):
+            original(one, other)
+        elif one.fake_device == other.fake_device:
             one.data = other.data
-            return
-        original(one, other)
+        else:  # from the meta device, as FSDP1 has it
+            one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+            torch._C._swap_tensor_impl(one, other)
 
     anywhere.swap_tensors = swap
 

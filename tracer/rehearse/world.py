@@ -37,10 +37,12 @@ class World:
     def install(self) -> None:
         """Replace how processes meet; torch must have been imported."""
         import torch.distributed as dist
+        from torch.distributed import device_mesh
         from torch.distributed import distributed_c10d as c10d
 
         self._dist: Any = dist
         anywhere: Any = c10d
+        meshes: Any = device_mesh
         self._join, self._new_group = c10d.init_process_group, c10d.new_group
         for name, function in (
             ("init_process_group", self._joined),
@@ -49,6 +51,7 @@ class World:
         ):
             for module in (anywhere, self._dist):
                 setattr(module, name, function)
+        meshes.init_process_group = self._joined  # of a script that makes a mesh first
         anywhere.monitored_barrier = self._dist.monitored_barrier = lambda *args, **kwargs: None
         _meshes_without_fakes()
         _reduce_as_nccl()

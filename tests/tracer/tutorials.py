@@ -1,0 +1,92 @@
+"""Small scripts in the manner of tutorials: what each does differently from other scripts of these tests."""
+
+import functools
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+WIDTH = 32
+
+
+class Layers(nn.Module):  # type: ignore[misc]
+    """Two layers with attention that drops."""
+
+    def __init__(self, n_layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True) for _ in range(n_layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def numbered() -> None:
+    """A processor by its number, a mesh before any group, and a loss that is a module."""
+    init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+    device = torch.device("cpu", 0)
+    model, criterion = Layers().to(device), nn.MSELoss().to(device)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        x = torch.randn(4, 8, WIDTH)
+        criterion(model(x.to(device)), x).backward()
+        optimizer.step()
+
+
+def wrapped() -> None:
+    """FSDP1 around layers that come from the meta device and recompute."""
+    dist.init_process_group("nccl")
+    with torch.device("meta"):
+        model = Layers()
+    model = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=functools.partial(
+            transformer_auto_wrap_policy, transformer_layer_cls={nn.TransformerEncoderLayer}
+        ),
+        device_id=torch.cuda.current_device(),
+        param_init_fn=lambda part: part.to_empty(device=torch.device("cuda"), recurse=False),
+    )
+    apply_activation_checkpointing(
+        model, checkpoint_wrapper, check_fn=lambda part: isinstance(part, nn.TransformerEncoderLayer)
+    )
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        model(torch.randn(4, 8, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+
+def staged() -> None:
+    """A pipeline whose stages are neighbours, with replicas of it: an order of axes that no layout has."""
+    dist.init_process_group("nccl")
+    mesh = init_device_mesh("cuda", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
+    at = mesh["pp"].get_local_rank()
+    model = Layers(1).cuda()
+    stage = PipelineStage(model, at, 2, torch.device("cuda"), group=mesh["pp"].get_group())
+    schedule = ScheduleGPipe(stage, 4, loss_fn=nn.MSELoss())
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        x = torch.randn(8, 8, WIDTH, device="cuda")
+        if at == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=mesh["dp"].get_group())
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    {"numbered": numbered, "wrapped": wrapped, "staged": staged}[sys.argv[1]]()
