@@ -68,9 +68,9 @@ def described(
 def waterfall(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return where *second* loses its time to *first*, the largest first; the parts add up to the difference.
 
-    Empty where the two do not use the same number of GPUs: their seconds do not compare.
+    Empty where both are one layout, or do not use the same number of GPUs: their seconds do not compare.
     """
-    if first["gpus"] != second["gpus"]:
+    if first is second or first["gpus"] != second["gpus"]:
         return []
     causes = dict.fromkeys([*first["shares"], *second["shares"]])
     parts = [

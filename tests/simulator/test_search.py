@@ -212,6 +212,12 @@ def test_the_verb_prints_the_best_and_writes_it(tmp_path: Path) -> None:
     assert f"{said['n_candidates']:,} layouts considered" in shown
 
 
+def test_a_layout_alone_is_not_held_against_itself() -> None:
+    shown = CliRunner().invoke(main, [*WORDS, "--top", "1"], catch_exceptions=False).output
+    assert "considered" in shown
+    assert "together" not in shown
+
+
 def test_a_line_of_eighty_letters_holds_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     words = [*WORDS, "--pp", "2", "--schedule", "interleaved-1f1b", "--tokens", "10B"]
