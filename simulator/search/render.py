@@ -173,7 +173,6 @@ def _what_if(one: Mapping[str, Any]) -> str:
     loses = (
         "" if slower is None else f"; the one above takes {format_time(kept['step_time_s'])}, {slower:+.1%}"
     )
-    return (
-        f"{lead}{_degrees(best)}, {best['micro_batch']}×{best['n_microbatches']}, {_schedule(best)}, "
-        f"{_states(best)}: {format_time(best['step_time_s'])} a step{loses}"
-    )
+    batch = f"{best['micro_batch']}×{best['n_microbatches']}"
+    layout = [part for part in (_degrees(best), batch, _schedule(best), _states(best)) if part != "-"]
+    return f"{lead}{', '.join(layout)}: {format_time(best['step_time_s'])} a step{loses}"
