@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -35,6 +36,24 @@ import foretrace
 STEPS = 4
 """DDP makes its buckets anew after the first step, and tells others in the second; the third is like all
 later ones. What a strategy does after its optimizer belongs to the next step, so that there has to be one."""
+
+
+class Branches(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """Layers of which the last, whose bucket comes first, is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = layers(), layers(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(x)
+        return out
+
+
+def ddp_unused() -> Step:
+    """DDP that asks which parameters were used, with a bucket for each few."""
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=1e-4)
+    return trained(model, model.parameters())
 
 
 def fsdp2() -> Step:
@@ -90,6 +109,7 @@ def pretraining(pp: int) -> Step:
 
 
 MADE |= {f"pretraining_pp{pp}": functools.partial(pretraining, pp) for pp in (1, 2)}
+MADE["ddp_unused"] = ddp_unused
 MADE |= {"fsdp2": fsdp2, "tp": tensor_parallel, "fsdp_tp": functools.partial(tensor_parallel, 2)}
 
 

@@ -18,7 +18,8 @@ STEPS, COMPARED = 4, 2
 
 SCHEDULES = ("gpipe", "1f1b", "looped-bfs", "interleaved-1f1b", "interleaved-zb", "zb-v", "dualpipe-v")
 ON_TWO = (
-    *("ddp_buckets", "ddp_no_sync", "recompute", "fsdp1", "fsdp2", "tp", "ep", "cp", "ring", "classic"),
+    *("ddp_buckets", "ddp_no_sync", "ddp_unused", "recompute", "fsdp1", "fsdp2", "tp", "ep", "cp", "ring"),
+    "classic",
     *SCHEDULES,
 )
 ON_FOUR = ("hsdp1", "hsdp2", "fsdp_tp", "pp_fsdp", "ring", "pretraining_pp1")

@@ -3,7 +3,9 @@
 Follows ``torch/csrc/distributed/c10d/reducer.cpp``: gradients are divided and copied into buckets as they
 come, a bucket is all-reduced when it is full and those before it have been, and everything is copied back at
 the end of the backward. After the first backward the buckets are made anew in the order in which
-gradients came.
+gradients came. With ``find_unused_parameters`` buckets stay as they are, parameters that no output depends
+on count as there from the first gradient on, and behind the last bucket ranks sum how many of them have used
+each parameter.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -72,11 +74,18 @@ class Reducer:
         *rest: Any,
     ) -> None:
         del per_bucket_size_limits, expect_sparse_gradients, param_to_name_mapping, rest
+        import torch
         import torch.distributed as dist
 
         self._params, self._group, self._dist = list(params), process_group, dist
         self._caps = [first_bucket_bytes_cap or bucket_bytes_cap, bucket_bytes_cap]
         self._unused = find_unused_parameters
+        self._unreached: list[int] = []
+        self._used = (
+            self._params[0].new_empty(len(self._params), dtype=torch.int32)
+            if find_unused_parameters
+            else None
+        )
         self._as_view = gradient_as_bucket_view
         self._is_rebuilt = False
         self._order: list[int] = []
@@ -98,8 +107,16 @@ class Reducer:
 
     def prepare_for_backward(self, outputs: Any) -> None:
         """A backward will come in which gradients are reduced."""
-        del outputs
         self._expects = True
+        if self._unused and outputs:
+            reached = _reached(outputs)
+            self._unreached = [
+                at for at, parameter in enumerate(self._params) if id(parameter) not in reached
+            ]
+
+    def _set_static_graph(self) -> None:
+        """The graph is the same in every step: nobody has to ask who used what."""
+        self._used = None
 
     def _rebuild_buckets(self) -> bool:
         """Make the buckets anew after the first backward, in the order in which gradients came."""
@@ -138,6 +155,12 @@ class Reducer:
         if not self._is_reducing:
             self._is_reducing = True
             internals.queue_callback()(self._finish)
+            for unreached in self._unreached:
+                self._take(unreached)
+        self._take(at)
+
+    def _take(self, at: int) -> None:
+        """Copy the gradient of parameter *at* into its bucket, and reduce what is full."""
         self._copy_in(at)
         self._left[self._bucket_of[at]].discard(at)
         self._reduce_full()
@@ -161,9 +184,13 @@ class Reducer:
                 torch.div(grad, self._group.size(), out=self._view(at))
 
     def _reduce_full(self) -> None:
+        if self._next == len(self._buckets):
+            return
         while self._next < len(self._buckets) and not self._left[self._next]:
             self._works.append(self._reduced(self._next))
             self._next += 1
+        if self._used is not None and self._next == len(self._buckets):
+            self._works.append(self._dist.all_reduce(self._used, group=self._group, async_op=True))
 
     def _reduced(self, number: int) -> Any:
         """Reduce a bucket, or have the hook do it; return what to wait for."""
@@ -189,6 +216,19 @@ class Reducer:
                         self._params[at].grad.copy_(self._view(at))
         self._expects = False
         self._restart()
+
+
+def _reached(outputs: Sequence[Any]) -> set[int]:
+    """Return the ids of the parameters on which *outputs* depend."""
+    left = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen, found = set(left), {id(output) for output in outputs}
+    while left:
+        node = left.pop()
+        found.add(id(getattr(node, "variable", None)))
+        after = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= after
+        left.extend(after)
+    return found
 
 
 class Logger:
