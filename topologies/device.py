@@ -140,7 +140,9 @@ class Device:
         """Return the dense peak of *dtype* in FLOP/s. Raises CatalogError if the device has none."""
         if dtype not in self.peak_flops_per_s:
             known = ", ".join(self.peak_flops_per_s)
-            raise CatalogError(f"device {self.name} has no peak for {dtype!r}; it has {known}")
+            raise CatalogError(
+                f"device {self.name} has no peak for {dtype!r}; it has {known}, to be given as the precision"
+            )
         return self.peak_flops_per_s[dtype]
 
     def shared(self, share: float) -> Device:
