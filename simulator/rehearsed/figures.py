@@ -64,7 +64,7 @@ def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, n_layers: int = 
     layout = rehearsal.layout
     items = {**memory.get("bytes", {}), "reserved": machine.device.reserved_bytes}
     return {
-        "stage": layout.coord(rank).pp if layout else 0,
+        "stage": layout.coord(rank).pp if layout else _place_in_pipeline(rehearsal, rank),
         "holds": memory.get("stages", []),
         "layers": n_layers,
         "in_flight": memory.get("in_flight", 1),
@@ -74,14 +74,22 @@ def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, n_layers: int = 
     }
 
 
+def _place_in_pipeline(rehearsal: Rehearsal, rank: int) -> int:
+    """Return the place of *rank* in its longest pipeline, 0 if it is in none, where no layout says it."""
+    own = [group.ranks for group in rehearsal.groups if group.axis == "pp" and rank in group.ranks]
+    return max(own, key=len, default=(rank,)).index(rank)
+
+
 def rows_and_tokens(rehearsal: Rehearsal) -> tuple[int, int]:
     """Return the rows of the model's input and the tokens in them, of a step and over all ranks.
 
     An input of rows and tokens has two dimensions, or three where it comes embedded; of any other, as of
-    pictures, tokens are none. Ranks along ``dp`` and ``cp`` have a share each, others work on the same.
+    pictures or of rows of features, tokens are none. Ranks along ``dp`` and ``cp`` have a share each, others
+    work on the same.
     """
     shape = rehearsal.job.get("input_shape") or [0]
-    n_tokens = int(shape[1]) if len(shape) in (2, 3) else 0
+    is_embedded = rehearsal.job.get("input_is_embedded", len(shape) == 3)
+    n_tokens = int(shape[1]) if len(shape) == (3 if is_embedded else 2) else 0
     forwards = rehearsal.job.get("n_microbatches") or rehearsal.job.get("forwards_per_step", 1)
     layout = rehearsal.layout
     shares = layout.dp * layout.cp if layout else rehearsal.world_size // _sharing_rows(rehearsal)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.rehearsed.figures import model_flops, rows_and_tokens
+from simulator.rehearsed.figures import model_flops, rows_and_tokens, stage_of
+from topologies.catalog import load_cluster
+from tracer.rehearse.cli import layout_words
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
@@ -47,3 +49,13 @@ def test_stages_that_are_neighbours_share_their_rows(tmp_path: Path) -> None:
     assert found.layout is None
     assert rows_and_tokens(found) == (8 * 4, 8 * 4 * 8)
     assert found.representatives == (0, 1) * 4
+    machine = load_cluster("dgx-h100")
+    assert [stage_of(found, rank, machine)["stage"] for rank in found.ranks] == [0, 1]
+    assert set(layout_words(found).split(",")[0].split()) == {"groups", "dp4", "pp2"}
+
+
+def test_rows_are_those_that_train_and_features_are_no_tokens(tmp_path: Path) -> None:
+    """What is evaluated beside, even before the first training pass, is said to be in the time alone."""
+    found = _rehearsed("evaluated", tmp_path)
+    assert rows_and_tokens(found) == (8 * 2 * 4, 0)
+    assert sum("evaluation" in note for note in found.notes) == 1

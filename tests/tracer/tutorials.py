@@ -88,5 +88,19 @@ def staged() -> None:
         optimizer.step()
 
 
+def evaluated() -> None:
+    """Features in rows, two micro-batches, and a mean of the model that is evaluated in every step."""
+    dist.init_process_group("nccl")
+    mean = nn.Linear(WIDTH, 2).cuda()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(WIDTH, 2).cuda(), device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        with torch.no_grad():
+            mean(torch.randn(7, WIDTH, device="cuda"))
+        for _ in range(2):
+            model(torch.randn(4, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    {"numbered": numbered, "wrapped": wrapped, "staged": staged}[sys.argv[1]]()
+    {"numbered": numbered, "wrapped": wrapped, "staged": staged, "evaluated": evaluated}[sys.argv[1]]()

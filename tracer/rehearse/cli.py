@@ -131,12 +131,22 @@ def _document(found: Rehearsal, path: Path) -> dict[str, Any]:
     }
 
 
+def layout_words(found: Rehearsal) -> str:
+    """Return the degrees of a rehearsed layout, or its first rank's groups if its axes come otherwise."""
+    if found.layout is not None:
+        return " ".join(f"{axis}{n}" for axis, n in found.layout.degrees.items() if n > 1) or "layout unknown"
+    own = [group for group in found.groups if found.ranks[0] in group.ranks and group.axis != "world"]
+    sizes: dict[str, int] = {}
+    for group in own:
+        sizes[group.axis] = max(sizes.get(group.axis, 1), len(group.ranks))
+    words = " ".join(f"{axis}{n}" for axis, n in sizes.items() if n > 1)
+    return f"groups {words}, not in the order of a layout" if words else "layout unknown"
+
+
 def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     """Print what was rehearsed, and everything in which it differs from the run that it stands for."""
     ranks = ", ".join(map(str, found.ranks[:8])) + (", ..." if len(found.ranks) > 8 else "")
-    degrees = found.layout.degrees if found.layout else {}
-    layout = " ".join(f"{axis}{n}" for axis, n in degrees.items() if n > 1) or "layout unknown"
-    click.echo(f"{path}: rank {ranks} of {found.world_size}, {layout}")
+    click.echo(f"{path}: rank {ranks} of {found.world_size}, {layout_words(found)}")
     for rank, memory in list(found.memory.items())[:8]:
         largest = sorted(memory["bytes"].items(), key=lambda item: -item[1])[:3]
         words = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)

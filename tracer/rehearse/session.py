@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -86,6 +86,7 @@ class RehearsalSession(Training[IssueLane]):
         self.notes: list[str] = []
         self.forwards = 0
         self._model: Any = None
+        self._model_trains = self._input_trains = False
         self.is_over = self.is_aside = False
         self.by_step: dict[int, int] = {}
         self._modules: list[Any] = []
@@ -179,13 +180,36 @@ class RehearsalSession(Training[IssueLane]):
             "time, and in memory as if it had been there before"
         )
 
-    def entered(self, module: Any) -> None:
-        """A module is called; kept to say where an error happened."""
+    def note_input(self, values: Iterable[Any]) -> None:
+        """Note shape and type of the first tensor among *values*, the arguments of the model."""
+        import torch
+
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        super().note_input(tensors)
+        if tensors:
+            self._input_trains = torch.is_grad_enabled()
+            self.note_job(input_is_embedded=tensors[0].is_floating_point())
+
+    def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
+        """A module is called with *args*; kept to say where an error happened."""
         from_outside = not self._modules and self.backward.forward_kind == "forward"  # parts recompute, too
         if from_outside and next(module.parameters(), None) is not None:  # a loss has none
-            self._model = self._model or weakref.ref(module)
-            self.forwards += self._model() is module
+            self._count(module, args)
         self._modules.append(module)
+
+    def _count(self, module: Any, args: Sequence[Any]) -> None:
+        """Count a pass of the model: that which is called first in a step, and with gradients if any is."""
+        import torch
+
+        trains = torch.is_grad_enabled()
+        is_other = self._model is not None and trains != self._model_trains
+        if is_other and self.position.step >= self.warmup:
+            self.warn("passes without gradients, as of an evaluation, are in time and FLOPs, not in the rows")
+        if self._model is None or (is_other and trains):
+            self._model, self._model_trains, self.forwards = weakref.ref(module), trains, 0
+        self.forwards += self._model() is module and trains == self._model_trains
+        if trains and not self._input_trains and any(isinstance(value, torch.Tensor) for value in args):
+            self.note_input(args)
 
     def left(self, module: Any) -> None:
         """A module has returned."""
@@ -219,6 +243,6 @@ class RehearsalSession(Training[IssueLane]):
         OptimizerHook(session)
         MeshHook(session)
         hooks.register_module_forward_pre_hook(
-            lambda module, args: None if is_compiling() else self.entered(module)
+            lambda module, args: None if is_compiling() else self.entered(module, args)
         )
         hooks.register_module_forward_hook(lambda module, args, out: self.left(module), always_call=True)
