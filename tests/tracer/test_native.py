@@ -159,13 +159,18 @@ def test_a_user_without_a_home_goes_without(anew: list[str], monkeypatch: pytest
     assert anew == []
 
 
+def compile_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let *script*, written to *folder*, be the compiler of this test."""
+    compiler = folder / "c++"
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+
 def test_of_several_that_come_at_once_one_compiles(
     anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    slow = tmp_path / "c++"
-    slow.write_text(SLOW_COMPILER.format(log=tmp_path / "log"))
-    slow.chmod(0o755)
-    monkeypatch.setenv("CXX", str(slow))
+    compile_by(SLOW_COMPILER.format(log=tmp_path / "log"), tmp_path, monkeypatch)
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(build.ensure, [anew.append] * 4))
     assert found == {build.library()}
@@ -203,10 +208,7 @@ def test_an_end_while_compiling_leaves_nothing(
     anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, status: int
 ) -> None:
     """Neither what the compiler has started, nor a part of a library, nor a run."""
-    slow = tmp_path / "c++"
-    slow.write_text(ENDLESS_COMPILER.format(pid=tmp_path / "pid"))
-    slow.chmod(0o755)
-    monkeypatch.setenv("CXX", str(slow))
+    compile_by(ENDLESS_COMPILER.format(pid=tmp_path / "pid"), tmp_path, monkeypatch)
     command = [sys.executable, "-m", "foretrace", "record", "-o", str(tmp_path / "run"), "--", "true"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         until = time.monotonic() + 60
@@ -226,10 +228,7 @@ def test_a_new_build_deletes_those_not_used_for_long(
     anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The last eight stay, and what may be in use: a new folder of a compiler, or lock, too."""
-    quick = tmp_path / "c++"
-    quick.write_text(SLOW_COMPILER.format(log=tmp_path / "log"))
-    quick.chmod(0o755)
-    monkeypatch.setenv("CXX", str(quick))
+    compile_by(SLOW_COMPILER.format(log=tmp_path / "log"), tmp_path, monkeypatch)
     cache, now_s = tmp_path / "foretrace", time.time()
     cache.mkdir()
 
