@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _GPUS = click.option(
     "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; the file's own if left out."
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group()
 def topology() -> None:
-    """Machines: what is in the catalogue, what one is made of, whether a file of yours describes one."""
+    """List, show and draw machines, check a file that describes one, and measure this one."""
 
 
 @topology.command("list")
@@ -30,7 +30,9 @@ def topology() -> None:
 @click.option("--links", is_flag=True, help="The links that a file may name, instead of machines.")
 @_JSON
 def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) -> None:
-    """List the machines of the catalogue, or those whose name, GPU or description has all WORDS.
+    """List the machines of the catalogue.
+
+    Of WORDS, if there are any, all have to be in the name, the GPU or the description.
 
     For example: foretrace topology list h100 aws
     """
@@ -67,7 +69,8 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
     _print(table)
     click.echo(
         "TFLOP/s: dense peak in bf16 or fp16. per GPU: into its node, per node: through all NICs, each way.\n"
-        "USD/h: list price of a GPU; topology show NAME says whose and of when, --price gives yours."
+        "USD/h: list price of a GPU, ? where none was found; topology show NAME says whose and of when, "
+        "--price gives yours."
     )
 
 
@@ -112,7 +115,10 @@ def _has(facts: Mapping[str, Any], words: tuple[str, ...]) -> bool:
 @_GPUS
 @_JSON
 def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
-    """Show a machine: NAME is one of `foretrace topology list`, or the path of a TOML file."""
+    """Show what a machine is made of.
+
+    NAME is one of `foretrace topology list`, or the path of a TOML file.
+    """
     from topologies.catalog import load_cluster
     from topologies.facts import bandwidth, parts
     from topologies.tiers import tiers
@@ -146,7 +152,9 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
 @_GPUS
 @_JSON
 def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
-    """Check that PATH describes a machine in which every GPU reaches every other.
+    """Check a file that describes a machine.
+
+    Every GPU has to reach every other.
 
     Without n_gpus in the file, or --gpus, that is one node, and what joins nodes is not looked at.
     """
@@ -201,7 +209,7 @@ def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the machine to this TOML file.")
 def read(path: str, *, device: str, output: str | None) -> None:
-    """Turn NCCL's topology XML, or the text of `nvidia-smi topo -m`, into a machine.
+    """Make a machine of NCCL's topology XML or of `nvidia-smi topo -m`.
 
     For example: nvidia-smi topo -m > topo.txt; foretrace topology read topo.txt -o mine.toml
     """

@@ -15,6 +15,9 @@ from topologies.fabric import FabricSpec, build
 from topologies.link import LinkSpec
 from topologies.node import NodeSpec
 
+MOST_GPUS: Final = 1 << 24
+"""Largest machine that is believed."""
+
 CPUS: Final = ("", "amd", "arm", "intel")
 """Makers of processors that NCCL tells apart."""
 
@@ -156,6 +159,8 @@ class Cluster:
         """Return the same machine with *n_gpus* devices. Raises CatalogError if it cannot have that many."""
         if n_gpus < 1:
             raise CatalogError(f"{n_gpus} GPUs: a machine has at least 1")
+        if n_gpus > MOST_GPUS:
+            raise CatalogError(f"{n_gpus} GPUs: at most {MOST_GPUS:,}")
         if self.fabric_spec.links and n_gpus != self.n_gpus:
             raise CatalogError(
                 f"cluster {self.name} has its {self.n_gpus} GPUs wired link by link and cannot be resized to "

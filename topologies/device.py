@@ -32,9 +32,24 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "training_clock_fraction": "training_clock_fraction",
         "reserved_bytes": "reserved",
         "host_bytes_per_s": "host_link",
+        "compute_capability": "compute_capability",
     }
 )
 """The figures of a device by field, and their keys in a file, in the order in which people read them."""
+
+NOT_GIVEN: Final[Mapping[str, tuple[float, str]]] = MappingProxyType(
+    {
+        "sustained_clock_fraction": (1.0, "none of the clock is lost"),
+        "sustained_after_s": (0.0, "what the clock loses it loses at once"),
+        "training_clock_fraction": (1.0, "none of the clock is lost beside that"),
+        "gemm_split_share": (1.0, "as fast as with one accumulator"),
+        "gemm_fp4_share": (1.0, "as near to the peak as other products"),
+        "reserved_bytes": (0, "nothing is taken"),
+        "compute_capability": (0.0, "none of NVIDIA's"),
+        "host_bytes_per_s": (25e9, "PCIe 4.0 x16, 32 GB/s less what packets cost"),
+    }
+)
+"""Figures of a device that a file may leave out, what they are then, and what that means."""
 
 _FRACTIONS: Final = (
     "gemm_efficiency",
@@ -80,6 +95,7 @@ class Device:
         training_clock_fraction: clock while a model trains, with memory and links at work too, over that of
             one product after another.
         host_bytes_per_s: bandwidth of copies between it and pinned memory of its host, each way.
+        compute_capability: NVIDIA's number of what its hardware can do, 9.0 of Hopper; 0 of others.
         reserved_bytes: memory that the framework's context and libraries take before the first tensor.
         gemm_tiles: how matrix products are cut into tiles; None where only the three constants are known.
         attention_kernels: fused attention kernels by name, where they were measured.
@@ -110,6 +126,7 @@ class Device:
     training_clock_fraction: float = 1.0
     reserved_bytes: int = 0
     host_bytes_per_s: float = 25e9
+    compute_capability: float = 0.0
     gemm_tiles: GemmTiles | None = field(default=None, repr=False)
     attention_kernels: Mapping[str, AttentionKernel] = field(default_factory=dict, hash=False, repr=False)
     attention_kernel: str = ""

@@ -28,10 +28,32 @@ _COLOURS: Final = {
     "nvswitch": "#3c9d5b",
     "host": "#7f8c8d",
 }
+_CALLED: Final = {
+    "core": ("core", "cores"),
+    "spine": ("spine", "spines"),
+    "leaf": ("leaf switch", "leaf switches"),
+    "router": ("router", "routers"),
+    "nic": ("NIC", "NICs"),
+    "gpu": ("GPU", "GPUs"),
+    "nvswitch": ("NVSwitch", "NVSwitches"),
+    "host": ("host", "hosts"),
+}
+"""What people call one and several of a tier."""
+
+_STANDS_FOR: Final = (
+    ("spine", "A spine stands for a whole layer of spine switches, over which traffic is spread evenly."),
+    ("core", "The core stands for the links between groups or sites."),
+    ("nvswitch", "An NVSwitch stands for all of its domain."),
+)
+"""What one mark in a picture is, in words."""
+
 _ROW_PIXELS: Final = 120
 _LEFT_PIXELS: Final = 150
 _ARC_PIXELS: Final = 150
 """Height of the highest arc between nodes of one row."""
+
+_TIGHT_PIXELS: Final = 1.5
+"""Least width of a link that carries less than what arrives below it, for nobody to miss it."""
 
 _WIDTH_PIXELS: Final = 1130
 """Of every row, however many nodes are in it, so that words keep their size."""
@@ -40,7 +62,7 @@ _STYLE: Final = """
 body{font:14px system-ui;margin:24px;color:#222;background:#fff}
 svg{width:100%;max-width:1400px;height:auto;font:13px system-ui}
 pre,.said{color:#555} text{fill:#222} .width{fill:#667}
-line,path{stroke:#8895a0;stroke-opacity:.6;fill:none} .narrow{stroke:#c0392b}
+line,path{stroke:#8895a0;stroke-opacity:.6;fill:none} .narrow{stroke:#c0392b;stroke-opacity:.9}
 line:hover,path:hover{stroke:#1f6fb2;stroke-opacity:1} b{color:#c0392b}
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#15181c}pre,.said{color:#aab}
 text{fill:#ddd} .width{fill:#99a} .narrow{stroke:#ff6b5a} b{color:#ff6b5a}}
@@ -75,20 +97,41 @@ def drawn(cluster: Cluster) -> Cluster:
 
 
 def page(cluster: Cluster) -> str:
-    """Return an HTML page that shows the fabric; links are as thick as they are wide."""
+    """Return an HTML page that shows the fabric; the more a link carries, the thicker it is."""
     shown = drawn(cluster)
     part = "" if shown is cluster else f", of which {shown.n_nodes} nodes are drawn"
     nodes = "1 node" if cluster.n_nodes == 1 else f"{cluster.n_nodes} nodes"
     title = f"{cluster.name}: {cluster.n_gpus} GPUs in {nodes}{part}"
     graph = shown.fabric()
-    said = "A link is as thick as it is wide; its figures show under the pointer."
-    if any(narrow(graph, a, b) for a, b in graph.edges):
-        said += " <b>Red</b> links carry less than what arrives below them."
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(cluster.description)}</p>"
-        f'<p class="said">{said}</p>{svg(graph)}<pre>{escape(chr(10).join(lines(cluster)))}</pre></html>\n'
+        f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(_described(cluster))}</p>"
+        f'<p class="said">{_legend(graph)}</p>{svg(graph)}'
+        f"<pre>{escape(chr(10).join(lines(cluster)))}</pre></html>\n"
     )
+
+
+def _described(cluster: Cluster) -> str:
+    """Return what the machine says of itself, and of which kind its last nodes are if of another."""
+    others = [f"the last {other.nodes} of its nodes: {other.machine.name}" for other in cluster.others]
+    return "; ".join(part for part in (cluster.description, *others) if part)
+
+
+def _legend(graph: nx.DiGraph[str]) -> str:
+    """Return how to read the picture, as HTML."""
+    tiers = {_tier(name) for name in graph}
+    said = ["The thicker a link, the more it carries; figures are per direction, and show under the pointer."]
+    if any(narrow(graph, a, b) for a, b in graph.edges):
+        said.append("<b>Red</b> links carry less than what arrives below them.")
+    said += [words for tier, words in _STANDS_FOR if tier in tiers]
+    if _routers(graph):
+        said.append("Each node has a router; arcs join neighbours in the torus, and its two ends.")
+    return " ".join(said)
+
+
+def _routers(graph: nx.DiGraph[str]) -> bool:
+    """Return whether the leaves are joined to each other, as the routers of a torus are."""
+    return any(_tier(a) == _tier(b) == "leaf" for a, b in graph.edges)
 
 
 def svg(graph: nx.DiGraph[str]) -> str:
@@ -134,8 +177,9 @@ def _link(
     (x1, y1), (x2, y2) = places
     data = graph.edges[ends]
     said = f"{ends[0]} - {ends[1]}: {format_bandwidth(data['bandwidth_bytes_per_s'])} per direction"
-    drawn_as = f'stroke-width="{0.6 + 5 * share:.1f}"'
-    if narrow(graph, *ends):
+    tight = narrow(graph, *ends)
+    drawn_as = f'stroke-width="{max(_TIGHT_PIXELS if tight else 0, 0.6 + 5 * share):.1f}"'
+    if tight:
         drawn_as += ' class="narrow"'
     title = f"<title>{escape(said)}, {format_time(data['latency_s'])}, {data['kind']}</title>"
     if y1 == y2:
@@ -148,8 +192,14 @@ def _words(graph: nx.DiGraph[str], places: dict[str, tuple[float, int]]) -> list
     """Return the name of each row with the nodes in it, and of the links below it how wide they are."""
     rows = {_tier(name): y for name, (_, y) in places.items()}
     counts = Counter(_tier(name) for name in graph)
-    found = [f'<text x="4" y="{y + 4}">{counts[tier]} {tier}</text>' for tier, y in rows.items()]
-    for upper, lower in pairwise(rows):
+    names = {"leaf": "router"} if _routers(graph) else {}
+    found = []
+    for tier, y in rows.items():
+        one, several = _CALLED[names.get(tier, tier)]
+        called = f"{counts[tier]} {one if counts[tier] == 1 else several}"
+        found.append(f'<text x="4" y="{y + 4}">{called}</text>')
+    joints = [*pairwise(rows), *((tier, tier) for tier in rows)]
+    for upper, lower in joints:
         widths = sorted(
             {
                 data["bandwidth_bytes_per_s"]
@@ -159,7 +209,7 @@ def _words(graph: nx.DiGraph[str], places: dict[str, tuple[float, int]]) -> list
         )
         if widths:
             said = " to ".join(format_bandwidth(width) for width in dict.fromkeys((widths[0], widths[-1])))
-            at = (rows[upper] + rows[lower]) // 2 + 4
+            at = (rows[upper] + rows[lower]) // 2 + 4 - (_ARC_PIXELS // 2 if upper == lower else 0)
             found.append(f'<text class="width" x="4" y="{at}">{escape(said)}</text>')
     return found
 

@@ -80,7 +80,8 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
     facts = {f"peak.{dtype}": flops(peak) for dtype, peak in device.peak_flops_per_s.items()}
     facts |= {key: _figure(name, getattr(device, name)) for name, key in KEYS.items()}
     if device.gemm_tiles:
-        facts["tiles"] = f"{len(device.gemm_tiles.tiles)} sizes on {device.gemm_tiles.processors} processors"
+        facts["tiles.shapes"] = f"{len(device.gemm_tiles.tiles)} sizes"
+        facts["tiles.processors"] = f"{device.gemm_tiles.processors}"
     for name, kernel in device.attention_kernels.items():
         facts[f"attention.kernels.{name}"] = f"{kernel.forward.efficiency:g} of the peak forward"
     yield f"device {device.name}", facts, device.sources
@@ -122,6 +123,8 @@ def _link_facts(link: LinkSpec) -> dict[str, str]:
     }
     if not link.gpu_direct:
         facts["gpu_direct"] = "no, copies through the host"
+    if isfinite(link.experts_bytes_per_s):
+        facts["experts"] = f"{bandwidth(link.experts_bytes_per_s)} by kernels, between nodes"
     if isfinite(link.flow_bytes_per_s):
         facts["flow"] = f"{bandwidth(link.flow_bytes_per_s)} per connection"
     for op, curve in link.curves.items():

@@ -7,14 +7,15 @@ say. A machine of 16,384 GPUs is then asked through a fabric of some hundred.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf
 from typing import Final
 
 from topologies.cluster import Cluster
 from topologies.errors import FabricError
-from topologies.reach import GroupShape, Reach
+from topologies.reach import LEVEL, Reach
+from topologies.shape import GroupShape, Members, ways_out
 
 _Node = tuple[int, tuple[int, ...]]
 """The number of a node, and the places in it of its members."""
@@ -84,28 +85,23 @@ class Folded:
             members.setdefault(gpu // self._per_node, []).append(gpu % self._per_node)
         nodes = [(node, tuple(locals_)) for node, locals_ in members.items()]
         homes = {self._home(node, locals_) for node, locals_ in nodes}
-        inter_bytes_per_s, latency_s = inf, 0.0
-        if len(nodes) > 1:
-            level = self._level(nodes)
-            ways = [self._reach.climb(home, level) for home in homes]
-            inter_bytes_per_s, latency_s = min(way[0] for way in ways), 2 * max(way[1] for way in ways)
         return GroupShape(
             n_ranks=len(gpus),
             n_domains=len(nodes),
             n_local=max(len(locals_) for _, locals_ in nodes),
             intra_bytes_per_s=min(self._reach.ring(home) for home in homes),
-            inter_bytes_per_s=inter_bytes_per_s,
-            inter_latency_s=latency_s,
+            **(ways_out(self._reach.climb, self._hops(nodes), LEVEL["core"]) if len(nodes) > 1 else {}),
         )
 
-    def _level(self, nodes: Sequence[_Node]) -> int:
-        """Return the level at which the widest apart of neighbours in a ring through *nodes* meet."""
-        pairs = {self._pair(a, b) for a, b in pairwise([*nodes, nodes[0]])}
-        levels = [self._reach.meeting_level(a, b) for a, b in pairs]
-        found = [level for level in levels if level is not None]
-        if len(found) < len(levels):
-            raise FabricError(f"nodes {nodes[0][0]} and {nodes[-1][0]} meet in no switch above them")
-        return max(found)
+    def _hops(self, nodes: Sequence[_Node]) -> dict[tuple[Members, Members], tuple[int, int]]:
+        """Return where neighbours in a ring through *nodes* meet, and how many do so."""
+        found: dict[tuple[Members, Members], tuple[int, int]] = {}
+        for pair, count in Counter(self._pair(a, b) for a, b in pairwise([*nodes, nodes[0]])).items():
+            level = self._reach.meeting_level(*pair)
+            if level is None:
+                raise FabricError(f"nodes {nodes[0][0]} and {nodes[-1][0]} meet in no switch above them")
+            found[pair] = level, count
+        return found
 
     def _pair(self, a: _Node, b: _Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the members of two nodes, as far apart in the folded fabric as they are."""

@@ -72,6 +72,9 @@ class AttentionPass:
         latency_s: fixed part of the kernel.
         queries: that one row of tiles works on.
         wide_step: a head wider than this is computed in whole multiples of it; 0 means as wide as it is.
+        narrowest: a head narrower than this is computed as wide as it; 0 means as wide as it is.
+        lasting_clock: clock that lasting load of this kernel leaves, over that in a short burst, where that
+            is known and more than what matrix products leave; 0: it is as theirs.
         scores_per_s: what the units that compute exponentials allow, in a short burst; 0 means no limit.
     """
 
@@ -82,6 +85,8 @@ class AttentionPass:
     latency_s: float
     queries: int = 128
     wide_step: int = 0
+    narrowest: int = 0
+    lasting_clock: float = 0.0
     scores_per_s: float = 0.0
 
     def __post_init__(self) -> None:

@@ -94,6 +94,8 @@ class LinkSpec:
         flow_bytes_per_s: what one connection carries, of which each channel of NCCL has one; ``inf`` if no
             less than the link.
         gpu_direct: a NIC reads and writes the memory of GPUs itself; else every byte passes the host's.
+        experts_bytes_per_s: what kernels on each GPU hand on to the experts of its node of tokens that come
+            from other nodes, whatever the link carries; ``inf`` if no less.
         curves: fitted use by operation, a key of ``COLLECTIVES``.
         tables: measured use by operation; goes before a curve.
         sources: where each figure comes from.
@@ -111,6 +113,7 @@ class LinkSpec:
     eager_bytes: int = 0
     flow_bytes_per_s: float = inf
     gpu_direct: bool = True
+    experts_bytes_per_s: float = inf
     curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
     tables: Mapping[str, Table] = field(default_factory=dict, hash=False, repr=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
@@ -129,7 +132,12 @@ class LinkSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return every figure, and its source, as plain JSON types; of measured tables only their extent."""
-        names = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s", "efficiency": "efficiency"}
+        names = {
+            "bandwidth": "bandwidth_bytes_per_s",
+            "latency": "latency_s",
+            "efficiency": "efficiency",
+            "experts": "experts_bytes_per_s",
+        }
         sources = {name: self.sources[key] for key, name in names.items() if key in self.sources}
         for part, ops in (("curves", self.curves), ("tables", self.tables)):
             said = {source for key, source in self.sources.items() if key.partition(".")[0] in ops}
@@ -148,6 +156,7 @@ class LinkSpec:
             "eager_bytes": self.eager_bytes,
             "flow_bytes_per_s": self.flow_bytes_per_s if isfinite(self.flow_bytes_per_s) else None,
             "gpu_direct": self.gpu_direct,
+            "experts_bytes_per_s": self.experts_bytes_per_s if isfinite(self.experts_bytes_per_s) else None,
             "curves": {op: asdict(curve) for op, curve in self.curves.items()},
             "tables": {
                 op: {"ranks": sorted(table.times_s), "up_to_bytes": table.sizes_bytes[-1]}

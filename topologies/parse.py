@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, Final
 
 from topologies.cluster import Cluster, Others
-from topologies.device import DTYPES, KEYS, Device
+from topologies.device import DTYPES, KEYS, NOT_GIVEN, Device
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, Link
 from topologies.link import COLLECTIVES, Curve, LinkSpec, Table
@@ -16,17 +16,6 @@ from topologies.node import NodeSpec
 from topologies.parse_kernel import kernels_from, tiles_from
 from topologies.reader import Section, number, text, truth, whole
 from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
-
-_OPTIONAL: Final[Mapping[str, Any]] = {
-    "sustained_clock_fraction": 1.0,
-    "sustained_after_s": 0.0,
-    "training_clock_fraction": 1.0,
-    "gemm_split_share": 1.0,
-    "gemm_fp4_share": 1.0,
-    "reserved_bytes": 0,
-    "host_bytes_per_s": 25e9,  # PCIe 4.0 x16: 32 GB/s less what packets cost
-}
-"""Figures of a device that a file may leave out, and what they are then."""
 
 
 def device_from(section: Section) -> Device:
@@ -40,7 +29,7 @@ def device_from(section: Section) -> Device:
     found: dict[str, Any] = {}
     for field, key in KEYS.items():
         table, _, entry = key.rpartition(".")
-        default = (_OPTIONAL[field],) if field in _OPTIONAL else ()
+        default = (NOT_GIVEN[field][0],) if field in NOT_GIVEN else ()
         found[field] = tables[table].get(entry, _reader(field), *default)
     peak = tables["peak"]
     peaks = {dtype: peak.get(dtype, parse_flops) for dtype in DTYPES if dtype in peak}
@@ -48,7 +37,9 @@ def device_from(section: Section) -> Device:
     found["attention_kernels"] = kernels_from(tables["attention.kernels"])
     found["attention_kernel"] = tables["attention"].get("kernel", text, "")
     found["assumed"] = section.get("assumed", text, "")
-    sources: dict[str, str] = {}
+    sources = {
+        KEYS[field]: f"not given: {why}" for field, (value, why) in NOT_GIVEN.items() if found[field] == value
+    }
     for prefix, table_ in tables.items():
         sources |= _finish(table_, f"{prefix}." if prefix else "")
     return Device(name=name, kind=kind, peak_flops_per_s=peaks, sources=sources, **found)
@@ -78,6 +69,8 @@ def link_from(section: Section, name: str) -> LinkSpec:
             curves[op] = _curve_from(inner)
         sources |= _finish(inner, f"{op}.")
     sources |= _finish(collectives, "collectives.")
+    if "efficiency" not in section:
+        sources["efficiency"] = "not given: all of it, or what measured times show"
     link = LinkSpec(
         name=section.get("name", text, name),
         kind=section.get("kind", text, name),
@@ -91,6 +84,7 @@ def link_from(section: Section, name: str) -> LinkSpec:
         eager_bytes=section.get("eager", parse_bytes, 0),
         flow_bytes_per_s=section.get("flow", parse_bandwidth, inf),
         gpu_direct=section.get("gpu_direct", truth, True),
+        experts_bytes_per_s=section.get("experts", parse_bandwidth, inf),
         curves=curves,
         tables=tables,
         sources=sources | section.sources,
@@ -209,6 +203,7 @@ _LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "eager": ("eager_bytes", parse_bytes),
     "flow": ("flow_bytes_per_s", parse_bandwidth),
     "gpu_direct": ("gpu_direct", truth),
+    "experts": ("experts_bytes_per_s", parse_bandwidth),
 }
 """What a table may change of the link that is its ``base``: key, field, and how it is read."""
 

@@ -11,7 +11,8 @@ def tiles_from(section: Section) -> GemmTiles | None:
     """Return the tiles that *section* describes, None if it is empty. Raises CatalogError or UnitError."""
     if not list(section):
         return None
-    section.note_source("processors")
+    for figure in ("shapes", "processors"):
+        section.note_source(figure)
     return GemmTiles(
         processors=section.get("processors", whole),
         tiles=section.get("shapes", _shapes),
@@ -48,6 +49,8 @@ def _pass_from(section: Section) -> AttentionPass:
         latency_s=section.get("latency", parse_time),
         queries=section.get("queries", whole, 128),
         wide_step=section.get("wide_step", whole, 0),
+        narrowest=section.get("narrowest", whole, 0),
+        lasting_clock=section.get("lasting_clock", number, 0.0),
         scores_per_s=section.get("scores_per_second", number, 0.0),
     )
     section.done()

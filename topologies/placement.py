@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -40,8 +41,8 @@ def checked(gpus: Sequence[int], world_size: int, cluster: Cluster) -> Sequence[
     """Return *gpus* if they are a GPU of *cluster* for each of *world_size* ranks. Raises CatalogError."""
     if len(gpus) != world_size:
         raise CatalogError(f"placement of {len(gpus)} ranks; there are {world_size}")
-    if twice := next((gpu for at, gpu in enumerate(gpus) if gpu in gpus[:at]), None):
-        raise CatalogError(f"placement gives gpu:{twice} to two ranks; one rank per GPU")
+    if twice := [gpu for gpu, ranks in Counter(gpus).items() if ranks > 1]:
+        raise CatalogError(f"placement gives gpu:{twice[0]} to two ranks; one rank per GPU")
     if beyond := [gpu for gpu in gpus if not 0 <= gpu < cluster.n_gpus]:
         raise CatalogError(f"placement on gpu:{beyond[0]}: {cluster.name} has 0 to {cluster.n_gpus - 1}")
     return tuple(gpus)
@@ -75,10 +76,12 @@ def _rail(world_size: int, cluster: Cluster) -> Sequence[int]:
 def _read(path: Path) -> list[int]:
     try:
         words = path.read_text(encoding="utf-8").replace(",", " ").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise CatalogError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise CatalogError(f"{path} is not text: {error}") from None
     if wrong := next((word for word in words if not word.isdecimal()), None):
-        raise CatalogError(f"{path}: {wrong!r} is not the number of a GPU")
+        raise CatalogError(f"{path}: {wrong[:60]!r} is not the number of a GPU")
     return [int(word) for word in words]
 
 

@@ -20,46 +20,10 @@ import networkx as nx
 
 from topologies.errors import FabricError
 from topologies.rings import ring_bytes_per_s
+from topologies.shape import GroupShape, Tier, ways_out
 
 LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3, "core": 4}
 """Height of the tiers that traffic between domains climbs; ``nvswitch`` and ``host`` lie inside a domain."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupShape:
-    """All that the cost of a collective depends on, besides its kind and size.
-
-    Attributes:
-        n_ranks: members of the group.
-        n_domains: NVLink domains (nodes) they lie in.
-        n_local: members in the fullest domain.
-        intra_bytes_per_s: what the slowest member can send inside its domain; ``inf`` without neighbours.
-        inter_bytes_per_s: what the members in one domain can send out of it together, in the domain that can
-            send least; ``inf`` if there is one domain.
-        inter_latency_s: from one domain to the next.
-    """
-
-    n_ranks: int
-    n_domains: int
-    n_local: int
-    intra_bytes_per_s: float
-    inter_bytes_per_s: float
-    inter_latency_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
-    """What one GPU can send to GPUs at one distance, when all do the same.
-
-    Attributes:
-        name: ``"node"`` or the tier of the switch at which the traffic turns around.
-        bytes_per_s: per GPU and direction.
-        latency_s: one way.
-    """
-
-    name: str
-    bytes_per_s: float
-    latency_s: float
 
 
 class Reach:
@@ -99,14 +63,12 @@ class Reach:
         """
         domains = self._by_domain(gpus)
         n_local = max(len(found) for found in domains)
-        inter_bytes_per_s, latency_s = self._between(domains) if len(domains) > 1 else (inf, 0.0)
         return GroupShape(
             n_ranks=len(gpus),
             n_domains=len(domains),
             n_local=n_local,
             intra_bytes_per_s=min(self.ring(found) for found in domains),
-            inter_bytes_per_s=inter_bytes_per_s,
-            inter_latency_s=latency_s,
+            **self._between(domains),
         )
 
     def uplinks(self, gpus: Sequence[int], sending: Sequence[int] = ()) -> dict[tuple[str, str], float]:
@@ -168,15 +130,19 @@ class Reach:
             self._rings[key] = ring_bytes_per_s(self._inside, key)
         return self._rings[key]
 
-    def _between(self, domains: list[list[int]]) -> tuple[float, float]:
-        """Return what the weakest domain can send out, and the latency, on a ring through *domains*."""
+    def _between(self, domains: list[list[int]]) -> dict[str, float]:
+        """Return what a group in *domains* gets between them, and a ring through them."""
+        if len(domains) < 2:
+            return {}
         pairs = list(zip(domains, [*domains[1:], domains[0]], strict=True))
         levels = [self.meeting_level(a, b) for a, b in pairs]
-        if None in levels:
-            return self._over_peers(domains, pairs)
-        level = max(found for found in levels if found is not None)
-        ways = [self.climb(found, level) for found in domains]
-        return min(way[0] for way in ways), 2 * max(way[1] for way in ways)
+        met = [level for level in levels if level is not None]
+        if len(met) < len(levels):
+            bytes_per_s, latency_s = self._over_peers(domains, pairs)
+            one = {"inter_bytes_per_s": bytes_per_s, "inter_latency_s": latency_s}
+            return one | {"ring_bytes_per_s": bytes_per_s, "ring_latency_s": latency_s}
+        hops = {(tuple(a), tuple(b)): (level, 1) for (a, b), level in zip(pairs, met, strict=True)}
+        return ways_out(self.climb, hops, LEVEL["core"])
 
     def climb(self, gpus: Sequence[int], level: int) -> tuple[float, float]:
         """Return what *gpus* of one domain send up to *level* together in bytes/s, and the latency in s."""

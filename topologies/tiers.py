@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from topologies.cluster import Cluster
-from topologies.reach import LEVEL, Reach, Tier
+from topologies.reach import LEVEL, Reach
+from topologies.shape import Tier
 
 
 def tiers(cluster: Cluster) -> list[Tier]:

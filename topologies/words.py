@@ -39,7 +39,8 @@ MACHINES: Final = (
     (r"h100.*pcie", "h100-pcie-8"),
     (r"h100[ -]?nvl\b", "azure-nc-h100-v5"),
     (r"a100.*pcie", "a40-8"),  # other cards on the same PCIe
-    (r"h100|h20\b", "dgx-h100"),
+    (r"h20\b", "hgx-h20"),
+    (r"h100", "dgx-h100"),
     (r"h800", "hgx-h800"),
     (r"mi(250|3[0-9]+)", "mi300x"),
     (r"[pv]100", "dgx1-v100"),
@@ -52,7 +53,9 @@ MACHINES: Final = (
     (r"g6e", "aws-g6e"),
     (r"l40|6000.?ada", "l40s-8"),
     (r"a40\b|a6000|\ba[13]0\b", "a40-8"),
-    (r"[345]090", "rtx4090-8"),
+    (r"3090", "rtx3090-8"),
+    (r"5090", "rtx5090-8"),
+    (r"4090", "rtx4090-8"),
 )
 """What people write, in lower case, and the machine of the catalogue they mean; the first found counts."""
 

@@ -129,8 +129,8 @@ def _machine(name: str) -> Path:
     named = difflib.get_close_matches(wanted, [*known, *ALIASES], n=9, cutoff=0.5)
     near = list(dict.fromkeys(ALIASES.get(one, one) for one in named))[:3]
     raise CatalogError(
-        f"no cluster {name!r} in the catalogue: {_hint(near, known)}; your own machine is a path that ends in"
-        " .toml"
+        f"no cluster {name!r} in the catalogue: {_hint(near, known)} A machine of your own is a path "
+        "that ends in .toml"
     )
 
 
@@ -143,4 +143,7 @@ def _find(folder: Path, name: str, what: str) -> Path:
 
 
 def _hint(near: list[str], known: list[str]) -> str:
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    if not near:
+        return f"there are {', '.join(known)}."
+    *others, last = near
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
