@@ -22,12 +22,21 @@ WIDTH, HEIGHT, LEFT, RIGHT, GAP = 860, 260, 60, 740, 34
 PANELS = (("single-node", "Inside a node"), ("multi-node", "Between nodes"))
 SMALLEST, LARGEST = 8, 2**34
 MOST = math.log(16)
+NAMES = {
+    "aws": "AWS",
+    "bigscience": "Jean Zay",
+    "deepep": "DeepEP",
+    "hf-playbook": "Playbook",
+    "stas00": "ml-engineering",
+    "vtrain-lut": "vTrain",
+}
+"""What docs/network.md calls a source group, where it has another name for it."""
 COLOURS = ("#2b7bb9", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e", "#a6761d", "#666666")
 
 
 def source(row: Scored) -> str:
-    """Return the source group of a row and where it was measured."""
-    return f"{row.family.partition(' · ')[0]}, {row.group}"
+    """Return who published a row and where it was measured."""
+    return f"{publisher(row)}, {row.group}"
 
 
 def size_bytes(row: Scored) -> int:
@@ -59,7 +68,7 @@ def picture(validation: Validation) -> str:
     rows = [row for row in validation.rows if size_bytes(row)]
     names = sorted({publisher(row) for row in rows})
     hue = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
-    height = len(PANELS) * (HEIGHT + GAP) + 20
+    height = len(PANELS) * (HEIGHT + GAP) + 40
     view = f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {view}>']
     parts.append(f'<rect width="{WIDTH}" height="{height}" fill="white"/>')
@@ -70,19 +79,24 @@ def picture(validation: Validation) -> str:
         parts += [_dot(row, top, hue[publisher(row)]) for row in found]
         parts += _legend({publisher(row): hue[publisher(row)] for row in found}, top)
     for power, name in ((3, "8 B"), (10, "1 KiB"), (20, "1 MiB"), (30, "1 GiB"), (34, "16 GiB")):
-        parts.append(f'<text x="{_x(2**power):.1f}" y="{height - 6}" text-anchor="middle">{name}</text>')
+        parts.append(f'<text x="{_x(2**power):.1f}" y="{height - 26}" text-anchor="middle">{name}</text>')
+    parts.append(
+        f'<text x="{(LEFT + RIGHT) / 2}" y="{height - 6}" text-anchor="middle">size of the array</text>'
+    )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def publisher(row: Scored) -> str:
     """Return who published a row."""
-    return row.family.partition(" · ")[0]
+    group = row.family.partition(" · ")[0]
+    return NAMES.get(group, group)
 
 
 def _frame(title: str, top: float) -> list[str]:
     """Return the title and the lines of a panel, and the band in which a row is less than 25 % off."""
     high, low = _y(math.log(1.25)), _y(math.log(0.8))
-    parts = [f'<text x="{LEFT}" y="{top - 8}" font-weight="bold">{title}</text>']
+    heading = f'<tspan font-weight="bold">{title}</tspan>: simulated over measured time'
+    parts = [f'<text x="{LEFT}" y="{top - 8}">{heading}</text>']
     parts.append(
         f'<rect x="{LEFT}" y="{top + high:.1f}" width="{RIGHT - LEFT}" height="{low - high:.1f}" '
         'fill="#eef3ee"/>'

@@ -78,16 +78,19 @@ def table(rows: Sequence[Scored]) -> str:
 def picture(rows: Sequence[Scored]) -> str:
     """Return an SVG with a line of dots per formula."""
     found = grouped(rows)
-    height = 30 + ROW * len(found) + 30
+    height = 30 + ROW * len(found) + 50
     view = f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {view}>']
     parts.append(f'<rect width="{WIDTH}" height="{height}" fill="white"/>')
     for factor in (0.1, 0.25, 0.5, 0.8, 1, 1.25, 2, 4, 10):
         x = _x(math.log(factor))
         shade = "#888" if factor == 1 else "#ddd"
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="24" y2="{height - 24}" stroke="{shade}"/>')
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="24" y2="{height - 44}" stroke="{shade}"/>')
         name = "" if factor in (0.8, 1.25) else f"{factor:g} x"
-        parts.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{name}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{height - 28}" text-anchor="middle">{name}</text>')
+    parts.append(
+        f'<text x="{_x(0):.1f}" y="{height - 8}" text-anchor="middle">simulated over measured time</text>'
+    )
     for at, (name, dots) in enumerate(found.items()):
         y = 40 + ROW * at
         parts.append(f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')

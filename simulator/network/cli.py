@@ -39,7 +39,9 @@ def cost(
     imbalance: float | None,
     as_json: bool,
 ) -> None:
-    """Say what OPERATION of SIZE takes on machine NAME, and every way to do it.
+    """Say how long a collective takes on machine NAME.
+
+    Every way to do it is listed.
 
     OPERATION is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, p2p or barrier. SIZE
     is that of the whole array, as in nccl-tests: "1 GiB", "64 MiB". The group is all GPUs of the machine,
@@ -88,7 +90,8 @@ def _ranks(text: str, n_gpus: int) -> list[int]:
     if not text:
         return list(range(n_gpus))
     try:
-        found = [rank for part in text.split(",") for rank in _part(part)]
+        parts = [_part(part) for part in text.split(",")]
+        found = [rank for part in parts for rank in part[: n_gpus + 1]]
     except ValueError:
         raise SimulationError(f"ranks {text!r}: a list 0,8,16 or a range 0:64:8") from None
     if len(found) < 2 or len(set(found)) < len(found) or not set(found) <= set(range(n_gpus)):

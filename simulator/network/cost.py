@@ -18,7 +18,8 @@ from simulator.program import Transfer
 from simulator.workload.dispatch import Routing
 from topologies.cluster import Cluster
 from topologies.folded import reach
-from topologies.reach import GroupShape, Reach
+from topologies.reach import Reach
+from topologies.shape import GroupShape
 
 
 class Network:
@@ -145,7 +146,8 @@ class Network:
             return 0.0
         gpus = range(min(n_ranks, self.cluster.gpus_per_node))
         alone = self._reach.shape(gpus)
-        return min(way.total_s for way in self._inside_one(kind, size_bytes, alone))
+        free = self._within.free(kind, alone.n_ranks, alone.intra_bytes_per_s)
+        return min(way.total_s for way in self._inside_one(kind, size_bytes, alone, free))
 
     def experts(self, routing: Routing, ranks: Sequence[int], *, low_latency: bool = False) -> Transfer:
         """Return the cost of one dispatch or combine of experts that are spread evenly over *ranks*.
@@ -199,10 +201,12 @@ class Network:
         )
         return latency, wire
 
-    def _inside_one(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[Way]:
+    def _inside_one(
+        self, kind: str, size_bytes: int, shape: GroupShape, within: Within | None = None
+    ) -> Iterator[Way]:
         """Yield the ways of a group that lies in one node: one, unless a user narrows what NCCL may do."""
         turns_s = ring_steps(kind, shape.n_ranks) * self.cluster.turn_s
-        for name, (latency_s, wire_s) in self._within.ways(
+        for name, (latency_s, wire_s) in (within or self._within).ways(
             kind, size_bytes, shape.n_ranks, shape.intra_bytes_per_s
         ):
             yield Way(latency_s + turns_s, wire_s, name, wire_s, 0.0)

@@ -8,16 +8,23 @@ from simulator.errors import SimulationError
 from simulator.network.collectives import bus_factor
 from simulator.network.way import Way
 from simulator.network.ways_simple import Inside
-from simulator.workload.dispatch import Routing, exchange_s, rdma_exchange_s
+from simulator.workload.dispatch import Routing, exchange_s, handed_on_s, rdma_exchange_s
 from topologies.cluster import Cluster
-from topologies.reach import GroupShape
+from topologies.shape import GroupShape
 
 LARGE: Final = 1 << 29
 """Bytes at which a collective inside a node goes as fast as it can."""
 
+NOTIFY_S: Final = 68e-6
+"""Time in which ranks of several nodes tell each other how many tokens will come, and clean their queues:
+68 us in one dispatch and 82 in another between two nodes of H200 (uccl-project/uccl pull request 441), 96 and
+more among four of H100 (deepseek-ai/DeepEP issue 397)."""
+
 
 def over_rails(cluster: Cluster, routing: Routing, shape: GroupShape, inside: Inside) -> Way:
     """Return the way of a dispatch or combine over the NIC of each rail and NVLink from there.
+
+    Between nodes kernels take tokens from the NIC and hand them on, which may be slower than both.
 
     Args:
         cluster: the machine.
@@ -31,8 +38,11 @@ def over_rails(cluster: Cluster, routing: Routing, shape: GroupShape, inside: In
         near_share = bus_factor("all_to_all", shape.n_local) * LARGE / wire_s / shape.intra_bytes_per_s
     far_share = cluster.nic.efficiency if cluster.nic else 1.0
     near_s, far_s = exchange_s(routing, shape, near_share, far_share)
-    latency_s = shape.inter_latency_s or cluster.intra.latency_s
-    return Way(latency_s, max(near_s, far_s), "experts/rails", near_s, far_s)
+    if shape.n_domains == 1:
+        return Way(cluster.intra.latency_s, near_s, "experts/rails", near_s)
+    kernels_s = handed_on_s(routing, shape, cluster.intra.experts_bytes_per_s)
+    latency_s = shape.inter_latency_s + NOTIFY_S
+    return Way(latency_s, max(near_s, far_s, kernels_s), "experts/rails", near_s, far_s)
 
 
 def over_nics(cluster: Cluster, routing: Routing, shape: GroupShape) -> Way:

@@ -51,6 +51,15 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = MappingProxyType(
 )
 """Flags beside the data (``ll``: 4 bytes in 8, ``ll128``: 120 in 128), or a fence after it (``simple``)."""
 
+FLUSH_S: Final = 2.7e-6
+"""Part of a hop between nodes in Simple that GPUs since Hopper do without: a read of what a NIC has written
+to them, so that it has arrived before the kernel is told. NCCL counts it on every GPU as long as the latency
+of the network ("also add the flush extra latency", ``ncclTopoTuneModel``; here of the InfiniBand in its
+constants), and does it on Ampere and before (``ncclTopoNeedFlush``; NVIDIA/nccl issue 2274)."""
+
+WITHOUT_FLUSH: Final = 9.0
+"""Least compute capability of such a GPU."""
+
 OVER_PCIE: Final[Mapping[str, Protocol]] = MappingProxyType(
     {
         "ll": PROTOCOLS["ll"]._replace(ring_intra_s=1.0e-6, tree_intra_s=1.0e-6),
@@ -97,6 +106,41 @@ POSTS_OF_SIMPLE: Final = 3
 """What the processor takes to post a message to a NIC, by maker, and how often it does in Simple: in a ring
 over nodes no hop takes less, those inside a node included (``getNetOverhead``)."""
 
+CHANNEL_BYTES_PER_S: Final[Mapping[str, tuple[tuple[float, float, float], ...]]] = MappingProxyType(
+    {
+        "tree/simple": (
+            (26.5e9, 18.5e9, 10.0e9),
+            (24.0e9, 23.6e9, 17.8e9),
+            (38.7e9, 41.4e9, 36.0e9),
+            (70.0e9, 42.8e9, 24.0e9),
+        ),
+        "tree/ll128": (
+            (20e9, 20e9, 20e9),
+            (20e9, 20e9, 20e9),
+            (36.7e9, 36.7e9, 29.0e9),
+            (55.6e9, 31.67e9, 20.0e9),
+        ),
+        "ring/ll128": ((20e9, 20e9, 20e9), (20e9, 20e9, 20e9), (36.7e9, 36.7e9, 36.7e9), (40e9, 40e9, 40e9)),
+    }
+)
+"""Most that one channel carries, as bus bandwidth, on one node, on two, and on more: for Volta, Ampere,
+Hopper and Blackwell (``perChMaxTreeBws``, ``perChMaxTreeLL128Bws``, ``perChMaxRingLL128Bws`` in NCCL 2.28.7,
+``src/graph/tuning.cc``). NCCL chooses by them. Of trees over more than two nodes they are also what is
+measured: 188 to 196 GB/s over 8 NICs of B200 on 4 to 64 nodes, where this makes 192 (two clusters,
+``benchmarks/tables/collectives_reports.csv``)."""
+
+FEW_CHANNELS: Final = 4
+"""Up to so many channels, one for each NIC, NCCL makes two of each on GPUs since Hopper; on those before NICs
+are too slow for that (``ncclTopoDupChannels``)."""
+
+TREE_AS_COUNTED: Final = 10.0
+"""Least compute capability of GPUs whose trees are so slow on one and on two nodes, too: 556 of 560 GB/s and
+333 to 339 of 342 on B200. Two nodes of A100 are faster, 54 to 57 GB/s over two NICs where this makes 44
+(NVIDIA/nccl issue 837)."""
+
+VOLTA: Final = 7
+"""Compute capability of the first of these generations."""
+
 LL_TREE: Final = 1 / 1.9
 """What a tree in LL carries of what a ring in LL does: 1/3.8 against 1/2 of the bus."""
 
@@ -114,6 +158,9 @@ PAT_RANK_S: Final = 2.8e-6
 PAT_NET: Final = 1 / 3.5
 PAT_SHARE: Final = 0.75
 """PAT: base, what each rank adds, part of a hop that each doubling costs, share of the bandwidth."""
+
+SENDS: Final = ("p2p", "all_to_all")
+"""What NCCL does by sends from rank to rank."""
 
 IN_ALL: Final = ("ring", "tree")
 """Algorithms that work in every protocol; all others pass on whole chunks, in Simple alone
@@ -162,6 +209,20 @@ class Choice:
     def of(self, kind: str) -> Choice:
         """Return what may be used for *kind*."""
         return dict(self.by_kind).get(kind, self)
+
+
+def unable(asked: Choice, kind: str, where: str, able: Iterable[str]) -> SimulationError:
+    """Return the error that none of the algorithms *asked* for does *kind* in a group that lies *where*.
+
+    NCCL stops with "no algorithm/protocol available for function" since 2.24; before, a list counted for
+    all-reduces alone.
+    """
+    names, article = ",".join(asked.algorithms), "an" if kind.startswith("a") else "a"
+    alone = "" if kind == "all_reduce" else f"; for all-reduces alone: allreduce:{names}"
+    return SimulationError(
+        f"algorithm {names}: none does {article} {kind} {where}, and NCCL stops there; "
+        f"one of {', '.join(able)}{alone}"
+    )
 
 
 def choice(algorithm: str = "", protocol: str = "") -> Choice:

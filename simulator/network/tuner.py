@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from simulator.network.collectives import ring_steps, tree_hops
 from simulator.network.nccl import LL_TREE, Protocol
-from topologies.reach import GroupShape
+from topologies.shape import GroupShape
 
 TREE_SHARE: Final = 0.92
 """What NCCL takes a tree to reach of the bandwidth between nodes, before it is halved."""
@@ -67,11 +67,13 @@ class Rates(NamedTuple):
         bytes_per_s: that NCCL counts of the wire.
         most_bytes_per_s: that a protocol can carry whatever the wire.
         ring_hop_s: what a hop of a ring inside a node takes.
+        channels_bytes_per_s: that the channels of this algorithm carry at most in this protocol.
     """
 
     bytes_per_s: float
     most_bytes_per_s: float
     ring_hop_s: float
+    channels_bytes_per_s: float
 
 
 def ring_estimate_s(
@@ -92,7 +94,7 @@ def ring_estimate_s(
     latency_s += (ring_steps("all_reduce", n) - net_steps) * rates.ring_hop_s
     if name == "simple" and size_bytes >= n * PLATEAU_BYTES_PER_RANK:
         latency_s *= PLATEAU
-    bytes_per_s = min(protocol.share * rates.bytes_per_s, rates.most_bytes_per_s)
+    bytes_per_s = min(protocol.share * rates.bytes_per_s, rates.most_bytes_per_s, rates.channels_bytes_per_s)
     return latency_s + ring_steps("all_reduce", n) / n * size_bytes / bytes_per_s
 
 
@@ -105,7 +107,7 @@ def tree_estimate_s(
     share = TREE_SHARE * (
         LL128_TREE if name == "ll128" else protocol.share * (LL_TREE if name == "ll" else 1.0)
     )
-    bytes_per_s = min(share * rates.bytes_per_s, rates.most_bytes_per_s)
+    bytes_per_s = min(share * rates.bytes_per_s, rates.most_bytes_per_s, rates.channels_bytes_per_s)
     step = int(log2(size_bytes / 64)) if size_bytes >= 64 else 0
     if step < len(CORRECTION[name]):
         bytes_per_s *= CORRECTION[name][step]

@@ -14,18 +14,23 @@ from simulator.network.nccl import (
     LL_TREE,
     NVLS_INTRA_S,
     NVLS_NET_S,
+    P2P_CHANNELS,
     P2P_CHUNK_BYTES,
     POST_S,
     PROTOCOLS,
+    SENDS,
+    TREE_AS_COUNTED,
     Choice,
     Protocol,
+    unable,
 )
-from simulator.network.rates import counted, fill_s, most, rate, ring_hop_s, wait_s
+from simulator.network.rates import channels_most, counted, fill_s, most, net_hop_s, rate, ring_hop_s, wait_s
 from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from simulator.network.way import Way, way_of
-from simulator.network.ways_simple import SERIAL, SIMPLE_WAYS, Cost, Inside
+from simulator.network.ways_simple import ANYWHERE, SERIAL, SIMPLE_WAYS, Cost, Inside, Out, chain_s
+from simulator.workload.dispatch import CROWD_SHARE
 from topologies.cluster import Cluster
-from topologies.reach import GroupShape
+from topologies.shape import GroupShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,7 @@ class Between:
         names = self._protocols(shape, kind, size_bytes)
         taken = self._tuned(size_bytes, shape, names) if tuned and kind == "all_reduce" else None
         for name in names:
-            protocol = PROTOCOLS[name]
-            for algorithm, way in self._by_protocol(kind, size_bytes, shape, protocol):
+            for algorithm, way in self._by_protocol(kind, size_bytes, shape, name):
                 if taken is None or (algorithm, name) == taken:
                     yield way_of(*way, f"{algorithm}/{name}")
         for algorithm, way in self._in_simple(kind, size_bytes, shape) if "simple" in names else ():
@@ -104,6 +108,8 @@ class Between:
             shape,
             inter_bytes_per_s=shape.inter_bytes_per_s * left,
             inter_latency_s=shape.inter_latency_s / left,
+            ring_bytes_per_s=shape.ring_bytes_per_s * left,
+            ring_latency_s=shape.ring_latency_s / left,
         )
 
     def _tuned(self, size_bytes: int, shape: GroupShape, names: Sequence[str]) -> tuple[str, str] | None:
@@ -126,6 +132,7 @@ class Between:
                     counted(self.cluster, shape),
                     most(self.cluster, PROTOCOLS[name], shape.n_domains),
                     ring_hop_s(self.cluster, PROTOCOLS[name]),
+                    channels_most(self.cluster, shape, f"{algorithm}/{name}"),
                 ),
             )
             for algorithm, estimate in estimates.items()
@@ -134,38 +141,40 @@ class Between:
         return min(found, key=lambda key: found[key])
 
     def _by_protocol(
-        self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol
+        self, kind: str, size_bytes: int, shape: GroupShape, name: str
     ) -> Iterator[tuple[str, Cost]]:
+        protocol = PROTOCOLS[name]
         if kind == "all_to_all":
             yield "pairwise", self._pairwise(size_bytes, shape, protocol)
             return
         if "ring" in self._algorithms(kind, shape):
             yield "send" if kind == "p2p" else "ring", self._ring(kind, size_bytes, shape, protocol)
         if "tree" in self._algorithms(kind, shape):
-            yield "tree", self._tree(size_bytes, shape, protocol)
+            yield "tree", self._tree(size_bytes, shape, name)
 
     def _in_simple(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[tuple[str, Cost]]:
-        out = rate(self.cluster, shape, PROTOCOLS["simple"])
+        simple = PROTOCOLS["simple"]
         for algorithm in self._algorithms(kind, shape):
+            goes = "all_to_all" if algorithm in ANYWHERE else kind
+            out = Out(
+                rate(self.cluster, shape, simple, goes),
+                net_hop_s(self.cluster, shape, simple, simple.ring_net_s, goes),
+            )
             if algorithm == "nvls_tree":
                 yield algorithm, self._nvls_tree(size_bytes, shape)
             elif algorithm in SIMPLE_WAYS:
                 yield algorithm, SIMPLE_WAYS[algorithm](kind, size_bytes, shape, out, self.inside)
 
     def _algorithms(self, kind: str, shape: GroupShape) -> tuple[str, ...]:
-        """Return the algorithms that may be used for *kind*; a ring where the choice has none for it."""
+        """Return the algorithms that may do *kind*. Raises SimulationError if none asked for does."""
         nic, asked = self.cluster.nic, self.choice.of(kind)
+        if kind in SENDS:
+            return ("ring",)
         allowed = nic.algorithms if nic and nic.algorithms and not asked.forced else asked.algorithms
-        fit = {"all_reduce": _REDUCES, "all_gather": _GATHERS, "reduce_scatter": _GATHERS}.get(
-            kind, ("ring",)
-        )
-        found = tuple(name for name in allowed if name in fit and self._applies(name, shape))
-        if not found and kind == "all_reduce" and asked.forced:
-            able = [name for name in fit if self._applies(name, shape)]
-            raise SimulationError(
-                f"algorithm {', '.join(allowed)}: none does an all_reduce over {shape.n_domains} nodes of "
-                f"{self.cluster.name}; one of {', '.join(able)}"
-            )
+        fit = [name for name in _ABLE.get(kind, ("ring",)) if self._applies(name, shape)]
+        found = tuple(name for name in allowed if name in fit)
+        if not found and asked.forced:
+            raise unable(asked, kind, f"over {shape.n_domains} nodes of {self.cluster.name}", fit)
         return found or ("ring",)
 
     def _applies(self, algorithm: str, shape: GroupShape) -> bool:
@@ -180,7 +189,7 @@ class Between:
         """Return the cost of one ring through all ranks, on as many rails as the group has."""
         n, n_local = shape.n_ranks, shape.n_local
         net_steps = ring_steps(kind, shape.n_domains)
-        hop_s = shape.inter_latency_s + protocol.net_s(n_local)
+        hop_s = net_hop_s(self.cluster, shape, protocol, protocol.net_s(n_local))
         latency_s = protocol.ring_base_s + net_steps * hop_s
         latency_s += (ring_steps(kind, n) - net_steps) * ring_hop_s(self.cluster, protocol)
         latency_s += wait_s(self.cluster, shape, size_bytes / (1 if kind in WHOLE else n))
@@ -193,26 +202,25 @@ class Between:
         local_s = sum(self.inside(part, size_bytes, n_local, shape.intra_bytes_per_s)[1] for part in kinds)
         return latency_s, net_s, local_s * bus_factor(kind, n) / bus_factor(kind, n_local)
 
-    def _tree(self, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
-        """Return the cost of an all-reduce by two trees over chains inside the nodes.
+    def _tree(self, size_bytes: int, shape: GroupShape, name: str) -> Cost:
+        """Return the cost of an all-reduce by two trees over chains inside the nodes, in the protocol *name*.
 
         A chain moves ``2 S`` over each link instead of the ``2(n-1)/n S`` of a ring.
         """
+        protocol = PROTOCOLS[name]
         n_local, hops = shape.n_local, tree_hops(shape.n_domains)
-        hop_s = shape.inter_latency_s + protocol.tree_net_s
+        hop_s = net_hop_s(self.cluster, shape, protocol, protocol.tree_net_s)
         latency_s = protocol.tree_base_s + 2 * (n_local - 1) * protocol.tree_intra_s + hops * hop_s
         slow = LL_TREE if protocol.share <= PROTOCOLS["ll"].share else 1.0
         carried = protocol._replace(share=slow * protocol.share)
         net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, carried)
+        if shape.n_domains > 2 or self.cluster.device.compute_capability >= TREE_AS_COUNTED:
+            net_s = max(net_s, 2 * size_bytes / channels_most(self.cluster, shape, f"tree/{name}"))
         latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (n_local - 1), protocol)
         latency_s += wait_s(self.cluster, shape, size_bytes)
         if n_local < 2:
             return latency_s, net_s, 0.0
-        local_s = sum(
-            self.inside(half, size_bytes, n_local, shape.intra_bytes_per_s)[1]
-            for half in ("reduce_scatter", "all_gather")
-        )
-        return latency_s, net_s, local_s * 2 / bus_factor("all_reduce", n_local)
+        return latency_s, net_s, chain_s(size_bytes, shape, self.inside)
 
     def _nvls_tree(self, size_bytes: int, shape: GroupShape) -> Cost:
         """Return the cost of switches that reduce in each node and two trees between them.
@@ -220,7 +228,7 @@ class Between:
         On EFA it fills as slowly as a chain through the node would: 8 MiB to 1 GiB on two AWS p5.
         """
         simple, hops = PROTOCOLS["simple"], tree_hops(shape.n_domains)
-        latency_s = NVLS_INTRA_S + hops * (shape.inter_latency_s + NVLS_NET_S)
+        latency_s = NVLS_INTRA_S + hops * net_hop_s(self.cluster, shape, simple, NVLS_NET_S)
         latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (shape.n_local - 1), simple)
         latency_s += wait_s(self.cluster, shape, size_bytes, hidden_s=NVLS_INTRA_S)
         net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, simple)
@@ -236,11 +244,16 @@ class Between:
     def _sends(
         self, far_bytes: float, near_bytes: float, far_peers: int, shape: GroupShape, protocol: Protocol
     ) -> Cost:
-        """Return the cost where the busiest rank sends so much out of its node and so much inside it."""
+        """Return the cost where the busiest rank sends so much out of its node and so much inside it.
+
+        From three nodes on, senders of several meet at each port.
+        """
         n_local = shape.n_local
-        latency_s = protocol.ring_base_s + shape.inter_latency_s + protocol.ring_net_s + far_peers * POST_S
+        hop_s = net_hop_s(self.cluster, shape, protocol, protocol.ring_net_s, "all_to_all")
+        latency_s = protocol.ring_base_s + hop_s + far_peers * POST_S
         latency_s += wait_s(self.cluster, shape, far_bytes / max(far_peers, 1))
-        net_s = n_local * far_bytes / rate(self.cluster, shape, protocol, "all_to_all")
+        left = CROWD_SHARE if shape.n_domains > 2 else 1.0
+        net_s = n_local * far_bytes / (left * rate(self.cluster, shape, protocol, "all_to_all"))
         net_s += far_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
             return latency_s, net_s, 0.0
@@ -259,19 +272,22 @@ class Between:
             yield way_of(*way, f"pairwise/{name}")
 
 
-SENDS: Final = ("p2p", "all_to_all")
-"""What NCCL does by sends from rank to rank."""
-
 WHOLE: Final = ("p2p", "broadcast", "reduce")
 """What passes the whole array along a ring, not the part of one rank after another."""
 
-P2P_LL_BYTES: Final = 16384
-"""Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD``."""
+P2P_LL_BYTES: Final = P2P_CHANNELS * 16384
+"""Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD`` in each channel."""
 
 
 def _most_sent(protocol: str) -> float:
     return P2P_LL_BYTES if protocol == "ll" else inf
 
 
-_REDUCES: Final = ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct", "hierarchical")
-_GATHERS: Final = ("ring", "collnet", "pat", "halving_doubling", "direct", "hierarchical")
+_ABLE: Final = {
+    "all_reduce": ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct", "hierarchical"),
+    **dict.fromkeys(
+        ("all_gather", "reduce_scatter"),
+        ("ring", "collnet", "pat", "halving_doubling", "direct", "hierarchical"),
+    ),
+}
+"""What does a collective between nodes; others go round a ring."""

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from simulator.errors import SimulationError
 from simulator.network import asked
 from simulator.network.asked import LONG_BYTES, Free, Parts, narrowed
 from simulator.network.collectives import bus_factor, half_size_s, measured_s, nvls_factor, ring_steps
-from simulator.network.nccl import NVLS_RANKS, OVER_PCIE, Choice
+from simulator.network.nccl import NVLS_RANKS, OVER_PCIE, Choice, unable
 from topologies.cluster import Cluster
 from topologies.link import LinkSpec
 
@@ -46,10 +47,15 @@ class Within:
 
         One, as NCCL takes it; more where a user narrows that (``simulator.network.asked``). Of other links
         than NVLink and PCIe NCCL has no constants, and gloo takes no notice.
+
+        Raises:
+            SimulationError: none of the algorithms that a user asks for does *kind* there.
         """
         link = self.link(bytes_per_s)
+        if refusal := self._refusal(kind, n, bytes_per_s):
+            raise refusal
         parts = self.parts(kind, size_bytes, n, bytes_per_s)
-        if link.kind not in ("nvlink", "pcie") or n < 2 or not narrowed(self.choice.of(kind), kind):
+        if link.kind not in NCCL or n < 2 or not narrowed(self.choice.of(kind), kind):
             yield self.how(kind, bytes_per_s), parts
             return
         ring = replace(self, choice=Choice(("ring",), forced=True))
@@ -69,6 +75,22 @@ class Within:
         )
         for name, found in asked.ways(self.choice.of(kind), free):
             yield f"{link.name}/{name}", found
+
+    def free(self, kind: str, n: int, bytes_per_s: float) -> Within:
+        """Return these answers, with NCCL free to choose if what is asked for cannot do *kind* here."""
+        return replace(self, choice=Choice()) if self._refusal(kind, n, bytes_per_s) else self
+
+    def _refusal(self, kind: str, n: int, bytes_per_s: float) -> SimulationError | None:
+        """Return the error that no algorithm asked for does *kind* among *n* neighbours, if none does."""
+        link, asked_for = self.link(bytes_per_s), self.choice.of(kind)
+        if not asked_for.forced or n < 2 or link.kind not in NCCL or kind in ("p2p", "all_to_all"):
+            return None
+        able = ("ring", *asked.ABLE[kind], "hierarchical") if kind in asked.ABLE else ("ring",)
+        if kind in asked.ABLE and link.reduces:
+            able = (*able, "nvls")
+        if set(able) & set(asked_for.algorithms):
+            return None
+        return unable(asked_for, kind, f"inside a node of {self.cluster.name}", able)
 
     def parts(self, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
         """Return latency and wire time among *n* neighbours that can each send *bytes_per_s*."""
@@ -117,6 +139,9 @@ class Within:
         asked_for = self.choice.of("all_reduce")
         return asked_for.forced and not {"nvls", "nvls_tree"} & set(asked_for.algorithms)
 
+
+NCCL: Final = ("nvlink", "pcie")
+"""Kinds of link inside a node over which NCCL has constants, and minds what a user asks for."""
 
 LIKE: Final = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 """Operations that pass every byte on around the same ring as another, but all bytes over each link."""

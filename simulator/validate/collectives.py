@@ -15,9 +15,9 @@ from simulator.errors import SimulationError, TableError
 from simulator.network.collectives import KINDS, bus_factor
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
-from simulator.validate.conventions import algorithm, among_others, array_bytes, said, timed_us
+from simulator.validate.conventions import among_others, array_bytes, said, setting, timed_us
 from simulator.validate.scores import Failed, Scored, Validation
-from simulator.validate.table import Row, read_table
+from simulator.validate.table import Row, read_table, require
 from simulator.workload.dispatch import Routing, traffic
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
@@ -52,6 +52,9 @@ _ROUTING: Final = {
 
 GROUPS: Final = ("single-node", "multi-node")
 
+FORMS: Final = (("gpu", "n"), ("hardware", "nodes", "gpus"))
+"""Columns that say where a row was measured, of a table of one node and of one that names its hardware."""
+
 SHARED: Final = "aws-p5-shared"
 """Machine of the catalogue whose ``crowding`` stands for that of a cluster which many jobs share."""
 
@@ -71,6 +74,7 @@ def validate_collectives(table: str | Path, machines: Sequence[tuple[str, str]] 
         TopologyError: there is no such machine.
     """
     rows = read_table(table, ("op", "bytes"))
+    require(rows[0], FORMS["hardware" in rows[0].columns], table)
     meant = _Meant.of(rows, machines)
     scored, failed = [], []
     notes: Counter[str] = Counter()
@@ -187,7 +191,8 @@ def _predicted_us(row: Row, meant: _Meant) -> tuple[float, str, Cluster]:
     if n_nodes > 1 and SHARP.search(row.text("notes").lower()):
         words += ", SHARP"
     shared = among_others(row) and n_nodes > 1
-    network, ranks = _network(words, n_gpus, n_nodes, algorithm(row), shared=shared, most=most, stated=stated)
+    settings = setting(row, "NCCL_ALGO"), setting(row, "NCCL_PROTO")
+    network, ranks = _network(words, n_gpus, n_nodes, settings, shared=shared, most=most, stated=stated)
     if (size_bytes := array_bytes(row)) < 0:
         raise TableError(f"{size_bytes} bytes")
     if kind == "send_recv":
@@ -245,7 +250,7 @@ def _network(
     hardware: str,
     n_gpus: int,
     n_nodes: int,
-    algorithms: str = "",
+    settings: tuple[str, str] = ("", ""),
     *,
     shared: bool = False,
     most: int = 0,
@@ -262,7 +267,7 @@ def _network(
     )[:n_gpus]
     if len(gpus) < n_gpus:
         raise TableError(f"{n_gpus} GPUs in {n_nodes} nodes of {cluster.gpus_per_node} do not fit")
-    return Network(cluster, gpus, choice(algorithms)), tuple(range(n_gpus))
+    return Network(cluster, gpus, choice(*settings)), tuple(range(n_gpus))
 
 
 def _stated(name: str, n_gpus: int, n_nodes: int) -> Cluster:

@@ -156,10 +156,11 @@ def test_there_and_back_cost_the_same(size: int, a: int, b: int) -> None:
 def test_one_gibibyte_stays_above_the_bound_and_near_it(n_gpus: int, bound_ms: float) -> None:
     """Bounds of a ring inside eight GPUs, and of a hierarchical ring between nodes with eight rails.
 
-    ASTRA-sim answers 1.4 to 40 ms for the same network, depending on how the array is cut.
+    ASTRA-sim answers 1.4 to 40 ms for the same network, depending on how the array is cut. Among 512 GPUs
+    NCCL takes a tree, whose channels carry 36 of 50 GiB/s.
     """
     transfer = Network(plain(n_gpus)).collective("all_reduce", GIB, range(n_gpus))
-    assert bound_ms < total_ns(transfer) / 1e6 < 1.35 * bound_ms
+    assert bound_ms < total_ns(transfer) / 1e6 < 1.6 * bound_ms
     assert transfer.wire_ns / 1e6 >= bound_ms - 1e-3
 
 
@@ -181,14 +182,37 @@ def test_tensor_parallelism_leaves_one_rail_to_each_data_parallel_group(kind: st
         assert slow > 5 * fast
 
 
-def test_a_narrow_spine_is_felt_by_those_who_cross_it() -> None:
-    def wire_ns(oversubscription: float, ranks: Sequence[int]) -> int:
+def test_a_narrow_spine_is_felt_as_often_as_it_is_crossed() -> None:
+    """A ring in the order of its nodes leaves each leaf once; one that leaves it with every hop has less, and
+    so has an all-to-all, of which all but what stays under a leaf is taken to cross."""
+
+    def slower(kind: str, oversubscription: float, ranks: Sequence[int]) -> float:
         spec = FabricSpec(kind="rail", nodes_per_leaf=4, oversubscription=oversubscription)
-        return Network(replace(plain(64), fabric_spec=spec)).collective("all_gather", GIB, ranks).wire_ns
+        wide, tight = (
+            Network(replace(plain(64), fabric_spec=replace(spec, oversubscription=by)))
+            for by in (1.0, oversubscription)
+        )
+        return tight.collective(kind, GIB, ranks).wire_ns / wide.collective(kind, GIB, ranks).wire_ns
 
     below, across = range(0, 32, 8), range(0, 64, 8)
-    assert wire_ns(4.0, below) == wire_ns(1.0, below)
-    assert wire_ns(4.0, across) == pytest.approx(4 * wire_ns(1.0, across), rel=1e-6)
+    to_and_fro = [rank for pair in zip(below, range(32, 64, 8), strict=True) for rank in pair]
+    assert slower("all_gather", 8.0, below) == 1.0
+    assert slower("all_gather", 4.0, across) == pytest.approx(1.0)
+    assert slower("all_gather", 8.0, across) == pytest.approx(2.0, rel=1e-6)
+    assert slower("all_gather", 8.0, to_and_fro) == pytest.approx(8.0, rel=1e-6)
+    assert slower("all_to_all", 8.0, across) > 6
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_what_crosses_between_two_sites_fits_their_link(kind: str) -> None:
+    """Each site has to get what the other has; a ring of four nodes in each takes seven eighths of the array
+    across, and waits for the slow hop with a quarter of its own."""
+    spec = FabricSpec(kind="two-site", group_nodes=4, group_bytes_per_s=10e9, group_latency_s=4e-3)
+    net = Network(replace(plain(64), fabric_spec=spec))
+    found = net.collective(kind, GIB, range(64))
+    assert found.wire_ns == pytest.approx(63 / 64 * GIB / 10e9 * 1e9, rel=1e-6)
+    assert found.latency_ns == pytest.approx(7 * 2 / 8 * 4e6, rel=0.1)
+    assert net.collective("all_to_all", GIB, range(64)).latency_ns > 4e6
 
 
 def test_without_gpudirect_what_leaves_a_node_passes_the_host() -> None:

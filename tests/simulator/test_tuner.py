@@ -10,7 +10,7 @@ from simulator.network.cost import Network
 from simulator.network.nccl import PROTOCOLS, choice
 from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from topologies.catalog import load_cluster
-from topologies.reach import GroupShape
+from topologies.shape import GroupShape
 
 MEASURED = (
     (32 << 20, 765.9),
@@ -55,7 +55,7 @@ def test_many_nodes_and_little_data_make_a_tree(nodes: int, power: int) -> None:
     )
 
     def gain(size_bytes: float) -> float:
-        arguments = (size_bytes, shape, "simple", PROTOCOLS["simple"], Rates(2e11, inf, 3.4e-6))
+        arguments = (size_bytes, shape, "simple", PROTOCOLS["simple"], Rates(2e11, inf, 3.4e-6, inf))
         return ring_estimate_s(*arguments) - tree_estimate_s(*arguments)
 
     assert gain(2.0**power) <= 0 or gain(2.0**40) < 0 < gain(64 << 10) or nodes == 2

@@ -130,3 +130,30 @@ def test_a_leaf_that_loses_width_holds_up_everyone_behind_it() -> None:
 def test_switches_that_are_not_there_are_named(kind: str, change: str, engine: str, said: str) -> None:
     with pytest.raises(SimulationError, match=said):
         slowed(kind, change, engine)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "kinds"), [("ddp", {"all_reduce"}), ("fsdp", {"all_gather", "reduce_scatter"})]
+)
+def test_what_leaves_a_node_is_what_its_collectives_move(sharding: str, kinds: set[str]) -> None:
+    """One GPU of each of two nodes: ``S`` of an all-reduce, ``S/2`` of a gather; NICs at 0.95 of 50 GB/s."""
+    job = Job(
+        model=load_model("llama3.2-1b"),
+        layout=Layout(dp=2, tp=8),
+        cluster=load_cluster("dgx-h100", 16),
+        global_batch=4,
+        seq_len=512,
+        sharding=sharding,
+        nccl_proto="simple",
+    )
+    found = simulate(job, engine="contended")
+    spans = [row for row in found.spans.to_pylist() if (row["rank"], row["axis"]) == (0, "dp")]
+    assert {row["kind"] for row in spans} == kinds
+    moved = sum(row["size_bytes"] / (1 if row["kind"] == "all_reduce" else 2) for row in spans)
+    assert found.links is not None
+    carried = sum(
+        row["used"] * (row["end_ns"] - row["start_ns"]) * 0.95 * 50
+        for row in found.links.to_pylist()
+        if (row["rank"], row["tier"], row["direction"]) == (0, "far", "out")
+    )
+    assert carried == pytest.approx(moved, rel=1e-3)

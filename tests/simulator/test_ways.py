@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 
 from simulator.network.cost import Network
-from simulator.network.nccl import PROTOCOLS, choice
+from simulator.network.nccl import FLUSH_S, PROTOCOLS, choice
 from simulator.network.way import Way
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
@@ -33,9 +33,12 @@ def way(cluster: Cluster, name: str, size: int, ranks: range, kind: str = "all_r
 def test_parallel_trees_take_a_doubling_each_and_three_quarters_of_the_wire(
     size: int, nodes: int, kind: str
 ) -> None:
-    """NCCL 2.30.7: 8 us, log2 n hops of 14 us over 3.5, 2.8 us per rank; no row of a table shows PAT."""
+    """NCCL 2.30.7: 8 us, log2 n hops of 14 us over 3.5, 2.8 us per rank; no row of a table shows PAT.
+
+    Of the 14 us 2.7 are the flush, which H100 does without.
+    """
     found = way(load_cluster("dgx-h100", 8 * nodes), "pat/simple", size, range(0, 8 * nodes, 8), kind)
-    hop_s = (LATENCY_S + PROTOCOLS["simple"].ring_net_s) / 3.5
+    hop_s = (LATENCY_S + PROTOCOLS["simple"].ring_net_s - FLUSH_S) / 3.5
     assert found.latency_s == pytest.approx(8e-6 + ceil(log2(nodes)) * hop_s + nodes * 2.8e-6)
     assert found.wire_s == pytest.approx((nodes - 1) / nodes * size / (0.75 * BYTES_PER_S))
 
@@ -43,7 +46,7 @@ def test_parallel_trees_take_a_doubling_each_and_three_quarters_of_the_wire(
 @settings(max_examples=25)
 @given(size=integers(0, 2**34), nodes=integers(2, 16))
 def test_switches_that_reduce_take_the_array_once_however_many_nodes(size: int, nodes: int) -> None:
-    """31 us there and back, of which 2.7 are the link's; a node of 8 sends S over 8 NICs. No row shows it."""
+    """31 us there and back, of which 2.7 are the link's; a node of 8 sends S over 8 NICs."""
     cluster = load_cluster("dgx-h100", 8 * nodes)
     assert cluster.nic is not None
     sharp = replace(cluster, nic=replace(cluster.nic, reduces=True))
@@ -85,8 +88,17 @@ def test_a_hop_of_a_ring_takes_no_less_than_posting_a_message(protocol: str, mor
     assert trees[0].latency_s == trees[1].latency_s
 
 
+@pytest.mark.parametrize("name", ["ring/ll", "ring/ll128", "ring/simple", "tree/simple", "nvls_tree/simple"])
+def test_what_nics_write_is_flushed_in_simple_and_on_gpus_before_hopper(name: str) -> None:
+    """A read by the NIC of what it wrote, on each of two hops."""
+    hopper = load_cluster("dgx-h100", 16)
+    before = replace(hopper, device=replace(hopper.device, compute_capability=8.0))
+    older, newer = (way(one, name, 8, range(16)).latency_s for one in (before, hopper))
+    assert older - newer == pytest.approx(2 * 2.7e-6 if name.endswith("simple") else 0.0)
+
+
 def test_a_hop_between_single_gpus_is_as_exposed_as_in_a_tree() -> None:
-    cluster = load_cluster("dgx-h100", 32)
+    cluster = load_cluster("dgx-a100", 32)
     for name, protocol in PROTOCOLS.items():
         found = way(cluster, f"ring/{name}", 8, range(0, 32, 8))
         assert found.latency_s == pytest.approx(
@@ -127,15 +139,44 @@ def test_a_maker_that_is_not_known_is_refused() -> None:
 
 @pytest.mark.parametrize("protocol", ["", "LL", "LL128", "Simple"])
 @pytest.mark.parametrize(("kind", "n_messages"), [("p2p", 1), ("all_to_all", 16)])
-def test_sends_are_in_ll_up_to_16_kib_else_in_simple_whatever_is_asked_for(
+def test_sends_are_in_ll_up_to_16_kib_a_channel_else_in_simple_whatever_is_asked_for(
     protocol: str, kind: str, n_messages: int
 ) -> None:
     """``addP2pToPlan`` knows these two; a send in LL128 alone once had no way at all."""
     net = Network(load_cluster("dgx-h100", 16), choice=choice("", protocol))
-    for message_bytes, names in ((16384, {"ll", "simple"}), (16385, {"simple"})):
+    for message_bytes, names in ((32768, {"ll", "simple"}), (32769, {"simple"})):
         ranks = (0, 8) if kind == "p2p" else range(16)
         if kind == "p2p":
             assert net.p2p(message_bytes, *ranks).algorithm.split("/")[1] in names
         else:
             found = net.ways(kind, message_bytes * n_messages, ranks)
             assert {way.name.split("/")[1] for way in found} == names
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "protocol", "channel"),
+    [
+        ("dgx-b200", 2, "simple", 42.8e9),
+        ("dgx-b200", 4, "simple", 24.0e9),
+        ("dgx-b200", 64, "ll128", 20.0e9),
+        ("dgx-h100", 16, "simple", 36.0e9),
+        ("dgx-a100", 16, "simple", 17.8e9),
+    ],
+)
+def test_a_tree_carries_what_its_channels_do(name: str, nodes: int, protocol: str, channel: float) -> None:
+    """One per NIC, as bus bandwidth (``perChMaxTreeBws`` of NCCL)."""
+    size = 2**33
+    found = way(load_cluster(name, 8 * nodes), f"tree/{protocol}", size, range(8 * nodes))
+    assert found.far_s == pytest.approx(2 * size / (8 * channel))
+
+
+def test_a_rank_per_node_has_two_channels_and_its_whole_nic() -> None:
+    """As ``ncclTopoDupChannels`` of NCCL makes of one on Hopper: 72 GB/s of them are more than a port is."""
+    found = way(load_cluster("dgx-h100", 64), "tree/simple", 2**33, range(0, 64, 8))
+    assert found.far_s == pytest.approx(2 * 2**33 / BYTES_PER_S)
+
+
+@given(size=integers(2**20, 2**34), nodes=integers(2, 64), name=sampled_from(["dgx-h100", "dgx-b200"]))
+def test_a_tree_is_never_above_its_wire(size: int, nodes: int, name: str) -> None:
+    found = way(load_cluster(name, 8 * nodes), "tree/simple", size, range(8 * nodes))
+    assert found.far_s >= (2 if nodes > 2 else 1) * size / (8 * BYTES_PER_S) * (1 - 1e-9)

@@ -76,3 +76,15 @@ def test_a_picture_that_cannot_be_written_is_one_line() -> None:
 def test_without_a_file_it_is_text() -> None:
     result = CliRunner().invoke(topology, ["draw", "localhost"], catch_exceptions=False)
     assert "host - gpu" in result.stdout
+
+
+def test_a_picture_says_what_its_marks_stand_for(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.toml"
+    path.write_text('base = "dgx-h100"\nn_gpus = 32\n[[others]]\nmachine = "dgx-a100"\nnodes = 1\n')
+    mixed = load_cluster(path)
+    assert "the last 1 of its nodes: dgx-a100" in page(mixed)
+    assert "A spine stands for" in page(mixed)
+    torus = replace(load_cluster("dgx-h100", 32), fabric_spec=FabricSpec(kind="torus", shape=(2, 2)))
+    assert ">4 routers<" in page(torus)
+    assert "A spine" not in page(torus)
+    assert ">200 GB/s<" in svg(torus.fabric())  # the arcs between routers

@@ -11,7 +11,8 @@ from topologies.cluster import Cluster
 from topologies.errors import FabricError
 from topologies.fabric import FabricSpec
 from topologies.folded import FOLDABLE, Folded, reach
-from topologies.reach import GroupShape, Reach
+from topologies.reach import Reach
+from topologies.shape import GroupShape
 
 BASE = load_cluster("dgx-h100")
 
@@ -61,6 +62,8 @@ def test_a_folded_fabric_answers_as_the_whole_one(
         if isinstance(found, GroupShape) and isinstance(known, GroupShape):
             assert found.inter_bytes_per_s == pytest.approx(known.inter_bytes_per_s, rel=1e-9)
             assert replace(found, inter_bytes_per_s=0.0) == replace(known, inter_bytes_per_s=0.0)
+            assert found.ring_bytes_per_s >= found.inter_bytes_per_s * (1 - 1e-9)
+            assert found.ring_latency_s <= found.inter_latency_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("placed", [range(100), [*range(511), 510]])

@@ -44,6 +44,7 @@ def test_a_file_says_where_each_rank_goes(tmp_path: Path) -> None:
         ("0 1 2", "placement of 3 ranks; there are 4"),
         ("0 1 2 two", "'two' is not the number of a GPU"),
         ("0 1 1 2", "placement gives gpu:1 to two ranks"),
+        ("0 0 1 2", "placement gives gpu:0 to two ranks"),
         ("0 1 2 40", "placement on gpu:40: dgx-h100 has 0 to 39"),
     ],
 )
@@ -52,6 +53,11 @@ def test_a_file_that_is_no_placement_is_refused(tmp_path: Path, text: str, says:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CatalogError, match=says):
         place(4, CLUSTER, str(path))
+
+
+def test_a_folder_is_no_placement(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"cannot be read: Is a directory$"):
+        place(4, CLUSTER, str(tmp_path))
 
 
 def test_an_unknown_policy_is_refused() -> None:

@@ -12,7 +12,8 @@ from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
 from topologies.errors import FabricError
 from topologies.fabric import FabricSpec
-from topologies.reach import GroupShape, Reach
+from topologies.reach import Reach
+from topologies.shape import GroupShape
 from topologies.tiers import tiers
 from topologies.wiring import KINDS
 
