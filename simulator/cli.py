@@ -12,23 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from simulator.flags import job_settings_options
+from simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
+from simulator.flags import JobCommand, job_settings_options
 
 if TYPE_CHECKING:
     from simulator.job import Job
 
 
-@click.command()
-@click.argument("file", metavar="[CONFIG]", required=False, type=click.Path())
+@click.command(cls=JobCommand)
 @job_settings_options
-@click.option("--config", type=click.Path(dir_okay=False), help="The same as the argument CONFIG.")
-@click.option(
-    "--from",
-    "files",
-    multiple=True,
-    type=click.Path(),
-    help="Another file of settings beside CONFIG, of any tool. Repeatable; the files complete each other.",
-)
+@settings_file_options
 @click.option(
     "--like",
     "like_run",
@@ -49,15 +42,15 @@ if TYPE_CHECKING:
     "--ranks",
     type=click.Choice(["folded", "all"]),
     default="folded",
-    help="Which ranks to keep: folded is one per pipeline rank, which stands for all that do the same. "
+    help="Ranks to keep: all, or folded: one of each pipeline stage, for all that do the same. "
     "[default: folded]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["auto", "event", "compiled", "contended", "contended-compiled"]),
     default="auto",
-    help="On SimPy, on numba, or whichever is sooner done: the timeline is the same. contended: transfers "
-    "on the same links slow each other down. [default: auto]",
+    help="What runs the step: event (SimPy) and compiled (numba) give the same timeline, auto takes the "
+    "faster one. contended, on either: transfers on the same links slow each other down. [default: auto]",
 )
 @click.option("-o", "--output", type=click.Path(), help="Run directory to write. [default: none]")
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")
@@ -103,10 +96,8 @@ def simulate(
     from simulator.render import document, show
     from simulator.simulate import simulate as run_simulation
 
-    if file is not None and config is not None:
-        raise click.UsageError(f"{file} and --config {config}: give one file of settings")
     usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
-    configs = [one for one in (file if file is not None else config, *files) if one is not None]
+    configs = settings_files(file, config, files)
     _check_sources(configs, like_run, rehearsal)
     if report is not None:
         _check_folder(report)
@@ -120,7 +111,7 @@ def simulate(
 
             simulation = timed(rehearsal, given, tell, calibration=calibration, engine=engine)
         else:
-            job, read = (_job_like(like_run, given), read) if like_run is not None else _job(configs, given)
+            job, read = (_job_like(like_run, given), read) if like_run is not None else job_of(configs, given)
             if calibration is not None:
                 job = _calibrated(job, calibration)
             simulation = run_simulation(job, tell, expanded=ranks == "all", engine=engine)
@@ -133,7 +124,7 @@ def simulate(
     if as_json:
         click.echo(json.dumps(document(simulation, output, report, price=price) | {"configs": read}))
     else:
-        _show_read(read)
+        show_read(read)
         show(simulation, output, report, picture=picture, price=price)
 
 
@@ -143,27 +134,6 @@ def _check_sources(configs: Sequence[str], like_run: str | None, rehearsal: str 
         raise click.UsageError(f"--like {like_run} and {configs[0]}: give one of them")
     if rehearsal is not None and (configs or like_run):
         raise click.UsageError(f"--rehearsal {rehearsal} and {[*configs, like_run][0]}: give one of them")
-
-
-def _job(configs: Sequence[str], given: dict[str, Any]) -> tuple[Job, list[dict[str, Any]]]:
-    """Return the job that flags and files of settings describe, and how files of other tools were read."""
-    from simulator.config import job_from
-
-    if not configs:
-        return job_from(given), []
-    from simulator.configs.read import read_files
-
-    found = read_files(configs, given)
-    return job_from(found.settings), found.describe()
-
-
-def _show_read(read: Sequence[Mapping[str, Any]]) -> None:
-    """Print how many settings of another tool's files count."""
-    for one in read:
-        click.echo(
-            f"{one['file']} ({one['tool']}): {len(one['used'])} settings used, {len(one['ignored'])} not, "
-            f"{len(one['assumed'])} taken as the tool does (foretrace config {one['file']} lists them)"
-        )
 
 
 def _job_like(path: str, given: Mapping[str, Any]) -> Job:

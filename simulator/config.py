@@ -1,17 +1,11 @@
-"""Settings of a job: read from a TOML file, overridden by flags, turned into a ``Job``, written back.
-
-A setting has one name everywhere: in a flat file, as a flag (``--global-batch``) and in ``run.json``. A file
-may also sort settings into the tables of ``TABLES``. docs/simulation.md lists them.
-"""
+"""Settings of a job: read from a TOML file, overridden by flags, turned into a ``Job``, written back."""
 
 from __future__ import annotations
 
-import difflib
+import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.dealing import check_chunks, check_heads
@@ -20,83 +14,12 @@ from simulator.framework import OVERRIDABLE, load_framework
 from simulator.job import Job
 from simulator.models.model import Model
 from simulator.models.sources import SHAPE_FIELDS, is_preset, load_model, model_fields, model_from_fields
+from simulator.nearest import near_name
+from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked
 from simulator.variation import Variation
 from topologies.catalog import load_cluster
 from traces.layout import Layout
 
-TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
-    {
-        "model": {"name": "model"},
-        "cluster": {"name": "cluster", "gpus": "gpus"},
-        "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep", "expert_tp")},
-        "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "steps")},
-        "schedule": {
-            "name": "schedule",
-            **{name: name for name in ("virtual_stages", "layers_per_stage", "counted_ends")},
-            **{name: name for name in ("overlap_pairs", "overlap_p2p", "deallocate_outputs")},
-        },
-        "network": {name: name for name in ("placement", "nccl_algo", "nccl_proto")},
-        "variation": {field.name: field.name for field in fields(Variation)},
-        "training": {
-            name: name
-            for name in (
-                *("sharding", "shard_ranks", "sequence_parallel", "precision", "fp8", "recipe", "kernels"),
-                *("recompute", "recompute_modules", "recompute_layers", "recompute_every"),
-                *("fp32_gradients", "flash_attention"),
-                *("offload", "offload_to", "lora_rank", "quantized_base"),
-                *("capacity_factor", "expert_imbalance"),
-                *("checkpoint_every", "checkpoint_bytes_per_s", "overlap_slowdown"),
-            )
-        },
-        "framework": {"name": "framework"},
-    }
-)
-"""Tables of a file; in each, what a key is called there and the setting it gives.
-
-``[framework]`` also takes the conventions of a framework by their names.
-"""
-
-CONVENTIONS: Final = "conventions"
-"""Setting that holds conventions by name."""
-
-SHAPE: Final = "shape"
-"""Setting that holds the fields of a model that is no preset; in a file, ``[model]`` has them by name."""
-
-KINDS: Final[Mapping[str, type]] = MappingProxyType(
-    {
-        **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
-        **dict.fromkeys(("placement", "nccl_algo", "nccl_proto", "recompute_modules"), str),
-        **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep", "expert_tp"), int),
-        **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
-        **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
-        **dict.fromkeys(
-            ("overlap_pairs", "overlap_p2p", "deallocate_outputs", "fp8", "quantized_base"), bool
-        ),
-        **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter", "overlap_slowdown"), float),
-        **dict.fromkeys(("capacity_factor", "expert_imbalance", "checkpoint_bytes_per_s"), float),
-        **dict.fromkeys(("framework", "kernels", "recipe", "offload", "offload_to"), str),
-        **dict.fromkeys(("shard_ranks", "lora_rank", "recompute_layers", "recompute_every"), int),
-        "checkpoint_every": int,
-        **dict.fromkeys((CONVENTIONS, SHAPE), dict),
-        "counted_ends": str,
-        "layers_per_stage": tuple,
-        "overlap_pairs": bool,
-        "stragglers": str,
-        "link_changes": str,
-        "samples": int,
-        "seed": int,
-    }
-)
-"""Every setting and its type."""
-
-_TOML_NAMES: Final = {
-    str: 'text, in "quotes"',
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "a table of names and values",
-    tuple: "a list of whole numbers",
-}
 _OF_JOB: Final = (
     *("global_batch", "micro_batch", "seq_len", "schedule", "virtual_stages", "overlap_p2p"),
     *("layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
@@ -119,7 +42,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     settings = {
         **_taken(document, "framework", CONVENTIONS, OVERRIDABLE),
@@ -128,7 +51,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     for place, name, value in _flattened(document, path):
         if name in settings:
             raise ConfigError(f"{path}: {name} is given twice, the second time as {place}")
-        settings[name] = _checked(f"{path}: {place}", name, value)
+        settings[name] = checked(f"{path}: {place}", name, value)
     for name in ("model", "cluster", "schedule"):
         if name in settings and (beside := path.parent / settings[name]).exists():
             settings[name] = str(beside)
@@ -157,7 +80,7 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         ConfigError: a setting is unknown, has the wrong type, or one that is needed is missing.
         SimulationError, TopologyError, TraceError: the job, its model, machine or layout is not possible.
     """
-    given = {name: _checked(name, name, value) for name, value in settings.items() if value is not None}
+    given = {name: checked(name, name, value) for name, value in settings.items() if value is not None}
     for name, advice in (
         ("model", "--model, a preset such as llama3-8b, or a config.json"),
         ("cluster", "--cluster, a machine such as dgx-h100, or a .toml file"),
@@ -233,7 +156,7 @@ def inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
         lower = max(gpus // replica, 1) * replica
         raise JobError(
             f"{gpus} GPUs cannot be filled with replicas of pp*cp*tp = {layout.pp}*{layout.cp}*{layout.tp} = "
-            f"{replica} ranks; {lower} or {lower + replica} would work"
+            f"{replica} ranks; {lower} or {lower + replica} GPUs would work"
         )
     return gpus // replica
 
@@ -254,39 +177,15 @@ def _flattened(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         if isinstance(value, dict):
             keys = TABLES.get(key)
             if keys is None:
-                raise ConfigError(f"{path}: unknown table [{key}]; {_nearest(key, TABLES)}")
+                raise ConfigError(f"{path}: unknown table [{key}]; {near_name(key, TABLES)}")
             for inner, one in value.items():
                 if inner not in keys:
-                    raise ConfigError(f"{path}: unknown key {inner!r} in [{key}]; {_nearest(inner, keys)}")
+                    raise ConfigError(f"{path}: unknown key {inner!r} in [{key}]; {near_name(inner, keys)}")
                 yield f"{key}.{inner}", keys[inner], one
         elif key in KINDS:
             yield key, key, value
         else:
-            raise ConfigError(f"{path}: unknown key {key!r}; {_nearest(key, KINDS)}")
-
-
-def _checked(place: str, name: str, value: object) -> Any:
-    """Return *value* if it has the type of setting *name*. Raises ConfigError if not."""
-    if name not in KINDS:
-        raise ConfigError(f"unknown setting {name!r}; {_nearest(name, KINDS)}")
-    kind = KINDS[name]
-    if kind is tuple and (listed := _whole_numbers(value)) is not None:
-        return listed
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[kind]}")
-    return value
-
-
-def _whole_numbers(value: object) -> tuple[int, ...] | None:
-    """Return a list of whole numbers, or one as a flag gives it (``"15, 16, 16"``); None if it is not one."""
-    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        return None
-    if not all(isinstance(part, int) or (isinstance(part, str) and part.isdecimal()) for part in parts):
-        return None
-    return tuple(int(part) for part in parts)
+            raise ConfigError(f"{path}: unknown key {key!r}; {near_name(key, KINDS)}")
 
 
 def _plain(value: object) -> object:
@@ -294,18 +193,8 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-
-
 def _toml(value: object) -> str:
-    """Return a setting as TOML writes it; backslashes and quotes only occur in paths."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
+    """Return a setting as TOML writes it: JSON's spelling of text, numbers, flags and lists is TOML's too."""
+    if isinstance(value, float):
         return str(value)
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -12,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.errors import JobError
+from simulator.nearest import near_name
 
 SELECTIVE: Final = ("core", "operations")
 SPLITS: Final = ("even", "cost")
@@ -19,11 +19,12 @@ WRAPS: Final = ("block", "model")
 CONTEXTS: Final = ("all_gather", "ring", "ulysses")
 DISPATCHES: Final = ("copies", "once")
 AMAX_RANKS: Final = ("stage", "tp")
+ROTARIES: Final = ("complex", "halves")
 
 EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "norm": "norms run as casts, square, mean and products",
-        "rotary": "rotary embedding in fp32, as casts and a complex product",
+        "rotary": "rotary embedding, written as the convention of the same name says",
         "scaled_rotary": "rotary embedding that also scales (YaRN), in the precision of the job",
         "activation": "activation, then its product with the gate",
         "clamp": "clamps of the inputs of an activation, and the copy that joins them again",
@@ -44,6 +45,8 @@ class Framework:
     Attributes:
         name: name of the profile.
         matches: what a table or a person calls it; lower case, a part of the text is enough.
+        library: names of libraries that run on an engine, which count where no engine is named.
+        technique: words that any framework may be described with, which count where none is named.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         bucket_bytes: per parameter, what communication buckets hold beside gradients in fp32.
         flat_bucket_bytes: size of a communication bucket that is allocated whatever the model.
@@ -64,6 +67,11 @@ class Framework:
         split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
         even_chunks: virtual stages have the same number of layers each, or a list says how many.
         eager: what runs as separate kernels, of ``EAGER_PARTS``.
+        rotary: a separate rotary embedding is a ``"complex"`` product in fp32, or turns ``"halves"`` of a
+            head in the precision of the job.
+        autocast: under ``ddp`` parameters and what runs between blocks are in fp32, and every product casts
+            its operands (``torch.autocast``).
+        stops_early: recomputation of whole layers ends before what no backward needs: the last product.
         grouped: how products of experts run, of ``simulator.compute.gemm.GROUPED``.
         fp8_recipe: how products in 8 bits are quantised unless a job says, of
             ``simulator.workload.recipes.RECIPES``.
@@ -87,6 +95,8 @@ class Framework:
         no_sync: gradients are reduced once per step; otherwise in every backward (stages that share out
             gradients always do).
         bucket_mib: size of a bucket of gradients; 0: 25 MiB under ``ddp``, otherwise as Megatron-LM.
+        buckets_first_chunk_only: only the layers that come first in a model have buckets; gradients of any
+            other stage, or chunk of a stage, leave in one message.
         async_tp: tensor-parallel gathers and scatters run in slices beside the products that use them.
         overlap_tp_backward: in backward, column-parallel matrices communicate beside their products.
         p2p_scattered: without sequence parallelism, a tensor-parallel rank sends its share of what goes to
@@ -107,6 +117,8 @@ class Framework:
             and reduces and frees after its last backward; otherwise in every micro-batch.
         copies_gathered: gathered parameters are copied out of the buffer they arrive in, and gradients into
             the one they leave from.
+        joins_gradients: gradients of a unit are joined into one tensor, which is divided by the number of
+            ranks before it is reduced (FSDP1).
         grad_norm: the norm of all gradients is summed over all ranks before the optimizer (clipping).
         norm_reductions: times that the optimizer sums the gradient of each norm over tensor-parallel ranks,
             one by one: DTensor leaves them partial, and AdamW without fusion asks for each three times.
@@ -117,6 +129,8 @@ class Framework:
 
     name: str
     matches: tuple[str, ...]
+    library: tuple[str, ...] = ()
+    technique: tuple[str, ...] = ()
     fp32_gradients: tuple[str, ...] = ("bf16", "fp16")
     bucket_bytes: int = 0
     flat_bucket_bytes: int = 0
@@ -133,6 +147,9 @@ class Framework:
     split: str = "even"
     even_chunks: bool = False
     eager: tuple[str, ...] = ()
+    rotary: str = "complex"
+    autocast: bool = False
+    stops_early: bool = False
     grouped: str = "streams"
     fp8_recipe: str = "delayed"
     amax_ranks: str = "stage"
@@ -147,6 +164,7 @@ class Framework:
     reduces_in_16_bit: bool = False
     no_sync: bool = True
     bucket_mib: float = 0.0
+    buckets_first_chunk_only: bool = False
     async_tp: bool = False
     overlap_tp_backward: bool = True
     p2p_scattered: bool = False
@@ -161,6 +179,7 @@ class Framework:
     limit_all_gathers: bool = True
     pipeline_keeps_whole: bool = False
     copies_gathered: bool = False
+    joins_gradients: bool = False
     grad_norm: bool = True
     norm_reductions: int = 0
     loss_all_reduce: bool = False
@@ -175,6 +194,7 @@ class Framework:
             "context": CONTEXTS,
             "expert_dispatch": DISPATCHES,
             "amax_ranks": AMAX_RANKS,
+            "rotary": ROTARIES,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -209,9 +229,7 @@ def load_framework(name: str) -> Framework:
     4
     """
     if name not in framework_names():
-        near = difflib.get_close_matches(name, framework_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(framework_names())}"
-        raise JobError(f"framework={name!r}: {hint}")
+        raise JobError(f"framework={name!r}: {near_name(name, framework_names(), 'one of')}")
     text = (resources.files("simulator") / "frameworks" / f"{name}.toml").read_text(encoding="utf-8")
     given: dict[str, Any] = tomllib.loads(text)
     values: dict[str, Any] = {
@@ -223,8 +241,11 @@ def load_framework(name: str) -> Framework:
     return Framework(name=name, **values)
 
 
+NAMES: Final = ("matches", "library", "technique")
+"""What tells which profile a text speaks of, the most telling first."""
+
 OVERRIDABLE: Final = tuple(
-    found.name for found in fields(Framework) if found.name not in ("name", "matches", "sources")
+    found.name for found in fields(Framework) if found.name not in ("name", *NAMES, "sources")
 )
 """Conventions that a job may set for itself."""
 
@@ -247,9 +268,7 @@ def _profile(name: str, settings: tuple[tuple[str, object], ...], _types: tuple[
     base = load_framework(name)
     for key, value in settings:
         if key not in OVERRIDABLE:
-            near = difflib.get_close_matches(key, OVERRIDABLE, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(OVERRIDABLE)}"
-            raise JobError(f"framework convention {key!r}: {hint}")
+            raise JobError(f"framework convention {key!r}: {near_name(key, OVERRIDABLE, 'it has')}")
         old = getattr(base, key)
         fits = type(value) is type(old) or (isinstance(old, float) and type(value) is int)
         if not fits:
@@ -257,18 +276,32 @@ def _profile(name: str, settings: tuple[tuple[str, object], ...], _types: tuple[
     return replace(base, **dict(settings))  # type: ignore[arg-type]
 
 
-def framework_of(text: str) -> str:
-    """Return the name of the profile that *text* speaks of; ``"megatron"`` if it speaks of none.
+def framework_of(text: str, otherwise: str = "megatron") -> str:
+    """Return the name of the profile that *text* speaks of; *otherwise* if it speaks of none.
 
-    The longest match counts, so that "Megatron-DeepSpeed" is not Megatron-LM.
+    An engine counts before a library around it, and that before a word for what many frameworks do; of
+    several the longest, so that "Megatron-DeepSpeed" is not Megatron-LM.
 
-    >>> framework_of("nanotron v0.5"), framework_of("Megatron-DeepSpeed")
-    ('nanotron', 'megatron-deepspeed')
+    >>> framework_of("nanotron v0.5"), framework_of("Megatron-DeepSpeed"), framework_of("TRL, FSDP")
+    ('nanotron', 'megatron-deepspeed', 'transformers')
     """
-    found = [
-        (len(part), name)
-        for name in framework_names()
-        for part in load_framework(name).matches
-        if part in text.lower()
-    ]
-    return max(found)[1] if found else "megatron"
+    for kind in NAMES:
+        found = [
+            (len(part), name)
+            for name in framework_names()
+            for part in getattr(load_framework(name), kind)
+            if part in text.lower()
+        ]
+        if found:
+            return max(found)[1]
+    return otherwise
+
+
+def profile_meant(text: str) -> str:
+    """Return what to add to the refusal of a profile named *text*; nothing if no profile speaks of it.
+
+    >>> profile_meant("accelerate"), profile_meant("x")
+    ('; accelerate has the profile transformers', '')
+    """
+    found = framework_of(text, "")
+    return f"; {text} has the profile {found}" if found else ""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from simulator.builder.stages import job_plan, n_stages, stage_layers
+from simulator.compute.fusion import is_separate
 from simulator.job import FULLY_SHARDED, Job
 from simulator.memory.ranks import rank_memories
 from simulator.schedules import pairs
@@ -33,6 +34,7 @@ _WHOLE: Final = _unless(
 _BUCKETS: Final = _unless(
     "full sharding reduces by unit, not in buckets", needs=lambda job: job.sharding not in FULLY_SHARDED
 )
+_BLOCKS: Final = _unless("the model is gathered as one", needs=lambda job: job.profile.wrap == "block")
 _ONCE: Final = _unless(
     "zero2, zero3 and fsdp reduce in every micro-batch", needs=lambda job: job.sharding in ("ddp", "zero1")
 )
@@ -51,6 +53,7 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         ),
         "no_sync": (_REPLICAS, _ONCE),
         "bucket_mib": (_REPLICAS, _BUCKETS),
+        "buckets_first_chunk_only": (_REPLICAS, _BUCKETS, _PP),
         "overlap_tp_backward": (_TP,),
         **dict.fromkeys(("async_tp", "keeps_gathered_inputs", "norm_reductions"), (_TP, _SP)),
         "overlap_shared_experts": (
@@ -79,11 +82,23 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             ),
         ),
         **dict.fromkeys(
-            ("wrap", "prefetch_forward", "prefetch_backward", "reshard_after_forward", "limit_all_gathers"),
-            (_WHOLE, _REPLICAS),
+            ("prefetch_forward", "prefetch_backward", "reshard_after_forward", "limit_all_gathers"),
+            (_WHOLE, _REPLICAS, _BLOCKS),
         ),
-        "copies_gathered": (_WHOLE, _REPLICAS),
+        **dict.fromkeys(("wrap", "copies_gathered", "joins_gradients"), (_WHOLE, _REPLICAS)),
         "pipeline_keeps_whole": (_WHOLE, _REPLICAS, _PP),
+        "rotary": (
+            _unless("rotary embeddings are one kernel", needs=lambda job: is_separate(job, "rotary")),
+        ),
+        "autocast": (
+            _unless("sums of gradients are not fp32", needs=lambda job: job.fp32_gradients),
+            _unless(
+                "it is for parameters that are whole and in fp32: ddp, without adapters",
+                needs=lambda job: job.sharding == "ddp" and not job.lora_rank,
+            ),
+            _unless("products are not in 16 bit", needs=lambda job: job.precision != "fp32" and not job.fp8),
+        ),
+        "stops_early": (_unless("recompute is not full", needs=lambda job: job.recompute == "full"),),
         "selective": (_unless("recompute is not selective", needs=lambda job: job.recompute == "selective"),),
         "fp8_recipe": (
             _unless("fp8 is off", needs=lambda job: job.fp8),

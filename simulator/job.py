@@ -9,8 +9,16 @@ from typing import Final
 
 from simulator.builder.stage_layers import ENDS, check_layers
 from simulator.errors import JobError
-from simulator.framework import Framework, framework_names, profile
-from simulator.job_checks import check_batch, check_layout, check_shards
+from simulator.framework import Framework, framework_names, profile, profile_meant
+from simulator.job_checks import (
+    check_batch,
+    check_layout,
+    check_numbers,
+    check_offload,
+    check_recipe,
+    check_schedule,
+    check_shards,
+)
 from simulator.models.model import Model
 from simulator.variation import Variation
 from simulator.workload.recipes import RECIPES
@@ -40,6 +48,20 @@ RECOMPUTE_MODULES: Final = (
 )
 """Parts of a layer that selective recomputation may be asked for, as Megatron-LM calls them."""
 
+JAX_POLICIES: Final = (
+    *("minimal", "minimal_flash", "minimal_with_context", "minimal_offloaded", "custom"),
+    *("save_dot_with_context_except_mlp", "save_dot_except_mlpwi", "save_dot_except_mlp"),
+    *("save_qkv_proj", "save_out_proj", "qkv_proj_offloaded"),
+    *("nothing_saveable", "everything_saveable", "dots_saveable", "checkpoint_dots"),
+    *("dots_with_no_batch_dims_saveable", "checkpoint_dots_with_no_batch_dims"),
+)
+"""Policies of ``jax.checkpoint_policies``, and those that MaxText makes of them (``remat_policy``)."""
+
+OF_JAX: Final = (
+    "; a policy of JAX, which keeps results by name, has no counterpart here: nearest are selective for "
+    "those that keep products, and full for nothing_saveable"
+)
+
 INSTEAD: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {
         ("precision", "fp8"): "; fp8 says that products run in 8 bits",
@@ -47,6 +69,7 @@ INSTEAD: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
         ("sharding", "zero"): "; stage 3 is zero3",
         ("sharding", "none"): "; without sharding it is ddp",
         ("recompute", "partial"): "; of some layers it is full with recompute_layers or recompute_every",
+        **{("recompute", name): OF_JAX for name in JAX_POLICIES},
     }
 )
 """What people write, and where to find what they mean."""
@@ -103,6 +126,7 @@ class Job:
         expert_imbalance: standard deviation over mean of the tokens that come to an expert; 0: evenly.
         offload: what lives in the memory of the host between uses, one of ``OFFLOADS``.
         offload_to: where that is, ``"host"`` or ``"nvme"``.
+        offload_layers: of how many layers activations go there, from the first; 0 means all of them.
         shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
             them. Fewer is HSDP: copies are replicated.
         lora_rank: rank of the adapters on every matrix of a layer, whose base weights are frozen; 0 means
@@ -149,6 +173,7 @@ class Job:
     expert_imbalance: float = 0.0
     offload: str = "none"
     offload_to: str = "host"
+    offload_layers: int = 0
     shard_ranks: int = 0
     lora_rank: int = 0
     quantized_base: bool = False
@@ -175,15 +200,10 @@ class Job:
         }
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                meant = INSTEAD.get((name, value), "")
+                meant = profile_meant(value) if name == "framework" else INSTEAD.get((name, value), "")
                 raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}{meant}")
         profile(self.framework, self.conventions)
-        for name in ("capacity_factor", "expert_imbalance"):
-            if not 0 <= (share := getattr(self, name)) < float("inf"):
-                raise JobError(f"{name}={share}: 0 or more")
-        for name in ("global_batch", "micro_batch", "seq_len", "n_steps"):
-            if (value := getattr(self, name)) < 1:
-                raise JobError(f"{name}={value}: at least 1")
+        check_numbers(self)
         if not 0 <= self.overlap_slowdown <= MOST_SLOWDOWN:
             raise JobError(
                 f"overlap_slowdown={self.overlap_slowdown}: from 0, none, to {MOST_SLOWDOWN}; "
@@ -193,42 +213,34 @@ class Job:
         check_layout(self)
         check_batch(self)
         check_shards(self)
+        check_schedule(self)
+        check_offload(self)
+        check_recipe(self)
 
     def _check_settings(self) -> None:
         check_layers(self.layers_per_stage, self.model.n_layers, self.model.name)
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise JobError(f"virtual_stages={self.virtual_stages}: at least 1")
-        if self.recompute_layers < 0 or self.recompute_every < 1:
-            raise JobError(
-                f"recompute_layers={self.recompute_layers}, recompute_every={self.recompute_every}: "
-                "not negative, and at least 1"
-            )
         if self.recompute_modules and self.recompute != "selective":
             raise JobError(
                 f"recompute_modules={self.recompute_modules!r} needs recompute=selective: it says which parts"
             )
         if unknown := sorted(self.recomputed_modules - set(RECOMPUTE_MODULES)):
-            raise JobError(f"recompute_modules={', '.join(unknown)}: of {', '.join(RECOMPUTE_MODULES)}")
+            raise JobError(f"recompute_modules={', '.join(unknown)}: any of {', '.join(RECOMPUTE_MODULES)}")
         if not self.model.n_experts and (self.capacity_factor or self.expert_imbalance):
             raise JobError(
                 f"capacity_factor={self.capacity_factor}, expert_imbalance={self.expert_imbalance}: "
                 f"{self.model.name} has no experts"
             )
-        if self.offload == "none" and self.offload_to != "host":
-            raise JobError(f"offload_to={self.offload_to!r} needs offload: nothing is offloaded")
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         if self.recompute == "none" and (self.recompute_layers or self.recompute_every > 1):
             raise JobError("recompute_layers and recompute_every need recompute: nothing is computed again")
-        if self.checkpoint_every < 0 or (self.checkpoint_every and self.checkpoint_bytes_per_s <= 0):
+        if self.checkpoint_every and not self.checkpoint_bytes_per_s:
             raise JobError(
                 f"checkpoint_every={self.checkpoint_every} needs checkpoint_bytes_per_s above 0, at which a "
                 "rank saves its states, e.g. 1e9"
             )
-        if self.recipe and not self.fp8:
-            raise JobError(f"recipe={self.recipe!r} needs fp8: it says how products are quantised")
-        if self.fp8:
-            self.cluster.device.peak(RECIPES[self.recipe or self.profile.fp8_recipe].dtype)
 
     @property
     def profile(self) -> Framework:
@@ -253,6 +265,12 @@ class Job:
         """
         has_shards = self.sharding in FULLY_SHARDED and self.layout.dp * self.layout.cp > 1
         return has_shards and self.layout.pp > 1 and self.profile.pipeline_keeps_whole
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether parameters and hidden states are fp32, and products cast what they read."""
+        cast = self.profile.autocast and self.precision in ("bf16", "fp16") and self.fp32_gradients
+        return cast and self.sharding == "ddp" and not self.fp8 and not self.lora_rank
 
     @property
     def gradient_dtype(self) -> str:

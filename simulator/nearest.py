@@ -1,6 +1,20 @@
-"""Numbers next to one that does not work, in words: what an error offers instead."""
+"""Numbers and names next to one that does not work, in words: what an error offers instead."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def near_name(name: str, known: Iterable[str], otherwise: str = "it takes") -> str:
+    """Return the one of *known* that *name* is most like, in words; where it is like none, all of them.
+
+    >>> near_name("modle", ["model", "cluster"]), near_name("x", ["model", "cluster"], "one of")
+    ('did you mean model?', 'one of model, cluster')
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(names)}"
 
 
 def near_divisors(number: int, degree: int) -> str:

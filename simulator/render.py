@@ -23,6 +23,9 @@ NAME_LETTERS: Final = 14
 RANGES: Final = (("times", "step_time_from"), ("memory", "peak_memory_from"))
 """What stands in brackets behind a figure, and where ``intervals`` says what it comes from."""
 
+LEAST_SHARE: Final = 5e-4
+"""Least share of a step that is listed: less would be shown as 0.0 %."""
+
 SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
 
@@ -117,7 +120,7 @@ def _cost(simulation: Simulation, given: str | None) -> str:
 def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     """Return the figures that a person looks at first."""
     exposed = summary["exposed_by_axis"]
-    by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in exposed.items() if share > 5e-4)
+    by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in exposed.items() if share > LEAST_SHARE)
     likely = summary.get("intervals", {})
 
     def with_interval(name: str, value: str, shown: Callable[[float], str]) -> str:
@@ -141,6 +144,7 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         "exposed communication": f"{_percent(summary['exposed_comm_fraction'])}"
         + (f"  ({by_axis})" if by_axis else ""),
         "waiting for other ranks": _percent(summary["waiting_fraction"]),
+        **_rare(summary),
         "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
         f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
     }
@@ -155,6 +159,20 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _rare(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return figures that most runs have nothing of: what the host does, and steps that differ."""
+    rows, shares = {}, summary["shares"]
+    if (share := shares.get("host:optimizer", 0)) > LEAST_SHARE:
+        rows["optimizer on the host"] = _percent(share)
+    if (share := shares.get("other", 0)) > LEAST_SHARE:
+        rows["other"] = f"{_percent(share)}  (host, data, checkpoints, gaps between kernels)"
+    times = summary.get("step_times_s", ())
+    if len(times) > 1 and max(times) > min(times) * (1 + LEAST_SHARE):
+        mean = format_time(sum(times) / len(times))
+        rows["all steps"] = f"{len(times)}, {mean} each on average, the longest {format_time(max(times))}"
+    return rows
 
 
 def _memory(summary: Mapping[str, Any]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,7 @@ from simulator.folding import representatives
 from simulator.idle import idle
 from simulator.job import Job
 from simulator.memory.over_time import memory_over_time
-from simulator.memory.ranks import rank_memories
+from simulator.memory.ranks import RankMemory, rank_memories
 from simulator.network.advice import slow_axes
 from simulator.network.cost import Network
 from simulator.network.link_changes import links_table
@@ -85,22 +86,12 @@ class Simulation:
         Raises:
             RunError: *path* is something else than a run, or cannot be written.
         """
-        target = self._write(path)
-        if self.links is not None:
-            with (
-                pa.OSFile(str(target / "links.arrow"), "wb") as file,
-                pa.ipc.new_file(file, self.links.schema) as writer,
-            ):
-                writer.write_table(self.links)
-        return target
-
-    def _write(self, path: str | Path) -> Path:
         if not self.expands:
-            return write_run(path, self.info, self.spans, self.memory)
+            return write_run(path, self.info, self.spans, self.memory, links=self.links)
         run, ranks = self.run, range(self.info.world_size)
         info = replace(self.info, representatives=None)
         memory = _expanded_memory(self.memory, [run.source(rank) for rank in ranks])
-        return write_run(path, info, (run.spans([rank]) for rank in ranks), memory)
+        return write_run(path, info, (run.spans([rank]) for rank in ranks), memory, links=self.links)
 
 
 def simulate(
@@ -140,16 +131,13 @@ def simulate(
     changes = changes_of(job)
     factors = _straggler_factors(job, network)
     special = sorted({*factors, *ranks_of(changes)})
-
-    def program_of(*, folded: bool) -> Program:
-        alone = special if folded else ()
-        return build(job, network, compute, folded=folded, groups=groups, special=alone)
-
-    program = program or program_of(folded=folded)
+    every_rank = partial(build, job, network, compute, folded=False, groups=groups)
+    if program is None:
+        program = build(job, network, compute, groups=groups, special=special) if folded else every_rank()
     if expanded and program.uneven:
         folded = False
         tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
-        program = program_of(folded=False)
+        program = every_rank()
     program = replace(program, duration_ns=straggling(program, factors))
     stands_for = representatives(job.layout, special) if folded else None
     needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
@@ -159,18 +147,11 @@ def simulate(
     spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
-    stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
+    warnings = [*memory_warnings(job, memories), *idle(job), *_slow(job, network)]
     simulation = Simulation(
-        info=_info(
-            job,
-            groups,
-            stands_for,
-            [*memory_warnings(job, memories), *idle(job), *_slow(job, network)],
-        ),
+        info=_info(job, groups, stands_for, warnings),
         spans=spans,
-        memory=MEMORY.empty_table()
-        if only_figures
-        else memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored}),
+        memory=MEMORY.empty_table() if only_figures else _memory(job, spans, memories, stands_for),
         links=links,
         expands=expanded and folded,
     )
@@ -202,6 +183,14 @@ def _run(
         return runner.run(program, changes), None
     spans, filled = runner.watched(program, changes, above)
     return spans, links_table(filled, of_links(changes))
+
+
+def _memory(
+    job: Job, spans: pa.Table, memories: Sequence[RankMemory], stands_for: tuple[int, ...] | None
+) -> pa.Table:
+    """Return the memory over time of every rank that has spans; *memories* are by pipeline rank."""
+    stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
+    return memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored})
 
 
 def _straggler_factors(job: Job, network: Network) -> dict[int, float]:

@@ -54,6 +54,7 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
         "fits": fits(job, stages),
         **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
         **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
+        "step_times_s": [step["step_time_s"] for step in found["steps"]],
         **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
         "stages": [
             {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 from simulator.clock import to_ns
 from simulator.engine.changes import Throttle
 from simulator.errors import JobError
 from topologies.errors import UnitError
 from topologies.units import parse_time
+
+MOST_SAMPLES: Final = 1_000_000
+"""Most steps that are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +27,8 @@ class Variation:
         stragglers: ``rank:factor[@time]`` separated by commas; compute of that rank takes that much longer,
             from that time on if one is given: a GPU that throttles, and recovers with a factor of 1. They are
             part of the timeline, jitter is not.
-        link_changes: ``rank:tier:capacity[@time]`` separated by commas, see
-            ``simulator.network.link_changes``:
-            what is left of a rank's links from then on. They are part of the timeline, too.
+        link_changes: ``rank:tier:capacity[@time]`` separated by commas: what is left of a rank's links from
+            then on (``simulator.network.link_changes``). They are part of the timeline, too.
         compute_jitter: drawn anew for every compute task.
         network_jitter: drawn anew for every communication.
         rank_jitter: drawn once per rank and step: clocks, temperature, neighbours on the host.
@@ -46,8 +48,10 @@ class Variation:
         for name in ("compute_jitter", "network_jitter", "rank_jitter"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise JobError(f"{name}={value}: between 0 (none) and 1; 0.02 is a spread of about 2 %")
-        if self.samples < 1 or self.seed < 0:
-            raise JobError(f"samples={self.samples}, seed={self.seed}: at least 1 and 0")
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise JobError(f"samples={self.samples}: from 1 to {MOST_SAMPLES:,}")
+        if self.seed < 0:
+            raise JobError(f"seed={self.seed}: at least 0")
         _ = self.factors
 
     @property

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from simulator.settings import MOST
+
 if TYPE_CHECKING:
     from simulator.advise.ladder import Question
 
@@ -15,15 +17,15 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--model", required=True, help="Model: a preset such as llama2-13b, or a config.json.")
 @click.option("--cluster", default="dgx-h100", show_default=True, help="Machine: a name or a TOML file.")
-@click.option("--gpus", required=True, type=click.IntRange(1), help="GPUs to use.")
+@click.option("--gpus", required=True, type=click.IntRange(1, MOST), help="GPUs to use.")
 @click.option(
-    "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
+    "--seq-len", default=4096, show_default=True, type=click.IntRange(1, MOST), help="Tokens per sequence."
 )
 @click.option(
-    "--global-batch", type=click.IntRange(1), help="Sequences per optimizer step. [default: 8 per GPU]"
+    "--global-batch", type=click.IntRange(1, MOST), help="Sequences per optimizer step. [default: 8 per GPU]"
 )
 @click.option(
-    "--micro-batch", type=click.IntRange(1), help="Sequences per micro-batch. [default: the fastest]"
+    "--micro-batch", type=click.IntRange(1, MOST), help="Sequences per micro-batch. [default: the fastest]"
 )
 @click.option(
     "--precision",

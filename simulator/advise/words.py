@@ -9,8 +9,8 @@ from simulator.advise.ladder import Question, Rung, longest, preferred, simplest
 from simulator.advise.ways import MODEL_PARALLEL
 from simulator.intervals import interval
 from simulator.job import Job
-from simulator.models.model import Model
 from simulator.search.ties import difference
+from simulator.workload.micro_batch import layer_blocks
 from topologies.units import format_bytes, format_capacity, format_time
 
 
@@ -138,7 +138,7 @@ def _short(question: Question, rungs: Sequence[Rung]) -> Advice:
 def _adapters(rung: Rung, full: Rung | None) -> Advice:
     """Say what training adapters alone would bring."""
     job = rung.job
-    share = _trained_share(job) if job is not None else 0.0
+    share = trained_share(job) if job is not None else 0.0
     gain = rung.tokens_per_s / full.tokens_per_s if full else None
     than = f", {gain:.2g} times as fast" if gain else ""
     return Advice(
@@ -217,19 +217,7 @@ def _why(best: Rung, other: Rung) -> str:
     return ", ".join(f"{seconds:+.3g} s {cause}" for cause, seconds in parts[:2] if seconds > 0)
 
 
-def _trained_share(job: Job) -> float:
-    """Return the parameters of adapters over those of the model."""
-    return job.lora_rank * _adapted_widths(job.model) / job.model.n_params
-
-
-def _adapted_widths(model: Model) -> int:
-    """Return inputs and outputs of all matrices that have adapters."""
-    total = 0
-    for layer in range(model.n_layers):
-        linears = list(model.attention_linears())
-        if model.is_moe(layer):
-            linears += [*model.mlp_linears(model.moe_ffn_hidden)] * model.n_experts
-        else:
-            linears += model.mlp_linears(model.ffn_hidden)
-        total += sum(linear.n_in + linear.n_out for linear in linears)
-    return total
+def trained_share(job: Job) -> float:
+    """Return the parameters of adapters over those of the model; routed experts have none."""
+    blocks = (block for layer in range(job.model.n_layers) for block in layer_blocks(job, layer))
+    return sum(block.adapters for block in blocks) / job.model.n_params

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
 from simulator.builder.groups import OF_REPLICAS, Groups
 from simulator.builder.instances import Message
-from simulator.builder.program_builder import DP, Task, Template
+from simulator.builder.program_builder import DP, DP_COPIES, Task, Template
 from simulator.builder.stages import Unit
+from simulator.builder.tensors import Bucket, buckets, tensors
 from simulator.job import FULLY_SHARDED, Job
 from simulator.program import Label
 from simulator.workload.lora import NF4_BITS
@@ -69,6 +71,16 @@ class DataParallel:
         each = self._job.sharding in ("zero2", *FULLY_SHARDED) or not self._job.profile.no_sync
         return is_last or (each and not self.keeps_whole)
 
+    def gathers_again(self, unit: Unit) -> bool:
+        """Return whether *unit* is freed after its forward and gathered again for its backward.
+
+        The root of what is wrapped never is, as its backward comes next (FSDP1 ``_post_forward_reshard``,
+        FSDP2 ``reshard_after_forward=None``): the head, or the whole model if that is wrapped as one.
+        torchtitan wraps norm and output alike (``apply_fsdp``).
+        """
+        profile = self._job.profile
+        return profile.reshard_after_forward and profile.wrap == "block" and not unit.is_head
+
     def gather(self, template: Template, unit: Unit, after: Sequence[int]) -> tuple[int, ...]:
         """Append the gathering of the parameters of *unit*; return its tasks."""
         return self._each(template, unit, "all_gather", after)
@@ -80,31 +92,28 @@ class DataParallel:
     def reduce_in_buckets(self, template: Template, ready: Sequence[tuple[Unit, Sequence[int]]]) -> None:
         """Append the reduction of gradients in buckets, in the order in which backward makes them ready.
 
-        A bucket is sent when the unit that fills it has its gradients; what is left goes at the end. The
-        gradients of a unit are taken to be ready together. ``ddp`` all-reduces, the others reduce-scatter.
+        A bucket is sent when the unit that fills it has its gradients; what is left goes at the end. No
+        tensor is split between buckets; the gradients of a unit are taken to be ready together. ``ddp``
+        all-reduces, the others reduce-scatter. What does not overlap waits for the whole backward, and what
+        comes next waits for it.
 
         Args:
             template: what to append to.
             ready: units in the order of backward, each with the tasks that make its gradients.
         """
-        for scope in self._scopes:
-            held, cap = 0, self._bucket_params(scope)
-            for unit, after in ready:
-                held += self._trained(scope, unit)
-                while held >= cap:
-                    held -= cap
-                    self._reduce(template, scope, cap, after)
-            if held and ready:
-                self._reduce(template, scope, held, ready[-1][1])
+        late, units = self.reduces_late, [unit for unit, _ in ready]
+        filled = [(at, scope, n) for scope in self._scopes for n, at in self._buckets(scope, units)]
+        for at, scope, n_params in sorted(filled, key=itemgetter(0)):
+            last = self._reduce(template, scope, n_params, template.tails if late else ready[at][1])
+            template.tails = (last,) if late else template.tails
 
     def reduce_late(self, template: Template, units: Sequence[Unit]) -> None:
         """Append the reduction of all gradients of a step, if none was reduced in its backward."""
         if not self.reduces_late or self._job.sharding == "zero2":
             return
         for scope in self._scopes:
-            held, cap = sum(self._trained(scope, unit) for unit in units), self._bucket_params(scope)
-            for start in range(0, held, cap):
-                template.tails = (self._reduce(template, scope, min(cap, held - start), template.tails),)
+            for n_params, _ in self._buckets(scope, units):
+                template.tails = (self._reduce(template, scope, n_params, template.tails),)
 
     def _reduce(self, template: Template, scope: str, n_params: int, after: Sequence[int]) -> int:
         """Append the reduction of a bucket over all replicas; return its last task.
@@ -135,14 +144,14 @@ class DataParallel:
         for scope in self._scopes:
             if self._shards[scope] < 2:
                 continue
-            held, cap = sum(self._trained(scope, unit) for unit in units), self._bucket_params(scope)
-            for start in range(0, held, cap):
-                template.then(self._task("all_gather", f"{scope}.shard", min(cap, held - start)))
+            for n_params, _ in self._buckets(scope, units):
+                template.then(self._task("all_gather", f"{scope}.shard", n_params))
 
     @property
     def reduced_dtype(self) -> str:
-        """Dtype in which gradients travel."""
-        return self._job.precision if self._job.profile.reduces_in_16_bit else self._job.gradient_dtype
+        """Dtype in which gradients travel: under autocast that of the parameters, fp32."""
+        narrow = self._job.profile.reduces_in_16_bit and not self._job.autocasts
+        return self._job.precision if narrow else self._job.gradient_dtype
 
     def owned_params(self, units: Sequence[Unit]) -> int:
         """Return how many of the parameters of *units* one rank updates."""
@@ -171,6 +180,13 @@ class DataParallel:
         count = self._trained if trained else self._held
         return sum(-(-count(scope, unit) // self._shards[scope]) for scope in OF_REPLICAS)
 
+    def _buckets(self, scope: str, units: Sequence[Unit]) -> list[Bucket]:
+        """Return the buckets of *units*; without the embedding some frameworks have one for all."""
+        sizes = [tensors(self._job, unit, scope) for unit in units]
+        if self._job.profile.buckets_first_chunk_only and not any(unit.is_embedding for unit in units):
+            return buckets(sizes, sum(map(sum, sizes)))
+        return buckets(sizes, self._bucket_params(scope))
+
     def _bucket_params(self, scope: str) -> int:
         if self._job.profile.bucket_mib:
             return max(1, int(self._job.profile.bucket_mib * 2**20) // DTYPE_BYTES[self.reduced_dtype])
@@ -188,7 +204,8 @@ class DataParallel:
                 continue
             steps = [("all_gather", ".shard", n_params)] if self._shards[scope] > 1 else []
             for one, part, n in self._scattering(scope, n_params) if kind == "reduce_scatter" else steps:
-                last = (template.add(self._task(one, f"{scope}{part}", n)._replace(layer=unit.layer), last),)
+                task = self._task(one, f"{scope}{part}", n)._replace(layer=unit.layer)
+                last = (template.add(task._replace(stream=DP_COPIES) if part == ".copies" else task, last),)
             found += last if last != tuple(after) else ()
         return tuple(found)
 

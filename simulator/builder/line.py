@@ -7,7 +7,7 @@ from typing import Final
 
 from simulator.builder.chain import Chains, Pass
 from simulator.builder.gradients import DataParallel
-from simulator.builder.offload import IN_TRANSIT, Offload
+from simulator.builder.offload import Offload
 from simulator.builder.pipeline import Visit
 from simulator.builder.program_builder import COMPUTE, Task, Template
 from simulator.builder.scales import write_amax
@@ -136,23 +136,29 @@ class MainLine:
         (``_fsdp_param_group.py``: ``pre_forward``, ``pre_backward`` with its prefetch, ``post_backward``).
         Without prefetch a unit is gathered when its turn has come; without a limit all are asked for at
         once. Wrapped as one, the whole model is gathered first, and reduced last. A pipeline stage that is
-        kept whole is gathered where it *is_first* used in a step, and reduced last.
+        kept whole is gathered where it *is_first* used in a step, and reduced last. What comes last in a
+        forward is not gathered again for backward, which begins with it (``DataParallel.gathers_again``).
         """
         kind, profile = order[0][1].kind, self._job.profile
         keeps_whole = self._data_parallel.keeps_whole
-        gathers = is_first if keeps_whole else self._gathers(kind)
+        gathers = [is_first if keeps_whole else self._gathers(kind, unit) for unit, _ in order]
         as_one = profile.wrap == "model"
-        ahead = self._gathered_ahead(kind, len(order)) if gathers else 0
-        gather, gathered, done = self._gather, [], []
+        ahead = self._gathered_ahead(kind, len(order)) if any(gathers) else 0
+        gathered: list[Tasks] = []
+        done: list[Unit] = []
         moved: list[Tasks] = []
-        for unit, _ in order[:ahead]:
-            gathered.append(gather(template, unit, template.tails))
+
+        def gather(at: int) -> None:
+            gathered.append(self._gather(template, order[at][0], template.tails) if gathers[at] else ())
+
+        for at in range(ahead):
+            gather(at)
         waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
         for at, (unit, action) in enumerate(order):
-            if gathers and len(gathered) == at:
-                gathered.append(gather(template, unit, template.tails))
-            beside = (waits or gathered[at]) if gathers else ()
-            if gathers:
+            if len(gathered) == at:
+                gather(at)
+            beside = waits or gathered[at]
+            if gathers[at]:
                 beside = self._copied(template, unit, "parameters", beside)
             beside = (*beside, *self._in_memory(template, order, at, moved))
             self._chains.unit(template, unit, action, beside)
@@ -165,14 +171,14 @@ class MainLine:
                     sent = self._scatter(template, unit)
                     if not profile.overlap_grad_reduce:
                         template.tails = (*template.tails, *sent)
-            if gathers and ahead and at + ahead < len(order):
-                gathered.append(gather(template, order[at + ahead][0], template.tails))
+            if ahead and at + ahead < len(order):
+                gather(at + ahead)
         for unit in done:
             self._scatter(template, unit)
 
-    def _gathers(self, kind: str) -> bool:
-        """Return whether an action of *kind* gathers the units it goes through."""
-        return kind == "F" or (kind != "W" and self._job.profile.reshard_after_forward)
+    def _gathers(self, kind: str, unit: Unit) -> bool:
+        """Return whether an action of *kind* gathers *unit*."""
+        return kind == "F" or (kind != "W" and self._data_parallel.gathers_again(unit))
 
     def _gather(self, template: Template, unit: Unit, after: Tasks) -> Tasks:
         """Append the gathering of *unit*; its own shard comes from the host first if it lives there."""
@@ -199,7 +205,7 @@ class MainLine:
         if order[at][1].kind != "F":
             self._offload.fetched(template, [unit for unit, _ in order], at, moved)
             return moved[at]
-        return moved[at - IN_TRANSIT] if at >= IN_TRANSIT else ()
+        return self._offload.room([unit for unit, _ in order], at, moved)
 
     def _out_of_memory(
         self, template: Template, order: Sequence[tuple[Unit, Pass]], at: int, moved: list[Tasks]
@@ -221,11 +227,13 @@ class MainLine:
 
         Return what comes next has to wait for beside the main line.
         """
-        if not self._job.profile.copies_gathered or self._data_parallel.is_alone:
-            return beside
-        width = DTYPE_BYTES[self._job.precision]
+        profile, width = self._job.profile, DTYPE_BYTES[self._job.precision]
         other = width if what == "parameters" else DTYPE_BYTES[self._data_parallel.reduced_dtype]
-        op: Op = memory(f"copy.{what}", unit.params_in_all * (width + other), self._job.precision)
+        joins = profile.joins_gradients and what == "gradients"
+        if not (profile.copies_gathered or joins) or self._data_parallel.is_alone:
+            return beside
+        moved = width + other + (2 * other if joins else 0)
+        op: Op = memory(f"copy.{what}", unit.params_in_all * moved, self._job.precision, count=1 + joins)
         label = Label("compute", "copy", what, "", self._job.precision)
         busy_ns = to_ns(self._compute.op_s(op))
         template.then(Task(COMPUTE, label, busy_ns, layer=unit.layer, bytes_moved=op.bytes_moved), beside)

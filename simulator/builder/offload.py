@@ -2,7 +2,8 @@
 
 Copies have a stream of their own, ``copy``, so that they run beside compute. References: DeepSpeed
 ``runtime/zero/stage_1_and_2.py`` and ``stage3.py`` with ``cpu_offload``; ``torch.distributed.fsdp``
-``CPUOffloadPolicy``; ``torch.autograd.graph.save_on_cpu``.
+``CPUOffloadPolicy``; ``torch.autograd.graph.save_on_cpu``; for some layers only Transformer Engine's
+``AsyncDoubleBufferGroupOffloadHandler`` (transformer_engine/pytorch/cpu_offload.py).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Offload:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._sharing = min(job.cluster.gpus_per_node, job.layout.world_size)
-        self._bytes_per_s = job.cluster.device.host_bytes_per_s
+        self._host_bytes_per_s = self._bytes_per_s = job.cluster.device.host_bytes_per_s
         if job.offload_to == "nvme":
             self._bytes_per_s = min(self._bytes_per_s, NVME_BYTES_PER_S / self._sharing)
         self.has_optimizer = job.offload in ("optimizer", *STATES)
@@ -73,21 +74,53 @@ class Offload:
         return (template.add(Task(COPY, label, busy_ns, layer=layer, bytes_moved=size_bytes), after),)
 
     def activations_bytes(self, unit: Unit) -> int:
-        """Return what a micro-batch keeps of *unit*, 0 for embedding and head."""
-        return kept_bytes(self._job, unit.layer) if self.has_activations and unit.layer >= 0 else 0
+        """Return what a micro-batch keeps of *unit* and sends away, 0 for embedding and head."""
+        return kept_bytes(self._job, unit.layer) if self._travels(unit) else 0
+
+    def room(self, order: Sequence[Unit], at: int, stored: Sequence[Tasks]) -> Tasks:
+        """Return the copy away that has to be over before unit *at* of a forward runs.
+
+        If some layers travel, each has its share of the layers to do so, so that copies are spread evenly.
+        """
+        if not self._job.offload_layers:
+            return stored[at - IN_TRANSIT] if at >= IN_TRANSIT else ()
+        layer = order[at].layer
+        leaving = range(min(layer, self._job.offload_layers))
+        return next((stored[at - layer + one] for one in leaving if self._window(one) == layer - 1), ())
+
+    def _travels(self, unit: Unit) -> bool:
+        n_layers = self._job.offload_layers or self._job.model.n_layers
+        return self.has_activations and 0 <= unit.layer < n_layers
+
+    def _window(self, layer: int) -> int:
+        """Return the layer of the forward at whose end *layer* has left, at whose backward it comes back.
+
+        With 4 of 10 layers that is 2, 5, 7 and 9: the first get the layers that are left over.
+        """
+        each, over = divmod(self._job.model.n_layers, self._job.offload_layers)
+        return each * (layer + 1) - 1 + min(layer + 1, over)
+
+    def _due(self, order: Sequence[Unit], at: int) -> int:
+        """Return the number of units of *order* whose copies back begin when a backward comes to *at*."""
+        if not self._job.offload_layers:
+            return min(at + IN_TRANSIT, len(order))
+        due, layer = at + 1, order[at].layer
+        while layer >= 0 and due < len(order) and self._is_due(order[due], layer):
+            due += 1
+        return due
+
+    def _is_due(self, unit: Unit, layer: int) -> bool:
+        return not self._travels(unit) or self._window(unit.layer) >= layer
 
     def stored(self, template: Template, order: Sequence[Unit], at: int, stored: list[Tasks]) -> None:
-        """Append the copy of what unit *at* of a forward keeps, once it has been computed, to *stored*.
-
-        The unit ``IN_TRANSIT`` places on finds room only when this copy is over.
-        """
+        """Append the copy of what unit *at* of a forward keeps, once it has been computed, to *stored*."""
         size = self.activations_bytes(order[at])
         found = self.copy(template, "activations", size, template.tails, layer=order[at].layer)
         stored.append(found if size else ())
 
     def fetched(self, template: Template, order: Sequence[Unit], at: int, fetched: list[Tasks]) -> None:
-        """Append the copies back of the units that a backward comes to, up to ``IN_TRANSIT`` from *at*."""
-        while len(fetched) < min(at + IN_TRANSIT, len(order)):
+        """Append the copies back of the units that a backward comes to, as far as they begin by unit *at*."""
+        while len(fetched) < self._due(order, at):
             unit = order[len(fetched)]
             size = self.activations_bytes(unit)
             found = self.copy(template, "activations", size, template.tails, layer=unit.layer)
@@ -97,7 +130,8 @@ class Offload:
         """Append an optimizer step of *n_params* on the host to the main line.
 
         Gradients come down unless they have, the processors of the node update their shares side by side, and
-        parameters go back up unless they live on the host. States on drives are read and written meanwhile.
+        parameters go back up, from memory of the host, unless they live there. States on drives are read and
+        written meanwhile.
         """
         width, job = DTYPE_BYTES[self._job.precision], self._job
         size = 0 if gradients_are_there else n_params * DTYPE_BYTES[job.gradient_dtype]
@@ -109,4 +143,6 @@ class Offload:
         host_ns = to_ns(n_params * self._sharing * per_param_s)
         template.then(Task(HOST, Label("host", "optimizer", "optimizer on the host"), host_ns))
         if not (self.has_states and job.sharding in ("zero3", "fsdp")):
-            template.tails = self.copy(template, "parameters", n_params * width, template.tails)
+            size = n_params * width
+            label = Label("copy", "offload", "parameters")
+            template.then(Task(COPY, label, to_ns(size / self._host_bytes_per_s), bytes_moved=size))

@@ -13,11 +13,22 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from simulator.builder.instances import Answers, Message, communications
-from simulator.builder.template import COMPUTE, COPY, DP, HOST, STREAMS, Task, Template
+from simulator.builder.template import COMPUTE, COPY, DP, DP_COPIES, HOST, STREAMS, Task, Template
 from simulator.builder.template_arrays import TemplateArrays, Waits, gathered
 from simulator.program import Int32Array, Int64Array, Label, Program
 
-__all__ = ["COMPUTE", "COPY", "DP", "HOST", "STREAMS", "Place", "ProgramBuilder", "Task", "Template"]
+__all__ = [
+    "COMPUTE",
+    "COPY",
+    "DP",
+    "DP_COPIES",
+    "HOST",
+    "STREAMS",
+    "Place",
+    "ProgramBuilder",
+    "Task",
+    "Template",
+]
 
 
 class Place(NamedTuple):

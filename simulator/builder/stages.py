@@ -8,7 +8,7 @@ from simulator.builder.stage_layers import ranges, split_by_cost, split_layers
 from simulator.errors import JobError
 from simulator.job import Job
 from simulator.models.model import Model
-from simulator.schedules import Action, Plan, pairs, plan
+from simulator.schedules import MOST_PASSES, Action, Plan, pairs, plan
 from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from simulator.workload.ops import Block
 
@@ -18,8 +18,14 @@ def job_plan(job: Job) -> Plan:
 
     Raises:
         ScheduleError: the schedule is unknown or does not allow these ranks and micro-batches.
+        JobError: there are more passes than memory holds.
     """
-    return plan(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+    found = plan(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+    if (n_passes := sum(map(len, found)) * job.n_steps) > 2 * MOST_PASSES:
+        raise JobError(
+            f"{job.n_steps} steps of this job are {n_passes:,} passes: at most {2 * MOST_PASSES:,}"
+        )
+    return found
 
 
 def job_pairs(job: Job) -> frozenset[Action]:
@@ -70,6 +76,16 @@ class Unit:
 
     layer: int
     blocks: tuple[Block, ...]
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the end of the model: final norm, output matrix and loss."""
+        return self.blocks[0].name == "head"
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is the start of the model."""
+        return self.layer < 0 and not self.is_head
 
     @property
     def params(self) -> int:

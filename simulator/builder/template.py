@@ -17,8 +17,11 @@ STREAMS: Final = (
         for where in ("next", "prev")
     ),
     "copy",
+    "dp.copies",
 )
 """In-order queues of a rank. One per axis: NCCL runs the collectives of a communicator in order.
+
+The sum of gradients over copies of shards (HSDP) has a communicator of its own, and so a queue of its own.
 
 With one stage per rank all messages of a direction share a queue. With several, or with overlapped p2p, what
 goes to and comes from each neighbour has queues of its own: sender and receiver need not come to it in the
@@ -29,6 +32,7 @@ COMPUTE: Final = STREAMS.index("compute")
 DP: Final = STREAMS.index("dp")
 HOST: Final = STREAMS.index("host")
 COPY: Final = STREAMS.index("copy")
+DP_COPIES: Final = STREAMS.index("dp.copies")
 
 
 class Task(NamedTuple):
@@ -71,7 +75,7 @@ class Template:
     """Stands for the tails of what was placed before on the same rank."""
 
     GRADIENTS: Final = -2
-    """Stands for the last task of the rank's ``dp`` stream before this template."""
+    """Stands for the last task of each of the rank's streams of gradients before this template."""
 
     EARLIER: Final = -3
     """Stands for the tails before what was placed last on the same rank: it waits one template less."""

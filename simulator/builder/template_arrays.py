@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from simulator.builder.instances import Message
-from simulator.builder.template import DP, Template
+from simulator.builder.template import DP, DP_COPIES, Task, Template
+from simulator.errors import JobError
 from simulator.program import Int64Array, Label
+
+MOST: Final = {"ns": 2**53, "FLOPs": 2**62, "bytes": 2**62}
+"""Most of a unit in one operation: 64 bits hold it, and the times of a thousand in a row."""
 
 
 class TemplateArrays:
@@ -20,23 +24,23 @@ class TemplateArrays:
         self.n = len(tasks)
         self.stream = np.array([task.stream for task in tasks], np.int32)
         self.label = np.array([labels.setdefault(task.label, len(labels)) for task in tasks], np.int32)
-        self.duration_ns = np.array([task.duration_ns for task in tasks], np.int64)
+        self.duration_ns = _in_64_bits("ns", [task.duration_ns for task in tasks])
         self.message = np.array([_number(task.message, messages) for task in tasks], np.int32)
         self.layer = np.array([task.layer for task in tasks], np.int32)
-        self.flops = np.array([task.flops for task in tasks], np.int64)
-        self.bytes_moved = np.array([task.bytes_moved for task in tasks], np.int64)
+        self.flops = _in_64_bits("FLOPs", [task.flops for task in tasks])
+        self.bytes_moved = _in_64_bits("bytes", [task.bytes_moved for task in tasks])
         self.memory_bound = np.array([task.memory_bound for task in tasks], np.int32)
         self.part = np.array([task.part for task in tasks], np.int32)
         self.waits = template.waits
         self.waits_outside = any(other < 0 for _, other in template.waits)
         self.tails = template.tails
-        self.last_dp = max((at for at, task in enumerate(tasks) if task.stream == DP), default=-1)
+        self.last_dp, self.last_copies = (_last(tasks, stream) for stream in (DP, DP_COPIES))
 
     def dependencies(self, outside: Outside) -> tuple[Int64Array, Int64Array]:
         """Return how many others each task waits for, and which, each once and relative to the first task."""
         stands_for = {
             Template.BEFORE: outside.tails,
-            Template.GRADIENTS: outside.gradients,
+            Template.GRADIENTS: outside.gradients + outside.copies,
             Template.EARLIER: outside.earlier,
         }
         found = sorted({(task, at) for task, other in self.waits for at in stands_for.get(other, (other,))})
@@ -50,6 +54,7 @@ class Outside(NamedTuple):
     tails: tuple[int, ...] = ()
     gradients: tuple[int, ...] = ()
     earlier: tuple[int, ...] = ()
+    copies: tuple[int, ...] = ()
 
     def further(self, n: int) -> Outside:
         """Return the same tasks as seen from *n* tasks further on."""
@@ -63,6 +68,7 @@ class Outside(NamedTuple):
             tails=own if len(own) == len(arrays.tails) else moved.tails + own,
             gradients=(arrays.last_dp - arrays.n,) if arrays.last_dp >= 0 else moved.gradients,
             earlier=moved.tails,
+            copies=(arrays.last_copies - arrays.n,) if arrays.last_copies >= 0 else moved.copies,
         )
 
 
@@ -127,6 +133,21 @@ def gathered(lengths: Sequence[int], which: Sequence[int], sizes: Int64Array) ->
     return found
 
 
+def _last(tasks: Sequence[Task], stream: int) -> int:
+    """Return the place of the last of *tasks* on *stream*, -1 if there is none."""
+    return max((at for at, task in enumerate(tasks) if task.stream == stream), default=-1)
+
+
 def _number(message: Message | None, messages: dict[Message, int]) -> int:
     """Return the number of *message*, a new one if it is new, or -1 for none."""
     return -1 if message is None else messages.setdefault(message, len(messages))
+
+
+def _in_64_bits(unit: str, values: Sequence[int]) -> Int64Array:
+    """Return *values* as an array. Raises JobError if one is beyond what a timeline counts."""
+    if (most := max(values, default=0)) > MOST[unit]:
+        raise JobError(
+            f"an operation of {most:.2g} {unit} is beyond what a timeline counts: a shorter seq_len, a "
+            "smaller micro_batch or more ranks would work"
+        )
+    return np.array(values, np.int64)

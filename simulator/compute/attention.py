@@ -28,7 +28,8 @@ def attention_s(op: Op, device: Device) -> float:
         peak = efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
         return max(op.flops / peak, moving_s) + op.count * device.gemm_latency_s
     one = kernel.forward if forward else kernel.backward
-    clock, processors = device.sustained_clock_fraction, device.gemm_tiles.processors
+    clock = max(device.sustained_clock_fraction, one.lasting_clock)
+    processors = device.gemm_tiles.processors
     computing_s = rows_s(op, one, one.efficiency * device.peak(op.dtype) * clock, processors, clock)
     return max(computing_s, moving_s) + op.count * one.latency_s
 
@@ -57,13 +58,25 @@ def rows_s(op: Op, one: AttentionPass, flops_per_s: float, processors: int, cloc
     if one.scores_per_s:
         score_s = max(score_s, 1 / (one.scores_per_s * clock))
     rows = op.batch * -(-op.m // one.queries)
-    seen = min((op.n + min(one.queries, op.n)) / 2 if op.causal else op.n, seen_at_most)
+    seen = _seen(op, one.queries)
     work_s = op.batch * op.m * seen * score_s + rows * one.tile_overhead_s / processors
     longest_s = tile * seen_at_most * score_s * processors
     return max(work_s + one.tail * longest_s, longest_s + one.tile_overhead_s)
 
 
+def _seen(op: Op, queries: int) -> float:
+    """Return the keys that a row of *queries* computes on average, tiles that masks cut counted whole.
+
+    A causal mask cuts one tile, the far end of a window another in rows that are past it.
+    """
+    tile, window = min(queries, op.n), min(op.window or op.n, op.n)
+    if not op.causal:
+        return min(op.n, window + queries)
+    shown = window * (2 * op.n - window) / (2 * op.n) + tile / 2 * (2 - window / op.n)
+    return min(shown, (op.n + tile) / 2)
+
+
 def _width(width: int, one: AttentionPass) -> int:
     """Return the width that a head is computed in."""
-    step = one.wide_step
+    step, width = one.wide_step, max(width, one.narrowest)
     return -(-width // step) * step if step and width > step else width

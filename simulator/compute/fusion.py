@@ -43,6 +43,7 @@ FUSED: Final[Mapping[str, Both]] = MappingProxyType(
         "layernorm": Both(Passes(2, 0, 1), Passes(3, 0, 2)),
         "rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
         "scaled_rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
+        "half_rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
         "gated activation": Both(Passes(3, 0, 1), Passes(5, 0, 1)),
         "activation": Both(Passes(2, 0, 1), Passes(3, 0, 1)),
         "clamp": Both(Passes(0, 0, 1), Passes(0, 0, 1)),
@@ -68,6 +69,10 @@ EAGER: Final[Mapping[str, Both]] = MappingProxyType(
         # backward two products, negation, join, sum, and zeros and a sum for the empty rest: autograd of
         # NVIDIA/Megatron-LM core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd
         "scaled_rotary": Both(Passes(12, 0, 12), Passes(14, 0, 14)),
+        # queries and keys, each: two products, half negated, joined, sum; backward two products, negation,
+        # two slices of zeros, two sums, and a copy to rows of tokens: autograd of transformers
+        # models/llama/modeling_llama.py, apply_rotary_pos_emb
+        "half_rotary": Both(Passes(10, 0, 10), Passes(16, 0, 16)),
         # silu(gate), then times up; backward of the product, twice, then of silu
         "gated activation": Both(Passes(5, 0, 2), Passes(9, 0, 3)),
         "activation": FUSED["activation"],
@@ -79,6 +84,22 @@ EAGER: Final[Mapping[str, Both]] = MappingProxyType(
     }
 )
 """What eager PyTorch does: kernels as autograd issues them."""
+
+AUTOCAST: Final[Mapping[str, Both]] = MappingProxyType(
+    {
+        # input, weight and result are fp32: nothing is cast
+        "rmsnorm": Both(Passes(0, 7, 6), Passes(0, 23, 14)),
+        "layernorm": Both(Passes(0, 2, 1), Passes(0, 3, 2)),
+        # cosines are fp32 as the hidden states, so that products and sum are; then a cast for attention
+        "half_rotary": Both(Passes(6, 6, 12), Passes(15, 7, 22)),
+        # two casts, of ForCausalLMLoss and of Accelerate's convert_outputs_to_fp32, and the copy of outputs
+        # by which DDP finds unused parameters (torch/nn/parallel/distributed.py, _DDPSink; asked for by
+        # transformers/trainer.py unless activations are recomputed)
+        "loss": Both(Passes(2, 7, 5), Passes(1, 6, 3)),
+    }
+)
+"""What is different from ``EAGER`` under ``torch.autocast``, where weights and hidden states are fp32: the
+operators of transformers ``models/llama/modeling_llama.py`` as a rehearsal of its Trainer counts them."""
 
 ADAM_FUSED_PASSES: Final = 6
 """Of fp32 states in a fused Adam: master weight and two moments, each read and written."""
@@ -118,11 +139,17 @@ def traffic(job: Job, part: str, form: str, name: str, n_elements: int) -> tuple
         name: name of the operation.
         n_elements: over which it goes.
     """
-    both, fused = (EAGER if is_separate(job, part) else FUSED)[form], FUSED[form]
+    both, fused = _passes(job, part, form), FUSED[form]
     return (
         _op(job, name, n_elements, both.forward, fused.forward.kernels),
         _op(job, f"{name}.backward", n_elements, both.backward, fused.backward.kernels),
     )
+
+
+def _passes(job: Job, part: str, form: str) -> Both:
+    if not is_separate(job, part):
+        return FUSED[form]
+    return AUTOCAST[form] if job.autocasts and form in AUTOCAST else EAGER[form]
 
 
 def elementwise_piece(job: Job, part: str, form: str, name: str, n_elements: int) -> Piece:
@@ -134,4 +161,4 @@ def elementwise_piece(job: Job, part: str, form: str, name: str, n_elements: int
 def _op(job: Job, name: str, n_elements: int, one: Passes, launches: int) -> Op:
     size = n_elements * (one.narrow * DTYPE_BYTES[job.precision] + one.wide * DTYPE_BYTES["fp32"])
     op = memory(name, size, job.precision, count=one.kernels)
-    return replace(op, launches=launches if launches != one.kernels else 0)
+    return replace(op, launches=launches)

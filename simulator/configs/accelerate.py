@@ -143,7 +143,7 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         if form == "deepspeed":
             reading.assume("sharding", "zero2", "zero_stage is 2 unless it or deepspeed_config_file says")
     else:
-        reading.assume("framework", "torchtitan", "the profile of PyTorch's own FSDP")
+        reading.assume("framework", "transformers", "Accelerate's, with models of Hugging Face")
         reading.assume("sharding", "ddp" if form == "none" else "fsdp", "distributed_type and its strategy")
     if form in ("zero2", "hybrid_zero2"):
         facts["convention.reshard_after_forward"] = False
@@ -151,12 +151,8 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         nodes, gpus = facts.get("nodes", 1), given.get("gpus", facts.get("gpus"))
         if gpus and nodes > 1:
             reading.assume("shard_ranks", gpus // nodes, "HYBRID_SHARD shards within a node")
-    if facts.get("sharding") == "fsdp" and facts.get("precision", "fp32") != "fp32":
-        reading.assume(
-            "convention.reduces_in_16_bit",
-            value=True,
-            reason="Accelerate reduces gradients in the precision of the job",
-        )
+    if facts.get("sharding") == "fsdp":
+        _assume_version(reading)
     if facts.get("sharding") == "ddp":
         for name in ("offload_states", "convention.reshard_after_forward"):
             facts.pop(name, None)
@@ -164,3 +160,19 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         reading.assume("precision", "fp32", "mixed_precision is no unless given")
     if form in ("deepspeed", "megatron") or facts.get("gpus"):
         facts.pop("nodes", None)
+
+
+def _assume_version(reading: Reading) -> None:
+    """Add what FSDP is unless the file says: version 1, which gathers no unit ahead in backward."""
+    reading.assume("convention.copies_gathered", value=False, reason="fsdp_version is 1 unless given")
+    if reading.facts["convention.copies_gathered"] is False:
+        reading.assume(
+            "convention.joins_gradients",
+            value=True,
+            reason="FSDP 1 has one flat tensor per unit (torch/distributed/fsdp/_runtime_utils.py)",
+        )
+        reading.assume(
+            "convention.prefetch_backward",
+            value=False,
+            reason="fsdp_backward_prefetch is NO_PREFETCH unless given",
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from simulator.flags import TargetName, job_settings_options
+from simulator.flags import JobCommand, job_settings_options, tool
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +21,10 @@ WIDEST_VALUE: Final = 40
 """Most letters that a value may take in a table."""
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
 @job_settings_options
-@click.option("--to", "target", type=TargetName(), help="Write for this tool instead: megatron, fsdp2, ...")
+@click.option("--to", "target", type=tool, help="Write for this tool instead: megatron, fsdp2, ...")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def config(

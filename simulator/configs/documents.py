@@ -88,7 +88,7 @@ def _parsed(path: Path, text: str, kind: str) -> Mapping[str, Any]:
     }
     try:
         content = parsers[kind](text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not {kind}: {' '.join(str(error).split())}") from None
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: names and values are needed, this is a {type(content).__name__}")

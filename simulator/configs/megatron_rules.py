@@ -109,6 +109,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "ddp-bucket-size": Use("convention.bucket_mib", _bucket_mib),
         "no-gradient-accumulation-fusion": on("convention.fused_wgrad", gives=False),
         "optimizer-cpu-offload": on("offload_optimizer", gives="cpu"),
+        "cpu-offloading-num-layers": Use("offload_layers", whole),
         "recompute-activations": on("recompute", gives="selective"),
         "recompute-granularity": Use("recompute", words(selective="selective", full="full")),
         "recompute-modules": Use("recompute_modules", _listed),

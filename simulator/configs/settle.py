@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.config import CONVENTIONS, KINDS, SHAPE
 from simulator.configs.rules import CONVENTION, MODEL
 from simulator.errors import ConfigError
 from simulator.models.sources import load_model
 from simulator.nearest import near_multiples
+from simulator.settings import CONVENTIONS, KINDS, SHAPE
 
 _PLACES: Final = {"cpu": "host", "nvme": "nvme"}
 
@@ -178,11 +178,11 @@ def _offload(facts: dict[str, Any]) -> None:
     optimizer, states = facts.pop("offload_optimizer", None), facts.pop("offload_states", None)
     activations = facts.pop("offload_activations", None)
     place = _PLACES.get(states or optimizer or "")
-    if states and activations:
+    if states and (activations or facts.get("offload_layers")):
         facts["offload"] = "all"
     elif states or optimizer:
         facts["offload"] = "states" if states else "optimizer"
-    elif activations:
+    elif activations or facts.get("offload_layers"):
         facts["offload"] = "activations"
     if place:
         facts["offload_to"] = place

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from simulator.builder.stages import stage_layers
-from simulator.config import CONVENTIONS, SHAPE, job_from, job_settings
+from simulator.config import job_from, job_settings
 from simulator.configs import write_megatron, write_tables
 from simulator.configs.documents import Document, parse_yaml
 from simulator.configs.read import read_documents
@@ -21,6 +21,7 @@ from simulator.errors import SimulationError
 from simulator.job import Job
 from simulator.models.sources import model_fields
 from simulator.schedules import SCHEDULES
+from simulator.settings import CONVENTIONS, SHAPE
 
 
 class Target(NamedTuple):

@@ -129,6 +129,7 @@ def _memory(job: Job) -> Iterator[Argument]:
         yield "recompute-method", "block" if job.recompute_layers else "uniform"
         yield "recompute-num-layers", job.recompute_layers or 1
     yield "optimizer-cpu-offload", job.offload == "optimizer"
+    yield "cpu-offloading-num-layers", job.offload_layers or None
     yield "accumulate-allreduce-grads-in-fp32", job.fp32_gradients and job.precision != "fp32"
     yield "moe-expert-capacity-factor", job.capacity_factor or None
 

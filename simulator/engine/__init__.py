@@ -43,14 +43,10 @@ def choose(
     """
     if name not in ENGINES:
         raise EngineError(f"engine {name!r}: one of {', '.join(ENGINES)}")
-    has_numba = find_spec("numba") is not None
-    if name.endswith("compiled") and not has_numba:
-        other = "event" if name == "compiled" else "contended"
-        raise EngineError(
-            f"the {name} engine needs numba: pip install 'foretrace[fast]', or --engine {other}"
-        )
+    if name.endswith("compiled"):
+        require_numba(f"the {name} engine", f", or --engine {'event' if name == 'compiled' else 'contended'}")
     if name == "auto":
-        fast = has_numba and n_tasks >= WORTH_LOADING
+        fast = n_tasks >= WORTH_LOADING and find_spec("numba") is not None
         name = ("contended-compiled" if fast else "contended") if links else "compiled" if fast else "event"
     engine = import_module(f"{__name__}.{name.replace('-', '_')}")
     if name.endswith("compiled"):
@@ -58,3 +54,17 @@ def choose(
         if words := part.compiling():
             tell(words)
     return engine
+
+
+def require_numba(what: str, otherwise: str = "") -> None:
+    """Raise EngineError, in words, if *what* needs numba and it is not installed.
+
+    Whoever tries many jobs and leaves out the impossible ones asks before the first: that an engine is
+    missing says nothing about a job.
+
+    Args:
+        what: what is asked for, e.g. ``"a search"``.
+        otherwise: what to do instead, if anything.
+    """
+    if find_spec("numba") is None:
+        raise EngineError(f"{what} needs numba: pip install numba{otherwise}")

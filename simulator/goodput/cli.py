@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from simulator.flags import Dollars
+from simulator.flags import dollars
+from traces.flags import Number
 
 
 @click.command()
@@ -31,7 +32,7 @@ from simulator.flags import Dollars
 @click.option("--restart-time", help="Time from a failure to the first new step. [default: 10 min]")
 @click.option(
     "--step-error",
-    type=click.FloatRange(0, 2),
+    type=Number(0, 2),
     help="Spread of true step times around the prediction, 0.1 is 10 %. [default: as measured]",
 )
 @click.option("--slow-gpus", help="Quantiles of how slow a GPU may be, e.g. '99%:1.02, 99.9%:1.15'.")
@@ -39,11 +40,13 @@ from simulator.flags import Dollars
     "--start", type=click.DateTime(["%Y-%m-%d"]), help="First day of the training. [default: today]"
 )
 @click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which the training has to be done.")
-@click.option("--budget", type=Dollars(), help="Dollars that may be spent, e.g. 250k or 1.5M.")
+@click.option("--budget", type=dollars, help="Dollars that may be spent, e.g. 250k or 1.5M.")
 @click.option(
     "--samples", type=click.IntRange(1, 1_000_000), default=2000, show_default=True, help="Trainings to draw."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed that makes draws repeatable.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed that makes draws repeatable."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
     """Say how long a training takes and costs if its steps are those of RUN and machines fail.
@@ -124,6 +127,15 @@ def _show(found: Mapping[str, Any]) -> None:
             console.print(f"  {escape(note)}")
 
 
+def _cost(found: Mapping[str, Any]) -> str:
+    from simulator.price import whose
+
+    price = whose(found["price_from"], found["usd_per_gpu_hour"], given=not found["price_from"])
+    return (
+        f"{found['expected_usd']:,.0f} USD; {found['usd_per_1b_tokens']:,.0f} USD per billion tokens, {price}"
+    )
+
+
 def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     days, ends = found["days"], found["ends"]
     lines = [
@@ -133,7 +145,7 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             "nine times in ten",
             f"{_days(days['5%'])} to {_days(days['95%'])}, the last of them on {ends['95%']}",
         ),
-        ("goodput", f"{found['goodput']:.1%}  ({_shares(found['shares'])})"),
+        ("goodput", f"{100 * found['goodput']:.1f} %  ({_shares(found['shares'])})"),
     ]
     if found["hours_between_failures"] is not None:
         lines.append(
@@ -151,21 +163,20 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         )
     if "expected_usd" in found:
-        lines.append(
-            (
-                "cost",
-                f"{found['expected_usd']:,.0f} USD; {found['usd_per_1b_tokens']:,.0f} USD per billion tokens",
-            )
-        )
+        lines.append(("cost", _cost(found)))
     if "chance_by" in found:
-        lines.append((f"done by {found['by']}", f"{found['chance_by']:.1%} likely"))
+        lines.append((f"done by {found['by']}", f"{100 * found['chance_by']:.1f} % likely"))
     if "chance_in_budget" in found:
-        lines.append((f"within {found['budget_usd']:,.0f} USD", f"{found['chance_in_budget']:.1%} likely"))
+        lines.append(
+            (f"within {found['budget_usd']:,.0f} USD", f"{100 * found['chance_in_budget']:.1f} % likely")
+        )
     return lines
 
 
 def _shares(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share and name != "training")
+    return ", ".join(
+        f"{name} {100 * share:.1f} %" for name, share in shares.items() if share and name != "training"
+    )
 
 
 def _days(days: float) -> str:

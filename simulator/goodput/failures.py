@@ -125,7 +125,7 @@ def optimal_interval_s(reliability: Reliability) -> float:
     x = min(math.sqrt(2 * cost), 1.0)
     for _ in range(_NEWTON_STEPS):  # 1 - x - e^-(x + c) falls, and is concave: Newton's steps converge
         decay = math.exp(-(x + cost))
-        step = (1 - x - decay) / (decay - 1)
+        step = (1 - x - decay) / math.expm1(-(x + cost))
         x = min(max(x - step, x / 2), (1 + x) / 2)
     return x / rate
 
@@ -243,6 +243,6 @@ def _segments(work_s: float, interval_s: float) -> int:
 
 def _check(work_s: float, interval_s: float) -> None:
     if not (math.isfinite(work_s) and work_s > 0):
-        raise GoodputError(f"{work_s} s of work: more than 0")
+        raise GoodputError(f"steps that take {work_s} s in all: give a step time above 0 s")
     if not interval_s > 0:
         raise GoodputError(f"a checkpoint every {interval_s} s: more than 0")

@@ -32,6 +32,12 @@ STORAGE_BYTES_PER_S: Final = 2e9
 RESTART_S: Final = 600.0
 """From a failure to the first new step where nothing is said: an assumption, and shown as one."""
 
+LATE: Final = 100
+"""How many times as long as on average a training may take and still have a date."""
+
+MOST_DRAWS: Final = 1e9
+"""Failures that are drawn, over all trainings: some minutes."""
+
 QUANTILES: Final = (0.05, 0.5, 0.95)
 
 
@@ -106,6 +112,7 @@ def plan(
     slow = SlowGpus(risks.stragglers, training.n_gpus, training.compute_share)
     rests_on += slow.notes(QUANTILES)
     mean = expected(work_s * slow.mean, interval_s, reliability)
+    _check_length(mean, start, n_samples)
     times_s = sampled_times_s(
         work_s,
         interval_s,
@@ -134,6 +141,20 @@ def plan(
         **_chance_by(times_s, start, by),
         **_money(training, tokens, mean, times_s, budget_usd),
     }
+
+
+def _check_length(mean: Expected, start: date, n_samples: int) -> None:
+    """Raise GoodputError if a training ends after the calendar, or fails more often than can be drawn."""
+    if LATE * mean.wall_s / DAY_S > (date.max - start).days:
+        raise GoodputError(
+            f"on average this takes {mean.wall_s / DAY_S / 365.25:,.3g} years, longer than there are dates: "
+            "fewer tokens, more GPUs or an earlier --start would work"
+        )
+    if mean.n_failures * n_samples > MOST_DRAWS:
+        raise GoodputError(
+            f"{mean.n_failures:,.0f} failures in each of {n_samples:,} trainings are more than can be drawn: "
+            "fewer --samples or fewer tokens would work"
+        )
 
 
 def _length(work_s: float, mean: Expected, times_s: NDArray[np.float64], start: date) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class SlowGpus:
         said = (
             f"the slowest of {self.n_gpus:,} GPUs computes {found['mean']:.3f} times as long ({low:.3f} to "
             f"{high:.3f}), if they are independent, to the end of training; everybody waits for all of that: "
-            f"{self.compute_share:.0%} of a step is compute"
+            f"{100 * self.compute_share:.0f} % of a step is compute"
         )
         return [said]
 

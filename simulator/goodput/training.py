@@ -32,6 +32,7 @@ class Training:
         n_nodes: nodes they are in.
         n_params: parameters; 0 if unknown.
         usd_per_gpu_hour: price; None if unknown.
+        price_from: the machine whose file has that price; empty where it was given.
         step_error: how far measured steps of its class lie around predicted ones, as in ``Risks``; 0 where
             the step was measured.
         step_error_from: the runs that this comes from, in words.
@@ -45,6 +46,7 @@ class Training:
     n_nodes: int
     n_params: int = 0
     usd_per_gpu_hour: float | None = None
+    price_from: str = ""
     step_error: float = 0.0
     step_error_from: str = ""
     compute_share: float = 1.0
@@ -97,6 +99,7 @@ def training_of(run: Run, *, tokens_per_step: int | None = None) -> Training:
         n_nodes=math.ceil(info.world_size / per_node),
         n_params=int(model.get("n_params") or 0),
         usd_per_gpu_hour=cluster.get("price_usd_per_gpu_hour"),
+        price_from=str(cluster.get("name", "its machine")),
         step_error=spread_of(likely["step_time_s"]) if "step_time_s" in likely else 0.0,
         step_error_from=str(likely.get("step_time_from", "")),
     )
@@ -114,4 +117,6 @@ def spread_of(interval: Sequence[float]) -> float:
 
 def with_overrides(training: Training, **given: Any) -> Training:
     """Return *training* with what the user has said of it; None leaves it as it is."""
+    if given.get("usd_per_gpu_hour") is not None:
+        given["price_from"] = ""
     return replace(training, **{name: value for name, value in given.items() if value is not None})

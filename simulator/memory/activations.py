@@ -18,6 +18,7 @@ from simulator.workload.linear import (
     expert_tokens,
     hidden_bytes,
     job_recipe,
+    residual_dtype,
     tokens_per_rank,
     tokens_per_shard,
 )
@@ -33,7 +34,7 @@ A ring holds the share in use and the one that arrives; Ulysses holds all tokens
 
 def layer_input_bytes(job: Job) -> int:
     """Return the size of the input of one layer: what full recomputation keeps."""
-    return hidden_bytes(job, tokens_per_shard(job))
+    return tokens_per_shard(job) * job.model.hidden * DTYPE_BYTES[residual_dtype(job)]
 
 
 def kept_bytes(job: Job, layer: int) -> int:
@@ -160,6 +161,16 @@ def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
     return found + (4 * elements if framework.keeps_norm_in_fp32 or apart else 0)
 
 
+def _casts_bytes(job: Job, n_products: int) -> int:
+    """Return the casts of its input that autocast makes for each of *n_products*, kept for their backward.
+
+    The input itself stays in fp32 for the weight of its norm, as does what the norm has read.
+    """
+    if not job.autocasts:
+        return 0
+    return tokens_per_shard(job) * job.model.hidden * DTYPE_BYTES[job.precision] * n_products
+
+
 def _attention_bytes(job: Job, *, scores: bool) -> int:
     """Return queries, keys, values and output; *scores* adds what a recomputed core does not keep.
 
@@ -176,7 +187,7 @@ def _attention_bytes(job: Job, *, scores: bool) -> int:
         2 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_head_dim if model.kv_lora_rank else 0
     )
     n_shared = int(model.parallel_blocks) + int(model.norms_per_layer == 1)
-    found = _branch_bytes(job, n_shared=n_shared)
+    found = _branch_bytes(job, n_shared=n_shared) + _casts_bytes(job, 3)
     found += (n_tokens * features + tokens_per_shard(job) * compressed) * width
     if model.qk_norm:
         found += n_tokens * (heads + kv_heads) * model.head_dim * width
@@ -199,7 +210,8 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     """
     model = job.model
     if not model.is_moe(layer):
-        return _branch_bytes(job) + _kept_inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
+        inner = _kept_inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
+        return _branch_bytes(job) + _casts_bytes(job, 2 if model.gated else 1) + inner
     n_routed = routed_tokens(job, expert_tokens(job))
     found = _branch_bytes(job) + _kept_inner_bytes(job, model.moe_ffn_hidden, n_routed, job.layout.etp)
     found += matrix_input_bytes(job, n_routed * model.hidden)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from simulator.flags import job_settings_options
+from simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
+from simulator.flags import JobCommand, job_settings_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,26 +27,27 @@ SHOWN_CLOSEST: Final = 3
 """Changes that are listed where none makes a job fit."""
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @job_settings_options
-@click.option("--config", type=click.Path(dir_okay=False), help="A run.toml; flags override what it says.")
+@settings_file_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def memory(config: str | None, *, as_json: bool, **flags: Any) -> None:
+def memory(
+    file: str | None, config: str | None, *, files: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:
     """Say whether a job fits into memory, and if not, what would.
 
-    Settings are those of foretrace simulate. For example: foretrace memory --model llama2-13b
-    --cluster dgx-a100 --gpus 8 --sharding zero3 --recompute full --seq-len 4096 --global-batch 8
-    """
-    from simulator.config import job_from, read_config
+    Settings are those of foretrace simulate: flags, a run.toml, or files of another tool.
 
+        foretrace memory --model llama2-13b --cluster dgx-a100 --gpus 8 --sharding zero3 --recompute full
+        --seq-len 4096 --global-batch 8
+    """
     given = {name: value for name, value in flags.items() if value is not None}
-    if {"dp", "gpus"} & set(given) and config is not None:
-        given = {"dp": None, "gpus": None, **given}  # the one given replaces both in the file
-    job = job_from({**(read_config(config) if config else {}), **given})
+    job, read = job_of(settings_files(file, config, files), given)
     found = describe(job)
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(found | {"configs": read}))
     else:
+        show_read(read)
         _show(found)
 
 

@@ -106,6 +106,8 @@ def stage_memory(
         "reserved": reserved_bytes(job),
     }
     on_device = _kept_on_device(job, items, kept)
+    if job.offload_layers and in_flight:
+        on_device["activations"] = items["activations"] - _sent_away(job, items["activations"])
     return StageMemory(
         stage=stage,
         in_flight=in_flight,
@@ -114,6 +116,16 @@ def stage_memory(
         when=moment.when,
         host_bytes=sum(items.values()) - sum(on_device.values()),
     )
+
+
+def _sent_away(job: Job, activations_bytes: int) -> int:
+    """Return what ``job.offload_layers`` takes off the device, one layer on its way excepted.
+
+    Layers leave while those behind them are computed and come back as those are done with, so that the end
+    of a forward is the fullest moment (Transformer Engine, transformer_engine/pytorch/cpu_offload.py).
+    """
+    away = [kept_bytes(job, layer) for layer in range(job.offload_layers)]
+    return min(sum(away) - max(away), activations_bytes)
 
 
 def _alike(job: Job, layers: Sequence[int]) -> list[tuple[int, Job, int]]:

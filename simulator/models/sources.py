@@ -15,6 +15,7 @@ from typing import Final
 from simulator.errors import ModelError
 from simulator.models.hf import model_from_config
 from simulator.models.model import Model
+from simulator.nearest import near_name
 
 
 def names() -> list[str]:
@@ -91,7 +92,7 @@ def _preset(name: str) -> Model:
 def _from_json(path: Path) -> Model:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not a JSON file that can be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path}: a Hugging Face config is a JSON object, this is a {type(config).__name__}")
@@ -101,7 +102,7 @@ def _from_json(path: Path) -> Model:
 def _from_toml(path: Path) -> Model:
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not a TOML file that can be read: {error}") from error
     base: dict[str, object] = {}
     if (preset := given.pop("base", None)) is not None:
@@ -115,9 +116,7 @@ def _model(values: dict[str, object], *, where: str) -> Model:
     """Return the model with *values*, each key a field of ``Model``."""
     known = {field.name: field for field in fields(Model)}
     if unknown := sorted(set(values) - set(known)):
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        advice = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-        raise ModelError(f"{where}: unknown key {unknown[0]!r}{advice}")
+        raise ModelError(f"{where}: unknown key {unknown[0]!r}; {near_name(unknown[0], known, 'known:')}")
     for field in known.values():
         if field.default is MISSING and field.name not in values:
             raise ModelError(f"{where}: missing key {field.name!r}")

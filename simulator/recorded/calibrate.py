@@ -16,7 +16,7 @@ import numpy as np
 
 from simulator.errors import CalibrationError
 from simulator.job import Job
-from simulator.recorded.calibration import Calibration
+from simulator.recorded.calibration import Calibration, constants_of
 from simulator.recorded.compute import compute_factors, measured, pass_seconds
 from simulator.recorded.network import network_factors
 from simulator.simulate import Simulation, simulate
@@ -143,6 +143,7 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
         cluster=job.cluster.name,
         device=job.cluster.device.name,
         precision=job.precision,
+        constants=constants_of(job.cluster.device),
         compute=compute.factors,
         network=network.factors,
         not_identified=(*compute.not_identified, *network.not_identified),
@@ -185,8 +186,8 @@ def _kept(one: Calibration, errors: Sequence[Error]) -> tuple[Calibration, tuple
         for key in factors:
             holder.pop(key, None)
         said.append(
-            f"{what}: with its factors {name} of held-back steps is {error.off_after:+.1%} off instead of "
-            f"{error.off_before:+.1%}; not better than the catalogue, which is kept"
+            f"{what}: with its factors {name} of held-back steps is {100 * error.off_after:+.1f} % off "
+            f"instead of {100 * error.off_before:+.1f} %; not better than the catalogue, which is kept"
         )
     return replace(one, compute=compute, network=network), tuple(said)
 

@@ -10,10 +10,12 @@ of communication that the run had, and of all others.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +60,7 @@ class Calibration:
         network: by link (``near`` or ``far``), kind of communication and part, ``"near.all_reduce.wire"``.
         not_identified: what the run cannot say, and why, as sentences.
         only: jobs that the factors hold for, as ``job_kind`` names them; empty: all on that device.
+        constants: fingerprint of the device's numbers that the factors are on; empty: not known, not checked.
     """
 
     run: str
@@ -68,6 +71,7 @@ class Calibration:
     network: Mapping[str, Factor] = field(hash=False)
     not_identified: tuple[str, ...] = ()
     only: str = ""
+    constants: str = ""
 
     def calibrated(self, job: Job) -> Job:
         """Return *job* on its machine with these factors.
@@ -86,12 +90,17 @@ class Calibration:
         """Return *cluster* with these factors on its constants.
 
         Raises:
-            CalibrationError: it has another device than the run had.
+            CalibrationError: it has another device than the run had, or one of other numbers.
         """
         if cluster.device.name != self.device:
             raise CalibrationError(
                 f"the calibration is of {self.device}, on {self.run}, but {cluster.name} has "
                 f"{cluster.device.name}; calibrate on a run of that device"
+            )
+        if self.constants and self.constants != constants_of(cluster.device):
+            raise CalibrationError(
+                f"the calibration is on the figures of {self.device} in {self.cluster}, those in "
+                f"{cluster.name} are others; calibrate with --cluster {cluster.name}, or its file"
             )
         values = {name: factor.value for name, factor in self.compute.items()}
         device = _with_latencies(cluster.device, values)
@@ -113,6 +122,8 @@ class Calibration:
             "# Factors on the times of the catalogue; errors are standard errors: foretrace calibrate",
             *(f"{key} = {_quoted(getattr(self, key))}" for key in ("run", "cluster", "device", "precision")),
         ]
+        if self.constants:
+            lines.append(f"constants = {_quoted(self.constants)}")
         if self.only:
             lines.append(f"only = {_quoted(self.only)}")
         if self.not_identified:
@@ -123,6 +134,12 @@ class Calibration:
             for name, factor in factors.items():
                 lines.append(f"{name} = {{ value = {factor.value:.6g}, error = {factor.error:.3g} }}")
         return "\n".join(lines) + "\n"
+
+
+def constants_of(device: Device) -> str:
+    """Return a fingerprint of the numbers of *device*, whatever is said of where they come from."""
+    bare = asdict(replace(device, factors={}, sources={}, assumed=""))
+    return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def job_kind(job: Job) -> str:
@@ -172,6 +189,7 @@ def _from_document(document: Mapping[str, Any]) -> Calibration:
         network=network,
         not_identified=tuple(map(str, said)) if isinstance(said, list) else (),
         only=str(document.get("only", "")),
+        constants=str(document.get("constants", "")),
     )
 
 
@@ -214,5 +232,5 @@ def _tables(network: Mapping[str, Factor]) -> Iterator[tuple[str, dict[str, Fact
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    """Return *text* as TOML writes it, which is how JSON does."""
+    return json.dumps(text, ensure_ascii=False)

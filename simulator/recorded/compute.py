@@ -138,12 +138,14 @@ def _copies(run: Run, job: Job, rank: int) -> Iterable[tuple[str, str, Op]]:
     width, other = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
     layout, model = job.layout, job.model
     split = layout.tp, layout.ep, layout.etp
-    sizes = [("layer", model.layer_params(layer, *split)) for layer in _layers(run, job, rank)]
-    sizes += [("ends", block.params) for block, part in _blocks(run, job, rank) if part == "ends"]
-    for part, n_params in sizes:
+    again = job.profile.reshard_after_forward and job.profile.wrap == "block"
+    sizes = [("layer", model.layer_params(layer, *split), again) for layer in _layers(run, job, rank)]
+    ends = [block for block, part in _blocks(run, job, rank) if part == "ends"]
+    sizes += [("ends", block.params, again and block.name != "head") for block in ends]
+    for part, n_params, twice in sizes:
         gathered = memory("copy.parameters", 2 * width * n_params, job.precision)
         yield part, "forward", gathered
-        if job.profile.reshard_after_forward:
+        if twice:
             yield part, "backward", gathered
         yield part, "backward", memory("copy.gradients", (width + other) * n_params, job.precision)
 

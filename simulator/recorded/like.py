@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.config import CONVENTIONS, KINDS, TABLES, job_from
+from simulator.config import job_from
 from simulator.errors import LikeError, TableError
 from simulator.idle import why_idle
 from simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
@@ -25,6 +25,8 @@ from simulator.recorded.observed import (
     sums_norm,
     virtual_stages,
 )
+from simulator.recorded.recomputed import recomputed
+from simulator.settings import CONVENTIONS, KINDS, TABLES
 from simulator.validate.hardware import device_of
 from topologies.catalog import load_cluster, names
 from traces.run import Run
@@ -38,6 +40,9 @@ PYTORCH: Final = "torchtitan"
 WAITS: Final = ("prefetch_forward", "prefetch_backward", "overlap_tp_backward")
 """Conventions that a processor cannot keep: it has no streams, so that FSDP2 and tensor parallelism wait for
 every collective where it is called."""
+
+MOST_BESIDE: Final = 0.02
+"""Share of the parameters that may be trained beside a model without being part of its step: as of a loss."""
 
 _LAYOUT: Final = tuple(TABLES["layout"])
 
@@ -118,18 +123,40 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
 
 
 def _check_enough(run: Run, found: Like, settings: Mapping[str, Any]) -> None:
-    """Raise LikeError if something is missing that a job needs."""
-    if "model" not in settings and found.model is None:
-        raise LikeError(found.missing_model)
+    """Raise LikeError, which names all that is missing, if something is missing that a job needs."""
+    missing = []
+    if "model" not in settings:
+        missing += [found.missing_model] if found.model is None else _beside(run)
     if not {"dp", "gpus"} & set(settings):
-        raise LikeError(
+        missing.append(
             f"{run.path} does not say how its {run.info.world_size} ranks were laid out: give --dp "
             "and the other degrees"
         )
+    if "recompute" not in settings and found.conventions is not None:
+        missing.append(
+            f"{run.path} recomputes a part of its layers: give --recompute none, full, or selective, with "
+            "the parts in --recompute-modules"
+        )
     if "cluster" not in settings:
-        raise LikeError(_which_cluster(run))
+        missing.append(_which_cluster(run))
     if "seq_len" not in settings or "micro_batch" not in settings:
-        raise LikeError(f"{run.path} does not say the shape of its batches: give --micro-batch and --seq-len")
+        shape = (run.info.job or {}).get("input_shape")
+        inputs = f"has inputs of {' x '.join(map(str, shape))}, no" if shape else "does not tell its"
+        missing.append(f"{run.path} {inputs} sequences of tokens: give --micro-batch and --seq-len")
+    if missing:
+        raise LikeError("; ".join(missing))
+
+
+def _beside(run: Run) -> list[str]:
+    """Return what to say of a run that trains more than its model, [] if it does not."""
+    described, beside = run.info.model or {}, int((run.info.job or {}).get("beside_params") or 0)
+    if beside <= MOST_BESIDE * (beside + int(described.get("n_params") or 0)):
+        return []
+    told = (
+        f"{run.path} trains {beside:,} parameters beside its largest model, {described.get('name')}: "
+        "give --model to simulate one model all the same"
+    )
+    return [told]
 
 
 def _dp(settings: Mapping[str, Any]) -> int:
@@ -192,8 +219,12 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     if layout is not None:
         settings |= layout.degrees | {"gpus": run.info.world_size}
     shape = job.get("input_shape")
-    if isinstance(shape, list) and len(shape) == 2:  # sequences, tokens
-        settings |= {"micro_batch": int(shape[0]), "seq_len": int(shape[1])}
+    n_sides = 3 if job.get("input_is_embedded") else 2  # sequences, tokens, and the width of what is embedded
+    if isinstance(shape, list) and len(shape) == n_sides:
+        parts = 1 if layout is None else layout.cp  # of a sequence, of which the model is called with one
+        settings |= {"micro_batch": int(shape[0]), "seq_len": int(shape[1]) * parts}
+        if (n_shapes := job.get("input_shapes", 1)) > 1:
+            notes.append(f"batches had {n_shapes} shapes, most often {shape[0]} x {shape[1]} tokens")
     device = (run.info.cluster or {}).get("device") or {}
     if device.get("kind") == "cpu":
         settings["cluster"] = "localhost"
@@ -207,7 +238,8 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     if isinstance(shard_ranks := job.get("shard_ranks"), int):
         settings["shard_ranks"] = shard_ranks
     settings["fp32_gradients"] = ("fp32" in seen["reduced"]) if seen["reduced"] else True
-    settings["recompute"] = "full" if "recompute" in seen["kinds"] else "none"
+    if (recompute := recomputed(run)) != "part":
+        settings["recompute"] = recompute
     if _has_tensor_parallelism(run):
         settings["sequence_parallel"] = ("reduce_scatter", "tp") in seen["collectives"]
     settings["conventions"] = _conventions(run)

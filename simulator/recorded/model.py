@@ -81,7 +81,10 @@ def recorded_model(description: Mapping[str, Any] | None, where: str) -> Model:
 def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any], where: str) -> Model:
     embeddings = sorted(_embeddings(structure), reverse=True)
     if not embeddings:
-        raise LikeError(f"the model of {where} has no embedding of tokens: give --model")
+        raise LikeError(
+            f"the model of {where}, {_name(description)}, has no embedding of tokens, so it is none of "
+            "those that are simulated: give --model, the transformer that it stands for"
+        )
     vocab, hidden = embeddings[0]
     layered = _one_layer(structure, where)
     numbers = sorted({layer for entry in layered.values() for layer in entry["layers"]})

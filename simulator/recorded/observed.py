@@ -11,7 +11,10 @@ from traces.columns import factorized, int64, is_one_of, labels
 from traces.run import Run
 
 NORM_BYTES: Final = 64
-"""Most bytes of an all-reduce that sums the norm of all gradients; losses are averaged in as few."""
+"""Most bytes of an all-reduce that sums the norm of all gradients."""
+
+NEVER_NS: Final = np.iinfo(np.int64).max
+"""A moment behind all others."""
 
 GATHERED_ONCE: Final = 1.25
 """All-gathers per reduce-scatter up to which inputs are gathered once: between once, 1, and twice, 1.5."""
@@ -54,10 +57,22 @@ def keeps_gathered(run: Run, rank: int) -> bool:
 
 
 def sums_norm(run: Run, rank: int) -> bool:
-    """Return whether *rank* all-reduces a few bytes in steps, as clipping by the norm of gradients does."""
+    """Return whether *rank* all-reduces a few bytes ahead of its optimizer, as clipping by a norm does.
+
+    Losses that are averaged are as small, but are so ahead of the backward pass or behind the optimizer.
+    """
     table = run.spans([rank])
-    small = (int64(table, "size_bytes") <= NORM_BYTES) & (int64(table, "step") >= 0)
-    return bool((small & is_one_of(table, "kind", ("all_reduce",))).any())
+    step, start = int64(table, "step"), int64(table, "start_ns")
+    kinds = is_one_of(table, "category", ("compute",))
+    passes = kinds & is_one_of(table, "kind", ("backward", "backward_input", "backward_weight"))
+    updates = kinds & is_one_of(table, "kind", ("optimizer",))
+    small = (int64(table, "size_bytes") <= NORM_BYTES) & is_one_of(table, "kind", ("all_reduce",))
+    for number in np.unique(step[small & (step >= 0)]).tolist():
+        own = step == number
+        behind, ahead = start[passes & own].max(initial=-1), start[updates & own].min(initial=NEVER_NS)
+        if ((start[small & own] > behind) & (start[small & own] < ahead)).any():
+            return True
+    return False
 
 
 def virtual_stages(run: Run) -> dict[str, int]:

@@ -12,11 +12,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simulator.compute.timing import ComputeModel
+from simulator.engine import require_numba
 from simulator.errors import CalibrationError
 from simulator.job import Job
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
-from simulator.recorded.calibration import COMPUTE, LINKS, OTHERS, PARTS, Calibration, Factor, job_kind
+from simulator.recorded.calibration import (
+    COMPUTE,
+    LINKS,
+    OTHERS,
+    PARTS,
+    Calibration,
+    Factor,
+    constants_of,
+    job_kind,
+)
 from simulator.simulate import simulate
 from simulator.validate.calibrate import OUTLIER, errors, fit, usual_spread
 from simulator.validate.curve import curve_of
@@ -69,8 +79,9 @@ def calibrate_on_time(job: Job, measured_s: float) -> OneTime:
 
     Raises:
         CalibrationError: the time is not above zero.
-        SimulationError: the job cannot be simulated.
+        SimulationError: the job cannot be simulated, or numba is not installed.
     """
+    require_numba("calibrating on a step time")
     if not (math.isfinite(measured_s) and measured_s > 0):
         raise CalibrationError(f"step time {measured_s!r}: seconds above zero, such as 3.21")
     job = replace(job, n_steps=1)
@@ -90,6 +101,7 @@ def calibrate_on_time(job: Job, measured_s: float) -> OneTime:
         cluster=cluster.name,
         device=cluster.device.name,
         precision=job.precision,
+        constants=constants_of(cluster.device),
         compute=dict.fromkeys(COMPUTE, compute),
         network={f"{link}.{OTHERS}.{part}": communication for link in LINKS for part in PARTS},
         only=job_kind(job),

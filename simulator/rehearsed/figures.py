@@ -110,19 +110,23 @@ def _sharing_rows(rehearsal: Rehearsal) -> int:
 def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float:
     """Return the FLOPs of a step over all ranks as MFU counts them (PaLM, arXiv:2204.02311, appendix B).
 
-    Attention in full and its backward twice its forward, nothing that is computed again.
+    Attention in full and its backward twice its forward; nothing that is computed again, and no pass without
+    gradients, as of an evaluation or of a teacher.
     """
     members = Counter(rehearsal.representatives)
     total = 0.0
     for rank, one in tables.items():
         works = one.works.select(["kind", "flops", "causal"]).to_pylist()
         weight = np.array([_counted(row) for row in works])
-        again = np.array([place["kind"] == "recompute" for place in one.places.to_pylist()], np.bool_)
-        kept = np.array([p["step"] in steps_of(rehearsal) for p in one.places.to_pylist()], np.bool_)
-        at = one.events["place"].to_numpy()
-        rows = (one.events["what"].to_numpy() == OP) & kept[at] & ~again[at]
+        counts = np.array([_counts(place, steps_of(rehearsal)) for place in one.places.to_pylist()], np.bool_)
+        rows = (one.events["what"].to_numpy() == OP) & counts[one.events["place"].to_numpy()]
         total += members[rank] * float(weight[one.events["item"].to_numpy()[rows]].sum())
     return total / len(steps_of(rehearsal))
+
+
+def _counts(place: Mapping[str, Any], steps: range) -> bool:
+    """Return whether work at *place* is that of training the model in one of *steps*."""
+    return place["kind"] != "recompute" and place["step"] in steps and bool(place["trains"])
 
 
 def _counted(row: Mapping[str, Any]) -> float:

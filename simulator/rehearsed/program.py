@@ -53,6 +53,8 @@ class Joiner:
             self.meetings.append((rank, meeting))
             self.participants.append(0)
         self.participants[number] += 1
+        if meeting.size_bytes > self.meetings[number][1].size_bytes and meeting.peer < 0:
+            self.meetings[number] = (rank, meeting)  # of unlike parts the largest decides
         return number
 
     def _key(self, rank: int, meeting: Meeting) -> tuple[Any, ...]:

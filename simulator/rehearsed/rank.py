@@ -7,7 +7,7 @@ the stream that issued it has come so far; one that is not asynchronous holds th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from simulator.clock import to_ns
@@ -15,11 +15,17 @@ from simulator.engine.slowdown import MILLION
 from simulator.program import Label
 from simulator.rehearsed.works import Priced
 from traces.layout import Group
-from traces.rehearsal import WHAT, RankTables
+from traces.rehearsal import HOST_KINDS, ON_HOST, WHAT, RankTables
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""
 
+
+COPIES: Final = {"to_host": "from the device", "to_device": "to the device"}
+"""Names of the copies that offloading makes."""
+
+PROCESSOR: Final = -1
+"""Number, among those of streams, of what the host computes in the order in which it is asked to."""
 
 SHARDING: Final = "fsdp."
 """How operators begin that split what was gathered and join gradients: ``copy``, as in every simulation."""
@@ -71,7 +77,7 @@ class RankTask(NamedTuple):
 
 
 class _Open:
-    """Operations on a stream that become one task."""
+    """Operations on a stream that become one task; all of them are *of* one kind, ``""`` for compute."""
 
     __slots__ = (
         "after",
@@ -80,14 +86,14 @@ class _Open:
         "bytes_moved",
         "dtype",
         "flops",
-        "is_copy",
         "kernels",
+        "of",
         "place",
         "seconds",
     )
 
-    def __init__(self, place: int, after: tuple[int, ...], dtype: str, *, is_copy: bool) -> None:
-        self.place, self.after, self.dtype, self.is_copy = place, after, dtype, is_copy
+    def __init__(self, place: int, after: tuple[int, ...], dtype: str, of: str) -> None:
+        self.place, self.after, self.dtype, self.of = place, after, dtype, of
         self.seconds = self.bound_s = 0.0
         self.flops = self.bytes_moved = self.kernels = self.allocated = 0
 
@@ -100,7 +106,7 @@ class RankWriter:
         priced: what its operations cost.
         groups: process groups by number.
         steps: the steps to keep; those before were to warm up.
-        launch_s: time of the host per kernel, 0 if the device is always the slower of the two.
+        launch_s: time of the host per kernel by place, None if the device is always the slower of the two.
 
     Attributes:
         tasks: the tasks.
@@ -114,7 +120,7 @@ class RankWriter:
         groups: Mapping[int, Group],
         steps: range,
         *,
-        launch_s: float = 0.0,
+        launch_s: Sequence[float] | None = None,
     ) -> None:
         self.tasks: list[RankTask] = []
         self.places = tables.places.to_pylist()
@@ -147,20 +153,24 @@ class RankWriter:
                 self._marks[item] = self._reached(stream)
             elif what == WAIT_MARK:
                 self._pending.setdefault(stream, {}).update(dict.fromkeys(self._marks.get(item, ())))
-            elif self._launch_s:
-                self._host = (*self._host, *self._reached(stream))
+            elif self._launch_s is not None or ON_HOST in self._priced.kinds:
+                self._host = tuple(dict.fromkeys((*self._host, *self._reached(stream))))
         for stream in list(self._open):
             self._close(stream)
 
     def _operation(self, stream: int, work: int, place: int, allocated: int) -> None:
-        found, priced = self._open.get(stream), self._priced
-        is_copy = priced.names[work].startswith(SHARDING)
-        is_same = found is not None and found.place == place and found.is_copy == is_copy
+        priced = self._priced
+        of = "copy" if priced.names[work].startswith(SHARDING) else ""
+        of = priced.kinds[work] if priced.kinds[work] in HOST_KINDS else of
+        if of == ON_HOST:
+            stream = self._turn_to_host()
+        else:
+            self._leave_host()
+        found = self._open.get(stream)
+        is_same = found is not None and found.place == place and found.of == of
         if found is None or not is_same or self._pending.get(stream):
             self._close(stream)
-            found = self._open[stream] = _Open(
-                place, self._after(stream), priced.dtypes[work], is_copy=is_copy
-            )
+            found = self._open[stream] = _Open(place, self._after(stream), priced.dtypes[work], of)
         seconds = priced.seconds[work]
         found.seconds += seconds
         found.bound_s += seconds if priced.bound[work] else 0.0
@@ -169,10 +179,23 @@ class RankWriter:
         found.kernels += priced.kernels[work]
         found.allocated = max(found.allocated, allocated)
 
+    def _turn_to_host(self) -> int:
+        """Let the host compute from here on; return the number of its queue."""
+        self._pending.setdefault(PROCESSOR, {}).update(dict.fromkeys(self._host))
+        self._host = ()
+        return PROCESSOR
+
+    def _leave_host(self) -> None:
+        """Let what is issued from here on wait until the host is done with what it computes."""
+        if PROCESSOR in self._open:
+            for stream in list(self._open):
+                self._close(stream)
+
     def _after(self, stream: int, *, keep: bool = False) -> tuple[int, ...]:
         """Return what comes next on *stream* has to wait for; what was pending is so no more, unless kept."""
         pending = self._pending.get(stream, {})
-        after = tuple(dict.fromkeys((*self._tail.get(stream, ()), *pending)))
+        tails = (*self._tail.get(stream, ()), *self._tail.get(PROCESSOR, ()))
+        after = tuple(dict.fromkeys((*tails, *pending)))
         if not keep:
             self._pending.pop(stream, None)
         return after
@@ -187,13 +210,13 @@ class RankWriter:
         found = self._open.pop(stream, None)
         if found is None:
             return
-        place = self.places[found.place]
-        after = (*found.after, *self._launch(found.kernels, found.place))
-        name = "compute" if stream == 0 else self._stream(("side", stream), "copy")
-        kind = "copy" if found.is_copy else place["kind"]
+        on_host = found.of == ON_HOST
+        after = (*found.after, *(() if on_host else self._launch(found.kernels, found.place)))
+        on_device = stream == 0 and found.of not in HOST_KINDS
+        name = "host" if on_host else "compute" if on_device else self._stream(("side", stream), "copy")
         task = RankTask(
             stream=name,
-            label=Label("compute", kind, place["name"] or place["kind"], "", found.dtype),
+            label=self._label(found),
             place=found.place,
             duration_ns=to_ns(found.seconds),
             after=after,
@@ -204,17 +227,27 @@ class RankWriter:
         )
         self._tail[stream] = (self._add(task),)
 
+    def _label(self, found: _Open) -> Label:
+        """Return what a task of operations is."""
+        place = self.places[found.place]
+        if found.of == ON_HOST:
+            return Label("host", place["kind"], f"{place['kind']} on the host", "", found.dtype)
+        if found.of in COPIES:
+            return Label("copy", "offload", COPIES[found.of], "", found.dtype)
+        return Label("compute", found.of or place["kind"], place["name"] or place["kind"], "", found.dtype)
+
     def _launch(self, kernels: int, place: int) -> tuple[int, ...]:
         """Add the time that the host takes to launch *kernels*, where it counts."""
-        if not self._launch_s:
+        if self._launch_s is None:
             return ()
         label = Label("host", "launch", self.places[place]["name"] or "launch")
-        task = RankTask("host", label, place, to_ns(kernels * self._launch_s), self._host)
+        task = RankTask("host", label, place, to_ns(kernels * self._launch_s[place]), self._host)
         self._host = ()
         return (self._add(task),)
 
     def _communication(self, stream: int, item: int, place: int, sequence: int, allocated: int) -> int:
         message = self._messages[item]
+        self._leave_host()
         self._close(stream)
         after = (*self._after(stream, keep=message["is_async"]), *self._launch(1, place))
         kind, is_p2p = message["kind"], message["peer"] >= 0

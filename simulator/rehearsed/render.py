@@ -38,9 +38,9 @@ def show_machines(said: Mapping[str, Any]) -> None:
             escape(f"{row['gpus']} {row['cluster']}"),
             *([row["links"]] if several else []),
             format_time(row["step_time_s"]),
-            f"{row['mfu']:.1%}",
+            f"{100 * row['mfu']:.1f} %",
             *([f"{row['tokens_per_s_per_gpu']:,.0f}"] if is_wide else []),
-            f"{row['exposed_comm_fraction']:.1%}",
+            f"{100 * row['exposed_comm_fraction']:.1f} %",
             memory + limit,
             *("-" if row[one] is None else f"{row[one]:,.4g}" for one in costs),
         )

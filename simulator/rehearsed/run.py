@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from simulator.compute.timing import ComputeModel
@@ -26,12 +27,26 @@ from topologies.cluster import Cluster
 from topologies.placement import place
 from topologies.units import format_bytes
 from traces.info import RunInfo
-from traces.rehearsal import RankTables, Rehearsal, read_rank, read_rehearsal, rehearsal_folder
+from traces.rehearsal import (
+    ON_HOST,
+    OUTSIDE,
+    RankTables,
+    Rehearsal,
+    read_rank,
+    read_rehearsal,
+    rehearsal_folder,
+)
 from traces.timeline import MEMORY
 
 OPERATIONS_PER_KERNEL: Final = 0.65
 """Operations of a model, which ``launch`` of a device is the host's time of, per kernel of eager PyTorch: the
 forward of a Llama layer has 17 of them (docs/compute.md) and launches 26 kernels when it is rehearsed."""
+
+BARE_PER_OPERATION: Final = 8 / 65
+"""Time of the host for an operator that stands alone, over that of an operation of a model with the framework
+around it, 65 us: 5 us for a call from Python without a gradient (pytorch/pytorch issue 41383), 3 us for the
+launch (meta-pytorch/tritonbench pull request 1017). What a script does between the parts of a step is of the
+kind: a copy per rank, a norm, a mean of losses."""
 
 SHOWN: Final = 5
 """Most unknown operators that a note lists."""
@@ -48,6 +63,8 @@ RULES: Final = (
 )
 """What is supplied to a rehearsal beside what it shows."""
 
+
+Floats = npt.NDArray[np.float64]
 
 Issued = tuple[Sequence[RankTask], Sequence[Mapping[str, Any]]]
 """Tasks of a rank, and the places that they refer to."""
@@ -89,7 +106,8 @@ def simulate_rehearsal(
     compute = ComputeModel(machine.device, precision)
     network = Network(machine, place(rehearsal.world_size, machine, placement), choice(nccl_algo, nccl_proto))
     tell("building the program")
-    costs = {rank: priced(one.works, compute) for rank, one in tables.items()}
+    sharing = min(machine.gpus_per_node, rehearsal.world_size)
+    costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
     ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute)
     groups = {group.id: group for group in rehearsal.groups}
     joiner = Joiner(network, groups, rehearsal.representatives)
@@ -130,17 +148,28 @@ def _rank_tasks(
     groups = {group.id: group for group in rehearsal.groups}
     found: dict[int, Issued] = {}
     bound: list[int] = []
-    launch_s = compute.device.launch_s * OPERATIONS_PER_KERNEL
     for rank, one in tables.items():
-        counts = counts_of(one.events, one.works.num_rows, OP)
-        busy_s = float(np.dot(counts, np.array(costs[rank].seconds)))
-        is_bound = float(np.dot(counts, np.array(costs[rank].kernels))) * launch_s > busy_s
+        launch_s = _launch_s(one, compute.device.launch_s)
+        what, item, place = (one.events[name].to_numpy() for name in ("what", "item", "place"))
+        items, places = item[what == OP], place[what == OP]
+        on_device = np.array([kind != ON_HOST for kind in costs[rank].kinds])
+        busy_s = float((np.array(costs[rank].seconds) * on_device)[items].sum())
+        is_bound = float((np.array(costs[rank].kernels)[items] * launch_s[places]).sum()) > busy_s
         bound += [rank] if is_bound else []
         writer = RankWriter(
-            one, costs[rank], groups, steps_of(rehearsal), launch_s=launch_s if is_bound else 0.0
+            one, costs[rank], groups, steps_of(rehearsal), launch_s=launch_s.tolist() if is_bound else None
         )
         found[rank] = (writer.tasks, writer.places)
     return found, bound
+
+
+def _launch_s(tables: RankTables, operation_s: float) -> Floats:
+    """Return the time of the host per kernel at each place; shape ``(n_places,)``."""
+    operations = [
+        BARE_PER_OPERATION if row["name"] in OUTSIDE and row["kind"] != "backward" else OPERATIONS_PER_KERNEL
+        for row in tables.places.to_pylist()
+    ]
+    return operation_s * np.array(operations)
 
 
 def _told(stated: Sequence[str]) -> list[str]:
@@ -199,7 +228,7 @@ def _unknown(tables: Mapping[int, RankTables], costs: Mapping[int, Priced]) -> l
                 seconds[name] += n * s
     if not seconds:
         return []
-    listed = ", ".join(f"{name} {s / total:.1%}" for name, s in seconds.most_common(SHOWN))
+    listed = ", ".join(f"{name} {100 * (s / total):.1f} %" for name, s in seconds.most_common(SHOWN))
     return [
         f"kernels that are priced by the bytes of their operands alone, with their share of compute: {listed}"
     ]

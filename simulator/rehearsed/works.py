@@ -10,14 +10,20 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, STATE_BYTES
 from simulator.compute.timing import ComputeModel
 from simulator.engine.slowdown import MILLION
 from simulator.program import Int64Array
 from simulator.workload.ops import DTYPE_BYTES, Op
 from topologies.device import Device
+from traces.rehearsal import HOST_KINDS, ON_HOST
 
 ATTENTION_KERNEL: Final = "flash2"
 """Kernel that ``scaled_dot_product_attention`` takes first on a GPU, as in frameworks/torchtitan.toml."""
+
+HOST_BYTES_PER_S: Final = HOST_ADAM_PARAMS_PER_S * (STATE_BYTES + DTYPE_BYTES["fp32"])
+"""What the processors of a node read and write per second: an Adam in one pass over an fp32 parameter, its
+moments and its gradient takes the time that it does in every simulation, one in several passes longer."""
 
 PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
     {"fsdp.": "copy.", "aten._fused_adam": "optimizer.", "aten._foreach_": "optimizer."}
@@ -82,13 +88,12 @@ def _kernel(device: Device) -> str:
     return ATTENTION_KERNEL if ATTENTION_KERNEL in device.attention_kernels else ""
 
 
-def priced(works: pa.Table, compute: ComputeModel) -> Priced:
-    """Return what each of *works* costs."""
+def priced(works: pa.Table, compute: ComputeModel, sharing: int = 1) -> Priced:
+    """Return what each of *works* costs, where *sharing* ranks share the processors of a node."""
     rows = works.to_pylist()
-    ops = [op_of(row, compute.device) for row in rows]
     return Priced(
-        seconds=[compute.op_s(op) for op in ops],
-        bound=[MILLION if op.kind == "memory" else 0 for op in ops],
+        seconds=[_seconds(row, compute, sharing) for row in rows],
+        bound=[MILLION if row["kind"] == "memory" else 0 for row in rows],
         kernels=[row["kernels"] for row in rows],
         flops=[row["flops"] for row in rows],
         bytes_moved=[row["bytes_moved"] for row in rows],
@@ -97,6 +102,15 @@ def priced(works: pa.Table, compute: ComputeModel) -> Priced:
         is_known=[row["is_known"] for row in rows],
         kinds=[row["kind"] for row in rows],
     )
+
+
+def _seconds(row: Mapping[str, Any], compute: ComputeModel, sharing: int) -> float:
+    size = float(row["bytes_moved"])
+    if row["kind"] == ON_HOST:
+        return size * sharing / HOST_BYTES_PER_S
+    if row["kind"] in HOST_KINDS:
+        return size / compute.device.host_bytes_per_s
+    return compute.op_s(op_of(row, compute.device))
 
 
 def precision_of(works: Sequence[pa.Table], device: Device) -> str:

@@ -88,6 +88,9 @@ def _rounds_are_alike(n_ranks: int, n_microbatches: int) -> bool:
 
 _IN_ROUNDS: Final = "micro-batches that divide into rounds of the same size, one or more per rank"
 
+MOST_PASSES: Final = 10_000_000
+"""Forward passes that a plan holds, over its ranks. Each is some hundred tasks: memory ends before."""
+
 SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
     {
         "naive": Schedule(naive),  # model parallelism as in Huang et al. 2019, figure 2(b)
@@ -147,6 +150,11 @@ def plan(name: str, n_ranks: int, n_microbatches: int, virtual_stages: int | Non
     for what, n in (("ranks", n_ranks), ("micro-batches", n_microbatches)):
         if n < 1:
             raise ScheduleError(f"schedule {name}: {n} {what}; at least 1")
+    if n_ranks * n_microbatches > MOST_PASSES:
+        raise ScheduleError(
+            f"micro-batches times pipeline ranks = {n_microbatches}*{n_ranks}: at most {MOST_PASSES:,}; a "
+            "smaller batch or larger micro-batches would work"
+        )
     if name.endswith(".csv"):
         return read_csv(name, n_ranks, n_microbatches)
     return _known(name).build(

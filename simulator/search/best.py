@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from simulator.builder.step import build
 from simulator.compute.timing import ComputeModel
-from simulator.engine import choose
+from simulator.engine import choose, require_numba
 from simulator.errors import SimulationError
 from simulator.job import Job
 from simulator.memory.ranks import rank_memories
@@ -119,9 +119,13 @@ class Search:
     Attributes:
         best: what has come out, best first.
         limit_bytes: memory that candidates may need from now on, if it is less than a device has.
+
+    Raises:
+        EngineError: numba is not installed.
     """
 
     def __init__(self, weight: Callable[[Job], float] = lambda _: 1.0) -> None:
+        require_numba("a search")
         self.limit_bytes: float = math.inf
         self.best: list[Timed] = []
         self.n_candidates = self.n_run = self.n_simulated = self.n_too_large = 0

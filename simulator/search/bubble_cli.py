@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.search.flags import Choices
+from simulator.search.flags import several
+from traces.flags import Number
 
 if TYPE_CHECKING:
     from simulator.search.bubbles import Bubble
@@ -16,17 +17,15 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--stages", required=True, type=click.IntRange(1, 256), help="Number of pipeline ranks.")
 @click.option(
-    "--micro-batches", required=True, type=Choices(int), help="Micro-batches per step, e.g. 8,16,32,64."
+    "--micro-batches", required=True, type=several(int), help="Micro-batches per step, e.g. 8,16,32,64."
 )
 @click.option(
-    "--schedule", type=Choices(str), default=("1f1b",), help="Schedules to compare. [default: 1f1b]"
+    "--schedule", type=several(str), default=("1f1b",), help="Schedules to compare. [default: 1f1b]"
 )
 @click.option(
     "--virtual-stages", type=click.IntRange(1), help="Stages per rank, for schedules that leave a choice."
 )
-@click.option(
-    "--efficiency", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Efficiency to reach."
-)
+@click.option("--efficiency", type=Number(0, 1), default=0.9, show_default=True, help="Efficiency to reach.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bubble(*, as_json: bool, **flags: Any) -> None:
     """Say how much of a pipeline idles, and how many micro-batches reach an efficiency.

@@ -16,6 +16,7 @@ from simulator.search.flags import search_options
 from simulator.search.garbage import few_collections
 
 if TYPE_CHECKING:
+    from simulator.job import Job
     from simulator.search.found import Found, Ranked
     from simulator.search.machines import SearchAll
     from simulator.search.space import Space
@@ -47,42 +48,68 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
 
         search_machines(ctx, flags, as_json=as_json)
         return
+    _check_needed(ctx, flags)
+    from simulator.config import job_settings, write_config
+    from simulator.configs.cli import show_differences
+    from simulator.configs.write import written
+    from simulator.search.page import write_page
+    from simulator.search.render import show
+    from traces.writer import write_atomically
+
+    spaces = _spaces(flags)
+    best, said = _searched(spaces, flags, quiet=as_json)
+    made = [written(best, target) for target in flags["targets"]]
+    said["written"] = {one.target: one.describe() for one in made}
+    if flags["output"]:
+        write_atomically(Path(flags["output"]), write_config(job_settings(best)))
+    if flags["report"]:
+        write_page(flags["report"], said, spaces)
+    if as_json:
+        click.echo(json.dumps(said))
+        return
+    show(said)
+    for one in made:
+        click.echo(f"\n{one.target}:\n{one.text.rstrip()}")
+        show_differences(one)
+
+
+def _check_needed(ctx: click.Context, flags: Mapping[str, Any]) -> None:
+    """Raise click.MissingParameter if a flag is missing without which there is nothing to search."""
     for name in NEEDED:
         if flags[name] is None:
             option = next(one for one in ctx.command.params if one.name == name)
             raise click.MissingParameter(ctx=ctx, param=option)
-    from simulator.config import job_settings, write_config
-    from simulator.configs.write import written
+
+
+def _searched(
+    spaces: Sequence[Space], flags: Mapping[str, Any], *, quiet: bool
+) -> tuple[Job, dict[str, Any]]:
+    """Return the best job of *spaces*, and everything that was found as plain JSON types."""
     from simulator.price import usd_per_gpu_hour
     from simulator.search.describe import counts_of, described, waterfall
     from simulator.search.front import front
-    from simulator.search.page import write_page
     from simulator.search.ties import difference, mark_tied
     from simulator.search.what_if import answers
-    from traces.writer import write_atomically
 
-    spaces = _spaces(flags)
     prices = {
         (s.cluster.name, s.cluster.n_gpus): usd_per_gpu_hour(flags["price"], s.cluster.price_usd_per_gpu_hour)
         for s in spaces
     }
+
+    def say(one: Ranked) -> dict[str, Any]:
+        return described(one, prices, flags["tokens"])
+
     what_if: list[dict[str, Any]] = []
-    with _searching(flags, spaces, _weights(flags, prices), quiet=as_json) as search_all:
+    with _searching(flags, spaces, _weights(flags, prices), quiet=quiet) as search_all:
         found, machines = _found(search_all, spaces, prices, flags)
         if flags["what_if"]:
-            what_if = answers(
-                spaces,
-                found.best[0],
-                lambda others: search_all(others, 1),
-                lambda one: described(one, prices, flags["tokens"]),
-            )
+            what_if = answers(spaces, found.best[0], lambda others: search_all(others, 1), say)
         fronts = [front(space.families()) for space in spaces] if flags["report"] else []
-    layouts = [described(one, prices, flags["tokens"]) for one in found.best]
-    on_front = [described(one, prices, flags["tokens"]) for points in fronts for one in points]
+    layouts = [say(one) for one in found.best]
+    on_front = [say(one) for points in fronts for one in points]
     mark_tied([*layouts, *on_front], flags["by"])
-    made = [written(found.best[0].job, target) for target in flags["targets"]]
     at = min(flags["why"], len(layouts))
-    said = counts_of(found.counts) | {
+    return found.best[0].job, counts_of(found.counts) | {
         "layouts": layouts,
         "machines": machines,
         "prices": _prices(prices, given=flags["price"] is not None),
@@ -91,24 +118,9 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
         "why_not": {"layout": at, "parts": waterfall(layouts[0], layouts[at - 1])},
         "what_if": what_if,
         "front": on_front,
-        "written": {one.target: one.describe() for one in made},
         "file": flags["output"],
         "report": flags["report"],
     }
-    if flags["output"]:
-        write_atomically(Path(flags["output"]), write_config(job_settings(found.best[0].job)))
-    if flags["report"]:
-        write_page(flags["report"], said, spaces)
-    if as_json:
-        click.echo(json.dumps(said))
-        return
-    from simulator.configs.cli import show_differences
-    from simulator.search.render import show
-
-    show(said)
-    for one in made:
-        click.echo(f"\n{one.target}:\n{one.text.rstrip()}")
-        show_differences(one)
 
 
 def _found(
@@ -203,7 +215,7 @@ def _spaces(flags: Mapping[str, Any]) -> list[Space]:
     others = {"precision": flags["precision"]}
     if flags["framework"]:
         others["framework"] = flags["framework"]
-    chosen = {name: flags[name] for name in (*DEGREES, "micro_batch", "virtual_stages")}
+    chosen = {name: flags[name] for name in (*DEGREES, "micro_batch", "virtual_stages", "offload_layers")}
     chosen |= {name: flags[name] for name in ("schedule", "sharding", "recompute", "offload") if flags[name]}
     model = load_model(flags["model"])
     return [

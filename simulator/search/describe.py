@@ -55,6 +55,7 @@ def described(
         "sharding": job.sharding,
         "recompute": job.recompute,
         "offload": job.offload,
+        "offload_layers": job.offload_layers,
         **{name: summary[name] for name in ("step_time_s", "tokens_per_s_per_gpu", "mfu", "shares")},
         **{name: summary[name] for name in ("peak_memory_bytes", "memory_limit_bytes", "fits")},
         "step_time_interval_s": likely.get("step_time_s"),

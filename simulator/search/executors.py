@@ -235,9 +235,7 @@ def _imported(module: str, extra: str) -> Any:
     try:
         return __import__(module)
     except ImportError:
-        raise SearchError(
-            f"--executor {extra}://... needs {module}: pip install 'foretrace[{extra}]'"
-        ) from None
+        raise SearchError(f"--executor {extra}://... needs {module}: pip install {module}") from None
 
 
 def _connected(connect: Callable[[], Any], kind: str, address: str) -> Any:

@@ -7,39 +7,44 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from simulator.flags import Dollars, TargetName
+from simulator.flags import dollars, tool
 from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
 from simulator.schedules import SCHEDULES
+from simulator.settings import MOST
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-class Choices(click.ParamType[tuple[Any, ...]]):
-    """Values in one word, separated by commas; none means every possible one."""
+def several(kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads values of *kind* in one word, separated by commas; none means every possible one.
 
-    name = "list"
+    Args:
+        kind: ``int`` or ``str``.
+        allowed: the values there are; empty: any, of numbers those from 1 on.
+    """
 
-    def __init__(self, kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> None:
-        self._kind, self._allowed = kind, allowed
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
-        """Return the values as a tuple."""
-        if isinstance(value, tuple):
+    def read(value: Any) -> tuple[Any, ...]:
+        if isinstance(value, tuple):  # the default
             return value
         try:
-            found = tuple(self._kind(part.strip()) for part in value.split(","))
+            found = tuple(kind(part.strip()) for part in value.split(","))
         except ValueError:
-            self.fail(f"{value!r}: whole numbers with commas between them, e.g. 1,2,4", param, ctx)
+            raise click.BadParameter(
+                f"{value!r}: give whole numbers with commas between them, e.g. 1,2,4"
+            ) from None
         for one in found:
-            if (self._allowed and one not in self._allowed) or (self._kind is int and one < 1):
-                allowed = ", ".join(map(str, self._allowed)) or "whole numbers from 1 on"
-                self.fail(f"{one!r} in {value!r}: {allowed}", param, ctx)
+            if (allowed and one not in allowed) or (kind is int and not 1 <= one <= MOST):
+                known = ", ".join(map(str, allowed)) or f"whole numbers from 1 to {MOST:,}"
+                raise click.BadParameter(f"{one!r} in {value!r}: give {known}")
         return found
 
+    read.__name__ = "list"  # what --help calls the value
+    return read
 
-def _names(which: str) -> Choices:
+
+def _names(which: str) -> Callable[[Any], tuple[Any, ...]]:
     known = {"schedule": tuple(SCHEDULES), "sharding": SHARDINGS, "recompute": RECOMPUTES}
-    return Choices(str, {**known, "offload": OFFLOADS}[which])
+    return several(str, {**known, "offload": OFFLOADS}[which])
 
 
 OPTIONS: Final = (
@@ -55,39 +60,45 @@ OPTIONS: Final = (
         multiple=True,
         help="Machine: a name or a TOML file. Repeatable: several compete.",
     ),
-    click.option("--gpus", type=Choices(int), help="GPUs to use; several numbers compete, e.g. 256,512."),
+    click.option("--gpus", type=several(int), help="GPUs to use; several numbers compete, e.g. 256,512."),
     click.option(
-        "--global-batch", type=click.IntRange(1), help="Sequences per optimizer step. [default: 4 Mi tokens]"
+        "--global-batch",
+        type=click.IntRange(1, MOST),
+        help="Sequences per optimizer step. [default: 4 Mi tokens]",
     ),
     click.option(
-        "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens per sequence."
+        "--seq-len",
+        default=4096,
+        show_default=True,
+        type=click.IntRange(1, MOST),
+        help="Tokens per sequence.",
     ),
     click.option(
-        "--tp", type=Choices(int), default=(), help="Tensor-parallel degrees to try. [default: all]"
+        "--tp", type=several(int), default=(), help="Tensor-parallel degrees to try. [default: all]"
     ),
-    click.option("--pp", type=Choices(int), default=(), help="Pipeline degrees to try. [default: all]"),
+    click.option("--pp", type=several(int), default=(), help="Pipeline degrees to try. [default: all]"),
     click.option(
         "--cp",
-        type=Choices(int),
+        type=several(int),
         default=(),
         help="Context-parallel degrees to try. [default: 1, 2, 4, ... that leave 8,192 tokens a rank]",
     ),
     click.option(
-        "--ep", type=Choices(int), default=(), help="Expert-parallel degrees to try. [default: all]"
+        "--ep", type=several(int), default=(), help="Expert-parallel degrees to try. [default: all]"
     ),
     click.option(
         "--expert-tp",
-        type=Choices(int),
+        type=several(int),
         default=(),
         help="Ranks to cut each expert over. [default: 1, and as many as the layers]",
     ),
     click.option(
-        "--micro-batch", type=Choices(int), default=(), help="Micro-batches to try. [default: powers of 2]"
+        "--micro-batch", type=several(int), default=(), help="Micro-batches to try. [default: powers of 2]"
     ),
     click.option("--schedule", type=_names("schedule"), default=None, help="Pipeline schedules to try."),
     click.option(
         "--virtual-stages",
-        type=Choices(int),
+        type=several(int),
         default=(),
         help="Stages per rank to try. [default: powers of 2]",
     ),
@@ -101,7 +112,17 @@ OPTIONS: Final = (
         "--offload", type=_names("offload"), default=None, help="Offloadings to try. [default: none]"
     ),
     click.option(
-        "--precision", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True
+        "--offload-layers",
+        type=several(int),
+        default=(),
+        help="Of how many layers activations are offloaded, to try. [default: all]",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(["bf16", "fp16", "fp32"]),
+        default="bf16",
+        show_default=True,
+        help="Type of the elements that are computed with.",
     ),
     click.option("--framework", help="Framework whose conventions hold. [default: megatron]"),
     click.option("--tokens", help="Tokens to train on, e.g. 2T: shows days and dollars."),
@@ -117,7 +138,7 @@ OPTIONS: Final = (
     ),
     click.option(
         "--budget",
-        type=Dollars(),
+        type=dollars,
         help="Dollars that --tokens may cost, e.g. 1.5M: only layouts within count.",
     ),
     click.option(
@@ -145,7 +166,7 @@ OPTIONS: Final = (
         "--to",
         "targets",
         multiple=True,
-        type=TargetName(),
+        type=tool,
         help="Also write the best layout as settings of this tool. Repeatable.",
     ),
     click.option(

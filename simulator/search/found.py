@@ -117,5 +117,5 @@ def order_of(job: Job) -> tuple[Any, ...]:
         *(job.cluster.name, job.cluster.n_gpus),
         *(layout.pp, layout.tp, layout.cp, layout.ep, layout.expert_tp, layout.dp),
         *(job.schedule, job.virtual_stages or 0, job.micro_batch),
-        *(job.sharding, job.recompute, job.offload),
+        *(job.sharding, job.recompute, job.offload, job.offload_layers),
     )

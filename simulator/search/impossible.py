@@ -55,6 +55,7 @@ def _first(space: Space, degrees: dict[str, int]) -> None:
         sharding=space.sharding[0],
         recompute=space.recompute[0],
         offload=space.offload[0],
+        offload_layers=space.offload_layers[0] if space.offload_layers else 0,
         **space.others,
     )
     check_chunks(job)

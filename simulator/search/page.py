@@ -39,7 +39,10 @@ def _row(one: Mapping[str, Any], rank: int | None) -> dict[str, Any]:
 
 def _layout(one: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what tells a layout from all others."""
-    settings = ("micro_batch", "schedule", "virtual_stages", "sharding", "recompute", "offload")
+    settings = (
+        *("micro_batch", "schedule", "virtual_stages", "sharding", "recompute", "offload"),
+        "offload_layers",
+    )
     return (one["name"], *(one[name] for name in settings))
 
 

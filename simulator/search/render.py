@@ -70,7 +70,7 @@ def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
             _degrees(one),
             _states(one),
             format_time(one["step_time_s"]),
-            f"{one['mfu']:.1%}",
+            f"{100 * one['mfu']:.1f} %",
             *(_amount(one[name]) for name in extra),
             "over budget" if machine["within_budget"] is False else "",
         )
@@ -103,7 +103,7 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
             *([] if narrow else [_schedule(one), _states(one)]),
             format_time(one["step_time_s"]),
             *([_likely(one["step_time_interval_s"])] if wide else []),
-            f"{one['mfu']:.1%}",
+            f"{100 * one['mfu']:.1f} %",
             format_bytes(one["peak_memory_bytes"]),
             *(_amount(one[name]) for name in extra),
         )
@@ -127,7 +127,8 @@ def _degrees(one: Mapping[str, Any]) -> str:
 
 def _states(one: Mapping[str, Any]) -> str:
     recompute = "" if one["recompute"] == "none" else f", {one['recompute']} recompute"
-    offload = "" if one["offload"] == "none" else f", {one['offload']} offloaded"
+    of_layers = f" of {one['offload_layers']} layers" if one["offload_layers"] else ""
+    offload = "" if one["offload"] == "none" else f", {one['offload']}{of_layers} offloaded"
     return f"{one['sharding']}{recompute}{offload}"
 
 
@@ -171,7 +172,9 @@ def _what_if(one: Mapping[str, Any]) -> str:
         return f"{lead}the same layout, {format_time(best['step_time_s'])} a step"
     slower = kept["step_time_s"] / best["step_time_s"] - 1 if kept else None
     loses = (
-        "" if slower is None else f"; the one above takes {format_time(kept['step_time_s'])}, {slower:+.1%}"
+        ""
+        if slower is None
+        else f"; the one above takes {format_time(kept['step_time_s'])}, {100 * slower:+.1f} %"
     )
     batch = f"{best['micro_batch']}×{best['n_microbatches']}"
     layout = [part for part in (_degrees(best), batch, _schedule(best), _states(best)) if part != "-"]

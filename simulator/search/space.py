@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+from simulator.builder.offload import ACTIVATIONS
 from simulator.dealing import counted_layers
 from simulator.errors import SimulationError
 from simulator.framework import profile
 from simulator.job import RECOMPUTES, Job
+from simulator.job_checks import why_not_schedule
 from simulator.models.model import Model
 from simulator.schedules import SCHEDULES
 from topologies.cluster import Cluster
@@ -43,7 +45,12 @@ class Family(NamedTuple):
     def jobs(self) -> Iterator[Job]:
         """Yield each of them."""
         for schedule, virtual in self.pipelines:
-            yield replace(self.job, schedule=schedule, virtual_stages=virtual)
+            yield _by(self.job, schedule, virtual)
+
+
+def _by(job: Job, schedule: str, virtual_stages: int | None) -> Job:
+    """Return *job* as another schedule runs it."""
+    return replace(job, schedule=schedule, virtual_stages=virtual_stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,7 @@ class Space:
             layers in each, or powers of two where the framework does not ask for that.
         sharding: what data-parallel ranks share out.
         offload: what lives in the memory of the host.
+        offload_layers: of how many layers activations do, where they do at all; empty or 0: of all.
         recompute: what is computed again.
         others: other settings of every job.
     """
@@ -81,6 +89,7 @@ class Space:
     virtual_stages: tuple[int, ...] = ()
     sharding: tuple[str, ...] = ("zero1", "fsdp")
     offload: tuple[str, ...] = ("none",)
+    offload_layers: tuple[int, ...] = ()
     recompute: tuple[str, ...] = RECOMPUTES
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -98,25 +107,35 @@ class Space:
                 if not pipelines:
                     continue
                 shardings = self.sharding if layout.dp * layout.cp > 1 else self.sharding[:1]
-                for sharding, recompute, offload in product(shardings, self.recompute, self.offload):
+                for sharding, recompute, (offload, n_layers) in product(
+                    shardings, self.recompute, self._offloads()
+                ):
                     try:
-                        job = Job(
+                        plain = Job(
                             model=self.model,
                             cluster=self.cluster,
                             layout=layout,
                             global_batch=self.global_batch,
                             micro_batch=micro_batch,
                             seq_len=self.seq_len,
-                            schedule=pipelines[0][0],
-                            virtual_stages=pipelines[0][1],
+                            schedule=ONE_STAGE,
                             sharding=sharding,
                             recompute=recompute,
                             offload=offload,
+                            offload_layers=n_layers,
                             **self.others,
                         )
                     except SimulationError:  # this product is not possible
                         continue
-                    yield Family(job, pipelines)
+                    if possible := tuple(one for one in pipelines if not why_not_schedule(plain, *one)):
+                        first = plain if possible[0] == (ONE_STAGE, None) else _by(plain, *possible[0])
+                        yield Family(first, possible)
+
+    def _offloads(self) -> Iterator[tuple[str, int]]:
+        """Yield what is offloaded, and of how many layers activations are."""
+        for offload in self.offload:
+            travels = offload in ACTIVATIONS
+            yield from ((offload, n) for n in (self.offload_layers if travels else ()) or (0,))
 
     def pieces(self) -> list[Space]:
         """Return spaces with one set of degrees each, which together have the same jobs."""

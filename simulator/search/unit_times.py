@@ -18,7 +18,7 @@ from simulator.builder.groups import Groups
 from simulator.builder.instances import Costs
 from simulator.builder.line import MainLine
 from simulator.builder.pipeline import Visit
-from simulator.builder.program_builder import DP, Template
+from simulator.builder.program_builder import DP, DP_COPIES, Template
 from simulator.builder.stages import Unit, layer_kind, stage_layers, units_by_stage
 from simulator.builder.step import job_groups
 from simulator.compute.timing import ComputeModel
@@ -184,7 +184,7 @@ class UnitTimes:
         if job.sharding not in FULLY_SHARDED:
             alike: dict[Hashable, int] = {}
             for stage, units in enumerate(units_by_stage(job, n_stages)):
-                params = tuple((unit.params, unit.expert_params) for unit in units)
+                params = tuple((unit.params, unit.expert_params, unit.is_embedding) for unit in units)
                 if params not in alike:
                     template = Template()
                     parallel.reduce_in_buckets(template, [(unit, ()) for unit in reversed(units)])
@@ -193,18 +193,22 @@ class UnitTimes:
             return found
         makeup = self._makeup(job, n_stages)
         each = [self._exchange_ns(job, parallel, layer) for _, layer, _ in makeup.kinds]
-        found += np.array(each, np.int64) @ makeup.counts
-        found[0] += self._exchange_ns(job, parallel, -1)
-        found[-1] += self._exchange_ns(job, parallel, job.model.n_layers)
-        return found
+        by_stream = np.array(each, np.int64).T @ makeup.counts
+        by_stream[:, 0] += self._exchange_ns(job, parallel, -1)
+        by_stream[:, -1] += self._exchange_ns(job, parallel, job.model.n_layers)
+        busiest: Int64Array = by_stream.max(axis=0)
+        return busiest
 
-    def _exchange_ns(self, job: Job, parallel: DataParallel, layer: int) -> int:
-        """Return how long the parameters of a unit take to be gathered, and its gradients to be reduced."""
+    def _exchange_ns(self, job: Job, parallel: DataParallel, layer: int) -> tuple[int, ...]:
+        """Return how long a unit keeps each stream of data parallelism busy.
+
+        On one its parameters are gathered and its gradients reduced, the other sums these over copies.
+        """
         template, unit = Template(), _unit(job, layer)
-        for _ in range(1 + job.profile.reshard_after_forward):
+        for _ in range(1 + parallel.gathers_again(unit)):
             parallel.gather(template, unit, ())
         parallel.scatter(template, unit, ())
-        return busy_ns(template, self.costs(job), DP)
+        return tuple(busy_ns(template, self.costs(job), stream) for stream in (DP, DP_COPIES))
 
     def _sharded_actions(self, job: Job, n_stages: int) -> Int64Array:
         found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simulator.validate.fit import FitValidation
     from simulator.validate.scores import Validation
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Found = TypeVar("Found")
+Show: TypeAlias = "Callable[[Found, Console, int], None]"
+"""Prints what was found, with so many of the worst rows."""
 
 
 @click.group()
@@ -19,7 +25,8 @@ def validate() -> None:
     """Predict every row of a measured table and say how far off it is, by family.
 
     The score is the mean over families of the median |ln(predicted / measured)|. Rows that cannot be
-    predicted are counted, with the reason; none is left out.
+    predicted are counted, with the reason; none is left out. If none could be predicted, the exit status
+    is 1.
     """
 
 
@@ -36,16 +43,20 @@ def common(command: Command) -> Command:
     return click.argument("table", type=click.Path(dir_okay=False))(command)
 
 
-def report(validation: Validation, worst: int, *, as_json: bool) -> None:
-    """Print *validation*, for a program or for a person."""
+def report(found: Validation | FitValidation, show: Show[Any], worst: int, *, as_json: bool) -> None:
+    """Print *found*, for a program or, with *show*, for a person; end with status 1 if it has no row."""
+    document = found.document(worst)
     if as_json:
-        click.echo(json.dumps(validation.document(worst)))
-        return
-    from rich.console import Console
+        click.echo(json.dumps(document))
+    else:
+        from rich.console import Console
 
-    from simulator.validate.render import show
-
-    show(validation, Console(), worst)
+        show(found, Console(), worst)
+    if document["rows"] and document["failures"] == document["rows"]:
+        reason = next(iter(document["failure_reasons"]))
+        rows = f"{document['rows']:,} rows of {found.table}"
+        click.echo(f"Error: none of the {rows} could be predicted; most often: {reason}", err=True)
+        click.get_current_context().exit(1)
 
 
 @validate.command()
@@ -62,8 +73,9 @@ def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, a
     For example: foretrace validate kernels kernels.csv
     """
     from simulator.validate.kernels import validate_kernels
+    from simulator.validate.render import show
 
-    report(validate_kernels(table, device=device, burst=burst), worst, as_json=as_json)
+    report(validate_kernels(table, device=device, burst=burst), show, worst, as_json=as_json)
 
 
 @validate.command()
@@ -82,6 +94,7 @@ def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: b
     """
     from simulator.errors import TableError
     from simulator.validate.collectives import validate_collectives
+    from simulator.validate.render import show
 
     stated = []
     for machine in machines:
@@ -89,7 +102,7 @@ def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: b
         if not (words.strip() and equals and name.strip()):
             raise TableError(f"--machine {machine!r}: WORDS=MACHINE, as in 'A100 DGX=dgx-a100-staged'")
         stated.append((words.strip(), name.strip()))
-    report(validate_collectives(table, stated), worst, as_json=as_json)
+    report(validate_collectives(table, stated), show, worst, as_json=as_json)
 
 
 @validate.command()
@@ -98,13 +111,14 @@ def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: b
     "--steps", type=click.Path(dir_okay=False), help="Table of step times. [default: steps.csv beside TABLE]"
 )
 def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
-    """Peak memory of a rank: allocated, reserved, or as nvidia-smi shows it.
+    """Peak memory of a rank, allocated or reserved.
 
     For example: foretrace validate memory memory.csv
     """
     from simulator.validate.memory import validate_memory
+    from simulator.validate.render import show
 
-    report(validate_memory(table, steps=steps), worst, as_json=as_json)
+    report(validate_memory(table, steps=steps), show, worst, as_json=as_json)
 
 
 @validate.command()
@@ -118,21 +132,14 @@ def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
     "--steps", type=click.Path(dir_okay=False), help="Table of step times. [default: steps.csv beside TABLE]"
 )
 def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: bool) -> None:
-    """Whether runs fit into memory: those that failed, and those that completed.
+    """Whether runs fit into memory, those that failed too.
 
     For example: foretrace validate fit failed_runs.csv
     """
     from simulator.validate.fit import validate_fit
-
-    found = validate_fit(table, ran=ran, steps=steps)
-    if as_json:
-        click.echo(json.dumps(found.document(worst)))
-        return
-    from rich.console import Console
-
     from simulator.validate.render import show_fit
 
-    show_fit(found, Console(), worst)
+    report(validate_fit(table, ran=ran, steps=steps), show_fit, worst, as_json=as_json)
 
 
 @validate.command()
@@ -140,7 +147,7 @@ def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: 
 @click.option(
     "--calibrate",
     type=click.Choice(["one-run"]),
-    help="Calibrate each model on a machine with one of its runs, and score the rest.",
+    help="Calibrate each cluster on one of its runs, and score the rest; each machine and model likewise.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Processes to use. [default: one per processor]")
 @click.option(
@@ -149,16 +156,18 @@ def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: 
 def steps(
     table: str, worst: int, calibrate: str | None, workers: int | None, html: str | None, *, as_json: bool
 ) -> None:
-    """Time of a training step: every row is simulated as a job of its own.
+    """Time of a training step, each row simulated as a job.
 
     For example: foretrace validate steps steps.csv --calibrate one-run --html steps.html
     """
     from rich.console import Console
     from rich.progress import Progress
 
+    from simulator.validate.render import show_steps
     from simulator.validate.steps import validate_steps
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=None)
         found = validate_steps(
             table,
@@ -170,9 +179,4 @@ def steps(
         from simulator.validate.page import write_page
 
         write_page(html, found)
-    if as_json:
-        report(found, worst, as_json=True)
-        return
-    from simulator.validate.render import show_steps
-
-    show_steps(found, Console(), worst)
+    report(found, show_steps, worst, as_json=as_json)

@@ -39,8 +39,12 @@ BOTH_WAYS: Final = re.compile(r"all_reduce_bench\.py.*back-computed from through
 In experiments/bandwidth/all_reduce_bench.py of bigscience-workshop/bigscience 161870a: ``*2 is for send +
 receive``; it prints ``data size: 4.0 GB`` where the size so found is 8 GB."""
 
-WITHOUT_SWITCHES: Final = re.compile(r"NVLS_ENABLE=0|NVLS off|algo Ring|(?:^|; ?)Ring\b")
-"""The switches inside a node were kept from reducing."""
+RING: Final = re.compile(r"algo Ring|(?:^|; ?)Ring\b")
+WITHOUT_SWITCHES: Final = re.compile(r"NVLS_ENABLE=0|NVLS off")
+"""All went round rings; the switches inside a node were kept from reducing."""
+
+SETTING: Final = r"\s*[=:]\s*[\"']?(\^?\w+(?:[,:;^]+\w+)*)"
+"""What follows the name of a variable of NCCL that was set."""
 
 MANY_RUNS: Final = re.compile(r"percentile")
 """The middle of many runs that came and went on a cluster beside others."""
@@ -55,8 +59,9 @@ IN_A_ROW: Final = 11
 """Launches one after another of which a profile shows the middle one (microsoft/vidur 7d47513,
 vidur/profiling/collectives/collectives_wrapper.py)."""
 
-BUFFERS_BYTES: Final = P2P_CHANNELS * 4 * 2**20
-"""What a send may be ahead of a socket: NCCL's buffer (``NCCL_BUFFSIZE``, 4 MiB) in each of its channels."""
+BUFFERS_BYTES: Final = P2P_CHANNELS * 2 * 4 * 2**20
+"""What a send may be ahead of a socket: in each of its channels NCCL's buffer (``NCCL_BUFFSIZE``, 4 MiB) and
+that of Linux for what a connection has yet to send (``net.ipv4.tcp_wmem``, by default up to 4 MiB)."""
 
 _ONE_SIDED: Final = frozenset({"send_recv"})
 
@@ -66,9 +71,14 @@ def array_bytes(row: Row) -> int:
     return row.integer("bytes") // (2 if BOTH_WAYS.search(row.text("notes")) else 1)
 
 
-def algorithm(row: Row) -> str:
-    """Return what the row says about algorithms, in the syntax of ``NCCL_ALGO``; empty if nothing."""
-    return "^nvls,nvls_tree" if WITHOUT_SWITCHES.search(row.text("notes")) else ""
+def setting(row: Row, name: str) -> str:
+    """Return what the row says that ``NCCL_ALGO`` or ``NCCL_PROTO``, *name*, was; empty if nothing."""
+    notes = row.text("notes")
+    if said_ := re.search(name + SETTING, notes):
+        return said_[1]
+    if name != "NCCL_ALGO":
+        return ""
+    return "ring" if RING.search(notes) else "^nvls,nvls_tree" if WITHOUT_SWITCHES.search(notes) else ""
 
 
 def among_others(row: Row) -> bool:

@@ -10,7 +10,9 @@ from typing import Final
 from simulator.errors import TableError
 from topologies.catalog import device_names, load_cluster, load_device, names
 from topologies.device import Device
+from topologies.errors import CatalogError
 from topologies.reader import read_toml
+from topologies.words import machine
 
 PATTERNS: Final = (
     (r"gb300", "gb300"),
@@ -45,7 +47,7 @@ PATTERNS: Final = (
     (r"4090", "rtx-4090"),
     (r"5090", "rtx-5090"),
     (r"mi250", "mi250x"),
-    (r"mi300x", "mi300x"),
+    (r"mi300x?\b", "mi300x"),
     (r"mi325", "mi325x"),
     (r"mi355", "mi355x"),
 )
@@ -76,4 +78,7 @@ def device_of(hardware: str) -> Device:
     for pattern, device in PATTERNS:
         if re.search(pattern, name):
             return load_device(device)
-    raise TableError(f"hardware {hardware!r} is no device of the catalogue")
+    try:
+        return machine(name, 1, 1).device  # an instance of a cloud, which is named without its GPU
+    except CatalogError:
+        raise TableError(f"hardware {hardware!r} is no device of the catalogue") from None

@@ -10,25 +10,34 @@ from typing import Any, Final
 
 from simulator.errors import TableError
 from simulator.framework import framework_of, load_framework
-from simulator.job import RECOMPUTE_MODULES, Job
-from simulator.models.model import Model
-from simulator.models.sources import load_model, names
+from simulator.job import FULLY_SHARDED, Job
 from simulator.validate.hardware import device_of
-from simulator.validate.overlap import conventions_of, expert_tp_of, p2p_of, scaling_of
+from simulator.validate.model import model_of
+from simulator.validate.overlap import (
+    capacity_of,
+    conventions_of,
+    counted_ends_of,
+    expert_tp_of,
+    p2p_of,
+    scaling_of,
+)
+from simulator.validate.recomputed import recomputed
+from simulator.validate.spelling import (
+    attention_kernel,
+    fused_attention,
+    is_hybrid,
+    precision_of,
+    sharding_of,
+    stated,
+)
 from simulator.validate.table import Row
 from simulator.validate.versions import conventions_then
-from simulator.workload.recipes import recipe_of
 from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
 from traces.layout import Layout
 
-SHARDINGS: Final = (
-    (("fsdp", "zero3"), "fsdp"),
-    (("zero2",), "zero2"),
-    (("zero1",), "zero1"),
-    (("none", "ddp", ""), "ddp"),
-)
-"""What tables call a sharding, by a part of the text, and ours; the first that is found counts."""
+LORA_RANK: Final = 16
+"""Rank of adapters where none is given, as MLPerf has it; at any rank it is a small share of a step."""
 
 SHAPE: Final = (
     *(
@@ -80,142 +89,114 @@ def job_of(row: Row) -> Job:
         TableError: the row does not say enough, or something the simulator does not have.
         SimulationError, TopologyError, TraceError: its layout, batch or model is not possible.
     """
-    degrees = {axis: row.integer(axis, 1) for axis in ("pp", "dp", "cp", "tp", "ep")}
-    layout = Layout(**degrees, expert_tp=row.integer("expert_tp", expert_tp_of(row.text("notes"))))
-    framework = framework_of(row.text("framework"))
-    precision = _precision(row.text("precision", "bf16"))
-    micro_batch = row.integer("micro_batch", 1)
-    chunk = layout.dp * micro_batch
-    sharding, replicas = _sharding(row.text("sharding")), layout.dp * layout.cp
-    group = row.integer("shard_group", 0)  # of all data-parallel ranks, context parallel or not, if no fewer
-    rounds = max(1, round(row.integer("global_batch", chunk) / chunk))
+    notes, layout = row.text("notes"), _layout(row)
+    precision = precision_of(row.text("precision"))
+    sharding = sharding_of(row.text("sharding"))
+    framework = framework_of(row.text("framework"), "torchtitan" if sharding == "fsdp" else "megatron")
+    global_batch, micro_batch = _batch(row, layout.dp)
+    fused = fused_attention(row.text("flash_attention"))
+    model = model_of(row)
     return Job(
-        model=model_of(row),
-        cluster=_cluster(row.text("hardware"), layout.world_size),
+        model=model,
+        cluster=_cluster(hardware_of(row), layout.world_size),
         layout=layout,
-        global_batch=rounds * chunk,
+        global_batch=global_batch,
         micro_batch=micro_batch,
         seq_len=row.integer("seq_len"),
         sharding=sharding,
-        shard_ranks=group if sharding != "ddp" and group < layout.dp and replicas % max(group, 1) == 0 else 0,
+        shard_ranks=_shard_ranks(row, layout, sharding),
         sequence_parallel=row.flag("sp", default=True),
-        **_recomputed(row.text("recompute", "none"), row.text("notes")),
-        precision=precision,
-        fp8="fp8" in row.text("precision") or "fp4" in row.text("precision"),
-        recipe=_recipe(row.text("precision"), row.text("notes")),
-        fp32_gradients=precision in load_framework(framework).fp32_gradients,
-        flash_attention=row.flag("flash_attention", default=True),
-        kernels=_kernels(row.text("framework"), row.text("notes")),
+        **recomputed(row.text("recompute"), notes),
+        precision=precision.kept,
+        fp8=precision.few_bits,
+        recipe=precision.recipe or (scaling_of(notes) if precision.few_bits else ""),
+        fp32_gradients=precision.kept in load_framework(framework).fp32_gradients,
+        flash_attention=fused is not False,
+        kernels=_kernels(row.text("framework"), notes),
         framework=framework,
-        conventions=conventions_then(framework, row.text("date"))
-        + conventions_of(
-            row.text("comm_overlap"), row.text("sharding"), f"{row.text('notes')} {row.text('framework')}"
-        ),
+        conventions=_conventions(row, framework),
         overlap_p2p=p2p_of(row.text("comm_overlap")),
+        counted_ends=counted_ends_of(notes) if layout.pp > 1 else "none",
+        capacity_factor=capacity_of(notes) if model.n_experts else 0.0,
+        **_adapters(row.text("task"), notes),
+        **_offloaded(notes, row.text("sharding"), layout.pp),
     )
 
 
-def model_of(row: Row) -> Model:
-    """Return the model of *row*: its columns, over the preset that its name begins with if there is one."""
-    name = row.text("model", "a model")
-    base = _preset(name)
-    if base is not None and not row.text("heads"):
-        layers = row.integer("layers", base.n_layers)
-        return replace(base, name=name, n_layers=layers, n_mtp=_mtp(base, layers))
-    arch, hidden, heads = row.text("arch"), row.integer("hidden"), row.integer("heads")
-    layers = row.integer("layers")
-    if arch == "moe-mla":
-        if base is None or not base.kv_lora_rank:
-            raise TableError(f"model {name!r}: the widths of its latent attention are not given")
-        dense = layers - row.integer("moe_layers", layers)
-        return replace(base, name=name, n_layers=layers, n_dense_layers=dense, n_mtp=_mtp(base, layers))
-    if base is not None and (base.hidden, base.n_heads) == (hidden, heads):
-        return _over(base, row, name=name, n_layers=layers)
-    gpt = arch == "gpt"
-    biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), gpt)
-    return Model(
-        name=name,
-        n_layers=layers,
-        hidden=hidden,
-        n_heads=heads,
-        n_kv_heads=row.integer("kv_heads", heads),
-        head_dim=row.integer("head_dim", hidden // heads),
-        ffn_hidden=row.integer("ffn_hidden"),
-        vocab=row.integer("vocab"),
-        gated=row.flag("gated", default=not gpt),
-        tied_embeddings=row.flag("tied_emb", default=gpt),
-        norm="layernorm" if gpt else "rmsnorm",
-        **biases,
-        max_positions=row.integer("seq_len") if gpt else 0,
-        dropout=gpt and not row.flag("flash_attention", default=True),
-        **_experts(row, layers),
-    )
+def hardware_of(row: Row) -> str:
+    """Return the GPU of *row* in words, with its memory if that is in a column of its own.
 
-
-def _mtp(base: Model, layers: int) -> int:
-    """Return the modules for multi-token prediction: a model cut to fewer layers is cut before them."""
-    return base.n_mtp if layers == base.n_layers else 0
-
-
-def _over(base: Model, row: Row, *, name: str, n_layers: int) -> Model:
-    """Return the preset *base* with what *row* says of sizes: windows, norms and biases are in no column."""
-    sizes: dict[str, Any] = {
-        "n_kv_heads": row.integer("kv_heads", base.n_kv_heads),
-        "head_dim": row.integer("head_dim", base.head_dim),
-        "ffn_hidden": row.integer("ffn_hidden"),
-        "vocab": row.integer("vocab"),
-        "tied_embeddings": row.flag("tied_emb", default=base.tied_embeddings),
-    }
-    experts: dict[str, Any] = _experts(row, n_layers) if row.integer("experts", 0) else {}
-    return replace(base, name=name, n_layers=n_layers, n_mtp=_mtp(base, n_layers), **sizes, **experts)
-
-
-def _experts(row: Row, layers: int) -> dict[str, Any]:
-    """Return what a model with experts has beside its dense parts."""
-    experts, width = row.integer("experts", 0), row.integer("moe_ffn_hidden", 0)
-    return {
-        "n_experts": experts,
-        "top_k": row.integer("top_k", 0),
-        "moe_ffn_hidden": width,
-        "n_shared_experts": row.integer("shared_expert_ffn", 0) // width if width else 0,
-        "n_dense_layers": layers - row.integer("moe_layers", layers) if experts else 0,
-    }
-
-
-def _preset(name: str) -> Model | None:
-    """Return the preset that *name* begins with, unless it goes on to state another size.
-
-    >>> _preset("llama3-70b cut to 12 layers").n_layers, _preset("gpt2 52B")
-    (80, None)
+    Raises:
+        TableError: it is not given.
     """
-    plain = re.sub(r"[_ ]", "-", name.lower().strip())
-    found = [preset for preset in names() if plain.startswith(preset)]
-    longest = max(found, key=len, default="")
-    if not longest or re.search(r"\d+(\.\d+)?b\b", plain.removeprefix(longest)):
-        return None
-    return load_model(longest)
+    words, memory = row.text("hardware"), re.match(r"\d+", row.text("gpu_mem_gb"))
+    if not stated(words):
+        raise TableError("hardware is not given")
+    return words if memory is None or re.search(r"\d ?gb\b", words.lower()) else f"{words} {memory[0]}GB"
+
+
+def _layout(row: Row) -> Layout:
+    """Return the parallel degrees of *row*; data parallelism is what is left of its GPUs if not given."""
+    degrees = {axis: row.count(axis, 1) for axis in ("pp", "cp", "tp", "ep")}
+    rest = max(1, row.count("world_size", 1) // (degrees["pp"] * degrees["cp"] * degrees["tp"]))
+    noted = expert_tp_of(row.text("notes")) if row.integer("experts", 0) > 1 else 0
+    return Layout(**degrees, dp=row.count("dp", rest), expert_tp=row.integer("expert_tp", noted))
+
+
+def _batch(row: Row, dp: int) -> tuple[int, int]:
+    """Return the sequences of a step and of a micro-batch: the nearest number of whole rounds.
+
+    Ranks that have less than a micro-batch compute what they have.
+    """
+    micro_batch = row.count("micro_batch", 1)
+    asked = row.count("global_batch", dp * micro_batch)
+    if asked < dp * micro_batch and asked % dp == 0:
+        micro_batch = max(1, asked // dp)
+    if asked < dp:
+        raise TableError(f"global_batch={asked}: fewer sequences than the {dp} data-parallel ranks")
+    chunk = dp * micro_batch
+    return max(1, round(asked / chunk)) * chunk, micro_batch
+
+
+def _shard_ranks(row: Row, layout: Layout, sharding: str) -> int:
+    """Return over how many ranks states are sharded, 0 for all: of a node where it is hybrid and not said."""
+    group = row.integer(
+        "shard_group", row.count("gpus_per_node", 8) if is_hybrid(row.text("sharding")) else 0
+    )
+    # of all data-parallel ranks, context parallel or not, if no fewer
+    fits = sharding != "ddp" and group < layout.dp and layout.dp * layout.cp % max(group, 1) == 0
+    return group if fits else 0
+
+
+def _conventions(row: Row, framework: str) -> tuple[tuple[str, object], ...]:
+    """Return what *row* says in any column about conventions of its *framework*."""
+    said = f"{row.text('notes')} {row.text('framework')}"
+    kernel = attention_kernel(row.text("flash_attention"))
+    named = (("attention", (kernel, *load_framework(framework).attention)),) if kernel else ()
+    return (
+        *conventions_then(framework, row.text("date")),
+        *conventions_of(row.text("comm_overlap"), row.text("sharding"), said),
+        *named,
+    )
+
+
+def _adapters(task: str, notes: str) -> dict[str, Any]:
+    """Return how a *task* trains adapters alone, of the rank that *notes* give or else of the usual one.
+
+    >>> _adapters("QLoRA", "r=64"), _adapters("sft", "")
+    ({'lora_rank': 64, 'quantized_base': True}, {})
+    """
+    if "lora" not in task.lower():
+        return {}
+    found = re.search(r"\b(?:lora )?(?:rank|r|dim) ?[=:]? ?(\d+)", notes.lower())
+    rank = {"lora_rank": int(found[1]) if found else LORA_RANK}
+    return {**rank, "quantized_base": True} if "qlora" in task.lower() else rank
 
 
 @cache
 def _cluster(hardware: str, n_gpus: int) -> Cluster:
     """Return GPUs of that kind; memory does not ask how they are wired."""
     return replace(load_cluster("dgx-h100", n_gpus), device=device_of(hardware), name=hardware)
-
-
-def _sharding(text: str) -> str:
-    for parts, name in SHARDINGS:
-        if any(part == text or (part and part in text) for part in parts):
-            return name
-    raise TableError(f"sharding {text!r}: one of none, ddp, zero1, zero2, zero3, fsdp")
-
-
-def _recipe(precision: str, notes: str) -> str:
-    """Return how products are quantised: as *precision* says, or for plain fp8 the recipe in *notes*.
-
-    >>> _recipe("fp8", "recipe v0.5.0:A_CONFIG_H100_FP8_CS_V1 {}"), _recipe("bf16", ""), _recipe("mxfp8", "")
-    ('current', '', 'mxfp8')
-    """
-    return recipe_of(precision) or (scaling_of(notes) if precision == "fp8" else "")
 
 
 def _kernels(framework: str, notes: str) -> str:
@@ -230,34 +211,17 @@ def _kernels(framework: str, notes: str) -> str:
     return "fused" if is_said else ""
 
 
-def _recomputed(text: str, notes: str = "") -> dict[str, Any]:
-    """Return what *text* says about recomputation: how, and of which layers; *notes* may list modules.
+def _offloaded(notes: str, sharding: str, pp: int) -> dict[str, Any]:
+    """Return what goes to the host: as many layers as *notes*, which quote a recipe, say; or sharded states.
 
-    >>> _recomputed("partial-full (5 layers/stage)"), _recomputed("selective (every 2nd layer)")
-    ({'recompute': 'full', 'recompute_layers': 5}, {'recompute': 'full', 'recompute_every': 2})
+    Megatron-Bridge offloads activations alone (scripts/performance/utils/overrides.py), and no pipelines.
+    DeepSpeed and FSDP offload states: those of the optimizer, and with stage 3 gradients and parameters.
+
+    >>> _offloaded('recipe {"cpu_offloading_num_layers": 20}', "", 1), _offloaded("", "zero3-offload", 1)
+    ({'offload': 'activations', 'offload_layers': 20}, {'offload': 'states'})
     """
-    if found := re.search(r"(\d+) layers? ?(?:/|per|a) ?stage", text):
-        return {"recompute": "full", "recompute_layers": int(found[1])}
-    if found := re.search(r"every (\d+)(?:nd|rd|th) layer", text):
-        return {"recompute": "full", "recompute_every": int(found[1])}
-    how = _recompute(text)
-    if how == "selective" and (found := re.search(r'"recompute_modules": \[([^\]]*)\]', notes)):
-        listed = [name for name in RECOMPUTE_MODULES if f'"{name}"' in found[1]]
-        return {"recompute": how, "recompute_modules": ",".join(listed)}
-    return {"recompute": how}
-
-
-def _recompute(text: str) -> str:
-    for name in ("none", "full", "selective"):
-        if text == name or (name == "selective" and text.startswith("selective")):
-            return name
-    raise TableError(f"recompute {text!r}: one of none, selective, full")
-
-
-def _precision(text: str) -> str:
-    """Return the precision of what is kept: with fp8 recipes, weights and activations are in bf16."""
-    if text.startswith(("fp8", "mxfp8", "nvfp4")):
-        return "bf16"
-    if text in ("bf16", "fp16", "fp32"):
-        return text
-    raise TableError(f"precision {text!r}: one of bf16, fp16, fp32, fp8")
+    if (found := re.search(r'"cpu_offloading_num_layers": ([1-9]\d*)', notes)) and pp == 1:
+        return {"offload": "activations", "offload_layers": int(found[1])}
+    if "offload" in sharding.lower():
+        return {"offload": "states" if sharding_of(sharding) in FULLY_SHARDED else "optimizer"}
+    return {}

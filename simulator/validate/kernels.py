@@ -192,6 +192,8 @@ def attention_ops(row: Row, dtype: str) -> tuple[list[Op], float]:
     batch, seq, heads = (row.integer(name) for name in ("batch", "seq", "heads"))
     width, kv_heads = row.integer("head_dim"), row.integer("kv_heads", heads)
     notes, causal = row.text("notes"), row.flag("causal", default=False)
+    cut = re.search(r"window (\d+)", notes)
+    window = int(cut.group(1)) if cut else 0
     found = re.search(r"v_head_dim (\d+)", notes)
     v_width = int(found.group(1)) if found else width
     passes = PASSES.get(row.text("direction"))
@@ -211,6 +213,7 @@ def attention_ops(row: Row, dtype: str) -> tuple[list[Op], float]:
         batch=batch * heads,
         v_dim=v_width,
         causal=causal,
+        window=window if window < seq else 0,
     )
     backward = replace(
         forward, kind="attention_backward", flops=forward.flops * 5 // 2, bytes_moved=2 * moved

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.validate.calibrate import SPREADS, Factors, Spreads, fit
@@ -23,38 +24,65 @@ CANDIDATES: Final = tuple(
 """Spreads among which those are chosen with which other runs of a model are predicted best."""
 
 
+def _family(step: Step) -> tuple[str, str]:
+    return step.machine, step.scored.family
+
+
+READINGS: Final[Mapping[str, Callable[[Step], Hashable]]] = MappingProxyType(
+    {
+        "machine": lambda step: step.machine,
+        "cluster": lambda step: step.cluster,
+        "model": _family,
+        "release": lambda step: (_family(step), step.release),
+    }
+)
+"""What may be meant by the cluster of which one run is measured, from the widest to the narrowest.
+
+A cluster is a machine with what runs on it: whose it is, its framework, its precision. The machine alone lets
+one run in bf16 stand for runs in fp8 and of another framework. A model is one model on a machine; a release
+one model with one version of the software, which is what a person has who times their own training.
+"""
+
+
 def calibrated(steps: Sequence[Step]) -> dict[str, Any]:
-    """Return the score of *steps* but one per machine, and but one per model, after calibrating on that one.
+    """Return the scores of *steps* but one per cluster, after calibrating on that one; and by each reading.
 
     The one is the middle of the runs by predicted time: neither the smallest nor the largest of what is
     planned. Its label has no part in the choice. What it tells holds for its model and precision: other
-    models of its machine are predicted as before. A machine with one run has nothing left to score.
+    models of its cluster are predicted as before. A cluster with one run has nothing left to score.
     """
-    rest: list[Step] = []
-    before: list[Step] = []
-    used: dict[str, Any] = {}
-    for name, runs in _by(steps, lambda step: step.machine).items():
-        one = _middle(runs)
-        factors = fit(one.curve, one.scored.measured)
-        used[name] = {"id": one.scored.id, "rows": len(runs) - 1, **factors._asdict()}
-        rest += [_with(step, factors) if _family(step) == _family(one) else step for step in _but(runs, one)]
-        before += _but(runs, one)
-    of_model: list[Step] = []
-    of_model_before: list[Step] = []
-    for runs in _by(steps, _family).values():
-        one = _middle(runs)
-        factors = fit(one.curve, one.scored.measured)
-        of_model += [_with(step, factors) for step in _but(runs, one)]
-        of_model_before += _but(runs, one)
-    return {
-        "calibrated_score": score(rest),
-        "calibrated_before": score(before),
-        "calibrated_score_by_class": score_by(rest, lambda step: step.scored.group),
-        "calibrated_model_score": score(of_model),
-        "calibrated_model_before": score(of_model_before),
-        "calibration": used,
-        "calibration_check": checked(steps),
-    }
+    found: dict[str, Any] = {}
+    for reading, key in READINGS.items():
+        groups = list(_by(steps, key).values())
+        name = "calibrated" if reading == "cluster" else f"calibrated_{reading}"
+        found[f"{name}_score"] = score(step for runs in groups for step in after(runs, middle(runs)))
+        found[f"{name}_before"] = score(step for runs in groups for step in _but(runs, middle(runs)))
+        if reading == "cluster":
+            rest = [step for runs in groups for step in after(runs, middle(runs))]
+            found["calibrated_score_by_class"] = score_by(rest, lambda step: step.scored.group)
+            found["calibration"] = dict(map(_used, groups))
+    return {**found, "calibration_check": checked(steps)}
+
+
+def after(runs: Iterable[Step], one: Step) -> list[Step]:
+    """Return *runs* but *one*, those of its model and precision with the factors that it tells."""
+    factors = fit(one.curve, one.scored.measured)
+    return [
+        with_factors(step, factors) if _family(step) == _family(one) else step for step in _but(runs, one)
+    ]
+
+
+def middle(runs: Iterable[Step]) -> Step:
+    """Return the middle of *runs* by predicted time."""
+    ordered = _ordered(runs)
+    return ordered[len(ordered) // 2]
+
+
+def _used(runs: Sequence[Step]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a cluster, and on which of its *runs* it was calibrated with what outcome."""
+    one = middle(runs)
+    factors = fit(one.curve, one.scored.measured)
+    return " · ".join(one.cluster), {"id": one.scored.id, "rows": len(runs) - 1, **factors._asdict()}
 
 
 def checked(steps: Iterable[Step]) -> dict[str, Any]:
@@ -65,13 +93,13 @@ def checked(steps: Iterable[Step]) -> dict[str, Any]:
     """
     sources = _by(steps, lambda step: step.choice[0])
     before = {name: _turns(own, None) for name, own in sources.items()}
-    after = {spreads: {name: _turns(own, spreads) for name, own in sources.items()} for spreads in CANDIDATES}
-    chosen = {name: _best(after, [other for other in sources if other != name] or [name]) for name in sources}
+    then = {spreads: {name: _turns(own, spreads) for name, own in sources.items()} for spreads in CANDIDATES}
+    chosen = {name: _best(then, [other for other in sources if other != name] or [name]) for name in sources}
     return {
         "before": _mean(before.values()),
-        "after": _mean(after[spreads][name] for name, spreads in chosen.items()),
+        "after": _mean(then[spreads][name] for name, spreads in chosen.items()),
         "spreads": {name: spreads._asdict() for name, spreads in chosen.items()},
-        "spreads_of_all": _best(after, sources)._asdict(),
+        "spreads_of_all": _best(then, sources)._asdict(),
     }
 
 
@@ -87,14 +115,14 @@ def _turns(steps: Iterable[Step], spreads: Spreads | None) -> Medians:
         errors = []
         for one in some if len(some) > 1 else ():
             factors = Factors(1.0, 1.0) if spreads is None else fit(one.curve, one.scored.measured, spreads)
-            errors += [abs(_with(step, factors).scored.log_ratio) for step in _but(some, one)]
+            errors += [abs(with_factors(step, factors).scored.log_ratio) for step in _but(some, one)]
         found += [median(errors)] if errors else []
     return found
 
 
-def _best(after: dict[Spreads, dict[str, Medians]], sources: Iterable[str]) -> Spreads:
+def _best(then: dict[Spreads, dict[str, Medians]], sources: Iterable[str]) -> Spreads:
     names = list(sources)
-    return min(after, key=lambda spreads: _mean(after[spreads][name] for name in names) or 0.0)
+    return min(then, key=lambda spreads: _mean(then[spreads][name] for name in names) or 0.0)
 
 
 def _mean(sources: Iterable[Medians]) -> float | None:
@@ -107,17 +135,10 @@ def _but(runs: Iterable[Step], one: Step) -> list[Step]:
     return [step for step in runs if step is not one]
 
 
-def _with(step: Step, factors: Factors) -> Step:
+def with_factors(step: Step, factors: Factors) -> Step:
+    """Return *step* as it is predicted with *factors*."""
     predicted = step.curve.at(compute=factors.compute, communication=factors.communication)
     return replace(step, scored=replace(step.scored, predicted=predicted))
-
-
-def _family(step: Step) -> tuple[str, str]:
-    return step.machine, step.scored.family
-
-
-def _middle(runs: Sequence[Step]) -> Step:
-    return _ordered(runs)[len(runs) // 2]
 
 
 def _ordered(runs: Iterable[Step]) -> list[Step]:

@@ -50,6 +50,13 @@ PAIRED: Final = re.compile(rf'"moe_a2a_overlap": true|overlap-moe-expert-paralle
 EXPERT_TP: Final = re.compile(r"expert(?: tp|_tensor_parallel_size\"?:) (\d+)")
 """Ranks that every expert is cut over."""
 
+CAPACITY: Final = re.compile(r"capacity factor:? (\d+(?:\.\d+)?)")
+"""Tokens that every expert computes, over their even share."""
+
+EMBEDDING_COUNTS: Final = re.compile(r"type:transformer\|embedding|embedding counted as a layer")
+"""Embedding and tied head share of the pipeline as a layer each: DeepSpeed ``partition_method`` with a type
+that both have (deepspeed/runtime/pipe/module.py, ``_partition_layers``)."""
+
 RECIPE: Final = re.compile(r"_fp8_(cs|ds|sc)_")
 """How a recipe's name says that products are quantised."""
 
@@ -57,7 +64,7 @@ SCALINGS: Final = {"cs": "current", "ds": "delayed", "sc": "blockwise"}
 """Current, delayed, sub-channel: NVIDIA-NeMo/Megatron-Bridge scripts/performance/utils/precision.py."""
 
 P2P_ON: Final = re.compile(r"p2p overlap on")
-KEEPS_PARAMETERS: Final = re.compile(r"zero2-fsdp|shard_grad_op")
+KEEPS_PARAMETERS: Final = re.compile(r"zero2-fsdp|shard_grad_op|hybrid_shard_zero2")
 """FSDP that frees gathered parameters after backward only."""
 
 
@@ -92,6 +99,25 @@ def expert_tp_of(notes: str) -> int:
     """
     found = EXPERT_TP.search(notes.lower())
     return int(found.group(1)) if found else 0
+
+
+def capacity_of(notes: str) -> float:
+    """Return the capacity factor of experts in *notes*; 0, as many tokens as come, if they have none.
+
+    >>> capacity_of("top-2, capacity factor 1.25 with padding"), capacity_of("dropless")
+    (1.25, 0.0)
+    """
+    found = CAPACITY.search(notes.lower())
+    return float(found[1]) if found else 0.0
+
+
+def counted_ends_of(notes: str) -> str:
+    """Return which ends of the model *notes* count as a layer, of ``simulator.builder.stage_layers.ENDS``.
+
+    >>> counted_ends_of("pp-partition type:transformer|embedding"), counted_ends_of("")
+    ('both', 'none')
+    """
+    return "both" if EMBEDDING_COUNTS.search(notes.lower()) else "none"
 
 
 def scaling_of(notes: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from simulator.errors import TableError
 from simulator.validate.scores import Validation
+from traces.errors import reason
+from traces.replacing import replacing
 
 ABOUT = (
     "Every point is a measured training run that was simulated as described, on logarithmic axes. Runs that "
@@ -26,9 +28,10 @@ def write_page(path: str | Path, found: Validation) -> Path:
     if not found.rows:
         raise TableError(f"{target}: no row was simulated, so there is nothing to draw")
     try:
-        target.write_text(page(found), encoding="utf-8")
+        with replacing(target) as fresh:
+            fresh.write_text(page(found), encoding="utf-8")
     except OSError as error:
-        raise TableError(f"{target} cannot be written: {error.strerror or error}") from None
+        raise TableError(f"{target} cannot be written: {reason(error)}") from None
     return target
 
 

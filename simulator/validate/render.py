@@ -19,6 +19,14 @@ SHOWN_REASONS: Final = 12
 UNITS: Final = 3.0
 """Median error (20-fold) from which the likely reason is that times are in another unit."""
 
+CALIBRATED: Final = {
+    "cluster with its framework and precision": "calibrated",
+    "machine": "calibrated_machine",
+    "model and machine": "calibrated_model",
+    "model, machine and release": "calibrated_release",
+}
+"""What one run was calibrated for, in words, and how its scores are called in ``--json``."""
+
 SHOWN_FAMILIES: Final = 15
 """Most families that are listed; all of them are in ``--json``."""
 
@@ -79,8 +87,8 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
     for name, figure in lines:
         if figure is not None:
             console.print(f"{name}: {_percent(figure)}", highlight=False)
-    for name, key in (("machine", ""), ("model and machine", "_model")):
-        after, before = (extra.get(f"calibrated{key}_{when}") for when in ("score", "before"))
+    for name, key in CALIBRATED.items():
+        after, before = (extra.get(f"{key}_{when}") for when in ("score", "before"))
         if after is not None and before is not None:
             figures = f"{_percent(after)}, the same runs before {_percent(before)}"
             console.print(f"calibrated on one run per {name}: {figures}", highlight=False)

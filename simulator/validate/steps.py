@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from simulator.engine import require_numba
 from simulator.errors import TableError
 from simulator.validate.choices import choices
 from simulator.validate.one_run import calibrated
@@ -34,8 +35,8 @@ def validate_steps(
 
     Args:
         table: CSV or Parquet, with the columns that docs/accuracy.md lists.
-        calibrate: ``"one-run"``: also fit two factors per machine on one of its rows, and score the others;
-            and the same for every model on a machine.
+        calibrate: ``"one-run"``: also fit two factors per cluster on one of its rows, and score the others;
+            and the same for every machine, every model on a machine, and every release of its software.
         workers: processes; as many as there are processors if left out.
         tell: told how many rows more are done, and of how many.
 
@@ -45,6 +46,7 @@ def validate_steps(
     """
     if calibrate is not None and calibrate not in CALIBRATIONS:
         raise TableError(f"calibrate={calibrate!r}: one of {', '.join(CALIBRATIONS)}")
+    require_numba("validating steps")
     rows = read_table(table, COLUMNS)
     found = run_rows(rows, workers or os.cpu_count() or 1, lambda done: tell(done, len(rows)))
     steps = [one for one in found if isinstance(one, Step)]

@@ -8,18 +8,18 @@ from typing import Final
 
 from simulator.errors import TableError
 from simulator.job import Job
+from simulator.job_checks import why_not_combined
 from simulator.network.cost import Network
 from simulator.validate.hardware import device_of
-from simulator.validate.job import job_of
+from simulator.validate.job import hardware_of, job_of
 from simulator.validate.overlap import schedule_of
+from simulator.validate.spelling import schedule_named, sharding_of
 from simulator.validate.table import Row
+from simulator.validate.unstated import filled
 from topologies.words import machine
 
-NOT_STATED: Final = ("", "see notes")
-"""What a table writes where a source does not say."""
-
-ASSUMED: Final = {"recompute": "none", "virtual_pp": "1", "micro_batch": "1"}
-"""What is taken for a setting that a row does not give."""
+BY_STAGES: Final = ("", "1f1b", "interleaved-1f1b")
+"""Schedules of which the number of virtual stages tells which one is meant."""
 
 SIZES: Final = ((8, "1-8 GPUs"), (128, "9-128 GPUs"), (1024, "129-1,024 GPUs"))
 LARGEST: Final = "over 1,024 GPUs"
@@ -49,26 +49,31 @@ def step_job(row: Row) -> StepJob:
         TableError: the row does not say enough, or something the simulator does not have.
         SimulationError, TopologyError, TraceError: its layout, batch, model or machine is not possible.
     """
-    missing = [name for name in ASSUMED if row.text(name) in NOT_STATED and _matters(row, name)]
-    filled = Row({name: ASSUMED[name] for name in ASSUMED if row.text(name) in NOT_STATED}, row.number)
-    row = filled.over(row)
-    if not row.text("hardware"):
-        raise TableError("hardware is not given")
+    row, words = filled(row)
+    hardware = hardware_of(row)
     job = job_of(row)
     world_size = job.layout.world_size
-    network = _network(row.text("hardware"), row.text("interconnect"), world_size, _n_nodes(row, world_size))
-    virtual_stages = row.integer("virtual_pp") if job.layout.pp > 1 else 1
+    if (n_gpus := row.integer("world_size", world_size)) != world_size:
+        raise TableError(f"world_size={n_gpus}: tp*pp*dp*cp is {world_size}")
+    network = _network(hardware, row.text("interconnect"), world_size, _n_nodes(row, world_size))
+    virtual_stages = max(1, row.integer("virtual_pp", 1)) if job.layout.pp > 1 else 1
+    named = schedule_named(row.text("schedule")) if job.layout.pp > 1 else ""
+    schedule = named if named not in BY_STAGES else schedule_of(row.text("notes"), virtual_stages)
+    unpaired = schedule == "combined-1f1b" and why_not_combined(job, virtual_stages) != ""
     job = replace(
         job,
-        cluster=replace(network.cluster.sized(world_size), device=device_of(row.text("hardware"))),
-        schedule=schedule_of(row.text("notes"), virtual_stages),
+        cluster=replace(network.cluster.sized(world_size), device=device_of(hardware)),
+        schedule=schedule_of("", virtual_stages) if unpaired else schedule,
         virtual_stages=virtual_stages if virtual_stages > 1 else None,
+        counted_ends=_counted_ends(job, job.layout.pp * virtual_stages),
     )
     share = row.number_in("global_batch", job.global_batch) / job.global_batch
-    words = [f"{name} not stated: {ASSUMED[name]}" for name in missing]
+    said = list(words)
+    if unpaired:
+        said.append("exchanges of experts beside another micro-batch, which this layout cannot have: without")
     if share != 1:
-        words.append("global batch not a multiple of dp*micro_batch: the nearest one, and time in proportion")
-    return StepJob(job, network, share, tuple(words))
+        said.append("global batch not a multiple of dp*micro_batch: the nearest one, and time in proportion")
+    return StepJob(job, network, share, tuple(said))
 
 
 def parallel_class(row: Row) -> str:
@@ -77,7 +82,7 @@ def parallel_class(row: Row) -> str:
         return "MoE"
     if row.integer("pp", 1) > 1:
         return "3D"
-    return "FSDP" if any(word in row.text("sharding") for word in ("fsdp", "zero3")) else "DP/TP+DP"
+    return "FSDP" if sharding_of(row.text("sharding")) == "fsdp" else "DP/TP+DP"
 
 
 def size_names() -> tuple[str, ...]:
@@ -91,13 +96,17 @@ def size_class(row: Row) -> str:
     return next((name for most, name in SIZES if n_gpus <= most), LARGEST)
 
 
-def _matters(row: Row, name: str) -> bool:
-    """Return whether setting *name* has a say in *row*: virtual stages need a pipeline."""
-    return name != "virtual_pp" or row.integer("pp", 1) > 1
-
-
 def _n_nodes(row: Row, world_size: int) -> int:
-    return -(-world_size // row.integer("gpus_per_node", 8))
+    return -(-world_size // row.count("gpus_per_node", 8))
+
+
+def _counted_ends(job: Job, n_stages: int) -> str:
+    """Return which ends of the model count as a layer: those without which there are more stages than layers.
+
+    Llama 3.1 405B has 126 layers on 128 stages of which the first and the last hold embedding and head alone.
+    """
+    lacking = n_stages - job.model.n_layers
+    return {1: "head", 2: "both"}.get(lacking, job.counted_ends)
 
 
 @cache

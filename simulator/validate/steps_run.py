@@ -46,6 +46,8 @@ class Step:
         device: the GPU, in the words of the catalogue.
         size: class of the number of GPUs.
         machine: hardware and interconnect, as the table has them.
+        cluster: that, whose it is, and the software and precision that ran on it.
+        release: when it was measured or of which version, as the table has it.
         choice: what a person who looks for a layout cannot change: model, machine, GPUs and batch.
         layout: what they can change; runs that agree in it too are repetitions.
         assumed: settings that the row does not give, in words.
@@ -59,6 +61,8 @@ class Step:
     device: str
     size: str
     machine: str
+    cluster: tuple[str, ...]
+    release: str
     choice: tuple[str, ...]
     layout: tuple[str, ...]
     assumed: tuple[str, ...]
@@ -154,6 +158,7 @@ def _step(row: Row, step: StepJob, curve: Curve, measured_s: float) -> Step:
     degrees = " ".join(f"{axis}{getattr(job.layout, axis)}" for axis in _LAYOUT)
     n_gpus = job.layout.world_size
     what = f"{job.model.name} {degrees} {job.sharding} mbs {job.micro_batch} x {job.n_microbatches}"
+    machine = f"{row.text('hardware')}; {row.text('interconnect', 'not stated')}"
     choice = ("source_group", "model", "layers", "hardware", "interconnect", "world_size", "global_batch")
     return Step(
         scored=Scored(
@@ -169,7 +174,9 @@ def _step(row: Row, step: StepJob, curve: Curve, measured_s: float) -> Step:
         slow="slow mode" in flags,
         device=job.cluster.device.name,
         size=size_class(row),
-        machine=f"{row.text('hardware')}; {row.text('interconnect', 'not stated')}",
+        machine=machine,
+        cluster=(row.text("source_group"), machine, row.text("framework"), row.text("precision")),
+        release=row.text("date"),
         choice=tuple(row.text(name) for name in (*choice, "seq_len", "precision", "task")),
         layout=tuple(row.text(name) for name in (*_LAYOUT, *OF_LAYOUT)),
         assumed=step.assumed,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simulator.errors import TableError
+from simulator.validate.spelling import stated, yes_or_no
+
+THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+"""A number as people write it."""
 
 
 class Row:
@@ -26,9 +32,10 @@ class Row:
         self.number = number
 
     def text(self, column: str, default: str = "") -> str:
-        """Return the cell as text, *default* if it is empty or there is no such column."""
+        """Return the cell as text, *default* if it is empty, no number, or there is no such column."""
         value = self._cells.get(column)
-        return default if value is None or value == "" else str(value)
+        is_empty = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+        return default if is_empty else str(value)
 
     def integer(self, column: str, default: int | None = None) -> int:
         """Return the cell as a whole number. Raises TableError as ``number_in``, or if it is not whole."""
@@ -37,15 +44,26 @@ class Row:
             raise TableError(f"{column}={found!r}: a whole number is needed")
         return int(found)
 
+    def count(self, column: str, default: int | None = None) -> int:
+        """Return the cell as a whole number. Raises TableError as ``integer``, or if it is below 1."""
+        found = self.integer(column, default)
+        if found < 1:
+            raise TableError(f"{column}={found}: at least 1")
+        return found
+
     def number_in(self, column: str, default: float | None = None) -> float:
-        """Return the cell as a number. Raises TableError if it is empty without a *default*, or not one."""
-        cell = self.text(column)
-        if not cell:
+        """Return the cell as a number; thousands may have commas between.
+
+        Raises:
+            TableError: it states nothing and there is no *default*, or it is no number.
+        """
+        cell = stated(self.text(column))
+        if not cell or cell.lower() == "none":
             if default is None:
                 raise TableError(f"{column} is not given")
             return default
         try:
-            found = float(cell)
+            found = float(cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell)
         except ValueError:
             found = math.nan
         if not math.isfinite(found):
@@ -60,8 +78,9 @@ class Row:
         return found
 
     def flag(self, column: str, *, default: bool) -> bool:
-        """Return whether the cell says true; *default* if it is empty."""
-        return {"true": True, "false": False, "1": True, "0": False}.get(self.text(column).lower(), default)
+        """Return whether the cell says yes, *default* if nothing. Raises TableError if it is neither."""
+        said = yes_or_no(self.text(column), column)
+        return default if said is None else said
 
     def over(self, other: Row) -> Row:
         """Return the row with the cells of *other* where its own are empty."""
@@ -71,6 +90,11 @@ class Row:
     def only(self, columns: Iterable[str]) -> Row:
         """Return the row with *columns* alone."""
         return Row({column: self._cells.get(column) for column in columns}, self.number)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table, with or without a value in this row."""
+        return tuple(self._cells)
 
     @property
     def id(self) -> str:
@@ -92,9 +116,15 @@ def read_table(path: str | Path, required: Iterable[str]) -> list[Row]:
     rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if not rows:
         raise TableError(f"{path}: no rows")
-    if missing := [column for column in required if column not in rows[0]]:
-        raise TableError(f"{path}: no column {', '.join(missing)}; it has {', '.join(rows[0])}")
-    return [Row(cells, number) for number, cells in enumerate(rows, start=1)]
+    found = [Row(cells, number) for number, cells in enumerate(rows, start=1)]
+    require(found[0], required, path)
+    return found
+
+
+def require(row: Row, columns: Iterable[str], path: str | Path) -> None:
+    """Refuse a table whose first *row* lacks one of *columns*. Raises TableError, which names the table."""
+    if missing := [column for column in columns if column not in row.columns]:
+        raise TableError(f"{path}: no column {', '.join(missing)}; it has {', '.join(row.columns)}")
 
 
 def _csv(path: Path) -> list[dict[str, object]]:

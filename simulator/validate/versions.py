@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 OF_TORCHTITAN: Final = ("rotary", "activation", "clamp", "loss", "projections", "heads")
@@ -20,16 +21,33 @@ SINCE: Final = (
 
 
 def conventions_then(framework: str, date: str) -> tuple[tuple[str, object], ...]:
-    """Return the conventions of *framework* that differed at *date*, an ISO month or day; none if empty.
+    """Return the conventions of *framework* that differed at *date*; none if it names no year.
+
+    Args:
+        framework: name of the profile.
+        date: an ISO year, month or day, or a release that is named after its month (``24.05``).
 
     >>> [name for name, _ in conventions_then("torchtitan", "2024-12")]
     ['compiles_loss', 'eager']
     >>> [name for name, _ in conventions_then("torchtitan", "2025-06")]
     ['eager']
     """
+    then = _month(date)
     return tuple(
         setting
         for name, month, before in SINCE
-        if name == framework and date and date[: len(month)] < month
+        if name == framework and then and then[: len(month)] < month
         for setting in before
     )
+
+
+def _month(date: str) -> str:
+    """Return the month or year of *date* as ISO has it; nothing if there is none.
+
+    >>> _month("2022/23"), _month("2024-12..2025-02"), _month("v24.05.01"), _month("May 2024"), _month("r3")
+    ('2022', '2024-12', '2024-05', '2024', '')
+    """
+    if found := re.search(r"\b(20\d\d)(?:-(\d\d))?", date):
+        return "-".join(filter(None, found.groups()))
+    found = re.fullmatch(r"v?(\d\d)\.(0[1-9]|1[0-2])(?:\.\d+)*", date)
+    return f"20{found[1]}-{found[2]}" if found else ""

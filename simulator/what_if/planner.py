@@ -52,6 +52,8 @@ MOST_WORK: Final = 20_000
 """Layers times micro-batches that are simulated for the page: half a million spans, seconds."""
 
 MOST_GPUS: Final = 16_384
+"""Largest machine of the page: its fabric is a graph that is built for every change."""
+
 KEPT: Final = 16
 """Simulations and pictures that are kept."""
 
@@ -137,13 +139,13 @@ def job_of(given: Mapping[str, str]) -> Job:
             settings[name] = _whole(name, given[name])
     if settings["gpus"] > MOST_GPUS:
         raise JobError(
-            f"gpus={settings['gpus']}: the page plans up to {MOST_GPUS}; foretrace simulate has no limit"
+            f"gpus={settings['gpus']}: the page plans up to {MOST_GPUS}; foretrace simulate takes more"
         )
     job = job_from(settings)
     if (work := job.n_microbatches * job.model.n_layers) > MOST_WORK:
         raise JobError(
             f"{job.n_microbatches} micro-batches of {job.model.n_layers} layers are {work:,} passes, and the "
-            f"page draws {MOST_WORK:,}; a larger micro_batch, or foretrace simulate, which has no limit"
+            f"page draws {MOST_WORK:,}; a larger micro_batch, or foretrace simulate, which takes more"
         )
     return job
 

@@ -64,7 +64,8 @@ def _position(job: Job) -> list[Piece]:
     if not model.max_positions:
         rotated = width * model.rope_head_dim // model.head_dim if model.kv_lora_rank else width
         part = "scaled_rotary" if model.scaled_rotary and not is_separate(job, "rotary") else "rotary"
-        found.append(elementwise_piece(job, part, part, "attention.rotary", n_tokens * rotated))
+        form = "half_rotary" if part == "rotary" and job.profile.rotary == "halves" else part
+        found.append(elementwise_piece(job, part, form, "attention.rotary", n_tokens * rotated))
     if model.kv_lora_rank:
         n_joined = kv_heads + (heads if is_separate(job, "rotary") else 0)
         found.append(_assembled(job, n_tokens * n_joined * model.head_dim))

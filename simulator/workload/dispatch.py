@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.errors import SimulationError
-from topologies.reach import GroupShape
+from topologies.shape import GroupShape
 
 CROWD_SHARE: Final = 0.84
 """What is left of a port when senders of many nodes meet there: 39 of 46 GB/s, dispatch to experts in 16 and
 more nodes against one (deepseek-ai/DeepEP README, 1a0c8f6)."""
+
+RAIL_SHARE: Final = 0.96
+"""What tokens reach, straight to the GPU of the same rail, of what the ring of an all-reduce does: 45.4 GB/s
+in the middle, of 47.5 per NIC of 50. DeepEP's second version, whose kernels hold nothing up, gets 45.0
+between 2 nodes and 45.8 among 4 (its README, 0297fc8: 90 and 61 GB/s, of which a half and three quarters
+leave a node)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +100,7 @@ def exchange_s(
 ) -> tuple[float, float]:
     """Return what one dispatch or combine takes inside the nodes and between them, in a group of *shape*.
 
-    Rails and NVLink work at the same time; the slower one sets the pace.
+    Rails and NVLink work at the same time; the slower one sets the pace, or ``handed_on_s`` does.
 
     Args:
         routing: how tokens choose experts.
@@ -107,9 +113,21 @@ def exchange_s(
     near_s = (
         copies.near_hops * rank_bytes / (near_share * shape.intra_bytes_per_s) if shape.n_local > 1 else 0.0
     )
-    rail_bytes_per_s = far_share * shape.inter_bytes_per_s / shape.n_local
+    rail_bytes_per_s = RAIL_SHARE * far_share * shape.inter_bytes_per_s / shape.n_local
     far_s = copies.far_nodes * rank_bytes / rail_bytes_per_s if shape.n_domains > 1 else 0.0
     return near_s, far_s
+
+
+def handed_on_s(routing: Routing, shape: GroupShape, bytes_per_s: float) -> float:
+    """Return what kernels take to hand the GPUs of a node the tokens that come from a rail, or stay there.
+
+    Args:
+        routing: how tokens choose experts.
+        shape: of the group.
+        bytes_per_s: that they copy on one GPU, what it keeps itself included.
+    """
+    copies = traffic(routing, shape.n_domains, shape.n_local)
+    return copies.gpus * routing.tokens * routing.token_bytes / bytes_per_s
 
 
 def rdma_exchange_s(routing: Routing, n_nodes: int, rail_bytes_per_s: float) -> float:

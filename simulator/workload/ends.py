@@ -9,8 +9,8 @@ from simulator.job import FULLY_SHARDED, Job
 from simulator.models.model import Linear, share
 from simulator.workload.linear import (
     gradient_sum,
-    hidden_bytes,
     norm,
+    residual_dtype,
     tokens_per_rank,
     tp_comm,
 )
@@ -25,14 +25,15 @@ def embedding_block(job: Job) -> Block:
     gradient of the whole matrix to zero, adds a row per token, and adds it to the sums (those are of
     shards where parameters are sharded). It has no input gradient.
     """
-    dtype, size = job.precision, hidden_bytes(job, tokens_per_rank(job))
+    dtype = residual_dtype(job)
+    size = tokens_per_rank(job) * job.model.hidden * DTYPE_BYTES[dtype]
     passes = 2 if not job.model.max_positions else 5
     lookup: list[Op | Comm] = [memory("embedding.lookup", passes * size, dtype, count=passes // 2)]
     n_params = job.model.embedding_params(job.layout.tp)
     zeros = n_params * DTYPE_BYTES[dtype]
     scatter: list[Op | Comm] = [memory("embedding.backward", 3 * size + zeros, dtype, count=2)]
     if job.sharding not in FULLY_SHARDED or job.keeps_stages_whole:
-        scatter.append(gradient_sum(job, "embedding", n_params))
+        scatter.append(gradient_sum(job, "embedding", n_params, dtype))
     if job.layout.tp > 1:
         lookup.append(
             tp_comm(job, "reduce_scatter" if job.sequence_parallel else "all_reduce", job.model.hidden)

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from simulator.compute.fusion import elementwise_piece, is_separate
 from simulator.job import FULLY_SHARDED, Job
 from simulator.models.model import Linear
+from simulator.workload.autocast import cast, cast_gradients, in_fp32
 from simulator.workload.lora import adapter, dequantised
 from simulator.workload.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
 from simulator.workload.recipes import RECIPES, Recipe, quantised, rescaled
@@ -33,6 +34,11 @@ def expert_tokens(job: Job) -> int:
 def hidden_bytes(job: Job, n_tokens: int) -> int:
     """Return the size of the residual stream for *n_tokens*."""
     return n_tokens * job.model.hidden * DTYPE_BYTES[job.precision]
+
+
+def residual_dtype(job: Job) -> str:
+    """Return the dtype of what blocks hand on: that of the job, or fp32 if products alone are cast."""
+    return "fp32" if job.autocasts else job.precision
 
 
 def tp_comm(job: Job, kind: str, width: int, overlap_ops: int = 0) -> Comm:
@@ -66,7 +72,7 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     recipe = None if linear.name in IN_FULL else job_recipe(job)
     dtype, device = recipe.dtype if recipe else job.precision, job.cluster.device
     each = recipe if recipe and recipe.weights_each else None
-    parts, width = _parts(job, linear), DTYPE_BYTES[job.precision]
+    parts, width = parts_of(job, linear), DTYPE_BYTES[job.precision]
     weights = [op for part in parts for op in weight_gradients(job, name, part, n_tokens, dtype)]
     if linear.bias:
         weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * width, job.precision))
@@ -120,6 +126,28 @@ def paced(job: Job, recipe: Recipe | None, ops: Iterable[Op], *, gradients: bool
     )
 
 
+def with_casts(
+    job: Job, name: str, linear: Linear, n_tokens: int, found: LinearOps, *, wide: str
+) -> LinearOps:
+    """Return *found* with what ``torch.autocast`` adds: casts of the weight, and of what is in fp32.
+
+    Weights are cast once per forward, an ``"input"`` in fp32 for each of the products that read it, and its
+    gradients before they are summed; a ``"result"`` comes as it is, but its gradient is in fp32. The host is
+    charged for products alone, as for parts that eager code adds. Reference: aten/src/ATen/autocast_mode.cpp,
+    ``cached_cast``, which keeps casts of leaves that need gradients alone.
+    """
+    n_parts = len(parts_of(job, linear))
+    weight = cast(job, f"{name}.weight.cast", linear.n_in * linear.n_out, n_parts)
+    if wide == "result":
+        back = cast(job, f"{name}.dgrad.cast", n_tokens * linear.n_out)
+        return found._replace(forward=(weight, *found.forward), dgrad=(back, *found.dgrad))
+    read = n_parts * n_tokens * linear.n_in
+    return found._replace(
+        forward=(weight, cast(job, f"{name}.cast", read, n_parts), *found.forward),
+        dgrad=(*map(in_fp32, found.dgrad), cast(job, f"{name}.dgrad.cast", read, n_parts)),
+    )
+
+
 def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: str) -> list[Op]:
     """Return the product that makes the gradient of a matrix, and what adds it to the sum if that is apart.
 
@@ -134,13 +162,18 @@ def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: 
     return [product] if in_shards else [product, gradient_sum(job, name, linear.n_in * linear.n_out)]
 
 
-def gradient_sum(job: Job, name: str, n_params: int) -> Op:
-    """Return the kernel that adds 16-bit gradients of *n_params* to their sums: reads both, writes one."""
+def gradient_sum(job: Job, name: str, n_params: int, dtype: str = "") -> Op:
+    """Return the kernel that adds gradients of *n_params* to their sums: reads both, writes one.
+
+    Gradients are in the precision of the job; under autocast those that come in *dtype* fp32 are not cast.
+    """
+    if job.autocasts:
+        return cast_gradients(job, name, n_params, dtype or job.precision)
     moved = n_params * (DTYPE_BYTES[job.precision] + 2 * DTYPE_BYTES[job.gradient_dtype])
     return memory(f"{name}.wgrad.sum", moved, job.gradient_dtype)
 
 
-def _parts(job: Job, linear: Linear) -> tuple[Linear, ...]:
+def parts_of(job: Job, linear: Linear) -> tuple[Linear, ...]:
     """Return what *linear* is computed as: query, key and value, or gate and up, may be matrices apart."""
     model, tp = job.model, job.layout.tp
     if not is_separate(job, "projections"):
@@ -181,8 +214,9 @@ def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "n
 
 def residual_in(job: Job, block: str) -> Piece:
     """Return the branch point before a block: in backward the two gradients are added."""
-    size = hidden_bytes(job, tokens_per_shard(job))
-    return elementwise((), (memory(f"{block}.residual.backward", 3 * size, job.precision),))
+    n_elements, dtype = tokens_per_shard(job) * job.model.hidden, residual_dtype(job)
+    size = n_elements * DTYPE_BYTES[dtype]
+    return elementwise((), (memory(f"{block}.residual.backward", 3 * size, dtype),))
 
 
 def residual_out(job: Job, block: str) -> Piece:
@@ -192,7 +226,8 @@ def residual_out(job: Job, block: str) -> Piece:
     """
     size = hidden_bytes(job, tokens_per_shard(job))
     if not job.model.dropout:
-        return elementwise((memory(f"{block}.residual", 3 * size, job.precision),), ())
+        wide = tokens_per_shard(job) * job.model.hidden * DTYPE_BYTES[residual_dtype(job)]
+        return elementwise((memory(f"{block}.residual", size + 2 * wide, job.precision),), ())
     mask = tokens_per_shard(job) * job.model.hidden
     moved = (5 if is_separate(job, "residual") else 3) * size + mask
     return elementwise(

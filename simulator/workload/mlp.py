@@ -20,7 +20,8 @@ def mlp_block(job: Job, layer: int) -> Block:
     if model.norms_per_layer > 2:
         pieces.append(norm(job, name, name="post_norm"))
     pieces.append(residual_out(job, name))
-    full = tuple(op for piece in pieces for op in piece.forward)
+    needed = pieces[: len(pieces) - _n_unneeded(job, layer)]
+    full = tuple(op for piece in needed for op in piece.forward)
     experts = model.expert_params(layer, layout.etp, layout.ep)
     width = model.shared_ffn_hidden if model.is_moe(layer) else model.ffn_hidden
     return Block(
@@ -31,3 +32,15 @@ def mlp_block(job: Job, layer: int) -> Block:
         phases=phases(pieces, recompute_phase(job, full, ())),
         **adapted(job, model.mlp_linears(width, layout.tp) if width else ()),
     )
+
+
+def _n_unneeded(job: Job, layer: int) -> int:
+    """Return how many of the last pieces of *layer* recomputation leaves out: their results nobody needs.
+
+    A sum needs neither of its terms, a product not its result; a dropout mask, a norm, and weights of experts
+    do need what is before them. Reference: PyTorch ``torch/utils/checkpoint.py``, ``early_stop``.
+    """
+    model = job.model
+    if not job.profile.stops_early or model.dropout:
+        return 0
+    return 1 if model.norms_per_layer > 2 or model.is_moe(layer) else 2

@@ -42,7 +42,7 @@ class Op:
         window: keys that a query sees at most (sliding window); 0 means all.
         kernel: fused attention kernel, empty for the device's own choice; or how a grouped product runs.
         rate: of a product over that of a plain one of its dtype.
-        launches: operations of the model that the host is charged for; 0 means as many as ``count``.
+        launches: operations of the model that the host is charged for; None means as many as ``count``.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Op:
     window: int = 0
     kernel: str = ""
     rate: float = 1.0
-    launches: int = 0
+    launches: int | None = None
 
     @property
     def n_launches(self) -> int:
         """Operations of the model that the host launches."""
-        return self.launches or self.count
+        return self.count if self.launches is None else self.launches
 
 
 @dataclass(frozen=True, slots=True)

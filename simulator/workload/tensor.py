@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator.job import Job
 from simulator.models.model import Linear
-from simulator.workload.linear import linear_ops, tokens_per_rank, tp_comm
+from simulator.workload.linear import linear_ops, tokens_per_rank, tp_comm, with_casts
 from simulator.workload.ops import Comm, Op, Phase, Piece
 
 
@@ -19,7 +19,10 @@ def column_linear(job: Job, block: str, linear: Linear) -> Piece:
     waits. Reference: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2; Megatron-LM
     ``LinearWithGradAccumulationAndAsyncCommunication``.
     """
-    ops = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    name, n_tokens = f"{block}.{linear.name}", tokens_per_rank(job)
+    ops = linear_ops(job, name, linear, n_tokens)
+    if job.autocasts:
+        ops = with_casts(job, name, linear, n_tokens, ops, wide="input")
     forward, dgrad, weights = ops
     if job.layout.tp == 1:
         return ops.piece()
@@ -50,7 +53,10 @@ def row_linear(job: Job, block: str, linear: Linear) -> Piece:
     Forward ends in a reduce-scatter with sequence parallelism, whose backward is an all-gather, and in an
     all-reduce without, whose backward is nothing.
     """
-    ops = linear_ops(job, f"{block}.{linear.name}", linear, tokens_per_rank(job))
+    name, n_tokens = f"{block}.{linear.name}", tokens_per_rank(job)
+    ops = linear_ops(job, name, linear, n_tokens)
+    if job.autocasts:
+        ops = with_casts(job, name, linear, n_tokens, ops, wide="result")
     forward, dgrad, weights = ops
     if job.layout.tp == 1:
         return ops.piece()

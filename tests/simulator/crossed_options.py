@@ -48,6 +48,7 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "recompute_every": (1, 2),
     "offload": OFFLOADS,
     "offload_to": ("host", "nvme"),
+    "offload_layers": (0, 2),
     "lora_rank": (0, 8),
     "quantized_base": (False, True),
     "fp8": (False, True),
@@ -89,12 +90,18 @@ NEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "expert_tp": {"tp": 2, "ep": 2},
     "recompute_every": {"recompute": "full"},
     "offload_to": {"offload": "optimizer"},
+    "offload_layers": {"offload": "activations"},
     "quantized_base": {"lora_rank": 8},
     "recipe": {"fp8": True, "cluster": "gb200-nvl72"},
     "checkpoint_every": {"checkpoint_bytes_per_s": 1e9},
     "schedule": {"pp": 2},
 }
 """What an option says nothing without."""
+
+ASKED: Final[Mapping[tuple[str, Any], Mapping[str, Any]]] = {
+    ("schedule", "combined-1f1b"): {"ep": 2, "virtual_stages": 2},
+}
+"""What a single value of an option says nothing without."""
 
 BASE: Final[Mapping[str, Any]] = {"cluster": "dgx-h100", "gpus": 16, "global_batch": 32, "seq_len": 512}
 

@@ -14,7 +14,7 @@ from hypothesis.strategies import floats, lists, tuples
 from foretrace import main
 from simulator.advise.ladder import Question, Rung, climb, longest, preferred, simplest, tied
 from simulator.advise.ways import WAYS
-from simulator.advise.words import sentence, verdict
+from simulator.advise.words import sentence, trained_share, verdict
 from simulator.config import job_from
 from simulator.errors import JobError
 from simulator.memory.ranks import rank_memories
@@ -154,6 +154,15 @@ def test_adapters_train_the_share_that_lora_trains() -> None:
     # Rank 16 on q, k, v as one matrix, o, gate and up as one, and down, of 32 layers of 4096 and 11008.
     widths = (4096 + 12288) + (4096 + 4096) + (4096 + 22016) + (11008 + 4096)
     assert share == pytest.approx(16 * 32 * widths / load_model("llama2-7b").n_params)
+
+
+def test_routed_experts_have_no_adapters() -> None:
+    settings = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8, "lora_rank": 16}
+    # Rank 16 on q, k, v as one matrix and on o, of 32 layers of 4096 with 8 of 32 heads for keys and values.
+    widths = (4096 + 4096 + 2 * 1024) + (4096 + 4096)
+    assert trained_share(job_from(settings)) == pytest.approx(
+        16 * 32 * widths / load_model("mixtral-8x7b").n_params
+    )
 
 
 def test_a_batch_that_no_rank_gets_a_part_of_is_refused() -> None:

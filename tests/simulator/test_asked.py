@@ -3,15 +3,23 @@
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis.strategies import integers, sampled_from, tuples
 
+from simulator.errors import SimulationError
 from simulator.network.collectives import KINDS
 from simulator.network.cost import Network
 from simulator.network.nccl import PROTOCOLS, choice
 from topologies.catalog import load_cluster
 
 MACHINES = ("dgx-h100", "dgx-a100", "dgx-b200", "dgx1-v100", "rtx4090-8")
+
+UNABLE = {
+    "tree": ("all_gather", "reduce_scatter", "broadcast", "reduce"),
+    "halving_doubling": ("broadcast", "reduce"),
+    "direct": ("broadcast", "reduce"),
+}
+"""What an algorithm does not do, in a node or between nodes."""
 
 
 @cache
@@ -36,6 +44,7 @@ def took(net: Network, kind: str, size_bytes: int, n: int = 8) -> tuple[str, int
 def test_whoever_asks_for_a_way_is_no_faster_than_nccl(
     name: str, kind: str, size: int, n: int, words: tuple[str, str]
 ) -> None:
+    assume(kind not in UNABLE.get(words[0], ()))
     free, asked = (took(network(name, *found), kind, size, n) for found in (("", ""), words))
     assert asked[1] >= free[1] - 1
 
@@ -88,3 +97,43 @@ def test_switches_reduce_in_simple_alone() -> None:
     assert took(network("dgx-h100", "", "Simple"), "all_reduce", 2**28)[0] == "nvlink4/nvls/simple"
     assert took(network("dgx-h100", "", "Simple"), "all_reduce", 2**28, 4)[0] == "nvlink4/ring/simple"
     assert took(network("dgx-h100", "", "^Simple"), "all_reduce", 2**28)[0] == "nvlink4/ring/ll128"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "n", "instead"),
+    [
+        (
+            "tree",
+            "all_gather",
+            8,
+            "one of ring, halving_doubling, direct, hierarchical, nvls; for all-reduces",
+        ),
+        ("tree", "all_gather", 64, "one of ring, halving_doubling, direct, hierarchical; for all-reduces"),
+        ("nvls,nvls_tree", "broadcast", 64, "one of ring; for all-reduces alone: allreduce:nvls,nvls_tree"),
+        ("pat", "all_reduce", 8, "inside a node of dgx-h100, and NCCL stops there; one of ring, tree"),
+        ("nvls_tree", "all_reduce", 8, "one of ring, tree, halving_doubling, direct, hierarchical, nvls"),
+        ("collnet", "reduce", 64, "over 8 nodes of dgx-h100, and NCCL stops there; one of ring"),
+    ],
+)
+def test_an_algorithm_that_does_not_do_a_collective_is_refused(
+    algorithm: str, kind: str, n: int, instead: str
+) -> None:
+    """NCCL stops since 2.24: no algorithm/protocol available for function. A ring was the answer once."""
+    net = Network(load_cluster("dgx-h100", 64), choice=choice(algorithm))
+    with pytest.raises(SimulationError, match=f"none does an? {kind} .*{instead}"):
+        took(net, kind, 2**20, n)
+
+
+def test_what_is_asked_for_one_collective_leaves_the_others_alone() -> None:
+    net, free = (
+        Network(load_cluster("dgx-h100", 64), choice=choice(words)) for words in ("allreduce:tree", "")
+    )
+    for kind in set(KINDS) - {"all_reduce"}:
+        assert took(net, kind, 2**20, 64) == took(free, kind, 2**20, 64)
+
+
+def test_what_it_would_take_inside_a_node_is_known_also_where_the_choice_does_nothing_there() -> None:
+    """The advice about layouts asks for it; a job whose groups all span nodes is not refused for that."""
+    net = Network(load_cluster("dgx-h100", 64), choice=choice("nvls_tree"))
+    free = Network(load_cluster("dgx-h100", 64))
+    assert net.neighbours_s("all_reduce", 2**20, 8) == free.neighbours_s("all_reduce", 2**20, 8)

@@ -80,6 +80,42 @@ def test_wide_heads_are_computed_in_whole_steps() -> None:
     assert odd == pytest.approx(even)
 
 
+def test_narrow_heads_are_computed_as_wide_as_the_narrowest() -> None:
+    """Backward of cuDNN on GB200: heads of 64 take what heads of 128 do."""
+    device = load_device("gb200")
+    narrow, wide = (
+        attention_s(core(64, 8192, 8192, d, kind="attention_backward"), device) for d in (64, 128)
+    )
+    assert narrow == pytest.approx(wide)
+
+
+def test_a_kernel_keeps_the_clock_that_its_own_load_leaves() -> None:
+    """Products slow the device down; attention does not run slower than it was measured to under load."""
+    device, op = load_device("gb200"), core(64, 16384, 16384, 128)
+    assert device.sustained_clock_fraction < 1.0
+    slower = replace(device, sustained_clock_fraction=0.5)
+    assert attention_s(op, slower) == attention_s(op, device)
+    flash = core(64, 16384, 16384, 128, kernel="flash2")
+    a100 = load_device("a100-80gb")
+    assert attention_s(flash, replace(a100, sustained_clock_fraction=0.45)) == pytest.approx(
+        2 * attention_s(flash, replace(a100, sustained_clock_fraction=0.9)), rel=0.01
+    )
+
+
+@given(window=integers(1, 5000), seq=integers(256, 5000))
+def test_a_window_takes_between_its_pairs_and_the_whole_triangle(window: int, seq: int) -> None:
+    """No less than the scores that are seen, no more than without a window."""
+    device = load_device("a100-80gb")
+    op = core(512, seq, seq, 128, kernel="flash2", window=window)
+    kernel, peak = device.attention_kernels["flash2"].forward, device.peak("fp16")
+    shown = min(window, seq)
+    pairs = 512 * shown * (2 * seq - shown) / 2
+    per_pair = (
+        2 * (256 + 2 * kernel.score_width) / (kernel.efficiency * peak * device.sustained_clock_fraction)
+    )
+    assert pairs * per_pair <= attention_s(op, device) <= attention_s(replace(op, window=0), device) * 1.001
+
+
 def test_a_window_bounds_what_a_query_sees() -> None:
     device = load_device("h100-sxm")
     whole = attention_s(core(64, 32768, 32768, 128), device)
@@ -95,9 +131,12 @@ def test_a_window_bounds_what_a_query_sees() -> None:
     [("flash3", 1, 16384, 642.0), ("flash3", 4, 4096, 612.0), ("cudnn", 4, 4096, 483.0)],
 )
 def test_measured_kernels_are_met(kernel: str, batch: int, seq: int, tflops: float) -> None:
-    """Bars of flash3_fp16_fwd.png, Dao-AILab/flash-attention 0251105; causal, 8 heads of 256; within 12 %."""
+    """Bars of flash3_fp16_fwd.png, Dao-AILab/flash-attention 0251105; causal, 8 heads of 256.
+
+    Within 15 %: later releases of cuDNN, which its constants were fitted on too, are faster.
+    """
     op = core(batch * 8, seq, seq, 256, kernel=kernel)
-    assert flops_per_s(op, load_device("h100-sxm")) / 1e12 == pytest.approx(tflops, rel=0.12)
+    assert flops_per_s(op, load_device("h100-sxm")) / 1e12 == pytest.approx(tflops, rel=0.15)
 
 
 @given(

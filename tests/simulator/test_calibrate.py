@@ -16,7 +16,7 @@ from simulator.config import job_from
 from simulator.errors import CalibrationError
 from simulator.job import Job
 from simulator.recorded.calibrate import calibrate
-from simulator.recorded.calibration import Calibration, Factor, read_calibration
+from simulator.recorded.calibration import Calibration, Factor, constants_of, read_calibration
 from simulator.recorded.least_squares import fit_factors, median_error
 from simulator.simulate import simulate
 from simulator.variation import Variation
@@ -95,6 +95,18 @@ def test_a_calibration_of_another_device_is_refused() -> None:
     """What was measured on a processor says nothing of a GPU."""
     with pytest.raises(CalibrationError, match=r"of cpu-core, .* dgx-h100 has h100-sxm"):
         truth({"products": 1.1}, {}).applied(load_cluster("dgx-h100"))
+
+
+def test_factors_hold_for_the_figures_that_they_are_on(tmp_path: Path) -> None:
+    cluster = load_cluster("localhost")
+    known = replace(truth({"products": 1.1}, {}), constants=constants_of(cluster.device))
+    (tmp_path / "cal.toml").write_text(known.to_toml())
+    again = read_calibration(tmp_path / "cal.toml")
+    sourced = replace(cluster.device, sources={"memory": "another sheet"})
+    assert again.applied(replace(cluster, device=sourced)).device.factors == {"products": 1.1}
+    faster = replace(cluster.device, memory_bytes_per_s=2 * cluster.device.memory_bytes_per_s)
+    with pytest.raises(CalibrationError, match="others; calibrate with --cluster here"):
+        again.applied(replace(cluster, name="here", device=faster))
 
 
 @given(factors=lists(floats(0.2, 5.0), min_size=6, max_size=6))

@@ -90,7 +90,7 @@ def test_the_verb_writes_a_file_that_simulate_takes(tmp_path: Path, slower: OneT
     shown = runner.invoke(main, ["calibrate", *FLAGS, "--step-time", str(PREDICTED_S)])
     assert shown.exit_code == 0, shown.output
     assert "llama3.2-1b in bf16 on h100-sxm" in shown.stdout
-    assert "+0.0%" in shown.stdout
+    assert "+0.0 %" in shown.stdout
 
 
 def test_a_settings_file_stands_for_the_flags(tmp_path: Path) -> None:

@@ -85,6 +85,22 @@ def test_sending_tokens_once_pays_most_where_many_experts_share_a_node() -> None
     assert gains[1] > gains[0] > 1.0
 
 
+@pytest.mark.parametrize(
+    ("given_", "reason"),
+    [
+        ({"ep": 1}, "with ep=1 they exchange nothing; 1f1b would work"),
+        ({"ep": 1, "pp": 2}, "with ep=1 they exchange nothing; interleaved-1f1b would work"),
+        ({"ep": 8, "pp": 2}, "with pp=2 needs virtual_stages of 2 or more"),
+        ({"ep": 8, "pp": 2, "virtual_stages": 1}, "with pp=2 needs virtual_stages of 2 or more"),
+        ({"recompute": "full"}, "does not run with recompute=full"),
+        ({"recompute": "selective", "recompute_modules": "core_attn,moe"}, "with recompute_modules moe"),
+    ],
+)
+def test_what_megatron_does_not_pair_is_refused(given_: dict[str, Any], reason: str) -> None:
+    with pytest.raises(JobError, match=reason):
+        make_job(schedule="combined-1f1b", **given_)
+
+
 def test_an_unknown_dispatch_is_refused() -> None:
     with pytest.raises(JobError, match="expert_dispatch='twice': one of copies, once"):
         replace(make_job(), conventions=(("expert_dispatch", "twice"),))

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from foretrace import main
-from simulator.config import KINDS, job_from, job_settings, read_config, write_config
+from simulator.config import job_from, job_settings, read_config, write_config
 from simulator.configs.read import TOOLS, read_files
 from simulator.configs.rules import SETTLED, Use, flattened
 from simulator.configs.shell import arguments
@@ -20,6 +20,7 @@ from simulator.errors import ConfigError, JobError
 from simulator.framework import OVERRIDABLE
 from simulator.models.model import Model
 from simulator.models.sources import load_model
+from simulator.settings import KINDS
 from tests.simulator.config_files import BESIDE, DEEPSPEED, FILES, MEGATRON, job_of, written
 
 EXPECTED: Mapping[str, Mapping[str, Any]] = {

@@ -95,3 +95,23 @@ def test_accelerate_takes_words_where_fsdp_2_has_a_flag(said: str, expected: obj
     given = {"model": "llama3-8b", "cluster": "dgx-h100", "micro_batch": 1, "seq_len": 4096}
     job = job_from(read_files([path], given).settings)
     assert (job.sharding, job.profile.reshard_after_forward) == ("fsdp", expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "copied", "prefetched"),
+    [
+        ("", False, False),
+        ("fsdp_version: 2", True, True),
+        ("fsdp_backward_prefetch: BACKWARD_PRE", False, True),
+    ],
+)
+def test_accelerate_is_fsdp_1_without_prefetch_unless_told(
+    said: str, copied: object, prefetched: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {{{said}}}\n")
+    given = {"model": "llama3-8b", "cluster": "dgx-h100", "micro_batch": 1, "seq_len": 4096}
+    profile = job_from(read_files([path], given).settings).profile
+    assert profile.name == "transformers"
+    assert (profile.copies_gathered, profile.prefetch_backward) == (copied, prefetched)
+    assert profile.joins_gradients is not copied

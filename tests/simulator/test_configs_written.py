@@ -49,6 +49,7 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("megatron", {"tp": 4, "sequence_parallel": False, "fp8": True, "recipe": "current"}),
     ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 9, 7), "offload": "optimizer"}),
     ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 8, 8)}),
+    ("megatron", {"offload": "activations", "offload_layers": 8}),
     (
         "megatron",
         {"pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2, "layers_per_stage": (7, 9, 9, 7)},
@@ -77,12 +78,11 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
         "accelerate",
         {
             "sharding": "fsdp",
-            "framework": "torchtitan",
+            "framework": "transformers",
             "recompute": "full",
-            "conventions": {"reduces_in_16_bit": True},
         },
     ),
-    ("accelerate", {"sharding": "ddp", "framework": "torchtitan"}),
+    ("accelerate", {"sharding": "ddp", "framework": "transformers"}),
 ]
 
 

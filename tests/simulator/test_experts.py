@@ -35,7 +35,30 @@ def test_nodes_reach_the_bandwidth_that_deepep_measured(n_nodes: int, gb_per_s: 
     network = Network(load_cluster("hgx-h800", 8 * n_nodes))
     transfer = network.experts(BATCH, range(8 * n_nodes))
     counted = traffic(BATCH, n_nodes, 8).nodes * BATCH.tokens * BATCH.token_bytes
-    assert counted / transfer.wire_ns == pytest.approx(gb_per_s, rel=0.13)
+    assert counted / (transfer.latency_ns + transfer.wire_ns) == pytest.approx(gb_per_s, rel=0.02)
+
+
+@pytest.mark.parametrize("machine", ["hgx-h20", "dgx-h200"])
+def test_between_two_nodes_a_wider_nvlink_does_not_help(machine: str) -> None:
+    """deepseek-ai/DeepEP issue 137: 44.7 GB/s on H20, 43 on H800 of half the NVLink."""
+    routing = replace(BATCH, token_bytes=7392)
+    wide, narrow = (
+        Network(load_cluster(name, 16)).experts(routing, range(16)) for name in (machine, "hgx-h800")
+    )
+    assert wide.wire_ns == narrow.wire_ns
+    assert wide.near < narrow.near < 1.0
+    counted = traffic(routing, 2, 8).nodes * routing.tokens * routing.token_bytes
+    assert counted / (wide.latency_ns + wide.wire_ns) == pytest.approx(44.7, rel=0.05)
+
+
+def test_kernels_that_hand_on_tokens_do_not_count_inside_a_node() -> None:
+    cluster = load_cluster("dgx-h100", 16)
+    slow = replace(cluster, intra=replace(cluster.intra, experts_bytes_per_s=1e9))
+    (inside, between), (same, longer) = (
+        [Network(machine).experts(BATCH, range(n)).wire_ns for n in (8, 16)] for machine in (cluster, slow)
+    )
+    assert inside == same
+    assert longer == pytest.approx(between * 150, rel=1e-6)
 
 
 @pytest.mark.parametrize(("n_nodes", "measured_us"), [(1, 163), (2, 173), (4, 182), (8, 186), (32, 194)])
@@ -71,7 +94,7 @@ def test_a_calibration_of_all_to_alls_counts_for_experts(n_nodes: int, tier: str
 
 def test_the_slower_of_rails_and_nvlink_is_full() -> None:
     two, eight = (Network(load_cluster("hgx-h800", 8 * n)).experts(BATCH, range(8 * n)) for n in (2, 8))
-    assert two.near == 1.0 > two.far > 0  # NVLink sets the pace of two nodes, the NICs that of eight
+    assert 1.0 > two.near > two.far > 0  # kernels set the pace of two nodes, the NICs that of eight
     assert eight.far == 1.0 > eight.near > 0
     alone = Network(load_cluster("hgx-h800", 8)).experts(BATCH, range(8))
     assert (alone.near, alone.far) == (1.0, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,10 @@ def kept(name: str, tp: int = 1, **settings: object) -> int:
         ("NeMo/Megatron", "nemo"),
         ("llm-foundry/composer FSDP", "composer"),
         ("torchtitan +compile", "torchtitan"),
+        ("TRL, FSDP", "transformers"),
+        ("Accelerate + DeepSpeed ZeRO-3", "deepspeed"),
+        ("PyTorch FSDP", "torchtitan"),
+        ("NeMo AutoModel (PyTorch)", "torchtitan"),
         ("something new", "megatron"),
     ],
 )
@@ -66,12 +71,26 @@ def test_an_unknown_profile_names_a_near_one() -> None:
         load_framework("nanotorn")
 
 
+@pytest.mark.parametrize(("said", "meant"), [("trl", "transformers"), ("fsdp", "torchtitan"), ("x", "")])
+def test_a_library_that_has_no_profile_of_its_name_is_told_which_it_has(said: str, meant: str) -> None:
+    with pytest.raises(JobError, match=f"{said} has the profile {meant}$" if meant else "transformers$"):
+        job(framework=said)
+
+
 def test_nanotron_keeps_the_activated_gate_and_if_told_gathered_inputs() -> None:
     """Per token: one more of the 14,336 of a gate; and 7/8 of two hidden states that tp=8 would share out."""
     assert kept("nanotron") - kept("megatron") == 4096 * 2 * 14336
     told = kept("nanotron", 8, conventions=(("keeps_gathered_inputs", True),))
     more = told - kept("megatron", 8)
     assert more == 4096 * 2 * (14336 // 8) + 2 * (4096 * 2 * 4096 * 7 // 8)
+
+
+def test_autocast_keeps_a_cast_for_every_product_that_reads_a_norm() -> None:
+    """Query, key, value, gate and up read casts of their own, 2 bytes each; a layer's input is in fp32."""
+    on: dict[str, Any] = {"sharding": "ddp", "fp32_gradients": True}
+    off: dict[str, Any] = {**on, "conventions": (("autocast", False),)}
+    assert kept("transformers", **on) - kept("transformers", **off) == 4096 * 4096 * 2 * 5
+    assert kept("transformers", recompute="full", **on) == 4096 * 4096 * 4
 
 
 def test_torchtitan_keeps_every_other_product_of_a_selected_layer() -> None:

@@ -162,6 +162,82 @@ def test_rotations_that_also_scale_are_not_one_kernel_in_megatron() -> None:
     assert (apart.count, apart.n_launches) == (12, fused.n_launches)
 
 
+def test_turned_halves_move_as_much_as_a_complex_product_in_more_kernels() -> None:
+    """Queries and keys: 10 passes in 16 bit, as 2 in 16 and 4 in 32; in backward 16 (transformers)."""
+    complex_form = job("llama3-8b", Layout(), "", framework="torchtitan")
+    halves = replace(complex_form, conventions=(("rotary", "halves"),))
+    features = 4096 * (32 + 8) * 128
+    for phase, name, moved in (
+        ("forward", "attention.rotary", (20, 20)),
+        ("backward", "attention.rotary.backward", (20, 32)),
+    ):
+        found = [
+            next(op for op in ops(layer_blocks(one, 0)[0], phase) if op.name == name)
+            for one in (complex_form, halves)
+        ]
+        assert tuple(op.bytes_moved // features for op in found) == moved
+        assert [op.count for op in found] == [6, 10 if phase == "forward" else 16]
+    fused = replace(halves, kernels="fused")
+    assert layer_blocks(fused, 0) == layer_blocks(replace(fused, conventions=()), 0)
+
+
+@given(model=MODELS, layout=LAYOUTS)
+def test_recomputation_that_stops_early_leaves_out_what_no_backward_needs(model: str, layout: Layout) -> None:
+    """The last sum and, where nothing after it keeps its result, the last product; nothing else."""
+    plain = job(model, layout, "eager", recompute="full")
+    early = replace(plain, conventions=(("stops_early", True),))
+    for one, other in zip(blocks(plain), blocks(early), strict=True):
+        kept = len(other.phases["recompute"])
+        assert other.phases["recompute"] == one.phases["recompute"][:kept]
+        left = {op.name.partition(".")[2] for op in ops(one, "recompute")[len(ops(other, "recompute")) :]}
+        assert left <= ({"residual", "down"} if one.name == "mlp" else {"residual"})
+        assert bool(left) == (one.name in ("mlp", "moe") and not plain.model.dropout)
+        assert one.phases["backward"] == other.phases["backward"]
+
+
+def test_autocast_casts_what_every_product_reads() -> None:
+    """Weights once, an input for each product that reads it, gradients of both; 4 bytes and 2 of each."""
+    some = job("llama3-8b", Layout(dp=2), "", framework="transformers", sharding="ddp", fp32_gradients=True)
+    n_tokens, hidden, inner = 4096, 4096, 14336
+    found = {op.name: op for block in layer_blocks(some, 0) for op in ops(block, "forward")}
+    back = {op.name: op for block in layer_blocks(some, 0) for op in ops(block, "backward")}
+    assert found["mlp.up.weight.cast"].bytes_moved == 6 * 2 * inner * hidden
+    assert (
+        found["mlp.up.cast"].bytes_moved == back["mlp.up.dgrad.cast"].bytes_moved == 6 * 2 * n_tokens * hidden
+    )
+    assert "mlp.down.cast" not in found  # silu(gate) * up is in bf16
+    assert back["mlp.down.dgrad.cast"].bytes_moved == 6 * n_tokens * hidden
+    assert back["mlp.up.dgrad.sum"].bytes_moved == 12 * n_tokens * hidden
+    assert found["mlp.residual"].bytes_moved == 10 * n_tokens * hidden  # in bf16 what is added, else fp32
+    assert found["attention.norm"].bytes_moved == 28 * n_tokens * hidden
+    assert back["mlp.down.wgrad.sum"].bytes_moved == (6 + 16) * inner * hidden  # cast, into a bucket, back
+
+
+@given(layout=sampled_from((Layout(dp=2), Layout(tp=2, dp=2))), n_microbatches=sampled_from((1, 2, 8)))
+def test_autocast_changes_neither_products_nor_what_the_host_launches(
+    layout: Layout, n_microbatches: int
+) -> None:
+    settings = {"global_batch": layout.dp * n_microbatches, "sharding": "ddp", "fp32_gradients": True}
+    on = job("llama3-8b", layout, "", framework="transformers", **settings)
+    off = replace(on, conventions=(("autocast", False),))
+    for one, other in zip(blocks(on), blocks(off), strict=True):
+        for phase in ("forward", "backward"):
+            mine, plain = ops(one, phase), ops(other, phase)
+            assert sum(op.flops for op in mine) == sum(op.flops for op in plain)
+            assert sum(op.n_launches for op in mine) == sum(op.n_launches for op in plain)
+            assert sum(op.bytes_moved for op in mine) > sum(op.bytes_moved for op in plain)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"sharding": "fsdp"}, {"sharding": "zero1"}, {"precision": "fp32"}, {"fp32_gradients": False}],
+)
+def test_autocast_is_for_whole_parameters_in_fp32(settings: dict[str, Any]) -> None:
+    some = {"framework": "transformers", "sharding": "ddp", "fp32_gradients": True, **settings}
+    on = job("llama3-8b", Layout(dp=2), "", **some)
+    assert blocks(on) == blocks(replace(on, conventions=(("autocast", False),)))
+
+
 def test_fused_experts_do_between_their_products_what_kernels_did() -> None:
     """With MXFP8, and only with it: activation, clamps, biases and quantisation between products are gone."""
     settings: dict[str, Any] = {"framework": "nemo", "fp8": True, "recipe": "mxfp8"}

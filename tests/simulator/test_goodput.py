@@ -28,7 +28,7 @@ from simulator.goodput.failures import (
     sampled_times_s,
 )
 from simulator.goodput.plan import Risks, plan
-from simulator.goodput.training import Training, training_of
+from simulator.goodput.training import Training, training_of, with_overrides
 from simulator.simulate import simulate
 from traces.store import open_run
 
@@ -134,6 +134,30 @@ def test_the_chance_of_a_date_grows_with_the_date() -> None:
     assert sum(found["shares"].values()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--step-error", "nan"), ("--seed", "-1")])
+def test_what_is_no_number_to_draw_with_is_refused(run: Path, flag: str, value: str) -> None:
+    result = CliRunner().invoke(main, ["goodput", str(run), "--tokens", "1T", flag, value])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}'" in result.stderr
+
+
+def test_checkpoints_that_take_next_to_nothing_are_made_all_the_time(run: Path) -> None:
+    words = ["goodput", str(run), "--tokens", "1B", "--storage", "9e99 GB/s", "--json"]
+    found = json.loads(CliRunner().invoke(main, words).output)
+    assert 0 < found["checkpoint_s"] < 1e-80
+    assert found["shares"]["checkpoints"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_price_of_a_file_is_named_until_another_is_given() -> None:
+    training = Training(
+        name="x", step_time_s=10.0, tokens_per_step=4e6, n_gpus=8, n_nodes=1, usd_per_gpu_hour=6.0,
+        price_from="dgx-h100",
+    )  # fmt: skip
+    assert with_overrides(training, usd_per_gpu_hour=None, n_gpus=16).price_from == "dgx-h100"
+    given = with_overrides(training, usd_per_gpu_hour=2.0)
+    assert (given.price_from, given.usd_per_gpu_hour) == ("", 2.0)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("goodput") / "run"
@@ -152,6 +176,7 @@ def test_the_verb_answers(run: Path) -> None:
     shown = CliRunner().invoke(main, words[:-1], catch_exceptions=False).output
     assert "expected" in shown
     assert "assumed" in shown
+    assert ", at 2 USD per GPU-hour" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -161,6 +186,9 @@ def test_the_verb_answers(run: Path) -> None:
         (["--tokens", "1T", "--interval", "2 d", "--mtbf-gpu", "10 min"], "leaves no time"),
         (["--tokens", "1T", "--budget", "1.5M"], "needs a price"),
         (["--tokens", "1T", "--restart-time", "10"], "is not a time"),
+        (["--tokens", f"{10**26}"], "longer than there are dates"),
+        (["--tokens", "1T", "--start", "9999-12-31"], "an earlier --start"),
+        (["--tokens", "15T", "--mtbf-gpu", "500 h", "--samples", "1000000"], "more than can be drawn"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(run: Path, words: list[str], what: str) -> None:

@@ -129,6 +129,36 @@ def test_what_a_recording_does_not_tell_is_asked_for_one_by_one(simulation: Simu
     assert job_like(run, given).layout.dp == 8
 
 
+def test_what_is_trained_beside_the_model_is_no_part_of_a_step(simulation: Simulation) -> None:
+    """A critic is refused, a scale that a loss learns is not."""
+    model = structure_of(load_model("llama3-8b"), heads="head_dim")
+    given = {"cluster": "dgx-h100", "dp": 8}
+    job = {"input_shape": [1, 512], "input_is_embedded": False, "beside_params": 1}
+    assert job_like(bare(simulation, model=model, job=job), given).seq_len == 512
+    critic = bare(simulation, model=model, job={**job, "beside_params": 10**9})
+    with pytest.raises(LikeError, match=r"1,000,000,000 parameters beside .*--model"):
+        job_like(critic, given)
+    assert job_like(critic, {**given, "model": "llama3-8b"}).layout.dp == 8
+
+
+def test_rows_of_features_are_not_taken_for_tokens(simulation: Simulation) -> None:
+    """Sequences that come embedded have a width as well; all that is missing is said at once."""
+    job = {"input_shape": [4, 512], "input_is_embedded": True}
+    with pytest.raises(LikeError, match=r"--model.*; .*inputs of 4 x 512, no sequences of tokens.*--seq-len"):
+        job_like(bare(simulation, job=job), {"cluster": "dgx-h100", "dp": 8})
+    run = bare(simulation, job={**job, "input_shape": [4, 512, 64]})
+    found = job_like(run, {"model": "llama3-8b", "cluster": "dgx-h100", "dp": 8})
+    assert (found.micro_batch, found.seq_len) == (4, 512)
+
+
+def test_a_context_parallel_rank_has_a_part_of_each_sequence(simulation: Simulation) -> None:
+    """The model is called with it; a sequence is that of all ranks along cp."""
+    job = {"input_shape": [2, 512], "input_is_embedded": False}
+    run = bare(simulation, layout=Layout(dp=2, cp=4), job=job)
+    found = job_like(run, {"model": "llama3-8b", "cluster": "dgx-h100"})
+    assert (found.micro_batch, found.seq_len, found.layout) == (2, 2048, Layout(dp=2, cp=4))
+
+
 def test_machines_with_the_recorded_device_are_named(simulation: Simulation) -> None:
     """A device does not say how its machines are wired."""
     cluster = {"device": {"name": "NVIDIA H100 80GB HBM3", "kind": "gpu"}}

@@ -14,11 +14,16 @@ from simulator.memory.reserved import COMMUNICATOR_BYTES, reserved_bytes
 from tests.simulator.made_jobs import cut, job
 from traces.layout import Layout
 
+COMBINED = Layout(pp=4, dp=2, ep=2)
+"""Only experts that exchange tokens run combined."""
+
 
 def paired(schedule: str, *, together: bool) -> Job:
+    dense, experts = job(cut("llama3-8b", 16), Layout(pp=4)), job(cut("mixtral-8x7b", 16), COMBINED)
     return replace(
-        job(cut("llama3-8b", 16), Layout(pp=4)),
+        experts if schedule == "combined-1f1b" else dense,
         schedule=schedule,
+        virtual_stages=2,
         global_batch=16,
         overlap_pairs=together,
     )

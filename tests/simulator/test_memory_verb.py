@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -109,7 +110,9 @@ def test_the_seven_billion_of_qlora_fit_into_eight_gigabytes() -> None:
         ({"offload": "disk"}, "offload='disk'"),
         ({"framework": "keras"}, "framework='keras'"),
         ({"quantized_base": True}, "lora_rank"),
-        ({"lora_rank": -1}, "not negative"),
+        ({"lora_rank": -1}, "lora_rank=-1: give a number from 0 on"),
+        ({"recompute_every": 0, "recompute": "full"}, "recompute_every=0: give a number from 1 on"),
+        ({"checkpoint_every": 1, "checkpoint_bytes_per_s": float("nan")}, "checkpoint_bytes_per_s=nan"),
         ({"layout": Layout(dp=8), "shard_ranks": 3}, "does not divide"),
     ],
 )
@@ -151,6 +154,24 @@ def test_the_verb_prints_one_object() -> None:
     (stage,) = document["stages"]
     assert stage["ranks"] == [0, 63]
     assert sum(stage["bytes"].values()) == document["peak_memory_bytes"]
+
+
+def test_the_verb_takes_the_files_that_simulate_takes(tmp_path: Path) -> None:
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": True},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(settings))
+    (tmp_path / "run.toml").write_text(
+        'model = "llama2-7b"\ncluster = "dgx-a100"\ngpus = 8\nseq_len = 4096\n'
+    )
+    paths = [str(tmp_path / "run.toml"), "--from", str(tmp_path / "ds.json")]
+    shown = json.loads(CliRunner().invoke(main, ["memory", *paths, "--json"]).output)
+    assert shown["name"] == "llama2-7b on 8 dgx-a100, dp8"
+    (read,) = (one for one in shown["configs"] if one["tool"] == "DeepSpeed")
+    assert {"zero3"} < {one["gave"] for one in read["used"]}
+    assert "settings used" in CliRunner().invoke(main, ["memory", *paths]).output
 
 
 @pytest.mark.parametrize(("seq_len", "is_tight"), [(4096, False), (9216, True), (10240, False)])

@@ -12,6 +12,7 @@ from simulator.builder.program_builder import COPY, HOST
 from simulator.builder.stages import units_by_stage
 from simulator.builder.step import build, job_groups
 from simulator.compute.timing import ComputeModel
+from simulator.errors import JobError
 from simulator.job import OFFLOADS, Job
 from simulator.memory.activations import kept_bytes
 from simulator.memory.ranks import rank_memories
@@ -136,3 +137,44 @@ def test_activations_travel_once_each_way() -> None:
     some = job(offload="activations")
     moved = 2 * 2 * sum(kept_bytes(some, layer) for layer in range(4))
     assert busy_ns(some, COPY) / 1e9 == pytest.approx(moved / 25e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_of_some_layers_alone_activations_travel(number: int) -> None:
+    """Their bytes there and back; what is left on the device is the rest, and a layer on its way."""
+    here, some = job(), job(offload="activations", offload_layers=number)
+    each = kept_bytes(some, 0)
+    assert busy_ns(some, COPY) / 1e9 == pytest.approx(2 * 2 * number * each / 25e9, rel=1e-3)
+    saved = rank_memories(here)[0].peak_bytes - rank_memories(some)[0].peak_bytes
+    assert saved == (number - 1) * each
+    assert step_s(here) <= step_s(some) <= step_s(job(offload="activations"))
+
+
+def test_copies_of_some_layers_have_all_layers_to_leave_in() -> None:
+    """A copy that takes two forwards of a layer hides behind four of them; three such copies do not."""
+    here = job()
+    forward_s = step_s(here) / (2 * 4 * 3)  # of 2 micro-batches and 4 layers, of which backward is the rest
+    link = kept_bytes(here, 0) / (2 * forward_s)
+    cluster = replace(here.cluster, device=replace(here.cluster.device, host_bytes_per_s=link))
+    away = replace(here, cluster=cluster, offload="activations")
+    assert step_s(replace(away, offload_layers=1)) < 1.02 * step_s(here)
+    assert step_s(replace(away, offload_layers=3)) > 1.1 * step_s(here)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"offload_layers": 2}, "offload_layers=2 needs offload=activations"),
+        ({"offload_layers": 2, "offload": "optimizer"}, "offload_layers=2 needs offload=activations"),
+        ({"offload_layers": 4, "offload": "activations"}, "offload_layers=4: at most 3 of the 4 layers"),
+        ({"offload_layers": -1, "offload": "activations"}, "at most 3 of the 4 layers"),
+        (
+            {"offload_layers": 2, "offload": "activations", "recompute": "full"},
+            "layers whose activations travel are not computed again",
+        ),
+        ({"recompute": "save_qkv_proj"}, "one of none, selective, full; a policy of JAX"),
+    ],
+)
+def test_layers_that_cannot_be_offloaded_are_refused(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(JobError, match=reason):
+        job(**given)

@@ -69,11 +69,20 @@ SLOWER: dict[str, tuple[Job, Mapping[str, object]]] = {
     ),
     "no prefetch": (job(dp(), sharding="fsdp"), {"prefetch_forward": False, "prefetch_backward": False}),
     "gathering again for backward": (
-        told(job(dp(), sharding="fsdp"), reshard_after_forward=False),
+        told(job(dp(), sharding="fsdp", seq_len=512), reshard_after_forward=False),
         {"reshard_after_forward": True},
     ),
     "one unit for the model": (job(dp(), sharding="fsdp"), {"wrap": "model"}),
     "copies out of the gathered buffer": (job(dp(), sharding="fsdp"), {"copies_gathered": True}),
+    "one tensor of all gradients of a unit": (job(dp(), sharding="fsdp"), {"joins_gradients": True}),
+    "casts of autocast": (
+        job(dp(), sharding="ddp", fp32_gradients=True, kernels="eager"),
+        {"autocast": True},
+    ),
+    "recomputing to the end": (
+        told(job(dp(), sharding="fsdp", recompute="full"), stops_early=True),
+        {"stops_early": False},
+    ),
     "sums of gradients apart": (job(dp()), {"fused_wgrad": False}),
     "waiting for tensor-parallel gathers": (
         told(job(Layout(tp=8), n_layers=2), async_tp=True),
@@ -106,9 +115,12 @@ def test_gradients_in_16_bit_travel_faster() -> None:
     assert step_s(told(some, overlap_grad_reduce=False, reduces_in_16_bit=True)) < step_s(some)
 
 
-def test_small_buckets_start_sooner_and_cost_more() -> None:
-    some = job(dp(), sharding="ddp")
-    assert step_s(told(some, bucket_mib=0.5)) > step_s(told(some, bucket_mib=25.0))
+def test_small_buckets_cost_more_and_large_ones_start_later() -> None:
+    some = job(dp(), "qwen2.5-0.5b", sharding="ddp", seq_len=512)
+    late = {mib: step_s(told(some, bucket_mib=mib, overlap_grad_reduce=False)) for mib in (0.5, 25.0)}
+    assert late[0.5] > late[25.0]
+    large = job(dp(), sharding="ddp")
+    assert step_s(told(large, bucket_mib=1e5)) > step_s(told(large, bucket_mib=25.0))
 
 
 def test_shards_within_a_node_are_gathered_without_leaving_it() -> None:
@@ -158,6 +170,7 @@ def test_every_convention_can_be_set_to_what_it_is() -> None:
 SWITCHES = (
     *("async_tp", "overlap_grad_reduce", "overlap_param_gather", "reshard_after_forward"),
     *("limit_all_gathers", "prefetch_forward", "copies_gathered", "no_sync"),
+    *("joins_gradients", "autocast", "stops_early"),
 )
 degrees = st.sampled_from([1, 1, 2, 4])
 

@@ -72,6 +72,11 @@ def test_frameworks_and_tables_name_recipes() -> None:
     assert [recipe_of(text) for text in ("fp8", "fp8-tensorwise", "NVFP4")] == ["", "tensorwise", "nvfp4"]
 
 
+def test_scales_per_32_values_are_refused_where_tensor_cores_take_none() -> None:
+    with pytest.raises(JobError, match=r"h100-sxm take no scales per 32 values.*blockwise would work"):
+        job("mxfp8", cluster=load_cluster("dgx-h100", 1))
+
+
 def test_a_recipe_needs_fp8_a_device_and_a_name() -> None:
     with pytest.raises(JobError, match="needs fp8"):
         job("mxfp8", fp8=False)

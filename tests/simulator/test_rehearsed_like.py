@@ -8,6 +8,7 @@ import pytest
 from simulator.recorded.like import job_like
 from simulator.rehearsed.kernels import described, separate_parts
 from simulator.rehearsed.run import simulate_rehearsal
+from simulator.settings import CONVENTIONS
 from simulator.simulate import simulate
 from topologies.catalog import load_cluster
 from tracer.rehearse.rehearsing import Asked, rehearse
@@ -15,6 +16,8 @@ from traces.compare import compare
 from traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
 from traces.store import open_run
 
+SHARDED = ("--fsdp", "full_shard auto_wrap")
+FSDP1 = {"copies_gathered": False, "joins_gradients": True, "prefetch_backward": False}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rehearse" / "llama_fsdp2_tp.py"
 
 
@@ -54,3 +57,26 @@ def test_a_script_and_the_job_that_it_is_read_to_be_take_the_same_time(tmp_path:
     assert found.ratio == pytest.approx(1, abs=0.03)
     computing = [cause for cause in found.causes if cause.name.startswith("compute")]
     assert sum(one.a_ns for one in computing) == pytest.approx(sum(one.b_ns for one in computing), rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "conventions"),
+    [((), {}), (SHARDED, {}), ((*SHARDED, "--recompute"), {}), ((*SHARDED, "--fsdp-version", "1"), FSDP1)],
+    ids=["ddp", "fsdp2", "fsdp2-recomputed", "fsdp1"],
+)
+def test_the_trainer_of_transformers_takes_as_long_as_its_profile_says(
+    arguments: tuple[str, ...], conventions: dict[str, bool], tmp_path: Path
+) -> None:
+    """On 8 ranks: within 3 % in all, and within 4 % in computing and copying."""
+    pytest.importorskip("transformers")
+    sizes = ("--layers", "4", "--accumulate", "1", "--log-every", "100")
+    command = (str(EXAMPLE.with_name("hf_trainer.py")), *sizes, *arguments)
+    rehearse(Asked(command=command, world_size=8, ranks=(0,)), tmp_path)
+    simulate_rehearsal(tmp_path, lambda n: load_cluster("dgx-h100", n)).write(tmp_path)
+    script = open_run(tmp_path)
+    told = {"framework": "transformers", CONVENTIONS: conventions}
+    found = compare(simulate(job_like(script, told)).run, script)
+    assert found.ratio == pytest.approx(1, abs=0.03)
+    computing = [cause for cause in found.causes if cause.name.startswith("compute")]
+    assert sum(one.a_ns for one in computing) == pytest.approx(sum(one.b_ns for one in computing), rel=0.04)

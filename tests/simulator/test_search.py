@@ -112,7 +112,20 @@ def check_bounds(some: Space) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_bound_is_above_what_it_bounds(schedule: str) -> None:
     some: dict[str, Any] = {"tp": (2,), "pp": (2, 4), "micro_batch": (1,), "recompute": ("none", "full")}
-    check_bounds(space(schedule=(schedule,), sharding=("zero2", "fsdp"), global_batch=16, **some))
+    model = "mixtral-8x7b" if schedule == "combined-1f1b" else "llama3.2-1b"
+    check_bounds(space(model, schedule=(schedule,), sharding=("zero2", "fsdp"), global_batch=16, **some))
+
+
+def test_a_schedule_that_a_layout_cannot_run_leaves_the_others_in_the_space() -> None:
+    """Only experts that exchange tokens run combined; the others do not depend on who is asked first."""
+    sizes: dict[str, Any] = {"tp": (2,), "pp": (2,), "micro_batch": (1,), "virtual_stages": (2,)}
+    for model in ("llama3.2-1b", "mixtral-8x7b"):
+        orders = (("1f1b", "combined-1f1b"), ("combined-1f1b", "1f1b"))
+        first, second = (list(space(model, schedule=order, **sizes).jobs()) for order in orders)
+        assert {repr(job) for job in first} == {repr(job) for job in second}
+        combined = {job.layout.ep > 1 for job in first if job.schedule == "combined-1f1b"}
+        assert combined == ({True} if model == "mixtral-8x7b" else set())
+        assert {job.layout.ep for job in first if job.schedule == "1f1b"} >= {1}
 
 
 @pytest.mark.parametrize(
@@ -246,3 +259,26 @@ def test_a_choice_that_does_not_exist_is_refused() -> None:
     result = CliRunner().invoke(search, [*WORDS[1:], "--schedule", "1f1b,2f2b"])
     assert result.exit_code == 2
     assert "2f2b" in result.output
+
+
+def test_activations_of_some_layers_are_offloaded_where_that_is_asked_for_and_possible() -> None:
+    """Other offloads, pipelines and recomputation have no layers of their own, and are not searched twice."""
+    some = Space(
+        model=load_model("llama3.2-1b"),
+        cluster=load_cluster("dgx-h100", 2),
+        global_batch=4,
+        seq_len=4096,
+        tp=(1,),
+        micro_batch=(1,),
+        schedule=("1f1b",),
+        sharding=("fsdp",),
+        offload=("none", "activations"),
+        offload_layers=(4, 8),
+    )
+    found = [(job.layout.pp, job.recompute, job.offload, job.offload_layers) for job in some.jobs()]
+    assert len(found) == len(set(found))
+    assert {one for one in found if one[2] == "activations"} == {
+        (1, "none", "activations", n) for n in (4, 8)
+    }
+    assert {one[3] for one in found if one[2] == "none"} == {0}
+    check_bounds(some)

@@ -19,6 +19,7 @@ from simulator.memory.ranks import rank_memories
 from simulator.simulate import simulate
 from traces.analysis.metrics import breakdown
 from traces.errors import RunError
+from traces.report.words import subtitle
 from traces.store import open_run
 from traces.timeline import TIMELINE
 
@@ -185,3 +186,28 @@ def test_expanding_is_exact(given: dict[str, Any], tmp_path: Path) -> None:
     assert written.memory().to_pylist() == each.memory.to_pylist()
     for key in ("step_time_s", "n_spans", "bubble_fraction", "exposed_by_axis"):
         assert written.info.summary[key] == pytest.approx(each.summary[key])
+
+
+def test_a_page_says_what_a_job_does_that_most_do_not() -> None:
+    """What is in 8 bits, in some shards, frozen or elsewhere changes every figure below the title."""
+    common = {"model": "llama3.2-1b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8, "sharding": "fsdp"}
+    plain, unusual = (
+        subtitle(simulate(job_from({**common, **more})).run)
+        for more in (
+            {},
+            {
+                "fp8": True,
+                "recipe": "tensorwise",
+                "shard_ranks": 4,
+                "lora_rank": 8,
+                "quantized_base": True,
+                "offload": "activations",
+                "offload_to": "nvme",
+                "offload_layers": 4,
+            },
+        )
+    )
+    assert unusual == plain + (
+        " · products in fp8 (tensorwise) · shards over 4 ranks · LoRA of rank 8, base in 4 bits"
+        " · activations of 4 layers on nvme"
+    )

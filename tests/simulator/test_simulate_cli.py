@@ -123,3 +123,18 @@ def test_a_directory_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
 def test_help_names_every_setting() -> None:
     flags = {option for parameter in simulate.params for option in parameter.opts}
     assert {"--model", "--global-batch", "--config", "--ranks", "--report", "--json", "-o"} <= flags
+
+
+def test_what_the_host_does_and_steps_that_differ_are_said_where_they_are() -> None:
+    """A step that is long for the optimizer, for data or for a checkpoint says so among its figures."""
+    plain = invoke(*SMALL).stdout
+    assert not any(words in plain for words in ("optimizer on the host", "all steps"))
+    assert "optimizer on the host" in invoke(*SMALL, "--offload", "optimizer").stdout
+    assert "other  " in invoke(*SMALL, "--set", "step_host_s=1.0").stdout
+    saving = ("--steps", "4", "--checkpoint-every", "2", "--checkpoint-bytes-per-s", "1e9")
+    found, shown = as_json(*SMALL, *saving), invoke(*SMALL, *saving).stdout
+    short, long = min(found["step_times_s"]), max(found["step_times_s"])
+    assert found["step_times_s"] == pytest.approx([short, long, short, long], rel=1e-3)
+    states_s = 14 * 6.738e9 / 8 / 1e9
+    assert long - short == pytest.approx(states_s, rel=0.01), "weights of 2 bytes, states of 12, in 8 shards"
+    assert "all steps                4, " in shown

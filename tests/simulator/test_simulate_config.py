@@ -12,19 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import main
-from simulator.config import (
-    CONVENTIONS,
-    KINDS,
-    SHAPE,
-    TABLES,
-    job_from,
-    job_settings,
-    read_config,
-    write_config,
-)
-from simulator.errors import ConfigError, JobError
+from simulator.config import job_from, job_settings, read_config, write_config
+from simulator.errors import ConfigError, JobError, ModelError, SimulationError
 from simulator.job import SHARDINGS
 from simulator.models.sources import load_model
+from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES
+from simulator.simulate import simulate
 
 RUN_TOML = """
 [model]
@@ -114,7 +107,7 @@ def test_paths_are_beside_the_file(tmp_path: Path) -> None:
 
 
 def test_text_in_toml_is_escaped(tmp_path: Path) -> None:
-    tricky = {"model": 'a\\b"c.toml'}
+    tricky = {"model": 'a\\b"c\né.toml'}
     assert read_config(written(tmp_path, write_config(tricky))) == tricky
 
 
@@ -130,6 +123,10 @@ def test_text_in_toml_is_escaped(tmp_path: Path) -> None:
         ("sequence_parallel = 1", "sequence_parallel = 1: must be true or false"),
         ("tp = 2\n[layout]\ntp = 4", "tp is given twice, the second time as layout.tp"),
         ("tp = ", "is not TOML"),
+        (f"tp = {10**30}", "at most 2,147,483,647"),
+        (f"seq_len = {-(2**31)}", "at most 2,147,483,647"),
+        ('model = "a\\u0000b"', "the character NUL"),
+        (f"layers_per_stage = {'[' * 3000}", "is not TOML"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -153,11 +150,32 @@ def test_what_is_missing_is_named(name: str) -> None:
         job_from({key: value for key, value in complete.items() if key != name})
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 2**31 - 1}, r"2147483647 steps of this job are .* passes: at most 20,000,000"),
+        ({"global_batch": 8 * 10**8}, "a smaller batch or larger micro-batches would work"),
+        ({"seq_len": 2**31 - 1}, "a shorter seq_len"),
+    ],
+)
+def test_what_no_timeline_holds_is_refused_before_it_is_made(given: dict[str, int], message: str) -> None:
+    small = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
+    with pytest.raises(SimulationError, match=message):
+        simulate(job_from({**small, **given}))
+
+
+@pytest.mark.parametrize("name", ["deep.json", "deep.toml"])
+def test_a_model_that_nests_too_deep_is_a_mistake(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"a": ' * 3000 if name.endswith("json") else "a = " + "[" * 3000)
+    with pytest.raises(ModelError, match="that can be read"):
+        load_model(str(tmp_path / name))
+
+
 def test_gpus_that_no_data_parallel_degree_fills_are_refused() -> None:
     common = {"model": "llama3-70b", "cluster": "dgx-h100", "global_batch": 64, "tp": 8, "pp": 4}
-    with pytest.raises(JobError, match=r"500 GPUs cannot be filled .* 480 or 512 would work"):
+    with pytest.raises(JobError, match=r"500 GPUs cannot be filled .* 480 or 512 GPUs would work"):
         job_from({**common, "gpus": 500})
-    with pytest.raises(JobError, match=r"8 GPUs cannot be filled .* 32 or 64 would work"):
+    with pytest.raises(JobError, match=r"8 GPUs cannot be filled .* 32 or 64 GPUs would work"):
         job_from({**common, "gpus": 8})
 
 

@@ -77,7 +77,7 @@ def test_the_verb_says_what_slow_gpus_cost(tmp_path: Path) -> None:
     found = json.loads(CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False).output)
     assert 1 < found["slowest_gpu"]["5%"] < found["slowest_gpu"]["50%"] < found["slowest_gpu"]["95%"] < 1.15
     shown = " ".join(CliRunner().invoke(main, words, catch_exceptions=False).output.split())
-    assert f"slow GPUs {found['shares']['slow GPUs']:.1%}" in shown
+    assert f"slow GPUs {100 * found['shares']['slow GPUs']:.1f} %" in shown
     assert "the slowest of 16 GPUs computes" in shown
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from simulator.validate.cli import validate
 from simulator.validate.collectives import validate_collectives
 from simulator.validate.scores import Validation
 
+REPORTS = Path(__file__).parents[2] / "benchmarks/tables/collectives_reports.csv"
 HEAD = "id,source_group,hardware,nodes,gpus,op,bytes,time_us,algbw_GBps,busbw_GBps,notes\n"
 ROWS = (
     "a,x,A100-SXM (NVSwitch),1,8,all_reduce,1006632960,7692.7,130.86,229.0,\n"
@@ -85,6 +87,14 @@ def test_a_table_without_operations_is_refused(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(TableError, match="no column op, bytes"):
         validate_collectives(path)
+
+
+@pytest.mark.parametrize("column", ["nodes", "gpus"])
+def test_a_misspelt_column_is_refused_and_not_taken_for_its_default(table: Path, column: str) -> None:
+    header, _, rows = table.read_text(encoding="utf-8").partition("\n")
+    table.write_text(f"{header.replace(column, column + 'x')}\n{rows}", encoding="utf-8")
+    with pytest.raises(TableError, match=f"no column {column}; it has .*{column}x"):
+        validate_collectives(table)
 
 
 def test_a_table_that_was_cut_off_is_refused_wherever_the_cut_is(table: Path) -> None:
@@ -284,3 +294,39 @@ def test_unstated_hardware_is_taken_as_a_machine_and_counted(tmp_path: Path) -> 
     table = validated(tmp_path, "a,x,not stated (4 nodes),4,32,all_reduce,1073741824,22000,,,")
     assert table.notes == ["1 rows: hardware not stated; taken as hgx-a100-4nic"]
     assert abs(table.rows[0].log_ratio) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("notes", "way"),
+    [
+        ("NCCL_ALGO=Ring", "ring/"),
+        ("run with NCCL_ALGO=Tree; NCCL_PROTO=Simple, 20 iterations", "tree/simple"),
+        ('NCCL_ALGO="^ring,nvls_tree"', "tree/"),
+        ("NCCL_PROTO: LL128", "ring/ll128"),
+        ("Ring", "ring/"),
+        ("", "nvls_tree/simple"),
+    ],
+)
+def test_what_a_row_says_that_nccl_was_set_to_counts(tmp_path: Path, notes: str, way: str) -> None:
+    path = tmp_path / "table.csv"
+    row = f'a,x,"H100 DGX",8,64,all_reduce,268435456,,,300,"{notes.replace(chr(34), chr(34) * 2)}"\n'
+    path.write_text(HEAD + row, encoding="utf-8")
+    assert validate_collectives(path).rows[0].by.startswith(way)
+
+
+def test_an_algorithm_that_a_row_names_and_nccl_refuses_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(HEAD + "a,x,H100 DGX,8,64,all_gather,1024,,,3,NCCL_ALGO=Tree\n", encoding="utf-8")
+    assert "none does an all_gather over 8 nodes" in validate_collectives(path).failures[0].reason
+
+
+def test_clusters_of_which_no_constant_comes_but_those_of_trees_are_met() -> None:
+    """Rings, switches that reduce and trees over 2 to 64 nodes of B200, an all-gather, and SHARP."""
+    found = validate_collectives(REPORTS)
+    assert not found.failures
+    errors = {
+        way: median(abs(row.log_ratio) for row in found.rows if "slinky" in row.family and row.by == way)
+        for way in ("ring/simple", "nvls_tree/simple", "tree/simple", "collnet/simple")
+    }
+    assert max(errors.pop("collnet/simple"), 0.1) < 0.15
+    assert max(errors.values()) < 0.04

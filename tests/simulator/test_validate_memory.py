@@ -12,8 +12,9 @@ from foretrace import main
 from simulator.errors import TableError
 from simulator.memory.reserved import reserved_bytes
 from simulator.validate.fit import validate_fit
-from simulator.validate.job import job_of, model_of, with_shapes
+from simulator.validate.job import job_of, with_shapes
 from simulator.validate.memory import figure_bytes, stage_memories, validate_memory
+from simulator.validate.model import model_of
 from simulator.validate.table import Row
 
 STEP = {
@@ -124,7 +125,7 @@ def test_what_tables_write_becomes_a_setting(change: dict[str, object], field: s
         ({"recompute": "see notes"}, "recompute 'see notes'"),
         ({"precision": "int4"}, "precision 'int4'"),
         ({"arch": "moe-mla"}, "latent attention"),
-        ({"vocab": ""}, "vocab is not given"),
+        ({"model": "another", "vocab": ""}, "vocab is not given"),
     ],
 )
 def test_what_cannot_be_understood_is_refused(change: dict[str, object], message: str) -> None:
@@ -192,3 +193,7 @@ def test_columns_say_sizes_and_a_preset_of_that_width_what_no_column_says() -> N
     assert (found.vocab, found.window, found.mlp_bias) == (200064, 128, True)
     other = model_of(Row({**cells, "hidden": "4096"}, 1))
     assert (other.hidden, other.window, other.mlp_bias) == (4096, 0, False)
+
+
+def test_a_preset_fills_in_what_a_row_of_it_leaves_out() -> None:
+    assert model_of(row(vocab="", ffn_hidden="")) == model_of(row())

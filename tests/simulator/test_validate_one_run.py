@@ -21,7 +21,14 @@ def straight(communication: float) -> Curve:
 
 
 def step(
-    name: str, model: str, measured_s: float, *, source: str = "here", communication: float = 0.0
+    name: str,
+    model: str,
+    measured_s: float,
+    *,
+    source: str = "here",
+    communication: float = 0.0,
+    software: str = "a framework",
+    release: str = "",
 ) -> Step:
     """Return a run that is predicted to take 1 s."""
     curve = straight(communication)
@@ -34,6 +41,8 @@ def step(
         device="h100-sxm",
         size="1-8 GPUs",
         machine="a machine",
+        cluster=(source, "a machine", software),
+        release=release,
         choice=(source,),
         layout=(),
         assumed=(),
@@ -94,13 +103,35 @@ def test_a_run_says_nothing_of_other_models() -> None:
     runs = [step("a", "one", 1.2), step("b", "one", 1.2), step("c", "one", 1.2), step("d", "two", 1.3)]
     found = calibrated(runs)
     compute = fit(straight(0.0), 1.2).compute
-    assert found["calibration"]["a machine"]["compute"] == compute
-    assert found["calibration"]["a machine"]["rows"] == 3
+    assert found["calibration"]["here · a machine · a framework"]["compute"] == compute
+    assert found["calibration"]["here · a machine · a framework"]["rows"] == 3
     own, other = math.log(1.2 / compute), math.log(1.3)
     assert found["calibrated_score"] == pytest.approx((own + other) / 2)
     assert found["calibrated_before"] == pytest.approx((math.log(1.2) + other) / 2)
     assert found["calibrated_model_score"] == pytest.approx(own)
     assert found["calibrated_model_before"] == pytest.approx(math.log(1.2))
+
+
+def test_a_cluster_is_a_machine_with_its_software_and_a_model_has_releases() -> None:
+    """The longest of equals is the middle: a run in y of release 2 tells of both, or of its own release."""
+    runs = [
+        step("a", "one", 1.1, software="x"),
+        step("b", "one", 1.1, software="x"),
+        step("c", "two", 1.2, software="y", release="1"),
+        step("d", "two", 1.2, software="y", release="1"),
+        step("e", "two", 1.3, software="y", release="2"),
+        step("f", "two", 1.3, software="y", release="2"),
+    ]
+
+    def left(told_s: float, measured_s: float) -> float:
+        return math.log(measured_s / fit(straight(0.0), told_s).compute)
+
+    found = calibrated(runs)
+    own = left(1.1, 1.1)
+    assert found["calibrated_score"] == pytest.approx((own + left(1.3, 1.2)) / 2)
+    assert found["calibrated_machine_score"] > found["calibrated_score"]
+    releases = [left(1.2, 1.2), left(1.3, 1.3)]
+    assert found["calibrated_release_score"] == pytest.approx((own + np.mean(releases)) / 2)
 
 
 def test_one_run_alone_leaves_nothing_to_score() -> None:

@@ -21,7 +21,7 @@ from simulator.simulate import simulate
 from simulator.validate.choices import choices
 from simulator.validate.curve import Curve
 from simulator.validate.errors import errors
-from simulator.validate.job import model_of
+from simulator.validate.model import model_of
 from simulator.validate.ranking import kendall_tau, regret
 from simulator.validate.render import SHOWN_REASONS
 from simulator.validate.steps import validate_steps
@@ -153,7 +153,7 @@ def test_what_cannot_be_run_is_a_failure_with_its_reason(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("measured", "says"),
-    [("3 s", "a number is needed"), ("nan", "a number is needed"), ("0", "above zero"), ("-3", "above zero")],
+    [("3 s", "a number is needed"), ("nan", "not given"), ("0", "above zero"), ("-3", "above zero")],
 )
 def test_a_time_that_is_none_is_a_failure(tmp_path: Path, measured: str, says: str) -> None:
     path = write(tmp_path / "times.csv", [LLAMA, {**LLAMA, "id": "wrong", "step_time_s": measured}])
@@ -331,7 +331,15 @@ def test_what_a_table_says_is_a_convention(said: dict[str, object], name: str, v
 
 
 def test_a_recipe_that_pairs_micro_batches_has_the_combined_schedule() -> None:
-    pipeline = {**LLAMA, "tp": 1, "pp": 4, "dp": 2, "virtual_pp": 2, "schedule": "1f1b"}
-    for notes, schedule in (("", "interleaved-1f1b"), ('{"moe_a2a_overlap": true}', "combined-1f1b")):
-        job = step_job(Row({**pipeline, "notes": notes}, 1)).job
-        assert (job.schedule, job.virtual_stages) == (schedule, 2)
+    """Where its layout can: a pipeline of one stage per rank has no pairs, which is said."""
+    experts = {**LLAMA, "experts": 8, "top_k": 2, "moe_ffn_hidden": 4096}
+    pipeline = {**experts, "tp": 1, "pp": 2, "dp": 4, "ep": 2, "virtual_pp": 2, "schedule": "1f1b"}
+    paired = {**pipeline, "notes": '{"moe_a2a_overlap": true}'}
+    for row, schedule, said in (
+        (pipeline, "interleaved-1f1b", 0),
+        (paired, "combined-1f1b", 0),
+        ({**paired, "virtual_pp": 1}, "1f1b", 1),
+        ({**paired, "ep": 1}, "interleaved-1f1b", 1),
+    ):
+        step = step_job(Row(row, 1))
+        assert (step.job.schedule, len(step.assumed)) == (schedule, said)

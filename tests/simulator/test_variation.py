@@ -139,7 +139,9 @@ def test_folded_jitter_is_close_to_that_of_every_rank() -> None:
         ({"stragglers": "9:2"}, r"stragglers: rank 9 is outside a world of 1"),
         ({"stragglers": "9:2@1ms"}, r"stragglers: rank 9 is outside a world of 1"),
         ({"rank_jitter": 7}, r"rank_jitter=7.0: between 0 \(none\) and 1"),
-        ({"samples": 0}, r"samples=0, seed=0: at least 1 and 0"),
+        ({"samples": 0}, "samples=0: from 1 to 1,000,000"),
+        ({"samples": 2**31 - 1}, "from 1 to 1,000,000"),
+        ({"seed": -1}, "seed=-1: at least 0"),
     ],
 )
 def test_what_makes_no_sense_is_one_clear_line(given: dict[str, Any], message: str) -> None:

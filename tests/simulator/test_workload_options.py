@@ -83,7 +83,7 @@ def test_modules_that_are_computed_again_are_those_that_were_asked_for(model: st
 def test_recomputed_modules_need_selective_and_names_that_are_known() -> None:
     with pytest.raises(JobError, match="needs recompute=selective"):
         job(recompute="full", recompute_modules="moe")
-    with pytest.raises(JobError, match="recompute_modules=gate: of core_attn"):
+    with pytest.raises(JobError, match="recompute_modules=gate: any of core_attn"):
         job(recompute="selective", recompute_modules="moe,gate")
 
 

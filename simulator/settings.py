@@ -1,0 +1,122 @@
+"""The settings of a job by name: the tables of a file they stand in, their types, how a value is checked.
+
+A setting has one name everywhere: in a flat file, as a flag (``--global-batch``) and in ``run.json``. A file
+may also sort settings into the tables of ``TABLES``. docs/simulation.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, Final
+
+from simulator.errors import ConfigError
+from simulator.nearest import near_name
+from simulator.variation import Variation
+
+TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        "model": {"name": "model"},
+        "cluster": {"name": "cluster", "gpus": "gpus"},
+        "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep", "expert_tp")},
+        "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "steps")},
+        "schedule": {
+            "name": "schedule",
+            **{name: name for name in ("virtual_stages", "layers_per_stage", "counted_ends")},
+            **{name: name for name in ("overlap_pairs", "overlap_p2p", "deallocate_outputs")},
+        },
+        "network": {name: name for name in ("placement", "nccl_algo", "nccl_proto")},
+        "variation": {field.name: field.name for field in fields(Variation)},
+        "training": {
+            name: name
+            for name in (
+                *("sharding", "shard_ranks", "sequence_parallel", "precision", "fp8", "recipe", "kernels"),
+                *("recompute", "recompute_modules", "recompute_layers", "recompute_every"),
+                *("fp32_gradients", "flash_attention"),
+                *("offload", "offload_to", "offload_layers", "lora_rank", "quantized_base"),
+                *("capacity_factor", "expert_imbalance"),
+                *("checkpoint_every", "checkpoint_bytes_per_s", "overlap_slowdown"),
+            )
+        },
+        "framework": {"name": "framework"},
+    }
+)
+"""Tables of a file; in each, what a key is called there and the setting it gives.
+
+``[framework]`` also takes the conventions of a framework by their names.
+"""
+
+CONVENTIONS: Final = "conventions"
+"""Setting that holds conventions by name."""
+
+SHAPE: Final = "shape"
+"""Setting that holds the fields of a model that is no preset; in a file, ``[model]`` has them by name."""
+
+KINDS: Final[Mapping[str, type]] = MappingProxyType(
+    {
+        **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
+        **dict.fromkeys(("placement", "nccl_algo", "nccl_proto", "recompute_modules"), str),
+        **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep", "expert_tp"), int),
+        **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
+        **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
+        **dict.fromkeys(
+            ("overlap_pairs", "overlap_p2p", "deallocate_outputs", "fp8", "quantized_base"), bool
+        ),
+        **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter", "overlap_slowdown"), float),
+        **dict.fromkeys(("capacity_factor", "expert_imbalance", "checkpoint_bytes_per_s"), float),
+        **dict.fromkeys(("framework", "kernels", "recipe", "offload", "offload_to"), str),
+        **dict.fromkeys(("shard_ranks", "lora_rank", "recompute_layers", "recompute_every"), int),
+        "offload_layers": int,
+        "checkpoint_every": int,
+        **dict.fromkeys((CONVENTIONS, SHAPE), dict),
+        "counted_ends": str,
+        "layers_per_stage": tuple,
+        "overlap_pairs": bool,
+        "stragglers": str,
+        "link_changes": str,
+        "samples": int,
+        "seed": int,
+    }
+)
+"""Every setting and its type."""
+
+MOST: Final = 2**31 - 1
+"""Largest number of a setting: what a timeline numbers steps and micro-batches with."""
+
+_TOML_NAMES: Final = {
+    str: 'text, in "quotes"',
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a table of names and values",
+    tuple: "a list of whole numbers",
+}
+
+
+def checked(place: str, name: str, value: object) -> Any:
+    """Return *value* if it has the type of setting *name*. Raises ConfigError if not."""
+    if name not in KINDS:
+        raise ConfigError(f"unknown setting {name!r}; {near_name(name, KINDS)}")
+    kind = KINDS[name]
+    if kind is tuple and (listed := _whole_numbers(value)) is not None:
+        return listed
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[kind]}")
+    if isinstance(value, int) and abs(value) > MOST:
+        raise ConfigError(f"{place} = {value}: at most {MOST:,}")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{place} = {value!r}: no name and no path holds the character NUL")
+    return value
+
+
+def _whole_numbers(value: object) -> tuple[int, ...] | None:
+    """Return a list of whole numbers, or one as a flag gives it (``"15, 16, 16"``); None if it is not one."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        return None
+    if not all(isinstance(part, int) or (isinstance(part, str) and part.isdecimal()) for part in parts):
+        return None
+    return tuple(int(part) for part in parts)
