@@ -47,10 +47,18 @@ recorded. wait_mark: the stream goes on when the mark ``item`` is reached. host_
 stream, as for ``Tensor.item``.
 """
 
+OUTSIDE: Final = ("loss", "input", "gradients")
+"""Names of places between the parts of a step: after a forward, after an optimizer, after a backward."""
+
+TO_HOST, TO_DEVICE, ON_HOST = HOST_KINDS = ("to_host", "to_device", "on_host")
+"""Kinds of works that are none of the device: copies from and to it, and what a processor computes."""
+
 WORKS: Final = pa.schema(
     [
         pa.field("name", pa.string(), nullable=False),  # operator, e.g. aten.mm
-        pa.field("kind", pa.string(), nullable=False),  # gemm, attention, attention_backward, memory
+        pa.field(
+            "kind", pa.string(), nullable=False
+        ),  # gemm, attention, attention_backward, memory, HOST_KINDS
         pa.field("shapes", pa.string(), nullable=False),  # operands -> results, for people
         pa.field("dtype", pa.string(), nullable=False),
         pa.field("flops", pa.int64(), nullable=False),
@@ -89,6 +97,7 @@ PLACES: Final = pa.schema(
         pa.field("microbatch", pa.int32(), nullable=False),
         pa.field("stage", pa.int32(), nullable=False),
         pa.field("virtual_stage", pa.int32(), nullable=False),
+        pa.field("trains", pa.bool_(), nullable=False),  # False: in a pass of a model without gradients
     ]
 )
 """Where in the training events are."""
@@ -230,6 +239,8 @@ def write_rank(folder: Path, rank: int, tables: RankTables) -> None:
 def read_rank(folder: Path, rank: int) -> RankTables:
     """Return what *rank* does.
 
+    One that was written before passes without gradients were told apart is taken to have none.
+
     Raises:
         RunError: a table is missing or damaged.
     """
@@ -238,7 +249,10 @@ def read_rank(folder: Path, rank: int) -> RankTables:
         file = rank_file(folder, rank, part)
         try:
             with pa.memory_map(str(file)) as source:
-                found.append(ipc.open_file(source).read_all().select(schema.names).cast(schema))
+                table = ipc.open_file(source).read_all()
+            if schema is PLACES and "trains" not in table.column_names:
+                table = table.append_column("trains", pa.array([True] * len(table)))
+            found.append(table.select(schema.names).cast(schema))
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             raise RunError(f"{file} cannot be read: {error}") from error
     return RankTables(*found)

@@ -1,6 +1,9 @@
 """A Llama of any size under FSDP2 and tensor parallelism, in bf16, written for GPUs as anybody would.
 
 foretrace rehearse --world-size 512 -o runs/llama -- examples/rehearse/llama_fsdp2_tp.py --tp 8
+
+With --own-units 1 the embedding, and norm with head, are units of FSDP2 of their own, as in torchtitan.
+With --offload 1 parameters, gradients and states of the optimizer are on the host.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -144,9 +147,9 @@ def flags(**others: int) -> argparse.Namespace:
 
 def main() -> None:
     """Train on random tokens."""
-    args = flags(tp=8)
+    args = flags(tp=8, own_units=0, offload=0)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if args.offload else "nccl")
     dp = dist.get_world_size() // args.tp
     mesh = init_device_mesh("cuda", (dp, args.tp), mesh_dim_names=("dp", "tp"))
     with torch.device("cuda"):
@@ -154,9 +157,14 @@ def main() -> None:
     if args.tp > 1:
         cut(model, mesh["tp"])
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    kept = CPUOffloadPolicy() if args.offload else OffloadPolicy()
+    sharding = {"mesh": mesh["dp"], "mp_policy": policy, "offload_policy": kept}
     for block in model.layers:
-        fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
-    fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+        fully_shard(block, **sharding)
+    if args.own_units:
+        fully_shard(model.embedding, **sharding)
+        fully_shard([model.norm, model.output], **sharding, reshard_after_forward=False)
+    fully_shard(model, **sharding)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for step in range(args.steps):
         tokens = torch.randint(0, args.vocab, (args.micro_batch, args.seq_len + 1), device="cuda")

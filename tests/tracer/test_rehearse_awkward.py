@@ -1,5 +1,8 @@
 """Scripts that cannot be rehearsed as they are: a line that says why, and a stub that mends it."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "awkward.py"
+ROOT = Path(__file__).parents[2]
 
 STUB = """
 import sys
@@ -35,7 +39,7 @@ def _rehearsed(what: str, folder: Path, stub: str = "") -> Rehearsal:
     asked = Asked(
         command=(str(SCRIPT), what), world_size=2, ranks=(0,), stub=str(folder / "stub.py") if stub else ""
     )
-    return rehearse(asked, folder / "run")
+    return rehearse(asked, folder / "runs" / "run")
 
 
 @pytest.mark.parametrize(
@@ -50,9 +54,9 @@ def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: 
     with pytest.raises(RehearsalError, match=said) as error:
         _rehearsed(what, tmp_path)
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "runs").exists()
     found = _rehearsed(what, tmp_path, STUB)
-    works = read_rank(rehearsal_folder(tmp_path / "run"), found.ranks[0]).works.to_pylist()
+    works = read_rank(rehearsal_folder(tmp_path / "runs" / "run"), found.ranks[0]).works.to_pylist()
     unknown = {work["name"] for work in works if not work["is_known"]}
     assert unknown == ({"awkward.kernel"} if what == "custom" else set())
 
@@ -60,7 +64,7 @@ def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: 
 def test_autocast_a_scaler_and_compilation_are_gone_through(tmp_path: Path) -> None:
     """Products in fp16, softmax in fp32 as CUDA's autocast has it; a scaler steps; no compilation is said."""
     found = _rehearsed("plain", tmp_path)
-    tables = read_rank(rehearsal_folder(tmp_path / "run"), 0)
+    tables = read_rank(rehearsal_folder(tmp_path / "runs" / "run"), 0)
     dtypes = {(work["name"], work["dtype"]) for work in tables.works.to_pylist()}
     assert ("aten.addmm", "fp16") in dtypes
     assert ("aten._softmax", "fp32") in dtypes
@@ -72,7 +76,7 @@ def test_autocast_a_scaler_and_compilation_are_gone_through(tmp_path: Path) -> N
 def test_what_wants_a_gpu_or_other_processes_is_stood_in_for(tmp_path: Path) -> None:
     """A copied model, children, a hook of DDP, norms over all ranks, numpy, sizes that ranks exchange."""
     found = _rehearsed("strange", tmp_path)
-    tables = read_rank(rehearsal_folder(tmp_path / "run"), 0)
+    tables = read_rank(rehearsal_folder(tmp_path / "runs" / "run"), 0)
     messages = {(m["kind"], m["dtype"], m["size_bytes"]) for m in tables.messages.to_pylist()}
     assert ("all_reduce", "bf16", 2 * (3 * 4 + 4 + 2 * 4)) in messages  # convolution and norm, by the hook
     assert {("all_gather", "fp32", 2 * (2 * 4 + 1) * 4), ("all_reduce", "fp32", 2 * 4 * 4)} <= messages
@@ -90,6 +94,28 @@ def test_a_process_that_is_killed_says_where_it_was(tmp_path: Path) -> None:
     log = Path(str(error.value).rpartition(" is in ")[2])
     assert "Segmentation fault" in log.read_text()
     log.unlink()
+
+
+def test_ranks_end_with_the_process_that_asked_for_them(tmp_path: Path) -> None:
+    """A command that is killed leaves no rank behind, however long its script would go on."""
+    number = tmp_path / "pid"
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path / 'part')!r}).write_text(str(os.getpid()))\n"
+        f"os.replace({str(tmp_path / 'part')!r}, {str(number)!r})\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", "import foretrace; foretrace.main()", "rehearse", "--world-size", "2"]
+    asking = subprocess.Popen([*command, "-o", str(tmp_path / "runs" / "run"), "--", str(sleeper)], cwd=ROOT)
+    while not number.exists():
+        assert asking.poll() is None
+        time.sleep(0.05)
+    asking.kill()
+    asking.wait()
+    rank = Path("/proc", number.read_text())
+    while rank.exists() and "State:\tZ" not in (rank / "status").read_text():  # else the test never ends
+        time.sleep(0.05)
 
 
 def test_counts_that_ranks_exchange_have_the_load_that_is_stated() -> None:

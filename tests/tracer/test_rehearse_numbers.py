@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists
 
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.launchers import tell_accelerate
+from tracer.rehearse.launchers import accelerate_flags, tell_accelerate
 from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import read_rank, rehearsal_folder
@@ -35,12 +36,12 @@ def test_numbers_of_the_script_decide_its_shapes(tmp_path: Path) -> None:
         )
         or "kept 191" in first
     )  # a row may begin with the token that is taken for padding
-    assert second == "filled [0, 2, 2, 0]; broadcast 9; chosen 1"
+    assert second == "filled [0, 2, 2, 0]; broadcast 9; chosen 1; written 9.0 1.00"
     told = "; ".join(found.stated)
     assert "told 7 (as if other ranks had what this one has)" in told
     assert "told 9 (as if other ranks had what this one has)" in told
     assert "told 1 (nothing is known of it)" in told  # of activations
-    assert len(found.stated) == 3
+    assert len(found.stated) == 5
     names = {work["name"] for work in read_rank(folder, 2).works.to_pylist()}
     assert {"aten.bincount", "aten._unique2", "aten.repeat_interleave", "aten.index"} <= names
 
@@ -66,6 +67,24 @@ def test_what_is_computed_of_numbers_is_what_torch_computes(values: list[int], a
     numbers.follow("aten.add_", aten.add_.Tensor, (made, unknown), {}, made)
     assert numbers.of(made) is None
     assert elements(numbers, result) == [value + added for value in values]
+
+
+@pytest.mark.parametrize("name", ["bitwise_or", "logical_or", "bitwise_or_", "bitwise_and", "logical_and_"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_truth_that_decides_alone_is_known_whatever_the_other_is(name: str, first: bool) -> None:
+    """True or anything is true, false and anything is false; the other way round nobody knows."""
+    aten, decides = torch.ops.aten, "or" in name
+    for value in (True, False):
+        numbers = Numbers()
+        with fakes.FakeTensorMode():
+            known, unknown = torch.empty(3, dtype=torch.bool), torch.empty(3, dtype=torch.bool)
+            made = (known if first else unknown) if name.endswith("_") else torch.empty(3, dtype=torch.bool)
+        numbers.keep(known, torch.full((3,), value))
+        operands = (known, unknown) if first else (unknown, known)
+        func = next(iter(getattr(aten, name).overloads()))
+        numbers.follow(f"aten.{name}", getattr(getattr(aten, name), func), operands, {}, made)
+        assert (numbers.of(made) is not None) == (value == decides)
+        assert value != decides or elements(numbers, made) == [decides] * 3
 
 
 def test_numbers_go_with_their_tensor_and_large_ones_are_left_out() -> None:
@@ -98,3 +117,15 @@ def test_what_accelerates_launcher_is_told_reaches_the_script(
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     with pytest.raises(RehearsalError, match=re.escape("accelerate launch --config_file gone.yaml")):
         tell_accelerate(("--config_file", "gone.yaml"), 64)
+
+
+def test_without_accelerate_its_launcher_is_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its flags are not passed over: what it would tell the script is not known then."""
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    command = ["accelerate", "launch", "--config_file", "fsdp.yaml", "train.py"]
+    flags = accelerate_flags(command)
+    assert flags == ("--config_file", "fsdp.yaml")
+    with pytest.raises(RehearsalError, match="install accelerate where foretrace is"):
+        tell_accelerate(flags, 64)

@@ -18,18 +18,34 @@ STEPS, COMPARED = 4, 2
 
 SCHEDULES = ("gpipe", "1f1b", "looped-bfs", "interleaved-1f1b", "interleaved-zb", "zb-v", "dualpipe-v")
 ON_TWO = (
-    *("ddp_buckets", "ddp_no_sync", "ddp_unused", "recompute", "fsdp1", "fsdp2", "tp", "ep", "cp", "ring"),
+    *(
+        "ddp_buckets",
+        "ddp_no_sync",
+        "ddp_unused",
+        "ddp_static",
+        "ddp_reentrant",
+        "taught",
+        "zero",
+        "pictures",
+        "recompute",
+        "fsdp1",
+        "fsdp2",
+        "tp",
+        "ep",
+        "cp",
+        "ring",
+    ),
     "classic",
     *SCHEDULES,
 )
-ON_FOUR = ("hsdp1", "hsdp2", "fsdp_tp", "pp_fsdp", "ring", "pretraining_pp1")
+ON_FOUR = ("hsdp1", "hsdp2", "fsdp2_pairs", "fsdp_tp", "pp_fsdp", "ring", "pretraining_pp1")
 ALONE = ("pretraining_pp2",)
 """Stages of two pipelines in one script have the same numbers: this one has a world of its own."""
 
 WORLDS = ((2, ON_TWO), (4, ON_FOUR), (4, ALONE))
 
-UNCOUNTED = tuple(f"aten._scaled_dot_product_flash_attention_for_cpu{end}" for end in ("", "_backward"))
-"""Operators for which torch has no formula: it counts none of the fused attention of the processor."""
+UNCOUNTED = ("attention", "attention_backward")
+"""Kinds of work for which torch has no formula: it counts none of the fused attention of the processor."""
 
 SCRIPT = Path(__file__).parent / "every_strategy.py"
 
@@ -65,9 +81,9 @@ class Both:
         self.tables: RankTables = read_rank(rehearsal_folder(folder / "rehearsed"), self.rank)
         self._places = self.tables.places.to_pylist()
 
-    def events(self, name: str, what: int) -> list[dict[str, Any]]:
-        """Return the events of a kind in the compared step of a strategy, with their rows."""
-        step = STEPS * self.names.index(name) + COMPARED
+    def events(self, name: str, what: int, step: int = COMPARED) -> list[dict[str, Any]]:
+        """Return the events of a kind in a step of a strategy, with their rows."""
+        step += STEPS * self.names.index(name)
         items = (self.tables.works if what == 0 else self.tables.messages).to_pylist()
         return [
             {**self._places[event["place"]], **event, **items[event["item"]], "phase": event["place"]}
@@ -75,17 +91,17 @@ class Both:
             if event["what"] == what and self._places[event["place"]]["step"] == step
         ]
 
-    def rehearsed(self, name: str) -> list[Row]:
+    def rehearsed(self, name: str, step: int = COMPARED) -> list[Row]:
         """Return the communications of the rehearsed rank in order."""
         members = {group.id: group.ranks for group in self.rehearsal.groups}
-        return [_row(event, members) for event in self.events(name, 1)]
+        return [_row(event, members) for event in self.events(name, 1, step)]
 
-    def recorded(self, name: str) -> list[Row]:
+    def recorded(self, name: str, step: int = COMPARED) -> list[Row]:
         """Return those of the real one, in the order of their start."""
         run = open_run(self._real / name)
         members = {group.id: group.ranks for group in run.info.groups}
         rows = sorted(run.spans([self.rank]).to_pylist(), key=lambda row: row["start_ns"])
-        found = [row for row in rows if row["category"] in {"collective", "p2p"} and row["step"] == COMPARED]
+        found = [row for row in rows if row["category"] in {"collective", "p2p"} and row["step"] == step]
         return [_row(row, members) for row in found]
 
     def counted_flops(self, name: str) -> int:
@@ -125,8 +141,17 @@ def test_a_rehearsed_rank_communicates_and_computes_as_a_real_one(
     assert sorted(map(str, rehearsed)) == sorted(map(str, recorded))
     collectives = [[row for row in rows if len(row) == 4] for rows in (rehearsed, recorded)]
     assert collectives[0] == collectives[1]
-    counted = [work for work in both.events(name, 0) if work["name"] not in UNCOUNTED]
+    counted = [work for work in both.events(name, 0) if work["kind"] not in UNCOUNTED]
     assert sum(work["flops"] for work in counted) == both.counted_flops(name)
+
+
+def test_buckets_made_anew_are_told_as_in_a_real_world(worlds: dict[tuple[str, int], Both]) -> None:
+    """In the second step, once: so many numbers of parameters and one more, and one for each bucket."""
+    both = worlds["ddp_buckets", 2]
+    rehearsed = both.rehearsed("ddp_buckets", 1)
+    assert rehearsed == both.recorded("ddp_buckets", 1)
+    assert [row[0] for row in rehearsed].count("broadcast") == 2
+    assert not [row for row in both.rehearsed("ddp_buckets") if row[0] == "broadcast"]
 
 
 def test_losses_are_never_made_up_silently(worlds: dict[tuple[str, int], Both]) -> None:

@@ -8,7 +8,7 @@ from simulator.rehearsed.figures import model_flops, rows_and_tokens, stage_of
 from topologies.catalog import load_cluster
 from tracer.rehearse.cli import layout_words
 from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+from traces.rehearsal import WHAT, Rehearsal, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 
@@ -58,4 +58,47 @@ def test_rows_are_those_that_train_and_features_are_no_tokens(tmp_path: Path) ->
     """What is evaluated beside, even before the first training pass, is said to be in the time alone."""
     found = _rehearsed("evaluated", tmp_path)
     assert rows_and_tokens(found) == (8 * 2 * 4, 0)
+    tables = {0: read_rank(rehearsal_folder(tmp_path / "run"), 0)}
+    forward_and_weights = 2  # features have no gradient
+    assert model_flops(found, tables) == 8 * 2 * forward_and_weights * 2 * 4 * 32 * 2
     assert sum("evaluation" in note for note in found.notes) == 1
+
+
+def test_rows_are_those_of_the_model_that_ranks_share(tmp_path: Path) -> None:
+    """A table that one rank has looks up for all of them; its rows are not a batch of this rank."""
+    assert rows_and_tokens(_rehearsed("dealt_out", tmp_path)) == (8 * 4, 0)
+
+
+def test_layers_in_a_function_that_differentiates_itself_train(tmp_path: Path) -> None:
+    """In a checkpoint that enters autograd anew nothing seems to be differentiated: it is no evaluation."""
+    found = _rehearsed("by_hand", tmp_path)
+    tables = {0: read_rank(rehearsal_folder(tmp_path / "run"), 0)}
+    assert not found.notes
+    assert model_flops(found, tables) == 8 * 2 * 3 * 2 * 4 * 32 * 32
+
+
+def test_a_static_graph_reduces_everything_at_the_end_of_its_first_step(tmp_path: Path) -> None:
+    """Ranks ask once who used what; buckets are made anew after the second step, which is not kept."""
+    kept = _rehearsed("unchanging", tmp_path)
+    assert kept.job["first_step"] == 2
+    asked = Asked(command=(str(SCRIPT), "unchanging"), world_size=8, samples=0, warmup=0, steps=4)
+    rehearse(asked, tmp_path / "all")
+    tables = read_rank(rehearsal_folder(tmp_path / "all"), 0)
+    places, messages = tables.places.to_pylist(), tables.messages.to_pylist()
+    sent: dict[int, list[int]] = {step: [] for step in range(4)}
+    for event in tables.events.to_pylist():
+        if event["what"] == WHAT.index("communication"):
+            sent[places[event["place"]]["step"]].append(messages[event["item"]]["size_bytes"])
+    who, one, never = 4 * 3, 4 * 32 * 32, 4
+    assert sent[0][0] == who
+    assert sorted(sent[0][1:]) == sorted(sent[1])
+    assert sent[3] == [one, one, never]
+    assert sent[2][2:] == sent[3]  # two broadcasts before tell of the new buckets
+
+
+def test_a_mesh_can_be_made_of_the_ranks_of_another(tmp_path: Path) -> None:
+    """Numbers of a mesh are known through its views."""
+    found = _rehearsed("paired", tmp_path)
+    log = rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log"
+    assert log.read_text().splitlines()[0] == "[[0, 1], [2, 3], [4, 5], [6, 7]] [2, 3]"
+    assert (0, 1) in {group.ranks for group in found.groups}

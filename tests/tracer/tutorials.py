@@ -11,10 +11,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.utils.checkpoint import checkpoint
 
 WIDTH = 32
 
@@ -102,5 +103,62 @@ def evaluated() -> None:
         optimizer.step()
 
 
+def dealt_out() -> None:
+    """Tables of embeddings of this rank, looked up for all ranks, before a model that all have."""
+    dist.init_process_group("nccl")
+    n_ranks = dist.get_world_size()
+    table = nn.EmbeddingBag(100, WIDTH).cuda()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(WIDTH, 2).cuda())
+    optimizer = torch.optim.SGD([*table.parameters(), *model.parameters()])
+    for _ in range(3):
+        found = table(torch.randint(100, (4 * n_ranks, 3), device="cuda"))
+        own = torch.empty_like(found)
+        dist.all_to_all_single(own, found.detach())
+        model(own[:4]).square().mean().backward()
+        optimizer.step()
+
+
+def by_hand() -> None:
+    """Layers without a model around them, computed again by a function that differentiates itself."""
+    dist.init_process_group("nccl")
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False).cuda() for _ in range(2)]
+    optimizer = torch.optim.SGD([layer.weight for layer in layers])
+    for _ in range(3):
+        x = torch.randn(4, WIDTH, device="cuda", requires_grad=True)
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        x.square().mean().backward()
+        optimizer.step()
+
+
+def unchanging() -> None:
+    """DDP over a static graph, of which one layer is used twice and one never."""
+    dist.init_process_group("nccl")
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))).cuda()
+    model.append(model[0])
+    model.never = nn.Parameter(torch.zeros(1, device="cuda"))
+    model = nn.parallel.DistributedDataParallel(model, static_graph=True, bucket_cap_mb=1e-3)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(4):
+        model(torch.randn(4, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+
+def paired() -> None:
+    """A mesh of pairs, made of the ranks of another."""
+    dist.init_process_group("nccl")
+    world = init_device_mesh("cuda", (dist.get_world_size(),))
+    pairs = DeviceMesh("cuda", world.mesh.view(-1, 2))
+    sys.stdout.write(f"{pairs.mesh.tolist()} {world.mesh[2:4].tolist()}\n")
+    model = nn.Linear(WIDTH, WIDTH).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        model(torch.randn(4, WIDTH, device="cuda")).square().mean().backward()
+        dist.all_reduce(model.weight.grad, group=pairs.get_group(1))
+        optimizer.step()
+
+
+SCRIPTS = (numbered, wrapped, staged, evaluated, dealt_out, by_hand, unchanging, paired)
+
 if __name__ == "__main__":
-    {"numbered": numbered, "wrapped": wrapped, "staged": staged, "evaluated": evaluated}[sys.argv[1]]()
+    next(script for script in SCRIPTS if script.__name__ == sys.argv[1])()

@@ -41,6 +41,8 @@ def main() -> None:
         if is_open and select.select([0], [], [], POLL_S if under_way else None)[0]:
             said = os.read(0, 1 << 16)
             is_open = bool(said)
+            if not is_open and under_way:  # whoever has asked is gone
+                os.killpg(0, signal.SIGKILL)
             *lines, rest = (rest + said).split(b"\n")
             for line in lines:
                 spec = {**json.loads(line), "progress": progress}
@@ -106,7 +108,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     """
     began = time.process_time()
     _environment(spec)
-    from tracer.rehearse import devices, launchers, reducer, sharding, shims
+    from tracer.rehearse import devices, files, launchers, offloading, reducer, sharding, shims
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
     from tracer.rehearse.watch import Watcher
@@ -124,8 +126,8 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         tell=tell,
     )
     world = World(spec["rank"], spec["world_size"])
-    world.install()
-    reducer.install()
+    world.install(session.stated.numbers)
+    reducer.install(session)
     sharding.install(session)
     devices.install(Streams(session.tape), lambda: (session.memory.total, session.memory.peak))
     kept = shims.install(session)
@@ -133,8 +135,11 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     if spec["accelerate"] is not None:
         launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
     watcher = Watcher(session)
-    _run(spec, session, (fake_mode, watcher.mode(), devices.device_mode()))
+    guard = files.Files(Path(spec["folder"]), spec["rank"])
+    guard.install()
+    _run(spec, session, (fake_mode, watcher.mode(), devices.device_mode(offloading.moving(session.host))))
     del kept
+    session.notes += guard.said()
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "the script came to its end without an optimizer step: nothing to rehearse; "
@@ -215,14 +220,15 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     from tracer.process import versions
     from traces.rehearsal import write_rank
 
-    folder, rank = Path(spec["folder"]), spec["rank"]
+    folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.first_kept()
     write_rank(folder, rank, session.tape.tables())
     shapes = session.shapes
     if shapes is not None and shapes.found:
         file = folder / f"stages-{rank:05d}.pickle"
         file.with_suffix(".part").write_bytes(pickle.dumps(shapes.found))
         file.with_suffix(".part").replace(file)
-    layout, first_step = session.groups.layout(rank), session.first_kept()
+    layout = session.groups.layout(rank)
+    routing = session.stated.routing
     last = max(session.by_step, default=session.position.step)
     return {
         "groups": [asdict(group) for group in world.groups(session)],
@@ -230,8 +236,10 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "model": session.model,
         "job": {**session.job, "forwards_per_step": session.by_step.get(last, session.forwards)},
         "first_step": first_step,
-        "memory": {"peak_bytes": session.memory.peak, "bytes": session.memory.at_peak},
+        "memory": session.memory.described(),
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
+        "n_choices": 0 if routing is None else routing.n_choices,
+        "dealt_among": [] if routing is None else routing.groups,
         "notes": session.notes,
         "sent": _shapes(shapes.found if shapes else {}),
         "taken": _shapes(shapes.taken if shapes else {}),

@@ -13,43 +13,74 @@ SHOWN = 3
 """Most differences that are listed."""
 
 
+class Line:
+    """The group of one rank, to which those of others are alike.
+
+    Args:
+        groups: ranks of each group that is known.
+        first: the rank whose group it is.
+
+    Attributes:
+        ranks: of the longest group that *first* is in, in order; itself if there is none.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], first: int) -> None:
+        longest = max((ranks for ranks in groups if first in ranks), key=len, default=())
+        self.ranks = tuple(longest) if len(longest) > 1 else (first,)
+        self._places = {rank: at for ranks in groups for at, rank in enumerate(ranks)}
+
+    def place(self, rank: int) -> int:
+        """Return the place of *rank* in its group.
+
+        Groups that are not known are taken to be cut like the one that is: its ranks come at even
+        distances, and the next such groups fill the gaps, then follow. Of one with other distances, ranks
+        between two neighbours belong to the first of them.
+        """
+        if rank in self._places:
+            return self._places[rank]
+        distances = {after - before for before, after in pairwise(self.ranks)}
+        if len(distances) == 1:
+            return rank // distances.pop() % len(self.ranks)
+        before = [at for at, other in enumerate(self.ranks) if other <= rank]
+        return before[-1] if before else 0
+
+
 class Classes:
-    """Classes of ranks: those at the same place of a pipeline are one.
+    """Classes of ranks: those at the same place of a pipeline, with the same experts, are one.
 
     Args:
         world_size: ranks of the world.
         groups: process groups that the first rank has shown.
         first: the rank that has shown them.
+        dealt: ranks of groups over which experts of unlike loads are dealt out; none where loads are alike.
 
     Attributes:
         pipeline: the ranks of the first one's pipeline, in order; itself if there is none.
+        members: a rank of each class: those of the pipeline, each with the ranks that have the other experts.
     """
 
-    def __init__(self, world_size: int, groups: Sequence[Group], first: int = 0) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        groups: Sequence[Group],
+        first: int = 0,
+        dealt: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         self._world_size = world_size
-        own = [group for group in groups if group.axis == "pp" and first in group.ranks]
-        longest = max(own, key=lambda group: len(group.ranks), default=None)
-        self.pipeline = longest.ranks if longest is not None and len(longest.ranks) > 1 else (first,)
-        self._places = self._places_of([group for group in groups if group.axis == "pp"])
+        self._stages = Line([group.ranks for group in groups if group.axis == "pp"], first)
+        self._experts = Line(dealt, first)
+        self.pipeline = self._stages.ranks
+        shifts = [rank - first for rank in self._experts.ranks]
+        shifted = [rank + shift for rank in self.pipeline for shift in shifts]
+        self.members = tuple(rank for rank in shifted if 0 <= rank < world_size)
 
-    def place(self, rank: int) -> int:
-        """Return the place of *rank* in its pipeline.
-
-        Pipelines of which no group is known are taken to be cut like the one that is: its ranks come at even
-        distances, and the next such pipelines fill the gaps, then follow. Of one with other distances, ranks
-        between two neighbours belong to the first of them.
-        """
-        if rank in self._places:
-            return self._places[rank]
-        distances = {after - before for before, after in pairwise(self.pipeline)}
-        if len(distances) == 1:
-            return rank // distances.pop() % len(self.pipeline)
-        before = [at for at, other in enumerate(self.pipeline) if other <= rank]
-        return before[-1] if before else 0
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return the places of *rank* in its pipeline, and among those over which experts are dealt out."""
+        return self._stages.place(rank), self._experts.place(rank)
 
     def representatives(self, acted: Sequence[int]) -> list[int]:
         """Return for every rank the one of *acted* that stands for it: of its place, or else the nearest."""
-        of_place: dict[int, int] = {}
+        of_place: dict[tuple[int, int], int] = {}
         for rank in acted:
             of_place.setdefault(self.place(rank), rank)
         found = []
@@ -60,15 +91,11 @@ class Classes:
 
     def samples(self, n: int) -> Iterator[tuple[int, int]]:
         """Yield ranks that others stand for, the last of a class each, and who stands for them."""
-        stands = self.representatives(self.pipeline)
-        for representative in [*dict.fromkeys((self.pipeline[0], self.pipeline[-1]))][:n]:
+        stands = self.representatives(self.members)
+        for representative in [*dict.fromkeys((self.members[0], self.members[-1]))][:n]:
             members = [rank for rank, other in enumerate(stands) if other == representative != rank]
             if members:
                 yield members[-1], representative
-
-    @staticmethod
-    def _places_of(groups: Sequence[Group]) -> dict[int, int]:
-        return {rank: at for group in groups for at, rank in enumerate(group.ranks)}
 
 
 def differences(one: RankTables, other: RankTables) -> str:

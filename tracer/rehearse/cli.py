@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,48 +16,67 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--world-size", type=click.IntRange(min=1), required=True, help="Ranks of the world.")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), required=True, help="Ranks of the world to rehearse."
+)
 @click.option(
     "--ranks",
     default="auto",
     show_default=True,
-    help="Ranks to run, e.g. 0,7,64-71; auto: one of each class that behaves alike.",
+    help="Ranks to run, e.g. 0,7,64-71; auto: one of each class of ranks that do the same.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps to keep.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Optimizer steps to keep."
+)
 @click.option(
     "--warmup",
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="Steps before those.",
+    help="Optimizer steps to run before those.",
 )
 @click.option(
-    "--ranks-per-node", type=click.IntRange(min=1), default=8, show_default=True, help="LOCAL_WORLD_SIZE."
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Ranks of a node, as LOCAL_WORLD_SIZE.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(min=0, max=2),
     default=1,
     show_default=True,
-    help="Ranks that others stand for to run all the same, and hold against them.",
+    help="Ranks to run beside those, to check that the ranks that stand for them do the same.",
 )
-@click.option("--every-microbatch", is_flag=True, help="Run those of a pipeline, too, that repeat others.")
+@click.option(
+    "--every-microbatch",
+    is_flag=True,
+    help="Run every micro-batch of a pipeline, also those that repeat others.",
+)
 @click.option(
     "--expert-load",
-    type=click.FloatRange(min=1),
-    default=1.0,
+    default="1.0",
     show_default=True,
-    help="Tokens that experts of the ranks are sent, over an even share: 1.5 for the fullest.",
+    help="Tokens of experts: a rank's over an even share (1.5: the fullest), zipf:0.5, or a list or file of "
+    "shares per expert.",
 )
-@click.option("--stub", type=click.Path(dir_okay=False), default="", help="Python to run before it.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory. [default: runs/SCRIPT-1]")
-@click.option("--cluster", help="Machine to time the script on, as simulate --rehearsal does.")
-@click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write; with --cluster.")
+@click.option(
+    "--stub",
+    type=click.Path(dir_okay=False),
+    default="",
+    help="Python file to run before the script, e.g. to stand in for a package.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Run directory to write. [default: runs/SCRIPT-1]"
+)
+@click.option("--cluster", help="Machine to time the script on at once, as simulate --rehearsal does.")
+@click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write; needs --cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def rehearse(
-    time_it: Callable[..., dict[str, Any]] | None,
+    machines: Mapping[str, Callable[..., Any]] | None,
     *,
     world_size: int,
     ranks: str,
@@ -66,7 +85,7 @@ def rehearse(
     ranks_per_node: int,
     samples: int,
     every_microbatch: bool,
-    expert_load: float,
+    expert_load: str,
     stub: str,
     output: Path | None,
     cluster: str | None,
@@ -76,13 +95,13 @@ def rehearse(
 ) -> None:
     """Run a training script as chosen ranks of a world that is not there: no GPU, no network, no memory.
 
-    COMMAND is what you would run, after --; a launcher before the script is left out:
+    COMMAND is what you would run, after --; torchrun or another launcher in it is left out:
 
         foretrace rehearse --world-size 512 -o runs/x -- train.py --lr 3e-4
 
         foretrace simulate --rehearsal runs/x --cluster dgx-h100
 
-    With --cluster both at once, and the directory is a run like any other.
+    --cluster does both at once, and makes the directory a run like any other.
     """
     from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 
@@ -90,6 +109,8 @@ def rehearse(
         raise click.UsageError(
             f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
         )
+    if cluster is not None and machines is not None:
+        machines["check"](cluster)
     asked = Asked(
         command=command,
         world_size=world_size,
@@ -109,9 +130,9 @@ def rehearse(
     if not as_json:
         _show(found, path, is_timed=cluster is not None)
     figures: dict[str, Any] = {}
-    if cluster is not None and time_it is not None:
+    if cluster is not None and machines is not None:
         wanted = {"output": str(path), "report": report, "as_json": as_json}
-        figures = time_it(str(path), {"cluster": cluster}, **wanted)
+        figures = machines["time"](str(path), {"cluster": cluster}, **wanted)
     if as_json:
         click.echo(json.dumps({**_document(found, path), **figures}))
 
@@ -150,7 +171,8 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     for rank, memory in list(found.memory.items())[:8]:
         largest = sorted(memory["bytes"].items(), key=lambda item: -item[1])[:3]
         words = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
-        click.echo(f"  rank {rank}: {memory['peak_bytes'] / 1e9:.1f} GB allocated at most ({words})")
+        host = f", and {memory['host']['peak_bytes'] / 1e9:.1f} GB on the host" if "host" in memory else ""
+        click.echo(f"  rank {rank}: {memory['peak_bytes'] / 1e9:.1f} GB allocated at most ({words}){host}")
     for line in (*found.checked, *found.notes):
         click.echo(f"  {line}")
     if found.stated:

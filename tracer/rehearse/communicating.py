@@ -119,7 +119,9 @@ class Communications:
             if operator.kind == "all_gather":
                 self._gathered(outputs)
             if operator.kind == "all_to_all" and outputs and args[0] is outputs[0]:
-                self._session.stated.note("_c10d_functional.all_to_all_single", args[1:2], args[0])
+                sizes = args[4] if len(args) > 4 else ()
+                if not self._is_dealt(args[1], outputs, group, sizes):
+                    self._session.stated.note("_c10d_functional.all_to_all_single", args[1:2], args[0])
             if not self._fake:
                 return func(*args, **kwargs)
             work = self._work(number if is_async else -1, outputs)
@@ -128,6 +130,20 @@ class Communications:
             return (args[0], work.boxed()) if n_returns > 1 else work.boxed()
 
         return handler
+
+    def _is_dealt(self, source: Any, outputs: list[Any], group: Any, sizes: Any) -> bool:
+        """Follow an all-to-all of numbers that come of choices of experts; return whether it is one.
+
+        Args:
+            source: what this rank sends.
+            outputs: what it gets.
+            group: among whom.
+            sizes: rows to each of them; empty or None: even.
+        """
+        routing = self._session.stated.routing
+        return routing is not None and routing.exchange(
+            source, outputs, self._session.rank, group.ranks, sizes
+        )
 
     def _issue(self, kind: str, group: Any, size: int, tensor: Any, *, is_async: bool, peer: int = -1) -> int:
         """Write a communication down; return its number."""
@@ -159,8 +175,10 @@ class Communications:
             group = self._session.groups.of(_resolve_process_group(named))
             out = func(*args, **kwargs)
             self._made(out)
-            self._session.stated.note(f"{func.namespace}.{func._schema.name.partition('::')[2]}", args, out)
             inputs, outputs = tensors_in(args[0]), tensors_in(out)
+            name = func._schema.name.partition("::")[2]
+            if name != "all_to_all_single" or not self._is_dealt(inputs[0], outputs, group, args[2]):
+                self._session.stated.note(f"{func.namespace}.{name}", args, out)
             if kind in {"all_reduce", "all_gather", "broadcast"}:
                 factor = self._factor(str(args[1]), len(group.ranks))
                 self._session.stated.exchange(kind, inputs[0], outputs, factor)

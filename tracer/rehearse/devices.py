@@ -6,13 +6,15 @@ the processor, as fake tensors without memory. Its own ``torch.device("cuda")`` 
 
 from __future__ import annotations
 
-import functools
 import os
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse import autocast
+from tracer import internals
+from tracer.rehearse import attention, autocast
 from tracer.rehearse.autocast import IN_FP32
 
 if TYPE_CHECKING:
@@ -64,14 +66,17 @@ def is_foreign(device: Any) -> bool:
     return kind in FOREIGN or (kind == "cpu" and bool(number))
 
 
-def device_mode() -> Any:
-    """Return a mode under which functions of torch make and keep tensors on the processor."""
+def device_mode(moving: Callable[..., Any]) -> Any:
+    """Return a mode under which functions of torch make and keep tensors on the processor.
+
+    Args:
+        moving: takes the place of functions that move a tensor between host and device.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
-    to, stay = torch.Tensor.to, {torch.Tensor.cuda, torch.Tensor.pin_memory}
+    moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
     cpu = torch.device("cpu")
-    backward = torch.Tensor.backward
     is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
@@ -80,48 +85,46 @@ def device_mode() -> Any:
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
+            if func in moves:
+                return moving(func, args, kwargs or {})
             if kwargs and is_foreign(kwargs.get("device")):
                 kwargs = {**kwargs, "device": cpu}
-            if func is to and len(args) > 1 and is_foreign(args[1]):
-                args = (args[0], cpu, *args[2:])
-            elif func in stay:
-                return args[0]
-            elif func is backward:  # what is computed again in it has to find this mode
-                with self:
-                    return _backward(*args, **(kwargs or {}))
-            elif getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
+            if kwargs and kwargs.get("pin_memory"):
+                made = func(*args, **{**kwargs, "pin_memory": False})
+                return moving(torch.Tensor.pin_memory, (made,), {})
+            if getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
                 args, kwargs = cast(args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
-    return DeviceMode()
+    mode, run_backward = DeviceMode(), internals.swap_run_backward()
+
+    def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode:  # left while torch answers the call; what is computed again has to find it
+            return run_backward(*args, **kwargs)
+
+    internals.swap_run_backward(run_backward_in_mode)
+    _save_in(mode, torch.autograd.graph)
+    return mode
 
 
-def _backward(tensor: Any, gradient: Any = None, **options: Any) -> None:
-    """Do what ``Tensor.backward`` does, which would ask a mode once more."""
-    import torch
+def _save_in(mode: Any, graph: Any) -> None:
+    """Let hooks of saved tensors find *mode*, which torch has left when it calls them out of a function."""
+    hooks: Any = graph.saved_tensors_hooks
+    made = hooks.__init__
 
-    torch.autograd.backward(tensor, gradient, **options)
+    def in_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with mode:
+                return hook(*args)
 
+        return run
 
-DROPOUT_AT: Final = 4
-"""Place of the dropout among the arguments of ``scaled_dot_product_attention``."""
+    def init(self: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        if type(self) in {hooks, graph.save_on_cpu}:  # those of a checkpoint compute again, where it is found
+            pack, unpack = in_mode(pack), in_mode(unpack)
+        made(self, pack, unpack)
 
-
-def _attention_without_dropout(torch: Any) -> None:
-    """Let fused attention take no dropout, also where ``nn.MultiheadAttention`` calls it.
-
-    The fused kernel of CUDA drops on its way, at no traffic of its own; that of the processor cannot, so that
-    attention would fall into products and softmax over all scores.
-    """
-    original = torch.nn.functional.scaled_dot_product_attention
-
-    @functools.wraps(original)
-    def attention(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > DROPOUT_AT:
-            args = (*args[:DROPOUT_AT], 0.0, *args[DROPOUT_AT + 1 :])
-        return original(*args, **{name: value for name, value in kwargs.items() if name != "dropout_p"})
-
-    torch.nn.functional.scaled_dot_product_attention = attention
+    hooks.__init__ = init
 
 
 def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
@@ -201,7 +204,8 @@ def install(streams: Streams, memory: Callable[[], tuple[int, int]]) -> None:
     accelerator.set_device_index = lambda device=None: None
     _generators(torch)
     _numbers(torch)
-    _attention_without_dropout(torch)
+    _is_cuda()
+    attention.install(torch)
     autocast.install(torch, is_foreign)
 
 
@@ -216,6 +220,21 @@ def _numbers(torch: Any) -> None:
         return parse(*args, **kwargs)
 
     nn._parse_to = parse_to  # noqa: SLF001
+
+
+def _is_cuda() -> None:
+    """Let scripts and libraries take tensors for those of a GPU; torch itself asks for what is there."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    not_told = (f"{os.sep}torch{os.sep}", str(Path(__file__).parents[1]))
+
+    def is_cuda(tensor: Any) -> bool:
+        del tensor
+        who = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - says who asks
+        return not any(part in who for part in not_told)
+
+    kind: Any = FakeTensor
+    kind.is_cuda = property(is_cuda)
 
 
 def _generators(torch: Any) -> None:

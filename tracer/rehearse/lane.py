@@ -7,14 +7,17 @@ from typing import Any, Final
 from tracer.lane import NOBODY
 from tracer.records import Block
 from tracer.stamps import Stamp
+from traces.rehearsal import OUTSIDE
 
 SETUP: Final = "setup"
 """Kind of what is issued before the training begins."""
 
-BETWEEN: Final = {"forward": ("forward", Block("loss")), "optimizer": ("forward", Block("input"))}
+LOSS, INPUT, GRADIENTS = map(Block, OUTSIDE)
+
+BETWEEN: Final = {"forward": ("forward", LOSS), "optimizer": ("forward", INPUT)}
 """Who issues what comes after a forward, or after an optimizer, outside of both."""
 
-AFTER_BACKWARD: Final = ("optimizer", Block("gradients"))
+AFTER_BACKWARD: Final = ("optimizer", GRADIENTS)
 """Who issues what comes after a backward: mostly clipping."""
 
 
@@ -23,6 +26,7 @@ class IssueLane:
 
     Attributes:
         owner: kind and block of the top.
+        trains: whether this is not a pass of a model without gradients, as in an evaluation.
     """
 
     device: Any = None
@@ -30,6 +34,7 @@ class IssueLane:
     def __init__(self) -> None:
         self._stack: list[tuple[str, Block]] = []
         self.owner: tuple[str, Block] = (SETUP, NOBODY)
+        self.trains = True
 
     @property
     def depth(self) -> int:
@@ -40,6 +45,13 @@ class IssueLane:
     def block(self) -> Block:
         """The block that issues now."""
         return self.owner[1]
+
+    def own(self) -> None:
+        """It is this thread that trains; only one does in a rehearsal."""
+
+    def is_own(self) -> bool:
+        """Whether this thread trains."""
+        return True
 
     def push(self, kind: str, block: Block) -> int:
         """Let *block* issue from now on; return what ``pop`` takes to undo it."""

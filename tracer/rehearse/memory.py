@@ -67,6 +67,7 @@ class Memory:
         peak: most bytes so far, since ``start_peak``.
         at_peak: bytes by category then.
         log: where changes are noted, None: nowhere.
+        host: what is held on the host instead, None: nothing can be.
     """
 
     def __init__(self, changed: Callable[[int], None]) -> None:
@@ -75,6 +76,8 @@ class Memory:
         self.peak = 0
         self.at_peak = dict(self.held)
         self.log: list[Change] | None = None
+        self.host: Memory | None = None
+        self._before = (0, dict(self.held))
         self._changed = changed
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._sizes: dict[int, tuple[int, str]] = {}
@@ -82,18 +85,40 @@ class Memory:
 
     def start_peak(self) -> None:
         """Look for the most from now on."""
+        self._before = (self.peak, self.at_peak)
         self.peak, self.at_peak = self.total, dict(self.held)
+        if self.host is not None:
+            self.host.start_peak()
+
+    def take_back(self) -> None:
+        """Have looked for the most since the start before the last one."""
+        if self._before[0] > self.peak:
+            self.peak, self.at_peak = self._before
+        if self.host is not None:
+            self.host.take_back()
 
     def count_always(self, category: str) -> None:
         """Let the peak be what it had been, had all that *category* holds now been there from the start."""
         missing = self.held[category] - self.at_peak[category]
         self.peak += missing
         self.at_peak[category] += missing
+        if self.host is not None:
+            self.host.count_always(category)
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether anything is counted."""
+        return bool(self._sizes)
+
+    def described(self) -> dict[str, Any]:
+        """Return the peak as the description of a rehearsal has it; the host's, if it held anything."""
+        found: dict[str, Any] = {"peak_bytes": self.peak, "bytes": self.at_peak}
+        return found | ({"host": self.host.described()} if self.host is not None and self.host.peak else {})
 
     def add(self, storage: Any, category: str) -> None:
-        """Count *storage* from now on, unless it is counted already."""
+        """Count *storage* from now on, unless it is counted already, here or on the host."""
         key = storage._cdata
-        if key not in self._numbers:
+        if key not in self._numbers and (self.host is None or self.host.number_of(storage) < 0):
             number = self.hold(rounded(storage.nbytes()), category)
             self._numbers[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
 
@@ -108,6 +133,14 @@ class Memory:
         number = self.number_of(storage)
         if number >= 0:
             self.change(number, "resize", rounded(storage.nbytes()), self._sizes[number][1])
+        elif self.host is not None:
+            self.host.resized(storage)
+
+    def forget(self, storage: Any) -> str:
+        """Count *storage* no more; return what it was for, ``""`` if it was not counted."""
+        category = self._sizes.get(self.number_of(storage), (0, ""))[1]
+        self._gone(storage._cdata)
+        return category
 
     def number_of(self, storage: Any) -> int:
         """Return the number of *storage*, -1 if it is not counted."""

@@ -10,7 +10,7 @@ comes of parameters and activations stays unknown.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,9 @@ from tracer.rehearse.calls import tensors_in
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
 nobody looks at so many one by one."""
+
+MOST_ROUTED: Final = 1 << 24
+"""As many, where choices of experts are stated: a table has an element for each token, choice and expert."""
 
 FACTORIES: Final = frozenset(
     {
@@ -40,6 +43,7 @@ COMPUTED: Final = frozenset(
     {
         "aten._to_copy", "aten.abs", "aten.add", "aten.all", "aten.amax", "aten.amin", "aten.any",
         "aten.argmax", "aten.argmin", "aten.argsort", "aten.bitwise_and", "aten.bitwise_not",
+        "aten._is_all_true", "aten._is_any_true",
         "aten.bitwise_or", "aten.cat", "aten.ceil", "aten.clamp", "aten.clamp_max", "aten.clamp_min",
         "aten.clone", "aten.constant_pad_nd", "aten.copy_", "aten.count_nonzero", "aten.cumsum", "aten.div",
         "aten.eq", "aten.fill_", "aten.flip", "aten.floor", "aten.floor_divide", "aten.fmod", "aten.gather",
@@ -47,6 +51,7 @@ COMPUTED: Final = frozenset(
         "aten.logical_and", "aten.logical_not", "aten.logical_or", "aten.lt", "aten.masked_fill",
         "aten.max", "aten.maximum", "aten.mean", "aten.min", "aten.minimum", "aten.mul", "aten.ne",
         "aten.neg", "aten.prod", "aten.remainder", "aten.repeat", "aten.roll", "aten.round",
+        "aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_",
         "aten.searchsorted", "aten.sort", "aten.stack", "aten.sub", "aten.sum", "aten.topk", "aten.tril",
         "aten.triu", "aten.where", "aten.zero_", "aten.add_", "aten.sub_", "aten.mul_", "aten.clamp_",
         "aten.masked_fill_", "aten.bernoulli_", "aten.random_",
@@ -58,6 +63,15 @@ COMPUTED: Final = frozenset(
 
 OVERWRITES: Final = frozenset({"aten.bernoulli_", "aten.copy_", "aten.fill_", "aten.random_", "aten.zero_"})
 """Operators in place that ask nothing of what was there before."""
+
+ABSORBS: Final[Mapping[str, bool]] = {
+    f"aten.{kind}_{word}{end}": word == "or"
+    for kind in ("bitwise", "logical")
+    for word in ("and", "or")
+    for end in ("", "_")
+}
+"""Operators on truths of which one operand can decide alone, and by which value: true or anything is true. A
+generation ends with its last token, whatever the tokens are."""
 
 FOLLOWED: Final = FACTORIES | LIKE | COMPUTED
 
@@ -81,14 +95,19 @@ class Held(NamedTuple):
 
 
 class Numbers:
-    """The tensors of a rehearsal whose elements are known."""
+    """The tensors of a rehearsal whose elements are known.
 
-    def __init__(self) -> None:
+    Args:
+        most: elements of a tensor above which its numbers are left out.
+    """
+
+    def __init__(self, most: int = MOST_ELEMENTS) -> None:
         import torch
         from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-        self._torch, self._kind, self._really = torch, FakeTensor, unset_fake_temporarily
+        self._torch, self._kind, self.really = torch, FakeTensor, unset_fake_temporarily
         self._held: dict[int, Held] = {}
+        self.most = most
 
     def __len__(self) -> int:
         return len(self._held)
@@ -98,7 +117,7 @@ class Numbers:
         found = self._held.get(_key(tensor)) if self._held else None
         if found is None or found.numbers.dtype != tensor.dtype:
             return None
-        with self._really():
+        with self.really():
             return found.numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def is_shared(self, tensor: Any) -> bool:
@@ -109,13 +128,28 @@ class Numbers:
     def keep(self, tensor: Any, real: Any, *, is_shared: bool = False) -> None:
         """Let *real* be the elements of the fake *tensor*, which has all of its storage."""
         storage = tensor.untyped_storage()
-        if real.numel() > MOST_ELEMENTS or storage.nbytes() != real.numel() * real.element_size():
+        if real.numel() > self.most or storage.nbytes() != real.numel() * real.element_size():
             return
-        key = int(storage._cdata)
-        gone = weakref.ref(storage, lambda _: self._held.pop(key, None))
-        with self._really():
+        with self.really():
             flat = self._torch.empty(real.numel(), dtype=real.dtype)
             flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
+        self._hold(storage, flat, is_shared=is_shared)
+
+    def adopt(self, view: Any, real: Any) -> None:
+        """Let a fake *view* of a *real* tensor, such as that of a mesh, have its numbers."""
+        if type(view) is not self._kind or real.dtype.is_floating_point:
+            return
+        storage = view.untyped_storage()
+        n_elements = storage.nbytes() // real.element_size()
+        if n_elements <= self.most:
+            with self.really():
+                flat = real.as_strided((n_elements,), (1,), 0).clone()
+            self._hold(storage, flat)
+
+    def _hold(self, storage: Any, flat: Any, *, is_shared: bool = False) -> None:
+        """Let *flat* be all elements of *storage* for as long as it lives."""
+        key = int(storage._cdata)
+        gone = weakref.ref(storage, lambda _: self._held.pop(key, None))
         self._held[key] = Held(flat, is_shared, gone)
 
     def forget(self, tensors: Iterable[Any]) -> None:
@@ -132,15 +166,24 @@ class Numbers:
             return None
         plain = {"device": "cpu", "pin_memory": False}
         named = {name: plain.get(name, value) for name, value in named.items()}
-        with self._really(), suppress(RuntimeError, IndexError):  # what others are taken to have need not fit
+        with self.really(), suppress(RuntimeError, IndexError):  # what others are taken to have need not fit
             return func(*real, **named)
         return None
 
     def follow(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Learn what *func*, called *name*, has made: tensors, or others in place."""
         results = out if isinstance(out, list | tuple) else (out,)
+        if (
+            name in ABSORBS
+            and self._is_decided(args, by=ABSORBS[name])
+            and results[0].dtype == self._torch.bool
+        ):
+            self.forget(results)
+            with self.really():
+                self.keep(results[0], self._torch.full(results[0].shape, ABSORBS[name]))
+            return
         is_fresh = name not in COMPUTED or (name in OVERWRITES and not self._is_known(args[:1]))
-        if any(type(one) is not self._kind or one.numel() > MOST_ELEMENTS for one in results):
+        if any(type(one) is not self._kind or one.numel() > self.most for one in results):
             return
         if is_fresh:
             if results[0].dtype.is_floating_point:
@@ -161,6 +204,15 @@ class Numbers:
             else:
                 self.keep(tensor, one, is_shared=is_shared)
 
+    def _is_decided(self, args: Sequence[Any], *, by: bool) -> bool:
+        """Whether all elements of one of the truths *args* are known to be *by*."""
+        for value in args:
+            real = self.of(value) if type(value) is self._kind and value.dtype == self._torch.bool else None
+            with self.really():
+                if real is not None and bool((real == by).all()):
+                    return True
+        return False
+
     def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> bool:
         """Follow a collective as ``Stated.exchange`` does; return whether *outputs* are known."""
         real = self.of(source)
@@ -171,10 +223,37 @@ class Numbers:
             n, rest = divmod(tensor.numel(), max(real.numel(), 1))
             if rest or tensor.dtype != real.dtype or (n > 1 and kind != "all_gather"):
                 return False
-            with self._really():
+            with self.really():
                 whole = (real.reshape(-1) * factor).to(real.dtype).repeat(n).reshape(tensor.shape)
             self.keep(tensor, whole, is_shared=True)
         return bool(outputs)
+
+    def deal(
+        self, source: Any, outputs: Sequence[Any], place: int, n_ranks: int, sizes: Sequence[int]
+    ) -> bool:
+        """Follow an all-to-all of *source* among *n_ranks* that all send what this one, number *place*, does.
+
+        Args:
+            source: what this rank sends.
+            outputs: what it gets, in one tensor.
+            place: of this rank in the group.
+            n_ranks: of the group.
+            sizes: rows to each rank; empty: even.
+
+        Returns:
+            Whether *outputs* are known.
+        """
+        real = self.of(source)
+        if real is None or len(outputs) != 1 or not real.dim() or (not sizes and len(real) % n_ranks):
+            return False
+        rows = list(sizes) or [len(real) // n_ranks] * n_ranks
+        with self.really():
+            ours = real[sum(rows[:place]) : sum(rows[: place + 1])]
+            whole = ours.repeat(n_ranks, *[1] * (ours.dim() - 1))
+        if whole.shape != outputs[0].shape or whole.dtype != outputs[0].dtype:
+            return False
+        self.keep(outputs[0], whole, is_shared=True)
+        return True
 
     def _shared(self, tensor: Any, *, is_shared: bool) -> None:
         if is_shared and (held := self._held.get(_key(tensor))) is not None:
@@ -195,7 +274,7 @@ class Numbers:
         if not hasattr(value, "element_size"):
             return value
         if type(value) is not self._kind:
-            if type(value) is not self._torch.Tensor or value.numel() > MOST_ELEMENTS:
+            if type(value) is not self._torch.Tensor or value.numel() > self.most:
                 raise _UnknownError
             return value
         real = value.constant if value.constant is not None else self.of(value)
@@ -205,7 +284,7 @@ class Numbers:
 
     def _shapes(self, args: Sequence[Any]) -> list[Any]:
         """Return *args* with tensors of any numbers in place of fake ones."""
-        with self._really():
+        with self.really():
             return [
                 self._torch.empty(one.shape, dtype=one.dtype) if hasattr(one, "element_size") else one
                 for one in args

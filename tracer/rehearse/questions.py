@@ -25,6 +25,7 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.repeat_interleave": "repeat_interleave",
     "aten.bincount": "bincount",
     "aten.histc": "histc",
+    "aten._ctc_loss": "ctc_loss",
 }
 """Operators that need numbers, and the method that handles each."""
 
@@ -103,7 +104,31 @@ class Questions:
     def histc(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a histogram: of integers, too, as on CUDA."""
         n_bins = kwargs.get("bins", args[1] if len(args) > 1 else 100)
+        own = self._session.stated.numbers.of(args[0]) if isinstance(args[0], self._FakeTensor) else None
+        if own is not None and not own.is_floating_point():
+            with self._session.stated.numbers.really():
+                real = func(own.double(), *args[1:], **kwargs).to(own.dtype)
+            out = self._fakes(real, [args[0]])
+            self._write(func, args, kwargs, out)
+            return out
         return self._sized(func, args, kwargs, lambda data: (n_bins,), dtype=args[0].dtype, waits=False)
+
+    def ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle the loss over alignments: its table has two places per label of the longest target, and one.
+
+        CUDA's kernel wants lengths on the host. Where nobody knows them, targets are as long as padded.
+        """
+        if not isinstance(args[0], self._FakeTensor):
+            return func(*args, **kwargs)
+        self._wait()
+        scores, targets, lengths = args[0], args[1], args[3]
+        n_steps, batch, _ = scores.shape
+        longest = self._session.stated.largest_of(lengths)
+        if longest is None:
+            longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)
+        out = (scores.new_empty(batch), scores.new_empty((batch, n_steps, 2 * longest + 1)))
+        self._write(func, args, kwargs, out)
+        return out
 
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator of which nothing is known but that it needs numbers: it has them, or fails."""

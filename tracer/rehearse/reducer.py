@@ -5,7 +5,11 @@ come, a bucket is all-reduced when it is full and those before it have been, and
 the end of the backward. After the first backward the buckets are made anew in the order in which
 gradients came. With ``find_unused_parameters`` buckets stay as they are, parameters that no output depends
 on count as there from the first gradient on, and behind the last bucket ranks sum how many of them have used
-each parameter.
+each parameter. With ``static_graph`` the first backward counts how often each gradient comes; then ranks sum
+who has used what, all buckets are reduced, and later backwards go by these counts.
+
+Once, as buckets are made anew, the first rank tells the others how. A step that is kept after others that
+have warmed up stands for all later ones: that is left out of it.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -13,47 +17,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse.buckets import UNFINISHED, Bucket, Logger, reached
+from tracer.rehearse.tape import HOST_WAIT
 
-class Bucket:
-    """What a communication hook is handed, as ``torch.distributed.GradBucket``.
-
-    Args:
-        index: which bucket.
-        data: gradients of all its parameters, one behind the other.
-        parameters: those that are in it.
-        is_last: whether no other follows.
-    """
-
-    def __init__(self, index: int, data: Any, parameters: Sequence[Any], *, is_last: bool) -> None:
-        self._index, self._data, self._parameters, self._is_last = index, data, list(parameters), is_last
-
-    def index(self) -> int:
-        """Return which bucket it is."""
-        return self._index
-
-    def buffer(self) -> Any:
-        """Return all gradients as one tensor."""
-        return self._data
-
-    def set_buffer(self, data: Any) -> None:
-        """Let *data* be the gradients."""
-        self._data = data
-
-    def parameters(self) -> list[Any]:
-        """Return the parameters."""
-        return self._parameters
-
-    def gradients(self) -> list[Any]:
-        """Return the gradient of each parameter."""
-        sizes = [parameter.numel() for parameter in self._parameters]
-        parts = self._data.split(sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
-
-    def is_last(self) -> bool:
-        """Whether no other bucket follows."""
-        return self._is_last
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
 
 
 class Reducer:
@@ -80,17 +50,14 @@ class Reducer:
         self._params, self._group, self._dist = list(params), process_group, dist
         self._caps = [first_bucket_bytes_cap or bucket_bytes_cap, bucket_bytes_cap]
         self._unused = find_unused_parameters
+        self._is_static, self._n_forwards = False, 0
         self._unreached: list[int] = []
-        self._used = (
-            self._params[0].new_empty(len(self._params), dtype=torch.int32)
-            if find_unused_parameters
-            else None
-        )
+        self._times, self._times_left = [0] * len(self._params), [0] * len(self._params)
+        self._used = self._params[0].new_empty(len(self._params), dtype=torch.int32)
         self._as_view = gradient_as_bucket_view
         self._is_rebuilt = False
         self._order: list[int] = []
-        self._expects = False
-        self._is_reducing = False
+        self._expects = self._is_reducing = False
         self.hook: Callable[[Bucket], Any] | None = None
         self._build(bucket_indices)
         for at, parameter in enumerate(self._params):
@@ -103,35 +70,73 @@ class Reducer:
         return lambda *args, **kwargs: None
 
     def prepare_for_forward(self) -> None:
-        """A forward begins."""
+        """A forward begins, behind which gradients are reduced."""
+        self._n_forwards += 1
 
     def prepare_for_backward(self, outputs: Any) -> None:
         """A backward will come in which gradients are reduced."""
         self._expects = True
-        if self._unused and outputs:
-            reached = _reached(outputs)
-            self._unreached = [
-                at for at, parameter in enumerate(self._params) if id(parameter) not in reached
-            ]
+        self._times_left = list(self._times)
+        if self._asks and outputs:
+            found = reached(outputs)
+            self._unreached = [at for at, parameter in enumerate(self._params) if id(parameter) not in found]
 
     def _set_static_graph(self) -> None:
-        """The graph is the same in every step: nobody has to ask who used what."""
-        self._used = None
+        """The graph is the same in every step: nobody has to ask after the first who used what."""
+        self._is_static = True
+
+    @property
+    def _asks(self) -> bool:
+        """Whether ranks ask each other in every step who has used what."""
+        return self._unused and not self._is_static
+
+    def _delay_all_reduce(self) -> None:
+        """The first backward of a static graph is over: reduce everything."""
+        self._unreached = [at for at, n in enumerate(self._times) if not n]
+        for at in range(len(self._params)):
+            self._copy_in(at)
+        self._works.append(self._dist.all_reduce(self._used, group=self._group, async_op=True))
+        self._works += map(self._reduced, range(len(self._buckets)))
+        self._next = len(self._buckets)
+        self._finish()
 
     def _rebuild_buckets(self) -> bool:
-        """Make the buckets anew after the first backward, in the order in which gradients came."""
-        if self._is_rebuilt or not self._order or self._unused:
+        """Make the buckets anew after the first backward, in the order in which gradients came.
+
+        Raises:
+            RuntimeError: parameters are left of which the last backward made no gradient.
+        """
+        if self._is_reducing:
+            raise RuntimeError(UNFINISHED)
+        if self._is_rebuilt or not self._order or self._asks:
             return False
         self._is_rebuilt = True
         params = [self._params[at] for at in self._order]
         found, _ = self._dist._compute_bucket_assignment_by_size(params, self._caps, [False] * len(params))
+        self._tell([len(params) + 1, len(found)])
         self._build([[self._order[at] for at in bucket] for bucket in found])
         return True
+
+    def _tell(self, lengths: Sequence[int]) -> None:
+        """Send whole numbers from the first rank to all: so many of parameters, so many of buckets.
+
+        Each is read by the host before the next goes out (``Reducer::sync_bucket_indices``).
+        """
+        import torch
+
+        for length in lengths:
+            numbers = self._params[0].new_empty(length, dtype=torch.int32, requires_grad=False)
+            first = self._dist.get_global_rank(self._group, 0)
+            self._dist.broadcast(numbers, first, group=self._group)
 
     def _build(self, indices: Sequence[Sequence[int]]) -> None:
         self._buckets = [list(bucket) for bucket in indices]
         self._bucket_of = {at: n for n, bucket in enumerate(self._buckets) for at in bucket}
-        self._data = [self._flat(bucket) for bucket in self._buckets]
+        self._data: tuple[Any, ...] = ()  # those of before go first
+        self._data = tuple(map(self._flat, self._buckets))
+        for at in range(len(self._params)) if self._as_view else ():
+            if self._params[at].grad is not None:  # C++ copies, once: that is left out
+                self._params[at].grad = self._view(at)
         self._restart()
 
     def _flat(self, bucket: Sequence[int]) -> Any:
@@ -145,8 +150,8 @@ class Reducer:
         self._is_reducing = False
 
     def _ready(self, at: int) -> None:
-        """The gradient of parameter *at* is there."""
-        if not self._expects:
+        """The gradient of parameter *at* is there, or one of several that are added up."""
+        if not self._expects or not self._is_last(at):
             return
         from tracer import internals
 
@@ -154,10 +159,22 @@ class Reducer:
             self._order.append(at)
         if not self._is_reducing:
             self._is_reducing = True
-            internals.queue_callback()(self._finish)
             for unreached in self._unreached:
                 self._take(unreached)
+        was_last = self._next == len(self._buckets)
         self._take(at)
+        if self._next == len(self._buckets) and not was_last:  # not in a checkpoint's backward
+            internals.queue_callback()(self._finish)
+
+    def _is_last(self, at: int) -> bool:
+        """Count a gradient of parameter *at*; return whether it is to be reduced now."""
+        if not self._is_static:
+            return True
+        if self._n_forwards == 1:
+            self._times[at] += 1
+            return False
+        self._times_left[at] -= 1
+        return not self._times_left[at]
 
     def _take(self, at: int) -> None:
         """Copy the gradient of parameter *at* into its bucket, and reduce what is full."""
@@ -176,12 +193,16 @@ class Reducer:
 
         grad = self._params[at].grad
         with torch.no_grad():
+            view = self._view(at)
             if grad is None:  # of an operator that has no derivative
-                self._view(at).zero_()
-            elif self.hook is not None:  # which divides by itself
-                self._view(at).copy_(grad)
+                view.zero_()
+                return
+            if self.hook is not None:  # which divides by itself
+                view.copy_(grad)
             else:
-                torch.div(grad, self._group.size(), out=self._view(at))
+                torch.div(grad, self._group.size(), out=view)
+            if self._as_view:
+                self._params[at].grad = view
 
     def _reduce_full(self) -> None:
         if self._next == len(self._buckets):
@@ -189,7 +210,7 @@ class Reducer:
         while self._next < len(self._buckets) and not self._left[self._next]:
             self._works.append(self._reduced(self._next))
             self._next += 1
-        if self._used is not None and self._next == len(self._buckets):
+        if self._asks and self._next == len(self._buckets):
             self._works.append(self._dist.all_reduce(self._used, group=self._group, async_op=True))
 
     def _reduced(self, number: int) -> Any:
@@ -201,12 +222,11 @@ class Reducer:
         return self.hook(Bucket(number, data, params, is_last=number == len(self._buckets) - 1))
 
     def _finish(self) -> None:
-        """The backward has ended: reduce what no gradient came for, wait, copy back."""
+        """The backward has ended: wait, copy back."""
         import torch
 
-        for left in self._left if self._unused else ():
-            left.clear()
-        self._reduce_full()
+        if self._is_static and not self._is_rebuilt and self._order:
+            self._order += self._unreached
         for work in self._works:
             work.wait()
         with torch.no_grad():
@@ -218,33 +238,7 @@ class Reducer:
         self._restart()
 
 
-def _reached(outputs: Sequence[Any]) -> set[int]:
-    """Return the ids of the parameters on which *outputs* depend."""
-    left = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen, found = set(left), {id(output) for output in outputs}
-    while left:
-        node = left.pop()
-        found.add(id(getattr(node, "variable", None)))
-        after = {following for following, _ in node.next_functions if following is not None} - seen
-        seen |= after
-        left.extend(after)
-    return found
-
-
-class Logger:
-    """What ``DistributedDataParallel`` tells of itself goes nowhere."""
-
-    def __init__(self, reducer: Any) -> None:
-        del reducer
-
-    def __getattr__(self, name: str) -> Any:
-        """Take whatever is told."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: None
-
-
-def install() -> None:
+def install(session: RehearsalSession) -> None:
     """Let DDP take this reducer, and send what it sends from C++ from here."""
     import torch
     import torch.distributed as dist
@@ -260,8 +254,26 @@ def install() -> None:
             flat = torch.empty(sum(tensor.numel() for tensor in found), dtype=dtype)
             dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
 
+    class ReducerOfSession(Reducer):
+        """Says how long it has buckets that are not those of later steps, and what they are for."""
+
+        def _set_static_graph(self) -> None:
+            super()._set_static_graph()
+            session.warm_up(2)
+
+        def _flat(self, bucket: Sequence[int]) -> Any:
+            found = super()._flat(bucket)
+            session.memory.move(found.untyped_storage(), "gradients")
+            return found
+
+        def _tell(self, lengths: Sequence[int]) -> None:
+            if session.warmup:
+                return
+            super()._tell(lengths)
+            session.tape.note(HOST_WAIT)
+
     anywhere: Any = dist
-    anywhere.Reducer, anywhere.Logger = Reducer, Logger
+    anywhere.Reducer, anywhere.Logger = ReducerOfSession, Logger
     anywhere._broadcast_coalesced = broadcast
 
     def register(reducer: Reducer, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:

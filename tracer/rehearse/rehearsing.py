@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,10 @@ from tracer.rehearse.acting import Progress, Troupe
 from tracer.rehearse.classes import Classes, differences
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.launchers import accelerate_flags, script_of
+from tracer.rehearse.loads import Loads, parsed
+from traces.errors import LayoutError
 from traces.layout import Group, Layout
+from traces.ranks import ranks_in
 from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
 
 
@@ -31,7 +35,8 @@ class Asked:
         local_world_size: ranks per node, as the script is told.
         stub: file of Python that is run before the script, empty for none.
         samples: members of other classes that are checked against the rank that stands for them.
-        expert_load: what the experts of a rehearsed rank are sent, over an even share.
+        expert_load: what the experts of a rehearsed rank are sent, over an even share, or the shape of their
+            loads (``loads.parsed``).
         every_microbatch: run all micro-batches of a pipeline, also those that do what others did.
     """
 
@@ -44,7 +49,7 @@ class Asked:
     stub: str = ""
     samples: int = 1
     every_microbatch: bool = False
-    expert_load: float = 1.0
+    expert_load: float | str = 1.0
 
 
 def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Rehearsal:
@@ -55,8 +60,10 @@ def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Re
     """
     tell = progress or (lambda words: None)
     target = _checked(asked, output)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=target.parent) as scratch:
+    with (
+        _folder(target.parent),
+        tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=target.parent) as scratch,
+    ):
         acted = _Acted(asked, Path(scratch), tell)
         found = acted.all()
         folder = Path(scratch) / FOLDER
@@ -71,14 +78,28 @@ def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Re
     return found
 
 
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Make the folder *path*; what had to be made of it is gone again if nothing is in it in the end."""
+    made = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for one in made:
+            with suppress(OSError):  # it is not empty
+                one.rmdir()
+
+
 def _checked(asked: Asked, output: Path) -> Path:
     """Return *output* made absolute. Raises RehearsalError before anything is run in vain."""
     if find_spec("torch") is None:
-        raise RehearsalError("rehearsing needs torch: pip install 'foretrace[trace]'")
+        raise RehearsalError("rehearsing needs torch: pip install torch")
     if not asked.command:
         raise RehearsalError("no script to rehearse: foretrace rehearse --world-size 512 -- train.py ARGS")
     if outside := [rank for rank in asked.ranks if not 0 <= rank < asked.world_size]:
         raise RehearsalError(f"rank {outside[0]} is outside a world of {asked.world_size}")
+    parsed(asked.expert_load)
     script, is_module = script_of(asked.command)
     if not is_module and not Path(script[0]).is_file():
         raise RehearsalError(f"{script[0]}: no such script")
@@ -96,6 +117,7 @@ class _Acted:
 
     def __init__(self, asked: Asked, folder: Path, tell: Progress) -> None:
         self._asked, self._folder, self._tell = asked, folder, tell
+        self._load = parsed(asked.expert_load)
         self.outcomes: dict[int, dict[str, Any]] = {}
 
     def all(self) -> Rehearsal:
@@ -104,17 +126,31 @@ class _Acted:
         ranks = sorted(asked.ranks) or [0]
         with Troupe(self._spec(), self._folder, self._tell) as troupe:
             self._act(troupe, ranks[:1])
-            classes = Classes(asked.world_size, self._groups(), ranks[0])
+            classes = self._classes(ranks[0])
             samples = [] if asked.ranks else list(classes.samples(asked.samples))
-            self._act(
-                troupe, [*ranks, *(() if asked.ranks else classes.pipeline), *(at for at, _ in samples)]
-            )
+            self._act(troupe, [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)])
             self._act_again(troupe)
+        self._check_choices()
         if asked.ranks:
-            classes = Classes(asked.world_size, self._groups(), ranks[0])
+            classes = self._classes(ranks[0])
         checked = self._check(samples)
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
+
+    def _classes(self, first: int) -> Classes:
+        """Return the classes of ranks that *first* has shown: where loads have a shape, also by experts."""
+        groups, dealt = self._groups(), []
+        if isinstance(self._load, Loads):
+            dealt = [tuple(ranks) for one in self.outcomes.values() for ranks in one["dealt_among"]]
+            dealt += [group.ranks for group in groups if group.axis == "ep"]
+        return Classes(self._asked.world_size, groups, first, dealt)
+
+    def _check_choices(self) -> None:
+        """Raise RehearsalError if the loads that are stated are those of no choice of experts."""
+        if isinstance(self._load, Loads) and not any(one["n_choices"] for one in self.outcomes.values()):
+            n = len(self._load.shares)
+            asked = f"among {n} experts" if n else "of experts (topk, max or argmax in a module named so)"
+            raise RehearsalError(f"--expert-load {self._load.shown}: the script makes no choice {asked}")
 
     def _act(self, troupe: Troupe, ranks: Sequence[int]) -> None:
         """Act out those of *ranks* for which that has not been done."""
@@ -145,7 +181,7 @@ class _Acted:
             "module": is_module,
             "accelerate": accelerate_flags(asked.command),
             "repeats": not asked.every_microbatch,
-            "expert_load": asked.expert_load,
+            "expert_load": self._load.text if isinstance(self._load, Loads) else self._load,
         }
 
     def _groups(self) -> tuple[Group, ...]:
@@ -232,16 +268,10 @@ def wanted_ranks(text: str, world_size: int) -> tuple[int, ...]:
     """
     if text == "auto":
         return ()
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.strip().isdecimal() or (last and not last.strip().isdecimal()):
-            raise RehearsalError(f"--ranks {text!r}: auto, or numbers below {world_size}, e.g. 0,8-11")
-        chosen = range(int(first), int(last or first) + 1)
-        if not chosen:
-            raise RehearsalError(f"--ranks {text!r}: {part} counts down, write {last}-{first}")
-        found.update(chosen)
-    return tuple(sorted(found))
+    try:
+        return ranks_in(text, below=world_size)
+    except LayoutError as error:
+        raise RehearsalError(f"--ranks: auto, or a list; {error}") from None
 
 
 def free_directory(command: Sequence[str]) -> Path:

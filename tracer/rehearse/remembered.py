@@ -29,6 +29,7 @@ class Made(NamedTuple):
         dtype: of its elements.
         state: attributes of the fake tensor.
         bits: complex conjugation and sign, where they are put off.
+        device: that it says it is on.
     """
 
     source: int
@@ -39,20 +40,21 @@ class Made(NamedTuple):
     dtype: Any = None
     state: dict[str, Any] | None = None
     bits: tuple[bool, bool] = (False, False)
+    device: Any = None
 
 
 class Remembered:
     """A call that can be answered.
 
     Attributes:
-        results: what it makes, None for no tensor at all.
+        results: what it makes: tensors, None, or numbers, which are the same again.
         container: ``tuple`` or ``list`` if it makes several, else None.
         work: number of its work on the tape, -1 until it is known.
     """
 
     __slots__ = ("container", "results", "work")
 
-    def __init__(self, results: tuple[Made | None, ...], container: type | None) -> None:
+    def __init__(self, results: tuple[Made | float | None, ...], container: type | None) -> None:
         self.results, self.container, self.work = results, container, -1
 
 
@@ -77,7 +79,7 @@ class Memo:
             *(int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format),
             torch.device,
         }
-        self._leaf, self._cpu = torch.Tensor._make_subclass, torch.device("cpu")
+        self._leaf = torch.Tensor._make_subclass
         self.n_answered = 0
 
     def call(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Any, Remembered | None]:
@@ -155,21 +157,22 @@ class Memo:
         results = out if container is not None else (out,)
         return Remembered(tuple(self._describe(one, operands, results) for one in results), container)
 
-    def _describe(self, out: Any, operands: Sequence[Any], results: Sequence[Any]) -> Made | None:
+    def _describe(self, out: Any, operands: Sequence[Any], results: Sequence[Any]) -> Made | float | None:
         """Return how to make *out*, one of the *results* of a call with *operands*."""
-        if out is None:
-            return None
+        if out is None or type(out) in {int, float, bool}:
+            return out  # type: ignore[no-any-return]
         if type(out) is not self._kind or out.constant is not None or out.requires_grad:
             raise _UnknownError
         for at, operand in enumerate(operands):
             if operand is out:
                 return Made(at, is_same=True)
-        if out.layout is not self._torch.strided or out.fake_device != self._cpu:
+        if out.layout is not self._torch.strided or out.fake_device.type not in {"cpu", "meta"}:
             raise _UnknownError
         memory = _memory(out)
         source = next((at for at, operand in enumerate(operands) if _memory(operand) == memory), -1)
         if source < 0 and (
-            not _holds_itself(out) or sum(_memory(t) == memory for t in results if t is not None) > 1
+            not _holds_itself(out)
+            or sum(_memory(t) == memory for t in results if isinstance(t, self._kind)) > 1
         ):
             raise _UnknownError
         return Made(
@@ -181,12 +184,13 @@ class Memo:
             dtype=out.dtype,
             state=dict(vars(out)),
             bits=(out.is_conj(), out.is_neg()),
+            device=out.fake_device,
         )
 
-    def _again(self, made: Made | None, operands: Sequence[Any]) -> Any:
-        """Return a tensor as *made* says."""
-        if made is None:
-            return None
+    def _again(self, made: Made | float | None, operands: Sequence[Any]) -> Any:
+        """Return a tensor as *made* says, or the number that it is."""
+        if not isinstance(made, Made):
+            return made
         if made.is_same:
             return operands[made.source]
         torch = self._torch
@@ -197,10 +201,10 @@ class Memo:
         for is_set, put in zip(made.bits, (torch._C._set_conj, torch._C._set_neg), strict=True):
             if is_set:
                 put(found, is_set)
-        tensor = self._leaf(
-            self._kind, found, require_grad=False, dispatch_device=True, device_for_backend_keys=self._cpu
-        )
         state = made.state or {}
+        tensor = self._leaf(
+            self._kind, found, require_grad=False, dispatch_device=True, device_for_backend_keys=made.device
+        )
         if state["fake_mode"]._allow_unsafe_data_ptr_access:  # as FakeTensor.__new__ does
             torch._C._set_warn_deprecated_on_mutable_data_ptr(tensor)
         else:

@@ -150,7 +150,7 @@ class Repeats:
         session, part = self._session, (stage.stage_index, kind)
         tape, memory = session.tape, session.memory
         first, marks, base, forwards = tape.next_number, tape.n_marks, memory.total, session.forwards
-        told, memory.log = Counter(session.stated.told), []
+        told, memory.log, on_host = Counter(session.stated.told), [], session.host.memory.total
         try:
             out = run()
         finally:
@@ -169,7 +169,11 @@ class Repeats:
             results=tuple(results),
             forwards=session.forwards - forwards,
             told=Counter(session.stated.told) - told,
-            is_closed=is_closed and is_own and not sends and _Odd not in map(type, results),
+            is_closed=is_closed
+            and is_own
+            and not sends
+            and session.host.memory.total == on_host  # else what comes and goes there would be missing
+            and _Odd not in map(type, results),
         )
         self._compare(part, microbatch, segment)
         return out

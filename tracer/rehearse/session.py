@@ -14,8 +14,9 @@ from typing import Any, Final, TypeVar
 
 from tracer import internals
 from tracer.importing import Expectation
-from tracer.parallelism import MeshHook
+from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse.errors import Finished
+from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.memory import Memory
 from tracer.rehearse.stated import Stated
@@ -48,7 +49,7 @@ class RehearsalSession(Training[IssueLane]):
         world_size: number of ranks of the world.
         warmup: steps before those that are kept.
         steps: steps to keep.
-        expert_load: what the experts of this rank are sent, over an even share.
+        expert_load: as ``Stated`` takes it.
         tell: told about progress, in a few words.
 
     Attributes:
@@ -67,7 +68,7 @@ class RehearsalSession(Training[IssueLane]):
         *,
         warmup: int = 1,
         steps: int = 1,
-        expert_load: float = 1.0,
+        expert_load: float | str = 1.0,
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         super().__init__(rank, world_size)
@@ -75,6 +76,7 @@ class RehearsalSession(Training[IssueLane]):
         self.warmup, self.n_steps, self.tell = warmup, steps, tell
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated)
+        self.host = Host(self)
         self.stated = Stated(expert_load)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
@@ -84,12 +86,16 @@ class RehearsalSession(Training[IssueLane]):
         self.shapes: Any = None
         self.completions = None
         self.notes: list[str] = []
-        self.forwards = 0
+        self.forwards, self._forgotten = 0, -1
         self._model: Any = None
-        self._model_trains = self._input_trains = False
+        self._model_is = (False, False)
+        self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._applies: bool | None = None
         self.is_over = self.is_aside = False
         self.by_step: dict[int, int] = {}
         self._modules: list[Any] = []
+        if self.stated.routing is not None:
+            self.stated.routing.inside = lambda: type(self._modules[-1]).__name__ if self._modules else ""
         self._install()
 
     def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:
@@ -131,12 +137,12 @@ class RehearsalSession(Training[IssueLane]):
         if warning not in self.notes:
             self.notes.append(warning)
 
-    def met_model(self, model: Any, args: Any) -> None:
+    def met_model(self, model: Any, args: Any) -> dict[str, Any]:
         """Learn from a model that is called for the first time."""
         for tensor in (*model.parameters(), *model.buffers()):  # copied ones come from no operator
             own = getattr(tensor, "_local_tensor", tensor)
             self.memory.add(own.untyped_storage(), "parameters")
-        super().met_model(model, args)
+        return super().met_model(model, args)
 
     def sweep(self) -> None:
         """Nothing is under way that had to be looked at."""
@@ -158,8 +164,14 @@ class RehearsalSession(Training[IssueLane]):
         self.tell(f"step {self.position.step}")
         self.forwards, self._model = 0, None
         if self.position.step <= self.warmup and not self.is_over:
+            self._forgotten = self.position.step - 1
             self.tape.start_again()
             self.memory.start_peak()
+
+    def warm_up(self, n_steps: int) -> None:
+        """Let so many steps warm up at least, if any are to."""
+        if self.warmup:
+            self.warmup = max(self.warmup, n_steps)
 
     def first_kept(self) -> int:
         """Return the first step that is kept: fewer warm up where the script did fewer in all."""
@@ -168,6 +180,9 @@ class RehearsalSession(Training[IssueLane]):
         if first < self.warmup:
             steps = f"{done} step{'s' if done != 1 else ''}"
             self.warn(f"the script did {steps} only: step {first} was kept, in which much is set up")
+            if first == self._forgotten:  # when it ended, another one was expected
+                self.tape.take_back()
+                self.memory.take_back()
         return first
 
     def _keep_first(self) -> None:
@@ -187,34 +202,46 @@ class RehearsalSession(Training[IssueLane]):
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         super().note_input(tensors)
         if tensors:
-            self._input_trains = torch.is_grad_enabled()
             self.note_job(input_is_embedded=tensors[0].is_floating_point())
 
     def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
         """A module is called with *args*; kept to say where an error happened."""
         from_outside = not self._modules and self.backward.forward_kind == "forward"  # parts recompute, too
-        if from_outside and next(module.parameters(), None) is not None:  # a loss has none
-            self._count(module, args)
+        if from_outside:
+            self.lane.trains = self._has_gradients()
+            if next(module.parameters(), None) is not None:  # a loss has none
+                self._count(module, args)
         self._modules.append(module)
 
-    def _count(self, module: Any, args: Sequence[Any]) -> None:
-        """Count a pass of the model: that which is called first in a step, and with gradients if any is."""
+    def _has_gradients(self) -> bool:
+        """Whether what is called now is differentiated, be it by a function that does so itself."""
         import torch
 
-        trains = torch.is_grad_enabled()
-        is_other = self._model is not None and trains != self._model_trains
-        if is_other and self.position.step >= self.warmup:
-            self.warn("passes without gradients, as of an evaluation, are in time and FLOPs, not in the rows")
-        if self._model is None or (is_other and trains):
-            self._model, self._model_trains, self.forwards = weakref.ref(module), trains, 0
-        self.forwards += self._model() is module and trains == self._model_trains
-        if trains and not self._input_trains and any(isinstance(value, torch.Tensor) for value in args):
-            self.note_input(args)
+        return torch.is_grad_enabled() if self._applies is None else self._applies
+
+    def _count(self, module: Any, args: Sequence[Any]) -> None:
+        """Count a pass of the model of this step: the first that is called, unless another has precedence.
+
+        One that trains has it before one that does not; then one of which other ranks have copies or shards
+        before one of this rank alone, as tables of embeddings that are dealt out: its rows are of all ranks.
+        """
+        trains = self.lane.trains
+        if self._model is not None and trains != self._model_is[0] and self.position.step >= self.warmup:
+            self.warn("passes without gradients, as of an evaluation, are in the time, not in rows and MFU")
+        if module not in self._shared:
+            self._shared[module] = bool(data_parallel(module)[0])
+        found = (trains, self._shared[module])
+        if self._model is None or found > self._model_is:
+            self._model, self._model_is, self.forwards = weakref.ref(module), found, 0
+            if "schedule" not in self.job:
+                self.note_input(args)
+        self.forwards += self._model() is module and found == self._model_is
 
     def left(self, module: Any) -> None:
         """A module has returned."""
         while self._modules and self._modules.pop() is not module:
             pass
+        self.lane.trains = self.lane.trains or not self._modules
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -234,15 +261,31 @@ class RehearsalSession(Training[IssueLane]):
         from torch.nn.modules import module as hooks
 
         from tracer.modules import BackwardHook, ModuleHook
+        from tracer.recomputing import CheckpointHook
         from tracer.steps import OptimizerHook
 
         session: Any = self
         is_compiling = torch.compiler.is_compiling
         self.backward = BackwardHook(session)
         ModuleHook(session)
+        CheckpointHook(session)
         OptimizerHook(session)
         MeshHook(session)
         hooks.register_module_forward_pre_hook(
             lambda module, args: None if is_compiling() else self.entered(module, args)
         )
         hooks.register_module_forward_hook(lambda module, args, out: self.left(module), always_call=True)
+        self._watch_functions(torch.autograd.Function)
+
+    def _watch_functions(self, kind: Any) -> None:
+        """Remember whether a function of *kind* is differentiated: in it torch says that nothing is."""
+        original = kind.apply.__func__
+
+        def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
+            before, self._applies = self._applies, self._has_gradients()
+            try:
+                return original(own, *args, **kwargs)
+            finally:
+                self._applies = before
+
+        kind.apply = classmethod(apply)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import checkpoints, stand_ins
+from tracer.rehearse import checkpoints, exporting, kernels, libraries, offloading, stand_ins
 from tracer.rehearse.memory import rounded
 
 if TYPE_CHECKING:
@@ -19,33 +20,17 @@ def install(session: RehearsalSession) -> list[Any]:
     _compile(session)
     _loaders(session)
     checkpoints.install(session)
+    offloading.install(session)
+    exporting.install(session)
     _scaler()
     _storages(session)
     _addresses()
     _fsdp1()
+    _join()
     _chunks()
     _swaps()
     _stubs(session)
-    return [_norms(), *stand_ins.install(session)]
-
-
-def _norms() -> Any:
-    """Let RMSNorm be the fused kernel that it is on CUDA; on the processor it would fall into its parts."""
-    import torch
-
-    def forward(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
-        del shape, weight, eps
-        return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
-
-    def backward(grad: Any, x: Any, *rest: Any) -> Any:
-        del grad
-        weight = rest[2]  # after shape and rstd
-        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
-
-    library: Any = torch.library.Library("aten", "IMPL")
-    library.impl("_fused_rms_norm", forward, "CPU")
-    library.impl("_fused_rms_norm_backward", backward, "CPU")
-    return library
+    return [*kernels.install(), *libraries.install(session), *stand_ins.install(session)]
 
 
 def _multi_tensor_optimizers() -> None:
@@ -206,9 +191,12 @@ _FIRST_ADDRESS = 1 << 40
 
 
 def _fsdp1() -> None:
-    """Let the first FSDP have the processor for its device, whatever number it is told."""
+    """Let the first FSDP have the processor for its device, whatever number it is told.
+
+    Whole parameters that it moves to the host for a checkpoint stay where they are.
+    """
     import torch
-    from torch.distributed.fsdp import _init_utils
+    from torch.distributed.fsdp import _flat_param, _init_utils
     from torch.distributed.fsdp import fully_sharded_data_parallel as module
 
     anywhere: Any = module.FullyShardedDataParallel
@@ -221,7 +209,22 @@ def _fsdp1() -> None:
             kwargs["device_id"] = torch.device("cpu")
         made(self, *args, **kwargs)
 
-    anywhere.__init__ = init
+    handle: Any = _flat_param.FlatParamHandle
+    anywhere.__init__, handle.to_cpu = init, lambda self: nullcontext()
+
+
+def _join() -> None:
+    """Let nobody be left with more batches than this rank: others have as many, as whatever they tell."""
+    from torch.distributed.algorithms.join import Join
+
+    anywhere: Any = Join
+    original = anywhere._get_num_nonjoined_procs
+
+    def left(self: Any) -> int:
+        original(self)
+        return 0
+
+    anywhere._get_num_nonjoined_procs = left
 
 
 def _chunks() -> None:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.importing import Expectation
 from tracer.operators import dtype_name, tensor_bytes
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.libraries import when_imported
 from tracer.rehearse.tape import HOST_WAIT
 from tracer.rehearse.works import Work
 
@@ -25,14 +25,13 @@ TRITON: Final = "triton.runtime.autotuner"
 def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
     _arrays(session)
+    _texts()
     _copies()
     _children(session)
     _graphs(session)
     _synced_norms()
-    if TRITON in sys.modules:  # torch has imported it
-        _triton(session, sys.modules[TRITON])
-        return []
-    return [Expectation(TRITON, lambda module: _triton(session, module))]
+    _grouped_products()
+    return when_imported(TRITON, lambda module: _triton(session, module))
 
 
 def _arrays(session: RehearsalSession) -> None:
@@ -62,6 +61,22 @@ def _arrays(session: RehearsalSession) -> None:
         return told(self) if dtype is None else told(self).astype(dtype, copy=False)
 
     anywhere.numpy, anywhere.__array__ = to_numpy, to_array
+
+
+def _texts() -> None:
+    """Let a tensor of one number be written as that number, as in ``f"{loss:.3f}"``."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    anywhere: Any = torch.Tensor
+    original = anywhere.__format__
+
+    def written(self: Any, how: str) -> str:
+        if type(self) is FakeTensor and not self.dim():
+            return format(self.detach().item(), how)
+        return str(original(self, how))
+
+    anywhere.__format__ = written
 
 
 def _copies() -> None:
@@ -135,7 +150,7 @@ def _graphs(session: RehearsalSession) -> None:
         return callables
 
     anywhere: Any = torch.cuda
-    anywhere.CUDAGraph = anywhere.graph = Refused
+    anywhere.CUDAGraph = anywhere.graph = anywhere.graph_pool_handle = Refused
     anywhere.make_graphed_callables = graphed
 
 
@@ -176,6 +191,23 @@ def _synced_norms() -> None:
     norms.forward = forward
     ddp: Any = DistributedDataParallel
     ddp._passing_sync_batchnorm_handle = lambda self, module: None
+
+
+def _grouped_products() -> None:
+    """Let products of experts be of any type, as on a GPU; torch says what they make for bf16 only."""
+    import torch
+    from torch import _meta_registrations as metas
+
+    anywhere: Any = metas
+    original = anywhere._meta_grouped_mm_common
+
+    def common(mat_a: Any, mat_b: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("scale_a") is not None or mat_a.dtype == torch.bfloat16:
+            return original(mat_a, mat_b, *args, **kwargs)
+        found = original(mat_a.to(torch.bfloat16), mat_b.to(torch.bfloat16), *args, **kwargs)
+        return found.to(kwargs.get("out_dtype") or mat_a.dtype)
+
+    anywhere._meta_grouped_mm_common = common
 
 
 def _triton(session: RehearsalSession, module: Any) -> None:

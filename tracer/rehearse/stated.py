@@ -4,20 +4,25 @@ A fake tensor has no elements. What a script makes by itself is computed all the
 tensors a mean is known: a histogram of ``n`` choices
 over ``e`` bins has ``n / e`` in each. Such means are followed through the operators that routers of experts
 are made of, which is an even distribution of load; or, if so stated, this rank is that with the fullest
-experts, to which others send more than their share. Everything else is ``DEFAULTS``; every answer is kept,
-with the line of the script that asked.
+experts, to which others send more than their share. If the share of each expert is stated (``loads``), the
+choices themselves are made up, and are numbers like others. Everything else is ``DEFAULTS``; every answer is
+kept, with the line of the script that asked.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.rehearse.numbers import Numbers
+from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
+from tracer.rehearse.loads import Loads, parsed
+from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
+from tracer.rehearse.routing import Routing
 from tracer.rehearse.words import LIBRARIES
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
@@ -52,7 +57,7 @@ COPIES: Final = frozenset({"all_gather", "broadcast", "gather", "scatter"})
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
 
-FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | {"aten.eq", "aten.ne", "aten.scatter_", "aten.scatter"}
+FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | CHECKS | JOINS | {"aten.scatter_", "aten.scatter"}
 """Operators of whose results something may be known."""
 
 
@@ -77,18 +82,24 @@ class Stated:
     """What is known of the tensors of a rehearsal, and what the script was told.
 
     Args:
-        expert_load: what the experts of this rank are sent, over an even share.
+        expert_load: what the experts of this rank are sent, over an even share; or the shape of loads of all
+            experts, as ``loads.parsed`` takes it.
 
     Attributes:
         numbers: tensors whose elements are known.
+        routing: makes up choices of experts; None where loads are one number.
         told: what the script was told, and how often.
     """
 
-    def __init__(self, expert_load: float = 1.0) -> None:
+    def __init__(self, expert_load: float | str = 1.0) -> None:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-        self._expert_load, self._real = expert_load, unset_fake_temporarily
-        self.numbers = Numbers()
+        load = parsed(expert_load)
+        shape = load if isinstance(load, Loads) else None
+        self._expert_load = 1.0 if isinstance(load, Loads) else load
+        self._real = unset_fake_temporarily
+        self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
+        self.routing = None if shape is None else Routing(shape, self.numbers, self._tell)
         self.told: dict[str, int] = {}
         self._known: dict[int, tuple[Known, Any]] = {}
 
@@ -132,9 +143,10 @@ class Stated:
         if not results or not hasattr(results[0], "numel") or not args:
             return
         first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
-        if name in CHOOSES and len(results) > 1:
-            dim = next((a for a in args[2 if name == "aten.topk" else 1 :] if isinstance(a, int)), -1)
-            self._set(results[-1], Known(n_values=first.shape[dim]))
+        if (name in CHECKS or name in JOINS) and self._is_truth(name, args, results[0]):
+            return
+        if name in CHOOSES:
+            self._choose(name, args, results)
         elif name in COUNTS:
             self._set(results[0], Known(mean=first.numel() / max(results[0].numel(), 1)))
         elif name in SUMS:
@@ -154,6 +166,36 @@ class Stated:
                 known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
             if known.mean is not None or known.n_values:
                 self._set(results[0], known)
+
+    def _choose(self, name: str, args: tuple[Any, ...], results: Sequence[Any]) -> None:
+        """Follow a choice: what is chosen is made up if it is experts whose loads are stated."""
+        scores, is_topk = args[0], name == "aten.topk"
+        numbers = [a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)]
+        dim = next(iter(numbers[int(is_topk) :]), -1 if is_topk else None)
+        is_last = dim in (-1, scores.dim() - 1) and scores.is_floating_point()
+        top_k = numbers[0] if is_topk else 1
+        if self.routing is not None and is_last and self.routing.choose(scores, results[-1], top_k, asker()):
+            return
+        if len(results) > 1 and dim is not None:
+            self._set(results[-1], Known(n_values=scores.shape[dim]))
+
+    def _is_truth(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
+        """Follow a check of finite numbers, and what is made of its truths; return whether it is one."""
+        truth = truth_of(name, args)
+        if truth is not None:
+            self._tell(f"{asker()} asks whether numbers are finite: told that they are")
+        elif name in JOINS and str(result.dtype) == "torch.bool":
+            truth = joined(name, [self.of(one).mean for one in args if hasattr(one, "untyped_storage")])
+        if truth is None:
+            return False
+        if result.numel() > MOST_ELEMENTS:
+            self._set(result, Known(mean=truth))
+            return True
+        import torch
+
+        with self._real():
+            self.numbers.keep(result, torch.full(tuple(result.shape), bool(truth)))
+        return True
 
     def scalar(self, tensor: Any) -> float | int | bool:
         """Return the one element of *tensor*, or each of several, as the script is told it."""
@@ -200,6 +242,13 @@ class Stated:
         mean = self.of(counts).mean
         return None if mean is None else round(mean * int(counts.numel()))
 
+    def largest_of(self, counts: Any) -> int | None:
+        """Return the largest of *counts*, a tensor or a list, None if nobody knows."""
+        if isinstance(counts, list | tuple):
+            return int(max(counts))
+        own = self.numbers.of(counts)
+        return None if own is None else int(self._own(counts, own, lambda real: int(real.max())))
+
     def _own(self, tensor: Any, real: Any, asked: Callable[[Any], float]) -> float:
         """Return what is *asked* of the numbers of *tensor*; say so if others are taken to have them, too."""
         with self._real():
@@ -209,10 +258,9 @@ class Stated:
         return value
 
     def _set(self, tensor: Any, known: Known) -> None:
-        self._known[_key(tensor)] = (
-            known,
-            tensor.untyped_storage(),
-        )  # kept, so that no other takes its place
+        """Let *known* be what is known of *tensor* for as long as its storage lives."""
+        key, storage = _key(tensor), tensor.untyped_storage()
+        self._known[key] = (known, weakref.ref(storage, lambda _: self._known.pop(key, None)))
 
     def _tell(self, sentence: str) -> None:
         self.told[sentence] = self.told.get(sentence, 0) + 1

@@ -22,6 +22,9 @@ _COLUMNS: Final = len(EVENTS)
 
 _Row = TypeVar("_Row", bound=Hashable)
 
+_PlaceKey = tuple[tuple[str, Block], int, int, int, bool]
+"""Owner, step, stage and micro-batch, and whether it trains: what a place depends on."""
+
 
 class Message(NamedTuple):
     """A communication, in the columns of ``traces.rehearsal.MESSAGES``."""
@@ -45,6 +48,7 @@ class Place(NamedTuple):
     microbatch: int
     stage: int
     virtual_stage: int
+    trains: bool
 
 
 class _Distinct(Generic[_Row]):
@@ -89,11 +93,11 @@ class Tape:
         self._n_forgotten = 0
         self._lane = lane
         self._position = position
-        self._events = array("q")
+        self._events, self._forgotten = array("q"), array("q")
         self._works: _Distinct[Work] = _Distinct()
         self._messages: _Distinct[Message] = _Distinct()
         self._places: _Distinct[Place] = _Distinct()
-        self._known: dict[tuple[tuple[str, Block], int, int, int], int] = {}
+        self._known: dict[_PlaceKey, int] = {}
 
     @property
     def n_events(self) -> int:
@@ -110,7 +114,14 @@ class Tape:
         while keep and steps[self._events[(keep - 1) * _COLUMNS + 2]] == now:
             keep -= 1
         self._n_forgotten += keep
+        self._forgotten = self._events[: keep * _COLUMNS]
         del self._events[: keep * _COLUMNS]
+
+    def take_back(self) -> None:
+        """Have what was forgotten last again: no other step came."""
+        self._n_forgotten -= len(self._forgotten) // _COLUMNS
+        self._events = self._forgotten + self._events
+        self._forgotten = array("q")
 
     def leave_out(self, kind: str, names: frozenset[str]) -> None:
         """Take the operations *names* of a kind of work for nothing; other events keep their numbers."""
@@ -188,12 +199,13 @@ class Tape:
 
     def _place(self, at: Position | None = None) -> int:
         at = at or self._position
-        key = (self._lane.owner, at.step, at.stage, at.microbatch)
+        key = (self._lane.owner, at.step, at.stage, at.microbatch, self._lane.trains)
         found = self._known.get(key)
         return self._met(key, at) if found is None else found
 
-    def _met(self, key: tuple[tuple[str, Block], int, int, int], at: Position) -> int:
+    def _met(self, key: _PlaceKey, at: Position) -> int:
         kind, block = self._lane.owner
-        place = Place(kind, block.name, block.layer, at.step, at.microbatch, at.stage, at.virtual_stage)
+        numbers = (at.step, at.microbatch, at.stage, at.virtual_stage)
+        place = Place(kind, block.name, block.layer, *numbers, self._lane.trains)
         self._known[key] = number = self._places.number(place)
         return number

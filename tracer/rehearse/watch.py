@@ -13,6 +13,7 @@ from tracer.rehearse.memory import OF_KIND
 from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.remembered import Memo
 from tracer.rehearse.stated import FOLLOWED, asker
+from tracer.rehearse.tape import HOST_WAIT
 from tracer.rehearse.words import STUB
 from tracer.rehearse.works import SILENT, Work, work_of
 
@@ -134,7 +135,18 @@ class Watcher:
             return self._decomposing
         if full in SILENT:
             return self._allocating
-        return self._computing(full)
+        return self._grouping(full) if full == "aten._grouped_mm" else self._computing(full)
+
+    def _grouping(self, name: str) -> Kernel:
+        """Return the handler of products of experts: other than in bf16 the host asks where each begins."""
+        handler, tape, bf16 = self._computing(name), self._session.tape, self._torch.bfloat16
+
+        def grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if args[0].dtype != bf16 and self._session.position.step >= 0:
+                tape.note(HOST_WAIT)
+            return handler(func, args, kwargs)
+
+        return grouped
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator that is made of others, as it arrives in inference mode: those come again."""
@@ -146,9 +158,11 @@ class Watcher:
         """Return the handler of an operator that launches a kernel."""
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._made, self._is_ours
-        position, follows = session.position, name in FOLLOWED
+        position, follows, host = session.position, name in FOLLOWED, session.host
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if host.is_used and (part := host.part(name, args)):
+                return self._of_host(part, name, func, args, kwargs)
             out, known = call(func, args, kwargs)
             if known is None and not is_ours(args, kwargs, out):
                 return out
@@ -167,6 +181,20 @@ class Watcher:
             return out
 
         return handler
+
+    def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator in which the host has a *part*."""
+        session, host = self._session, self._session.host
+        out = self._call(func, args, kwargs)[0]
+        host.count(out, self._category(), part)
+        if name in FOLLOWED:
+            session.stated.note(name, args, out)
+        if session.position.step >= 0:
+            work = host.work(part, self._priced(name, func, args, kwargs, out), args)
+            session.tape.op(session.tape.number_of(work))
+            is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            host.waited(part, non_blocking=is_free is True)
+        return out
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Write down a kernel whose results were made up."""
@@ -212,13 +240,20 @@ class Watcher:
     def _allocating(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator that launches nothing but may allocate."""
         out, known = self._call(func, args, kwargs)
-        if known is not None or self._is_ours(args, kwargs, out):
+        host = self._session.host
+        if host.is_used and (part := host.part("", args)):
+            host.count(out, self._category(), part)
+        elif known is not None or self._is_ours(args, kwargs, out):
             self._made(out)
         return out
 
     def _viewing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator that makes nothing but another view of memory."""
-        return self._call(func, args, kwargs)[0]
+        out = self._call(func, args, kwargs)[0]
+        if type(args[0]) is self._torch.Tensor and self._fake:
+            for view in tensors_in(out):
+                self._session.stated.numbers.adopt(view, args[0])
+        return out
 
     def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
         """Whether an operator is one of the device: it takes or makes a fake tensor."""
@@ -229,12 +264,15 @@ class Watcher:
             return True
         return any(isinstance(tensor, fake) for tensor in (*tensors_in(out), *tensors_in(args)))
 
+    def _category(self) -> str:
+        """Return what a tensor is for that is made now."""
+        category, lane = OF_KIND[self._session.lane.owner[0]], self._session.lane
+        between = not lane.depth and category != "parameters"  # the parts of a step
+        return "activations" if between else category
+
     def _made(self, out: Any) -> None:
         """Count the memory of new tensors."""
-        session = self._session
-        category = OF_KIND[session.lane.owner[0]]
-        if not session.lane.depth and category != "parameters":  # between the parts of a step
-            category = "activations"
+        session, category = self._session, self._category()
         for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
             session.memory.add(tensor.untyped_storage(), category)
 

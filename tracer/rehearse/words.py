@@ -29,6 +29,14 @@ HINTS: Final[Mapping[str, str]] = {
 """What to say of errors of torch by what stands in them."""
 
 
+def _missing(error: ModuleNotFoundError) -> str:
+    """Return the name of what could not be imported: a library may raise another error about it."""
+    cause: BaseException | None = error
+    while cause is not None and not getattr(cause, "name", None):
+        cause = cause.__cause__ or cause.__context__
+    return str(getattr(cause, "name", None) or error)
+
+
 def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
     """Return what went wrong, for a person who knows the script.
 
@@ -52,7 +60,7 @@ def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
     words = " ".join(str(error).split())[:200]
     if isinstance(error, ModuleNotFoundError):
         return (
-            f"{where}: {error.name} is not installed here: install it, or put what stands for it into "
+            f"{where}: {_missing(error)} is not installed here: install it, or put what stands for it into "
             f"sys.modules in a stub file ({STUB})"
         )
     if any(frame.f_code.co_filename.endswith("cpp_extension.py") for frame, _ in _frames(error)):

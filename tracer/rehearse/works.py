@@ -162,7 +162,11 @@ def _bmm(call: Call) -> Work:
 
 
 def _grouped(call: Call) -> Work:
-    """Products of experts: rows of the one operand are dealt out over the members of the other, evenly."""
+    """Products of experts: rows of the one operand are dealt out over the members of the other, evenly.
+
+    One kernel in bf16, and a product for each of the experts in other types (``_grouped_mm_fallback`` in
+    ATen/native/GroupedMMUtils.h).
+    """
     a, b = call.args[:2]
     out = next(iter(tensors_in(call.out)))
     members = next(t.shape[0] for t in (b, a, out) if len(t.shape) == 3)
@@ -173,20 +177,26 @@ def _grouped(call: Call) -> Work:
         (a.shape[-2], b.shape[-1]) if len(out.shape) == 3 else (max(a.shape[-2] // members, 1), b.shape[-1])
     )
     k = max(flops // (2 * m * n * members), 1)
-    return _product(call, a, (m, n, k), batch=members)
+    one = _product(call, a, (m, n, k), batch=members)
+    return one if dtype_name(a) == "bf16" else one._replace(kernels=members)
 
 
 def _convolution(call: Call) -> Work:
-    """A convolution as the matrix product that it is; a backward has one per gradient that is asked for."""
+    """A convolution as the matrix product that it is; a backward has one per gradient that is asked for.
+
+    Its matrix of neighbourhoods is never in memory: operands are read once. A transposed one has a product
+    for each element of its input, not of its result.
+    """
     named = call.named
-    weight, channels = named["weight"], named["weight"].shape[0]
-    data = named["input"]
+    weight, data = named["weight"], named["input"]
     backward = "grad_output" in named
     result = named["grad_output"] if backward else next(iter(tensors_in(call.out)))
-    pixels = result.shape[0] * prod(result.shape[2:])
-    one = _product(call, data, (pixels, channels, prod(weight.shape[1:])))
+    over = data if named["transposed"] else result
     asked = sum(map(bool, named.get("output_mask", (True,))[:2])) if backward else 1
-    return one._replace(flops=one.flops * asked, bytes_moved=one.bytes_moved * asked, kernels=asked)
+    rows = over.shape[0] * prod(over.shape[2:]) * asked
+    all_of_them = _product(call, data, (rows, weight.shape[0], prod(weight.shape[1:])))
+    moved = total_bytes([data, weight, result]) * asked
+    return all_of_them._replace(bytes_moved=moved, kernels=asked)
 
 
 _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(

@@ -6,12 +6,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from traces.info import stable_group_id
 from traces.layout import Group
 
 if TYPE_CHECKING:
+    from tracer.rehearse.numbers import Numbers
     from tracer.rehearse.session import RehearsalSession
 
 UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
@@ -32,10 +34,14 @@ class World:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.made: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._n_asked = 0
+        self._backends: dict[str, str] = {"": "undefined"}
 
-    def install(self) -> None:
-        """Replace how processes meet; torch must have been imported."""
+    def install(self, numbers: Numbers) -> None:
+        """Replace how processes meet; torch must have been imported.
+
+        Args:
+            numbers: those that are known of fake tensors.
+        """
         import torch.distributed as dist
         from torch.distributed import device_mesh
         from torch.distributed import distributed_c10d as c10d
@@ -52,8 +58,10 @@ class World:
             for module in (anywhere, self._dist):
                 setattr(module, name, function)
         meshes.init_process_group = self._joined  # of a script that makes a mesh first
+        self._dist.get_backend, self._dist.is_nccl_available = self._backend, lambda: True
+        self._dist.ProcessGroupNCCL = NcclGroup
         anywhere.monitored_barrier = self._dist.monitored_barrier = lambda *args, **kwargs: None
-        _meshes_without_fakes()
+        _meshes_without_fakes(numbers)
         _reduce_as_nccl()
 
     def groups(self, session: RehearsalSession) -> tuple[Group, ...]:
@@ -69,15 +77,15 @@ class World:
         return tuple(own[number] for number in sorted(own))
 
     def _joined(self, *args: Any, **kwargs: Any) -> None:
-        """Join the world, whatever backend and rendezvous are asked for."""
-        del args, kwargs
+        """Join the world, whatever rendezvous is asked for; remember the backend that was."""
+        asked = kwargs.get("backend", args[0] if args else None)
+        self._backends[""] = str(asked or ("nccl" if kwargs.get("device_id") is not None else "undefined"))
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         self._join("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
 
     def _made_group(self, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Make a group, and remember those of others, too."""
-        del args
         chosen = {
             name: kwargs[name] for name in ("use_local_synchronization", "group_desc") if name in kwargs
         }
@@ -86,13 +94,32 @@ class World:
         members = tuple(range(self.world_size) if ranks is None else sorted(ranks))
         name = str(next(iter(set(self._names()) - before), f"other-{len(self.made)}"))
         self.made[name] = (members, str(kwargs.get("group_desc") or ""))
+        asked = kwargs.get("backend", args[1] if len(args) > 1 else None)
+        if asked:
+            self._backends[name] = str(asked)
         return group
+
+    def _backend(self, group: Any = None) -> Any:
+        """Return the backend that the script asked for, by which it and libraries choose what they send."""
+        name = "" if group is None else str(group.group_name)
+        return self._dist.Backend(self._backends.get(name, self._backends[""]))
 
     @staticmethod
     def _names() -> list[str]:
         from torch.distributed import distributed_c10d as c10d
 
         return list(c10d._world.pg_names.values())
+
+
+class NcclGroup:
+    """What a script says of groups over NCCL is taken, and makes no difference here."""
+
+    class Options:
+        """Options of such a group, whatever they are."""
+
+        def __init__(self, **options: Any) -> None:
+            self.config = SimpleNamespace()
+            vars(self).update(options)
 
 
 def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
@@ -125,9 +152,9 @@ def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
     ]
 
 
-def _meshes_without_fakes() -> None:
-    """Let meshes compute with real numbers: they ask for elements. Every device is the processor."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
+def _meshes_without_fakes(numbers: Numbers) -> None:
+    """Let meshes compute with real *numbers*: they ask for elements. Every device is the processor."""
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.distributed import device_mesh as module
 
     def real(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,9 +175,13 @@ def _meshes_without_fakes() -> None:
             setattr(kind, name, real(value))
     made, original = kind.__init__, module.init_device_mesh
 
-    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    def known(ranks: Any) -> Any:
+        own = numbers.of(ranks) if isinstance(ranks, FakeTensor) else None
+        return ranks if own is None else own.clone()
+
+    def init(self: Any, device_type: str, mesh: Any = None, *args: Any, **kwargs: Any) -> None:
         del device_type
-        made(self, "cpu", *args, **kwargs)
+        made(self, "cpu", known(mesh), *args, **kwargs)
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         del device_type

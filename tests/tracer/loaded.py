@@ -1,0 +1,75 @@
+"""A mixture of experts, dealt out over all ranks, whose routers choose by the loads that are asked for.
+
+``loaded.py LOAD FOLDER``: where tensors are real, routers choose as ``Routing`` has them choose, so that a
+run on gloo has the loads that a rehearsal is told of. Each rank writes the splits of its exchanges to FOLDER.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+from tracer.rehearse.loads import Loads, parsed
+
+EXPERTS, TOP_K, WIDTH, TOKENS = 8, 2, 16, 48
+LOAD, FOLDER = sys.argv[1:]
+splits: list[list[list[int]]] = []
+
+
+class MoE(nn.Module):  # type: ignore[misc]
+    """Tokens go to the ranks of their experts and come back, one expert after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_ranks = dist.get_world_size()
+        self.n_local = EXPERTS // self.n_ranks
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(self.n_local))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the experts make of *x*; shape ``(TOKENS, WIDTH)``."""
+        chosen = scored(self.gate(x)).topk(TOP_K, -1)[1].view(-1)
+        counts = torch.bincount(chosen, minlength=EXPERTS)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        sent = counts.view(self.n_ranks, -1).sum(1).tolist()
+        received = theirs.view(self.n_ranks, -1).sum(1).tolist()
+        rows = theirs.view(self.n_ranks, -1).sum(0).tolist()
+        splits.append([sent, received, rows])
+        order = chosen.argsort(stable=True)
+        there = all_to_all_single_autograd(x[order // TOP_K], received, sent, dist.group.WORLD)
+        owners = torch.arange(self.n_local, device=x.device).repeat(self.n_ranks).repeat_interleave(theirs)
+        by_expert = owners.argsort(stable=True)
+        parts = there[by_expert].split(rows)
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        made = torch.empty_like(there).index_copy(0, by_expert, made)
+        back = all_to_all_single_autograd(made, sent, received, dist.group.WORLD)
+        return x.index_add(0, order // TOP_K, back)
+
+
+def scored(scores: Tensor) -> Tensor:
+    """Return *scores* with those made high that are to be chosen, where tensors are real."""
+    load = parsed(LOAD)
+    if isinstance(scores, FakeTensor) or not isinstance(load, Loads):
+        return scores
+    counts = load.counts(TOKENS, TOP_K, EXPERTS)
+    listed = [expert for expert, n in enumerate(counts) for _ in range(n)]
+    chosen = torch.tensor(listed).reshape(TOP_K, TOKENS).t()
+    return scores.scatter(1, chosen, float(scores.detach().abs().max()) + 1.0)
+
+
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(WIDTH, WIDTH), MoE(), MoE())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(TOKENS, WIDTH)).sum().backward()
+    optimizer.step()
+    written = Path(FOLDER) / f"{dist.get_rank()}.json"
+    written.write_text(json.dumps(splits[-2:]), encoding="utf-8")
+dist.destroy_process_group()

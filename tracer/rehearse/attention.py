@@ -1,0 +1,99 @@
+"""Attention is the kernel that a GPU would choose, and the operator by which libraries cut it over ranks.
+
+The processor has one fused attention of its own: not for values of another width, nor for a mask that is
+trained, nor where a script asks for one of the others; DTensor and context parallelism do not know it. The
+choice is that of ``select_sdp_backend`` in ATen/native/transformers/cuda/sdp_utils.cpp on an H100: what is
+taken by cuDNN, flash or memory-efficient attention is fused, the rest goes over all scores. Which of the
+three it is makes no difference to work and traffic; one with a mask is written down as memory-efficient.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+WIDEST: Final = 256
+"""Widest head of flash attention (``check_head_dim_size_flash``)."""
+
+ALIGNED_BYTES: Final = 16
+"""What the width of a head has to be a multiple of for memory-efficient attention: 128 bits
+(``minimum_gemm_alignment``)."""
+
+
+NO_KERNEL: Final = "No available kernel. Aborting execution."
+"""What torch says where the kernels that a script allows (``sdpa_kernel``) cannot take the operands."""
+
+
+def install(torch: Any) -> None:
+    """Take the place of ``scaled_dot_product_attention``.
+
+    A fused kernel drops on its way, at no traffic of its own; what goes over all scores drops some of them.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.distributed.tensor import DTensor
+
+    functional, aten = torch.nn.functional, torch.ops.aten
+    original = functional.scaled_dot_product_attention
+
+    @functools.wraps(original)
+    def attention(  # noqa: PLR0917 - as it is called
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002 - as it is called
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        query, key, value, mask = _cast(torch, query, key, value, attn_mask)
+        chosen = _chosen(torch, query, key, value, mask) if isinstance(query, FakeTensor | DTensor) else ""
+        if chosen == "flash":
+            return aten._scaled_dot_product_flash_attention(  # noqa: SLF001
+                query, key, value, 0.0, is_causal, scale=scale
+            )[0]
+        if chosen == "efficient":
+            keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+            bias = None if mask is None else _bias(torch, mask, query, key)
+            return aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
+                query, key, value, bias, keeps, 0.0, is_causal, scale=scale
+            )[0]
+        if not torch.backends.cuda.math_sdp_enabled():
+            raise RuntimeError(NO_KERNEL)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return original(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    functional.scaled_dot_product_attention = attention
+
+
+def _cast(torch: Any, *tensors: Any) -> list[Any]:
+    """Return *tensors* in the type of autocast, as the operator that is left out would."""
+    if not torch.is_autocast_enabled("cpu"):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype("cpu")
+    return [
+        one.to(dtype) if one is not None and one.is_floating_point() and one.dtype != torch.float64 else one
+        for one in tensors
+    ]
+
+
+def _chosen(torch: Any, query: Any, key: Any, value: Any, mask: Any) -> str:
+    """Return the fused kernel that takes these operands, empty if none does."""
+    if query.dim() != 4 or query.dtype not in {torch.float16, torch.bfloat16, torch.float32}:
+        return ""
+    cuda, width = torch.backends.cuda, query.shape[-1]
+    is_half = query.dtype != torch.float32
+    is_square = width == value.shape[-1] <= WIDEST
+    if is_half and is_square and mask is None and cuda.flash_sdp_enabled():
+        return "flash"
+    is_aligned = not any(one.shape[-1] * one.element_size() % ALIGNED_BYTES for one in (query, value))
+    by_cudnn = is_half and is_square and cuda.cudnn_sdp_enabled()
+    return "efficient" if is_aligned and (by_cudnn or cuda.mem_efficient_sdp_enabled()) else ""
+
+
+def _bias(torch: Any, mask: Any, query: Any, key: Any) -> Any:
+    """Return *mask* as what is added to scores, for all heads."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

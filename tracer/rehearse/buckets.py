@@ -1,0 +1,79 @@
+"""What DDP's reducer hands to communication hooks, and how it finds parameters that were not used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+UNFINISHED: Final = (
+    "Expected to have finished reduction in the prior iteration before starting a new one: DDP has "
+    "parameters that were not used in producing the loss; pass find_unused_parameters=True to "
+    "DistributedDataParallel"
+)
+"""What torch's reducer says of parameters without a gradient, in short."""
+
+
+class Bucket:
+    """What a communication hook is handed, as ``torch.distributed.GradBucket``.
+
+    Args:
+        index: which bucket.
+        data: gradients of all its parameters, one behind the other.
+        parameters: those that are in it.
+        is_last: whether no other follows.
+    """
+
+    def __init__(self, index: int, data: Any, parameters: Sequence[Any], *, is_last: bool) -> None:
+        self._index, self._data, self._parameters, self._is_last = index, data, list(parameters), is_last
+
+    def index(self) -> int:
+        """Return which bucket it is."""
+        return self._index
+
+    def buffer(self) -> Any:
+        """Return all gradients as one tensor."""
+        return self._data
+
+    def set_buffer(self, data: Any) -> None:
+        """Let *data* be the gradients."""
+        self._data = data
+
+    def parameters(self) -> list[Any]:
+        """Return the parameters."""
+        return self._parameters
+
+    def gradients(self) -> list[Any]:
+        """Return the gradient of each parameter."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        parts = self._data.split(sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+
+    def is_last(self) -> bool:
+        """Whether no other bucket follows."""
+        return self._is_last
+
+
+def reached(outputs: Sequence[Any]) -> set[int]:
+    """Return the ids of the parameters on which *outputs* depend."""
+    left = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen, found = set(left), {id(output) for output in outputs}
+    while left:
+        node = left.pop()
+        found.add(id(getattr(node, "variable", None)))
+        after = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= after
+        left.extend(after)
+    return found
+
+
+class Logger:
+    """What ``DistributedDataParallel`` tells of itself goes nowhere."""
+
+    def __init__(self, reducer: Any) -> None:
+        del reducer
+
+    def __getattr__(self, name: str) -> Any:
+        """Take whatever is told."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None

@@ -1,0 +1,248 @@
+"""A rehearsed script removes and overwrites no file that it has not made itself.
+
+A script that keeps its last checkpoints, run in a folder of a real training, would remove real ones, for
+new ones without numbers. What was there before is left alone: to remove or rename it does nothing, to write
+to it writes to a copy, which the script is given when it opens the file again. Files that a script makes are
+real.
+
+Goes by the functions of Python that libraries call at last; what other processes (``rm``) or libraries in
+C do to files is not seen.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.rehearse.errors import RehearsalError
+
+COPIED_BYTES: Final = 256 * 2**20
+"""Largest file that is copied for a script that changes parts of it: a choice, a disk's second or less."""
+
+_WRITES: Final = os.O_WRONLY | os.O_RDWR
+_ELSEWHERE: Final = ("/dev/", "/proc/", "/sys/")
+"""Where nothing is a file that lasts."""
+
+Function = Callable[..., Any]
+
+
+class Files:
+    """What the script has made, and what stands for files that it must not write to.
+
+    Args:
+        folder: of the rehearsal; copies lie in it, and the list of what its ranks have made.
+        rank: whose script it is.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder.resolve()
+        self._copies_at = self._folder / f"files-{rank:05d}"
+        self._list = self._folder / "made-by-scripts"
+        self._open = open
+        self._written: dict[str, None] = {}
+        self._left: dict[str, None] = {}
+        self._copies: dict[str, str] = {}
+        self._removed: set[str] = set()
+        self._made: set[str] = set()
+        self._n_read = 0
+
+    def install(self) -> None:
+        """Take the place of what opens, makes, renames and removes."""
+        anywhere: Any = os
+        for module in (builtins, io):
+            module.open = self._opening(self._open)  # type: ignore[attr-defined]
+        anywhere.open, anywhere.mkdir = self._opening_low(os.open), self._making(os.mkdir)
+        anywhere.remove = anywhere.unlink = self._removing(os.remove)
+        anywhere.rmdir, anywhere.truncate = self._removing(os.rmdir), self._cutting(os.truncate)
+        anywhere.rename, anywhere.replace = self._renaming(os.rename), self._renaming(os.replace)
+        anywhere.symlink, anywhere.link = self._linking(os.symlink), self._linking(os.link)
+        trees: Any = shutil
+        trees.rmtree = self._removing(shutil.rmtree)
+
+    def said(self) -> list[str]:
+        """Return a line about what was left as it is, none if nothing was."""
+        found = [("removed or renamed", self._left), ("written to, but for a copy", self._written)]
+        parts = [f"{_shown(paths)} would have been {what}" for what, paths in found if paths]
+        return [f"files from before the rehearsal are as they were: {'; '.join(parts)}"] if parts else []
+
+    def _opening(self, original: Function) -> Function:
+        """Return ``open`` that writes to no file of somebody else."""
+
+        @functools.wraps(original)
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            writes = not set(mode).isdisjoint("wax+")
+            keeps = not set(mode).isdisjoint("ar")
+            if "x" in mode and self._at(file) in self._removed:
+                mode = mode.replace("x", "w")
+            return original(self._instead(file, writes=writes, keeps=keeps), mode, *args, **kwargs)
+
+        return opened
+
+    def _opening_low(self, original: Function) -> Function:
+        """Return ``os.open`` that does."""
+
+        @functools.wraps(original)
+        def opened(path: Any, flags: int, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> int:
+            if dir_fd is None and not flags & os.O_EXCL:
+                writes = bool(flags & (_WRITES | os.O_TRUNC))
+                path = self._instead(path, writes=writes, keeps=not flags & os.O_TRUNC)
+            elif dir_fd is None and not os.path.lexists(path):
+                self._note(self._at(path))
+            return int(original(path, flags, *args, dir_fd=dir_fd, **kwargs))
+
+        return opened
+
+    def _instead(self, file: Any, *, writes: bool, keeps: bool) -> Any:
+        """Return what to open for *file*: a copy where it would be changed, or has been."""
+        if not (writes or self._copies):
+            return file
+        at = os.path.realpath(self._at(file)) if self._at(file) else ""
+        if not at or at in self._copies:
+            return self._copies.get(at, file)
+        if not writes or not self._is_file(at):
+            if writes and not os.path.lexists(at):
+                self._note(at)
+            return file
+        if self._is_ours(at):
+            return file
+        return self._copy(at, keeps=keeps)
+
+    def _copy(self, at: str, *, keeps: bool) -> str:
+        """Return the path of a file that stands for that *at* a path, with what is in it if it *keeps* it."""
+        if keeps and Path(at).stat().st_size > COPIED_BYTES:
+            raise RehearsalError(
+                f"the script opens {at} to change it, which is larger than the {COPIED_BYTES >> 20} MiB "
+                "that a rehearsal copies: open it to be read only (of numpy.memmap mode='r')"
+            )
+        self._copies_at.mkdir(exist_ok=True)
+        copy = str(self._copies_at / str(len(self._written)))
+        self._written[at] = None
+        self._removed.discard(at)
+        if keeps:
+            shutil.copyfile(at, copy)
+        self._copies[at] = copy
+        return copy
+
+    def _making(self, original: Function) -> Function:
+        """Return ``os.mkdir`` that remembers what it has made."""
+
+        @functools.wraps(original)
+        def made(path: Any, *args: Any, **kwargs: Any) -> None:
+            at = self._at(path)
+            if at in self._removed:
+                self._removed.discard(at)
+                return
+            original(path, *args, **kwargs)
+            self._note(at)
+
+        return made
+
+    def _removing(self, original: Function) -> Function:
+        """Return what removes, of this script's files only."""
+
+        @functools.wraps(original)
+        def removed(path: Any, *args: Any, **kwargs: Any) -> Any:
+            at = "" if kwargs.get("dir_fd") is not None else self._at(path)
+            if at in self._removed:
+                if kwargs.get("ignore_errors") or any(args):
+                    return None
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            if not at or not os.path.lexists(at) or self._is_ours(at):
+                return original(path, *args, **kwargs)
+            self._leave(at)
+            return None
+
+        return removed
+
+    def _renaming(self, original: Function) -> Function:
+        """Return what renames, of this script's files only, and over them only."""
+
+        @functools.wraps(original)
+        def renamed(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            old, new = self._at(source), self._at(target)
+            copy = self._copies.pop(old, None)
+            if copy is None and os.path.lexists(old) and not self._is_ours(old):
+                self._leave(old)
+            elif self._is_file(new) and not self._is_ours(new):
+                original(copy or source, self._copies.get(new) or self._copy(new, keeps=False))
+            elif new not in self._removed:
+                source = copy or source
+                original(source, target, *args, **kwargs)
+                self._note(new)
+
+        return renamed
+
+    def _linking(self, original: Function) -> Function:
+        """Return what links, in places where nothing is."""
+
+        @functools.wraps(original)
+        def linked(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            at = self._at(target)
+            if at in self._removed:
+                self._removed.discard(at)
+                return
+            original(source, target, *args, **kwargs)
+            self._note(at)
+
+        return linked
+
+    def _cutting(self, original: Function) -> Function:
+        """Return ``os.truncate`` that cuts a copy."""
+
+        @functools.wraps(original)
+        def cut(path: Any, length: int) -> None:
+            original(self._instead(path, writes=True, keeps=True), length)
+
+        return cut
+
+    def _leave(self, at: str) -> None:
+        """Let the script believe that what lies *at* a path is gone."""
+        self._removed.add(at)
+        if self._copies.pop(at, None) is None:
+            self._left[at] = None
+
+    def _note(self, at: str) -> None:
+        """Remember that a script has made what lies *at* a path; other ranks read it."""
+        if at:
+            self._made.add(at)
+            with self._open(self._list, "a", encoding="utf-8") as file:
+                file.write(f"{at}\n")
+
+    def _is_ours(self, at: str) -> bool:
+        """Whether what lies *at* a path was made by a rank of this rehearsal, or the folder around it."""
+        if at.startswith(_ELSEWHERE) or Path(at).is_relative_to(self._folder):
+            return True
+        around = [at, *map(str, Path(at).parents)]
+        if self._made.isdisjoint(around) and self._list.exists():
+            with self._open(self._list, encoding="utf-8") as file:
+                file.seek(self._n_read)
+                self._made.update(file.read().splitlines())
+                self._n_read = file.tell()
+        return not self._made.isdisjoint(around)
+
+    @staticmethod
+    def _at(path: Any) -> str:
+        """Return the full *path*, links in its folders followed, empty if it is not one."""
+        if isinstance(path, int):
+            return ""
+        path = Path(os.fsdecode(path))
+        return str(path.parent.resolve() / path.name) if path.name != ".." else str(path.resolve())
+
+    @staticmethod
+    def _is_file(at: str) -> bool:
+        return Path(at).is_file()
+
+
+def _shown(paths: Iterable[str]) -> str:
+    """Return the first of *paths*, as short as it can be said, and how many there are besides."""
+    first, *others = paths
+    here = Path.cwd()
+    name = str(Path(first).relative_to(here)) if Path(first).is_relative_to(here) else first
+    return f"{name} and {len(others)} more" if others else name

@@ -1,0 +1,132 @@
+"""Which tensors of a rehearsal are on the host, and what goes between it and the device.
+
+All tensors of a rehearsal are fake ones of a processor. They count as the device's unless the script, or
+torch on its behalf, has put them on the host in words that mean nothing else: ``Tensor.cpu``, ``to("cpu")``,
+pinned memory. What comes of nothing but such tensors is on the host as well, and what computes it runs there.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.memory import Memory
+from tracer.rehearse.tape import HOST_WAIT
+from tracer.rehearse.works import Work
+from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
+"""Operators that write their second operand to their first, wherever the two are."""
+
+
+class Host:
+    """The memory of the host as far as the script asks for it.
+
+    Args:
+        session: the rehearsal.
+
+    Attributes:
+        memory: what is held there.
+        is_meant: whether a device without a number means the host, where torch itself speaks of it.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        self._session = session
+        self.memory = Memory(lambda n_bytes: None)
+        session.memory.host = self.memory
+        self.is_meant = False
+        self._direction = ""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an operator may have to do with the host."""
+        return bool(self._direction) or self.memory.holds_any
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether *tensor* is on the host."""
+        own = getattr(tensor, "_local_tensor", tensor)
+        return self.memory.number_of(own.untyped_storage()) >= 0
+
+    def settle(self, tensor: Any, *, to_host: bool = True) -> Any:
+        """Take *tensor* to have been on the host from the start, or on the device, and return it."""
+        here, there = self.memory, self._session.memory
+        if not to_host:
+            here, there = there, here
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        if here.number_of(storage) < 0:
+            here.add(storage, there.forget(storage) or "buffers")
+        return tensor
+
+    def moved(self, tensor: Any, dtype: Any, *, to_host: bool, non_blocking: bool) -> Any:
+        """Return *tensor* on the other side; a blocking copy holds up the host.
+
+        Another *dtype* is made on the device, or on the host by a blocking copy (``copy_kernel_cuda`` in
+        ATen/native/cuda/Copy.cu).
+        """
+        import torch
+
+        is_first = to_host == non_blocking
+        source = tensor.to(dtype) if dtype is not None and is_first else tensor
+        self._direction = TO_HOST if to_host else TO_DEVICE
+        try:
+            out = torch.ops.aten._to_copy.default(source, non_blocking=non_blocking)
+        finally:
+            self._direction = ""
+        return out.to(dtype) if dtype is not None else out
+
+    @contextmanager
+    def meant(self) -> Iterator[None]:
+        """Let ``torch.device("cpu")`` be the host for a while; else it may be what a tensor says it is on."""
+        before, self.is_meant = self.is_meant, True
+        try:
+            yield
+        finally:
+            self.is_meant = before
+
+    def part(self, name: str, operands: Sequence[Any]) -> str:
+        """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
+
+        As torch has it, a tensor of the device that is no single number is not computed with on the host.
+        """
+        if self._direction and name == "aten._to_copy":
+            return self._direction
+        if name in COPYING:
+            written, read = (self._holds_first(value) for value in operands[:2])
+            return (TO_HOST if written else TO_DEVICE) if written != read else ON_HOST if read else ""
+        tensors = tensors_in(operands)
+        here = [self.holds(tensor) for tensor in tensors]
+        if not any(here):
+            return ""
+        elsewhere = (tensor.dim() for tensor, is_here in zip(tensors, here, strict=True) if not is_here)
+        return "" if any(elsewhere) else ON_HOST
+
+    def _holds_first(self, values: Any) -> bool:
+        return any(map(self.holds, tensors_in(values)[:1]))
+
+    def count(self, out: Any, category: str, part: str) -> None:
+        """Count the memory of what an operator with this *part* of the host has made."""
+        memory = self.memory if part in {ON_HOST, TO_HOST} else self._session.memory
+        for tensor in tensors_in(out):
+            storage = tensor.untyped_storage()
+            if self._session.memory.number_of(storage) < 0:
+                memory.add(storage, category)
+
+    def work(self, part: str, found: Work, operands: Sequence[Any]) -> Work:
+        """Return what an operator that would be *found* on the device is as *part* of the host."""
+        if part == ON_HOST:
+            return found._replace(kind=ON_HOST, kernels=0)
+        read = tensors_in(operands[1]) if found.name in COPYING else tensors_in(operands)[:1]
+        size = sum(map(tensor_bytes, read))
+        return Work(f"host.{part}", part, found.shapes, dtype_name(read[0]), 0, size)
+
+    def waited(self, part: str, *, non_blocking: bool) -> None:
+        """Note that the host waits for a copy, unless it need not."""
+        if part != ON_HOST and not non_blocking:
+            self._session.tape.note(HOST_WAIT)

@@ -1,0 +1,73 @@
+"""What libraries do otherwise where tensors are fake: they ask whether they are, or write what is there."""
+# ruff: noqa: SLF001 - this module takes the place of parts of libraries
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.importing import Expectation
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+def install(session: RehearsalSession) -> list[Any]:
+    """Put everything in place as soon as a library is imported; return what has to be kept alive."""
+    return [
+        kept
+        for name, change in _CHANGES.items()
+        for kept in when_imported(name, functools.partial(change, session))
+    ]
+
+
+def when_imported(name: str, change: Callable[[Any], None]) -> list[Any]:
+    """Change the module *name* now, or once somebody has imported it; return what has to be kept alive."""
+    if name in sys.modules:
+        change(sys.modules[name])
+        return []
+    return [Expectation(name, change)]
+
+
+def _transformers(session: RehearsalSession, module: Any) -> None:
+    """Let transformers take the ways of real tensors.
+
+    A fake one is to it the sign of a graph that is traced: it would build a mask of all scores where a real
+    run asks for causal attention, and never look whether a batch is padded (``masking_utils.py``).
+    """
+    del session
+    module.is_fake_tensor = lambda x: False
+
+
+def _safetensors(session: RehearsalSession, module: Any) -> None:
+    """Let safetensors write nothing: it would write what it finds at the addresses of tensors."""
+
+    def nothing(*args: Any, **kwargs: Any) -> bytes:
+        del args, kwargs
+        session.warn("safetensors wrote nothing: a rehearsal has no numbers to keep")
+        return b""
+
+    module.save = module.save_file = nothing
+
+
+def _distributions(session: RehearsalSession, module: Any) -> None:
+    """Let distributions take their parameters for valid: whether they are is a question for numbers."""
+    del session
+    module.Distribution.set_default_validate_args(value=False)
+
+
+def _zero(session: RehearsalSession, module: Any) -> None:
+    """Let the optimizer that is cut over ranks collect its states: those of others are like these."""
+    del session
+    module._broadcast_object = lambda obj, *args, **kwargs: obj
+
+
+_CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
+    "transformers.utils.import_utils": _transformers,
+    "safetensors.torch": _safetensors,
+    "torch.distributions.distribution": _distributions,
+    "torch.distributed.optim.zero_redundancy_optimizer": _zero,
+}
+"""Modules, and what makes each of them do as on a GPU."""

@@ -1,0 +1,77 @@
+"""Makes up what routers of experts choose, so that each expert has the load that is stated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.loads import Loads
+from tracer.rehearse.numbers import Numbers
+
+
+class Routing:
+    """Choices of experts.
+
+    Args:
+        loads: of each expert.
+        numbers: keeps the choices, and all that is computed from them.
+        tell: takes what the script was told.
+
+    Attributes:
+        inside: returns the class of the module that runs.
+        n_choices: calls of operators for which experts were chosen.
+        groups: members of groups among which counts of choices were exchanged: each holds experts of its own.
+    """
+
+    def __init__(self, loads: Loads, numbers: Numbers, tell: Callable[[str], None]) -> None:
+        self._loads, self._numbers, self._tell = loads, numbers, tell
+        self.inside: Callable[[], str] = str
+        self.n_choices = 0
+        self.groups: list[tuple[int, ...]] = []
+
+    def choose(self, scores: Any, places: Any, top_k: int, asker: str) -> bool:
+        """Make up *places*, those of the largest *top_k* of *scores* along the last dimension.
+
+        The tokens of one expert follow each other, and begin again with the first token after the last, at
+        its next choice: none has an expert twice (R. McNaughton, Scheduling with Deadlines and Loss
+        Functions, Management Science 6(1), 1959).
+
+        Returns:
+            Whether it is a choice of experts.
+        """
+        n_experts = scores.shape[-1]
+        if n_experts < 2 or not places.numel() or not self._loads.is_of(n_experts, self.inside()):
+            return False
+        n_tokens = places.numel() // top_k
+        if places.numel() * n_experts > self._numbers.most:
+            raise RehearsalError(
+                f"{asker} chooses {top_k} of {n_experts} experts for {n_tokens:,} tokens, too many to count "
+                f"one by one (tokens x choices x experts up to {self._numbers.most:,}): rehearse a smaller "
+                "micro-batch, or give --expert-load one number"
+            )
+        counts = self._loads.counts(n_tokens, top_k, n_experts)
+        self._numbers.keep(places, self._made(counts, n_tokens, top_k, tuple(places.shape)))
+        self._tell(f"{asker} chooses {top_k} of {n_experts} experts: told {self._loads.said(counts)}")
+        self.n_choices += 1
+        return True
+
+    def exchange(
+        self, source: Any, outputs: Sequence[Any], rank: int, ranks: Sequence[int], sizes: Any
+    ) -> bool:
+        """Follow an all-to-all among *ranks*; return whether *outputs*, what this *rank* gets, are known."""
+        group = tuple(ranks)
+        known = self._numbers.deal(source, outputs, group.index(rank), len(group), list(sizes or ()))
+        if known and group not in self.groups and len(group) > 1:
+            self.groups.append(group)
+        return known
+
+    @staticmethod
+    def _made(counts: Sequence[int], n_tokens: int, top_k: int, shape: tuple[int, ...]) -> Any:
+        import torch
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        listed = list(chain.from_iterable(repeat(expert, n) for expert, n in enumerate(counts)))
+        with unset_fake_temporarily():
+            return torch.tensor(listed).reshape(top_k, n_tokens).t().reshape(shape)
