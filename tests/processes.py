@@ -22,8 +22,10 @@ FLAKES = re.compile(
     "connectFullMesh|EADDRINUSE|Address already in use|terminate called without an active exc"
 )
 """Failures of gloo on a busy machine. The last is torch's own, recorded or not: of 100 trainings with tensor
-parallelism on torch 2.13 that were not recorded, one process aborted so while Python shut down. There, and
-with DDP and FSDP2, the group outlives ``destroy_process_group``, and gloo's threads run on meanwhile."""
+parallelism on torch 2.13 that were not recorded, one process aborted so while Python shut down. Up to 3.13
+Python ends a thread that asks for its lock by then with ``pthread_exit``, which unwinds frames of C++ that
+allow no exception. A thread of Python that is inside of ``Work.wait`` then does so; gloo's own threads, which
+run on behind ``destroy_process_group``, ask for the lock where they drop the last reference to a tensor."""
 
 MOST_RUNS = 3
 """How often processes are started until they do not fail so."""

@@ -11,6 +11,7 @@ from tracer.importing import Expectation
 from tracer.launched import is_one_of_many
 from tracer.optimizing import optimizer_steps
 from tracer.record import Recording, activate, begin_now, wrap_init
+from tracer.run_directory import RESTART
 from tracer.window import Window
 
 RUN_VARIABLE: Final = "FORETRACE_RUN"
@@ -41,7 +42,7 @@ def attach(module: Any) -> None:
     path = Path(os.environ[RUN_VARIABLE])
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restart:  # what was recorded before the restart stays as it is
-        path = path.with_name(f"{path.name}-restart{restart}")
+        path = path.with_name(f"{path.name}{RESTART}{restart}")
     window = Window.parsed(ranks=os.environ.get(RANKS_VARIABLE, ""), steps=os.environ.get(STEPS_VARIABLE, ""))
     recording = Recording(
         path,

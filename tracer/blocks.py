@@ -16,6 +16,13 @@ WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module
 """Names under which FSDP1, activation checkpointing and torch.compile hold the module that they wrap."""
 
 
+def compiled_of(model: Any) -> Any:
+    """Return what ``torch.compile`` has made *model* of, or *model* itself."""
+    while type(model).__name__ == "OptimizedModule":
+        model = model._orig_mod  # noqa: SLF001 - what torch wraps a module in
+    return model
+
+
 def find_blocks(root: Any) -> dict[Any, Block]:
     """Return the blocks of a ``torch.nn.Module`` that was called from outside of any other."""
     names = {module: plain_name(name, root) for name, module in root.named_modules()}
@@ -30,8 +37,9 @@ def find_blocks(root: Any) -> dict[Any, Block]:
 
 def class_name(model: Any) -> str:
     """Return the name of a model's own class, without what data parallelism has made of it."""
+    model = compiled_of(model)
     while _is_wrapper(model) or type(model).__name__ == "FullyShardedDataParallel":
-        model = model.module
+        model = compiled_of(model.module)
     kind = type(model)
     bases = [base.__name__ for base in kind.__mro__]
     return bases[2] if bases[1:2] == ["FSDPModule"] else bases[0]
@@ -90,7 +98,7 @@ def plain_name(name: str, root: Any) -> str:
 
 def _is_wrapper(root: Any) -> bool:
     """Whether *root* is a data-parallel wrapper around a model."""
-    return type(root).__name__ in {"DistributedDataParallel", "DataParallel"}
+    return type(compiled_of(root)).__name__ in {"DistributedDataParallel", "DataParallel"}
 
 
 def _twins_as_one(blocks: Mapping[Any, Block]) -> dict[Any, Block]:

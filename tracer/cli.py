@@ -65,7 +65,7 @@ def record(
     if is_merge:
         _merge(command, output, as_json=as_json)
         return
-    from tracer.finish import finish, why_it_failed, why_nothing
+    from tracer.finish import restarts
     from tracer.launch import launch
     from tracer.launched import is_first, is_one_of_many
 
@@ -74,6 +74,7 @@ def record(
         raise click.UsageError(
             "every rank starts a recording of its own: give all of them one directory, -o DIR"
         )
+    before = restarts(path.absolute())
     status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps, depth=depth)
     if is_one_of_many():  # the others may not have ended, and no rank knows when
         if is_first() and not as_json:
@@ -81,20 +82,43 @@ def record(
                 f"{path}: a recorder per rank; next, when all ended: foretrace analyze {path}", err=True
             )
         context.exit(status)
+    again = [path.with_name(one.name) for one in restarts(path.absolute()) if one not in before]
+    told = [
+        _told(one, status if one == (again or [path])[-1] else 0, ranks=ranks, as_json=as_json)
+        for one in (path, *again)
+    ]
+    if as_json:
+        click.echo(
+            json.dumps({**told[0], "exit_status": status, **({"restarts": told[1:]} if again else {})})
+        )
+    context.exit(status)
+
+
+def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, Any]:
+    """Finish the run in *path*, and say what it is unless that is for a JSON object, which is returned.
+
+    Args:
+        path: the run directory.
+        status: exit status of what was recorded there.
+        ranks: the ranks that were chosen, empty: all.
+        as_json: say nothing.
+    """
+    from tracer.finish import finish, why_it_failed, why_nothing
+
     summary = finish(path.absolute()) if path.is_dir() else None
     why = why_it_failed(path) if status and path.is_dir() else []
     if as_json:
-        told = {"run": str(path), "exit_status": status, "recorded": summary is not None, "failure": why}
-        click.echo(json.dumps({**told, **(summary or {})}))
-    elif summary is None:
-        click.echo(f"foretrace: nothing recorded: {why_nothing(path)}", err=True)
+        return {"run": str(path), "recorded": summary is not None, "failure": why, **(summary or {})}
+    if summary is None:
+        click.echo(f"foretrace: nothing recorded in {path}: {why_nothing(path)}", err=True)
     else:
         _show(path, summary)
-        if summary["n_ranks_stored"] < summary["world_size"] and not ranks:
+        lacks_some = summary["n_ranks_stored"] < summary["world_size"] and not ranks
+        if lacks_some and (not status or summary["ranks_here"] < summary["world_size"]):  # else they died
             click.echo(f"the other ranks, on other machines: foretrace record --merge -o ALL {path} ...")
-    for line in () if as_json else why[:MOST_TOLD]:
+    for line in why[:MOST_TOLD]:
         click.echo(line, err=True)
-    context.exit(status)
+    return {}
 
 
 def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> None:
@@ -151,7 +175,7 @@ def _free_directory(command: tuple[str, ...]) -> Path:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def detect(*, output: Path, processes: int, as_json: bool) -> None:
-    """Measure this machine and write it as a cluster that `simulate --cluster FILE` takes.
+    """Measure this machine, and write it as a file for --cluster.
 
     Measures matrix products, memory bandwidth, and collectives of real gloo processes; some 15 seconds.
     """

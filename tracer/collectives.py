@@ -5,7 +5,7 @@ operators. An implementation at the dispatch key ``BackendSelect``, which comes 
 uses, sees each call on any thread and any device, and passes it on with the key removed. Other ways miss
 some of them, or deadlock because they hold the interpreter's lock.
 
-Where no GPU is used, ``tracer.native`` does the same for collectives in C++, and only transfers come here.
+Where no GPU is used, ``tracer.native`` does the same in C++.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer import internals
 from tracer.clock import now_ns
 from tracer.lane import NOBODY
-from tracer.operators import OPERATORS, Operator, dtype_name
+from tracer.operators import RECORDED, Operator, dtype_name
 from tracer.records import Communication
 from tracer.stamps import cuda_stamp
 
@@ -35,10 +35,9 @@ class CollectiveHook:
 
     Args:
         session: the recording.
-        only_transfers: leave the collectives alone, which compiled hooks see.
     """
 
-    def __init__(self, session: Session, *, only_transfers: bool = False) -> None:
+    def __init__(self, session: Session) -> None:
         import torch
         import torch.distributed as dist
 
@@ -48,13 +47,14 @@ class CollectiveHook:
         self._after = internals.keys_after_backend_select()
         self._library: Any = torch.library.Library("c10d", "IMPL")
         self._functional: Any = torch.library.Library("_c10d_functional", "IMPL")
-        for name, operator in OPERATORS.items():
-            is_ours = operator.peer >= 0 or not only_transfers
-            if is_ours and (packet := getattr(torch.ops.c10d, name, None)) is not None:
-                self._override(self._library, packet.default, self._noting(name, operator, packet.default))
-        if not only_transfers:
-            wait_tensor = internals.wait_tensor()
-            self._override(self._functional, wait_tensor, self._waiting(wait_tensor))
+        for name, operator in RECORDED.items():
+            if (packet := getattr(torch.ops.c10d, name, None)) is not None:
+                kernel = self._noting(name, operator, packet.default)
+                self._override(
+                    self._library, packet.default, self._pausing(kernel) if operator.waits else kernel
+                )
+        wait_tensor = internals.wait_tensor()
+        self._override(self._functional, wait_tensor, self._waiting(wait_tensor))
 
     def remove(self) -> None:
         """Give the operators back as they were."""
@@ -73,7 +73,8 @@ class CollectiveHook:
         )
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
         redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
-        is_p2p, frame = operator.peer >= 0, sys._getframe  # noqa: SLF001 - public by its docs
+        # What anybody may send is over when somebody has waited, as only then it is known who has.
+        is_watched, frame = operator.peer >= 0, sys._getframe  # noqa: SLF001 - public by its docs
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = before(args)
@@ -86,7 +87,7 @@ class CollectiveHook:
             except BaseException:
                 failed(communication)
                 raise
-            issued(communication, result, frame().f_back if is_p2p else None)
+            issued(communication, result, frame().f_back if is_watched else None)
             return result
 
         def on_device(communication: Communication, keyset: Any, args: Any, kwargs: Any) -> Any:
@@ -106,6 +107,19 @@ class CollectiveHook:
         kernel.__name__ = f"foretrace_{name}"
         return kernel
 
+    def _pausing(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Return *kernel*, while which the process waits: no block owns the time."""
+        pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
+
+        def waiting(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            is_paused = pause()
+            try:
+                return kernel(keyset, *args, **kwargs)
+            finally:
+                resume(is_paused)
+
+        return waiting
+
     def _describing(self, operator: Operator) -> Callable[[tuple[Any, ...]], Communication | None]:
         """Return what describes a call of *operator* before it is made; None once that has failed.
 
@@ -114,9 +128,9 @@ class CollectiveHook:
         """
         session, unbox, known = self._session, self._unbox_group, self._session.groups.by_object
         disabled, put, note = session.disabled, session.sink.put, session.issued.note
-        position, stack = session.position, session.lane.stack
+        position, stack, is_own = session.position, session.lane.stack, session.lane.is_own
         kind, at, whole, filled = operator.kind, operator.group, operator.whole, operator.filled
-        is_plain = operator.peer < 0 and whole >= 0
+        is_plain = not operator.is_p2p and whole >= 0
 
         def describe(args: tuple[Any, ...]) -> Communication | None:
             if "collectives" in disabled:
@@ -133,7 +147,7 @@ class CollectiveHook:
                     group.n_collectives = 1 + (sequence := next(group.collectives))
                     communication = Communication(  # by position: half as long
                         kind, group, sequence, -1, tensor.nbytes, dtype_name(tensor),
-                        stack[-1][1] if stack else NOBODY,
+                        stack[-1][1] if stack and is_own() else NOBODY,
                         (position.step, position.stage, position.virtual_stage, position.microbatch),
                         now_ns(), (_address(tensor if filled == whole else args[filled]),),
                     )  # fmt: skip
@@ -157,11 +171,14 @@ class CollectiveHook:
             group.is_timed = True
             with suppress(RuntimeError):  # then a hook that finds it complete tells the end
                 internals.time_on_device(process_group)
-        at, block, peer = session.position, session.lane.block, -1
-        if operator.peer >= 0:
-            peer = group.ranks[args[operator.peer]]
-            pair = (session.rank, peer) if operator.kind == "send" else (peer, session.rank)
-            sequence = group.next_transfer(pair)
+        lane = session.lane
+        at, block, peer = session.position, lane.block if lane.is_own() else NOBODY, -1
+        if operator.is_p2p:
+            sequence = -1
+            if operator.peer >= 0:
+                peer = group.ranks[args[operator.peer]]
+                pair = (session.rank, peer) if operator.kind == "send" else (peer, session.rank)
+                sequence = group.next_transfer(pair)
             at, block = session.transfer(operator.kind, tensor)
         else:
             sequence = group.next_collective()
@@ -192,7 +209,7 @@ class CollectiveHook:
         None on a thread of C++ and for a collective.
         """
         session, disabled, unbox = self._session, self._session.disabled, self._unbox_work
-        issued, is_p2p = session.completions.issued, operator.peer >= 0
+        issued, is_p2p = session.completions.issued, operator.is_p2p
         may_watch = operator.kind != "reduce_scatter"
 
         def follow(communication: Communication, result: Any, caller: FrameType | None) -> None:

@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from tracer import internals
 from tracer.clock import now_ns
 from tracer.device_works import DeviceWorks
 from tracer.records import Communication
@@ -73,10 +74,12 @@ class Completions(DeviceWorks):
 
     Args:
         wait: the original ``Work.wait``.
+        rank: own global rank.
     """
 
-    def __init__(self, wait: Callable[..., Any]) -> None:
+    def __init__(self, wait: Callable[..., Any], rank: int) -> None:
         super().__init__()
+        self._rank = rank
         self._watchers = Watchers(wait, self._watched)
         self._lock = threading.Lock()
         self._unclaimed: deque[Communication] = deque()
@@ -178,7 +181,7 @@ class Completions(DeviceWorks):
 
     def claim(self, communication: Communication) -> Watch | None:
         """Keep watchers off *communication* because the training waits for it; return the one it has."""
-        if communication.peer < 0:  # a second wait does no harm
+        if not communication.is_p2p:  # a second wait does no harm
             communication.is_claimed = True
             return None
         with self._lock:
@@ -188,6 +191,8 @@ class Completions(DeviceWorks):
     def ended(self, communication: Communication) -> None:
         """Note that somebody who needed *communication* has it."""
         if communication.end is None:
+            if communication.is_p2p and communication.peer < 0:
+                self._received(communication)
             if communication.device < 0:
                 communication.end = now_ns()
             else:
@@ -196,6 +201,14 @@ class Completions(DeviceWorks):
         with self._lock:
             if self.loose and self.loose[-1] is communication:  # as what is waited for at once
                 self.loose.pop()
+
+    def _received(self, communication: Communication) -> None:
+        """A receive from anybody is over: its work tells who has sent."""
+        source = internals.source_of(communication.work)
+        if source >= 0:
+            peer = communication.group.ranks[source]
+            communication.sequence = communication.group.next_transfer((peer, self._rank))
+            communication.peer = peer
 
     @property
     def has_watched_transfers(self) -> bool:

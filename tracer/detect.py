@@ -103,7 +103,7 @@ class Measured:
         found = [
             f"{self.cores} cores, {self.memory_bytes / 1e9:.0f} GB, torch {self.torch}",
             f"one process: {c.peak_flops_per_s / 1e9:.0f} GFLOP/s, {c.operation_s * 1e6:.0f} us an operation",
-            f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {c.memory_fraction:.0%} of it element-wise",
+            f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {100 * c.memory_fraction:.0f} % element-wise",
         ]
         for kind, rows in self.times_s.items():
             for n, times in rows.items():
@@ -122,7 +122,7 @@ def measure(n_processes: int) -> Measured:
         RecordError: torch is not installed, or a process failed.
     """
     if find_spec("torch") is None:
-        raise RecordError("measuring this machine needs torch: pip install 'foretrace[trace]'")
+        raise RecordError("measuring this machine needs torch: pip install torch")
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="foretrace-detect-") as scratch:
         results = _run_workers(n_processes, min(cores, n_processes), Path(scratch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pyarrow import ipc
 from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
 from tracer.kernels import KERNELS, KINETO
-from tracer.run_directory import REFUSED
+from tracer.run_directory import REFUSED, RESTART
 from traces.analysis.hang import hang
 from traces.analysis.metrics import summarize
 from traces.analysis.mismatch import mismatches
@@ -34,8 +35,8 @@ def finish(path: Path) -> dict[str, Any] | None:
     """Join what the ranks have left in the run directory *path* and return its summary.
 
     Returns:
-        The summary of ``traces.analysis.metrics.summarize``, and the ``warnings`` of the ranks; None if no
-        rank has recorded a span.
+        The summary of ``traces.analysis.metrics.summarize``, ``warnings`` of the ranks, and ``ranks_here``,
+        how many ranks a machine has; None if no rank has recorded a span.
     """
     _join_memory(path)
     try:
@@ -54,7 +55,18 @@ def finish(path: Path) -> dict[str, Any] | None:
             write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
     except TraceError:  # a full disk: the sidecars of the ranks say what run.json would
         pass
-    return {**summary, "warnings": list(run.info.warnings)}
+    here = (run.info.cluster or {}).get("gpus_per_node", run.info.world_size)
+    return {**summary, "warnings": list(run.info.warnings), "ranks_here": here}
+
+
+def restarts(path: Path) -> list[Path]:
+    """Return the run directories beside *path* of what torchrun has started again, in that order."""
+    found = (
+        (int(number), one)
+        for one in path.parent.glob(f"{glob.escape(path.name)}{RESTART}*")
+        if (number := one.name.removeprefix(f"{path.name}{RESTART}")).isdecimal()
+    )
+    return [one for _, one in sorted(found)]
 
 
 def why_it_failed(path: Path) -> list[str]:

@@ -115,7 +115,10 @@ class Groups:
             axis: one of AXES, or the name of a mesh dimension.
             certain: also where the group has an axis already.
         """
-        info = self.of(process_group)
+        self.name_known(self.of(process_group), axis, certain=certain)
+
+    def name_known(self, info: GroupInfo, axis: str, *, certain: bool = False) -> None:
+        """Note that the group of *info* serves *axis*; as `name_axis`."""
         if (certain or info.axis not in AXES) and info.axis != axis:
             info.axis = axis
             self.n_changes += 1

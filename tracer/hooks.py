@@ -26,6 +26,7 @@ class Hook(Protocol):
 def install(session: Session) -> list[Hook]:
     """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
     from tracer.modules import BackwardHook, ModuleHook
+    from tracer.recomputing import CheckpointHook
     from tracer.steps import OptimizerHook
     from tracer.waits import GraphHook, StreamHook
 
@@ -34,11 +35,12 @@ def install(session: Session) -> list[Hook]:
         session.backward = BackwardHook(session)
         hooks = [session.backward, ModuleHook(session)]
     else:
-        from tracer.native.hooks import NativeBackwardHook, NativeModuleHook
+        from tracer.native.hooks import NativeModuleHook
+        from tracer.native.wrappers import NativeBackwardHook
 
         session.backward = NativeBackwardHook(session, session.native)
         hooks = [session.backward, NativeModuleHook(session, session.native)]
-    hooks += [OptimizerHook(session), StreamHook(session), GraphHook()]
+    hooks += [CheckpointHook(session), OptimizerHook(session), StreamHook(session), GraphHook()]
     return hooks + _distributed(session) if is_distributed() else hooks
 
 
@@ -48,13 +50,16 @@ def _distributed(session: Session) -> list[Hook]:
     from tracer.collectives import CollectiveHook
     from tracer.waits import BatchHook, BlockingHook, WaitHook
 
-    session.completions = Completions(dist.Work.wait)
-    hooks: list[Hook] = [CollectiveHook(session, only_transfers=session.native is not None)]
-    if session.native is not None:
+    hooks: list[Hook]
+    if session.native is None:
+        session.completions = Completions(dist.Work.wait, session.rank)
+        hooks = [CollectiveHook(session), WaitHook(session), BatchHook(session)]
+    else:
         from tracer.native.hooks import NativeCollectiveHook
+        from tracer.native.wrappers import NativeWaitHook
 
-        hooks.append(NativeCollectiveHook(session, session.native))
-    hooks += [WaitHook(session), BatchHook(session), BlockingHook(session), MeshHook(session)]
+        hooks = [NativeCollectiveHook(session, session.native), NativeWaitHook(session.native)]
+    hooks += [BlockingHook(session), MeshHook(session)]
     return [
         *hooks,
         _when_imported(session, "pipeline", internals.PIPELINING, _pipeline),
@@ -78,5 +83,11 @@ def _symmetric(session: Session) -> Hook:
 def _pipeline(session: Session) -> Hook:
     from tracer.pipeline import PipelineHook
 
-    session.pipeline = hook = PipelineHook(session)
+    if session.native is None:
+        session.pipeline = PipelineHook(session)
+    else:
+        from tracer.native.wrappers import NativePipelineHook
+
+        session.pipeline = NativePipelineHook(session, session.native)
+    hook: Hook = session.pipeline
     return hook

@@ -145,6 +145,14 @@ def device_ns(work: Any) -> int | None:
         return None
 
 
+def source_of(work: Any) -> int:
+    """Return which member of its group has sent what a complete *work* has received, -1: it does not tell."""
+    try:
+        return int(work._source_rank())
+    except (AttributeError, RuntimeError):
+        return -1
+
+
 def default_store() -> Any:
     """Return the store that the default process group was made with."""
     from torch.distributed import distributed_c10d
@@ -160,6 +168,32 @@ def queue_callback() -> Callable[[Callable[[], Any]], None]:
     return queue
 
 
+def is_in_backward() -> Callable[[], bool]:
+    """Return what tells whether this thread runs nodes of a backward pass, as torch's checkpointing asks."""
+    import torch
+
+    current: Callable[[], int] = torch._C._current_graph_task_id
+    return lambda: current() != -1
+
+
+CHECKPOINT: Final = "CheckpointFunctionBackward"
+"""Class of the node of a part that reentrant checkpointing will recompute."""
+
+
+def autocast_kept(node: Any) -> Any:
+    """Return the type of the autocast in which what *node* will recompute has run, None if there was none."""
+    for name in ("device_autocast_kwargs", "cpu_autocast_kwargs"):
+        kept = getattr(node, name, None) or {}
+        if kept.get("enabled"):
+            return kept["dtype"]
+    return None
+
+
+def made(node: Any) -> Any:
+    """Return the ``torch.dtype`` of the first tensor that the operator of an autograd node has made."""
+    return node._input_metadata[0].dtype
+
+
 def swap_run_backward(replacement: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Return the function by which every backward pass enters the engine; put *replacement* in its place."""
     import torch
@@ -170,6 +204,13 @@ def swap_run_backward(replacement: Callable[..., Any] | None = None) -> Callable
     return original
 
 
+def checkpoints() -> tuple[Any, Any]:
+    """Return what keeps the function of a checkpoint for its next run: without and with reentry."""
+    from torch.utils import checkpoint
+
+    return checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
+
+
 def fsdp2_groups(module: Any) -> list[Any]:
     """Return the groups of parameters that ``fully_shard`` has made of *module*, [] if it was not called."""
     state = getattr(module, "_get_fsdp_state", None)
@@ -178,6 +219,14 @@ def fsdp2_groups(module: Any) -> list[Any]:
     several = getattr(state(), "_fsdp_param_groups", None)  # torch 2.13 brought it
     found = [state()._fsdp_param_group] if several is None else several
     return [group for group in found if group is not None]
+
+
+def mixed_precision(module: Any) -> Any:
+    """Return in what types *module* computes, as FSDP, first or second, was told; None: not told."""
+    state = getattr(module, "_get_fsdp_state", None)
+    if state is not None:
+        return getattr(state(), "_mp_policy", None)
+    return module.mixed_precision if type(module).__name__ == FSDP1 else None
 
 
 FSDP1: Final = "FullyShardedDataParallel"

@@ -19,6 +19,9 @@ KINETO: Final = "kineto"
 KERNELS: Final = "kernels"
 """Folder of the run directory that holds the run made of them."""
 
+N_STEPS: Final = "foretrace_n_steps"
+"""Key of such a trace, beside its events: steps from this number on had not ended when it was written."""
+
 FIRST_STEPS: Final = range(2, 5)
 """Steps that are profiled unless others are asked for: behind the first ones, in which buckets are agreed on
 and memory is allocated, and few, for an event takes 6 KB of memory until it is written."""
@@ -45,7 +48,7 @@ class KernelTrace:
         self._unmark()
         is_wanted = self._has_step(step)
         if self._is_running and not is_wanted:
-            self.close()
+            self.close(step)
         if self._is_done or not (is_wanted or self._has_step(step + 1)):
             return
         if self._profiler is None:
@@ -55,14 +58,15 @@ class KernelTrace:
                 self._start()
             self._mark_step(step)
 
-    def close(self) -> None:
-        """Stop, and write what was seen."""
+    def close(self, n_steps: int) -> None:
+        """Stop, and write what was seen; *n_steps* steps have ended, and what has begun since is none."""
         if self._profiler is None:
             return
         if not (has_run := self._is_running):  # prepared for a step that never came: torch wants both calls
             self._start()
         profiler, self._profiler, self._is_running, self._is_done = self._profiler, None, False, True
         self._unmark()
+        profiler.add_metadata_json(N_STEPS, str(n_steps))
         profiler.stop_trace()
         if has_run:
             self._file.parent.mkdir(parents=True, exist_ok=True)

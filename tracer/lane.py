@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Final
 
+from tracer import internals
 from tracer.clock import now_ns
 from tracer.records import Block, Position, Segment
 from tracer.stamps import ComputeStream, Stamp
@@ -38,6 +40,8 @@ class Lane:
         self._position = position
         self._emit = emit
         self.stack: list[tuple[str, Block]] = []
+        self._thread = 0
+        self._is_in_backward = internals.is_in_backward()
         self._n_waits = 0
         self._since: Stamp = 0
 
@@ -50,6 +54,14 @@ class Lane:
     def block(self) -> Block:
         """The block that owns the time now."""
         return self.stack[-1][1] if self.stack else NOBODY
+
+    def own(self) -> None:
+        """It is this thread that trains: what others do meanwhile, as to save a checkpoint, is beside it."""
+        self._thread = get_ident()
+
+    def is_own(self) -> bool:
+        """Whether this thread trains, or runs nodes of a backward pass; all do until one is known to."""
+        return self._thread in (0, get_ident()) or self._is_in_backward()
 
     def push(self, kind: str, block: Block) -> int:
         """Let *block* own the time from now on; return what ``pop`` takes to undo it."""
@@ -84,12 +96,12 @@ class Lane:
         self.stamp = device.stamp
 
     def pause(self) -> bool:
-        """Time from now on is waiting, not compute, if it is the compute stream that waits.
+        """Time from now on is waiting, not compute, if it is the training that waits, on its compute stream.
 
         Returns:
             Whether that is so; ``resume`` takes it.
         """
-        if self.device is not None and not self.device.is_current():
+        if not self.is_own() or (self.device is not None and not self.device.is_current()):
             return False
         self._cut()
         self._n_waits += 1

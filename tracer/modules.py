@@ -10,7 +10,7 @@ modules that change them in place.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, ValuesView
+from collections.abc import Callable, Mapping, ValuesView
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,17 +69,29 @@ class ModuleHook:
         entered = self._session.guarded("modules", self._entered)
         left = self._session.guarded("modules", self._left)
         inner, is_compiling = self._inner, torch.compiler.is_compiling
+        traced = torch._C._get_tracing_state  # noqa: SLF001 - the answer of torch.jit.is_tracing, in a tenth of its time
+        computed, awaited = self._computed()
 
         # The compiler traces hooks: it must meet nothing that changes before it knows that they do nothing.
+        # torch.jit.trace takes every look at a size into the graph, which then differs from its own check's.
         def before(module: Any, args: Any) -> None:
-            if not is_compiling() and id(module) not in inner:
+            if not is_compiling() and not traced() and id(module) not in inner:
                 entered(module, args)
 
         def after(module: Any, args: Any, *rest: Any) -> None:
-            if not is_compiling() and id(module) not in inner:  # after an exception torch leaves kwargs out
+            if (
+                not is_compiling() and not traced() and id(module) not in inner
+            ):  # after an exception torch leaves kwargs out
                 left(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+                if awaited:
+                    computed(module, rest[-1])
 
         return before, after
+
+    def _computed(self) -> tuple[Callable[[Any, Any], None], Mapping[int, Any]]:
+        """Return what is told of calls that are over, and for which models: none, as a rule."""
+        precision = self._session.precision
+        return self._session.guarded("modules", precision.ran), precision.awaited
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -87,13 +99,15 @@ class ModuleHook:
             handle.remove()
 
     def _entered(self, module: Any, args: Any) -> None:
+        if not self._lane.is_own():
+            return
         block = self._blocks.get(id(module))
         if block is None and (block := self._met(module, args)) is None:
             return
         session = self._session
         if not self._running:
             self._lane.follow()
-            session.steps.begin()
+            session.called(module, args)
         elif block is self._running[-1][1]:
             return  # what its wrapper has begun; called without it, as in a recomputation, it begins itself
         elif block.layer < 0 <= self._running[-1][1].layer:
@@ -104,7 +118,11 @@ class ModuleHook:
 
     def _left(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         stack = self._running
-        if not stack or (stack[-1][0] is not module and all(entry[0] is not module for entry in stack)):
+        if (
+            not self._lane.is_own()
+            or not stack
+            or (stack[-1][0] is not module and all(entry[0] is not module for entry in stack))
+        ):
             return
         while stack:
             running, block, depth, entry = stack.pop()
@@ -116,8 +134,8 @@ class ModuleHook:
                 if type(node).__name__ in _VIEWS:  # gone if somebody changes the output in place
                     self._tag(node.next_functions[0][0], block)
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
-                if kwargs and not stack and self._session.needs_input:
-                    self._session.note_input(kwargs.values())
+                if kwargs and not stack:
+                    self._session.called_with(kwargs.values())
                 return
 
     def _met(self, module: Any, args: Any) -> Block | None:
@@ -203,8 +221,12 @@ class BackwardHook:
         self._is_ending = False
         self._queue_callback = internals.queue_callback()
         self._original = original = internals.swap_run_backward()
-        begin, end = (session.guarded("modules", f) for f in (self._begin, self._end))
         self._graph_done = session.guarded("modules", self._nodes_done)
+        internals.swap_run_backward(self._running(original))
+
+    def _running(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs a backward pass by *original* and notes when it begins and ends."""
+        begin, end = (self._session.guarded("modules", f) for f in (self._begin, self._end))
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             depth = begin()
@@ -213,7 +235,7 @@ class BackwardHook:
             finally:
                 end(depth)
 
-        internals.swap_run_backward(run_backward)
+        return run_backward
 
     def remove(self) -> None:
         """Give the entry to the autograd engine back as it was."""
@@ -227,6 +249,7 @@ class BackwardHook:
     def _begin(self) -> int:
         self._depth += 1
         self._is_ending = False
+        self._lane.own()
         block = self._lane.block
         return self._lane.push(self.kind, LOSS if block is NOBODY else block)
 

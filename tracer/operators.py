@@ -25,6 +25,13 @@ DTYPES: Final = MappingProxyType(
 """Names of torch's floating-point types as the field writes them; others keep torch's name."""
 
 
+NO_PEER: Final = -1
+"""In place of the position of a peer, for a collective."""
+
+ANY_PEER: Final = -2
+"""The same for a receive from whichever rank sends first: who that was is known when it is over."""
+
+
 class Operator(NamedTuple):
     """How to read the arguments of one ``c10d`` operator.
 
@@ -34,10 +41,11 @@ class Operator(NamedTuple):
         size: returns the size in bytes from the arguments and the number of ranks.
         tensor: returns one tensor, for dtype and device.
         outputs: returns the tensors that somebody may wait for.
-        peer: position of the peer's rank in the group, -1 for a collective.
+        peer: position of the peer's rank in the group, NO_PEER or ANY_PEER.
         whole: position of the argument that ``size`` and ``tensor`` look at, a tensor or a list of which one
             is as good as the tensor; -1 if there is no such argument.
         filled: position of the tensor that is the only one of ``outputs`` then.
+        waits: whether it returns when it is over, and nothing.
     """
 
     kind: str
@@ -45,9 +53,15 @@ class Operator(NamedTuple):
     size: Callable[[Any, int], int]
     tensor: Callable[[Any], Any]
     outputs: Callable[[Any], Iterable[Any]]
-    peer: int = -1
+    peer: int = NO_PEER
     whole: int = -1
     filled: int = 0
+    waits: bool = False
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it is one side of a point-to-point transfer."""
+        return self.peer != NO_PEER
 
 
 def tensor_bytes(tensor: Any) -> int:
@@ -123,4 +137,19 @@ OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType(
         "recv_": Operator("recv", 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0], peer=2),
     }
 )
-"""Every operator of ``c10d`` that moves data, by name, as of torch 2.13."""
+"""Operators of ``c10d`` that move data, by name, as of torch 2.13."""
+
+ON_GLOO_ONLY: Final[Mapping[str, Operator]] = MappingProxyType(
+    {
+        "recv_any_source_": Operator(
+            "recv", 1, lambda a, n: _total(a[0]), lambda a: a[0][0], lambda a: a[0], peer=ANY_PEER
+        ),
+        "monitored_barrier_": Operator(
+            "barrier", 1, lambda a, n: 0, lambda a: a[0], lambda a: (), waits=True
+        ),
+    }
+)
+"""The others, which NCCL does not have."""
+
+RECORDED: Final[Mapping[str, Operator]] = MappingProxyType({**OPERATORS, **ON_GLOO_ONLY})
+"""All of them."""

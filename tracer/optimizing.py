@@ -3,6 +3,9 @@
 Torch's global hooks on optimizers must not be added or taken away while a step calls them: it walks over the
 dict that holds them, and the step would fail. So each process gets one pair of them, which calls whoever
 listens at the time, and goes when nobody does and no step is under way.
+
+A step inside of another one is part of it: ``ZeroRedundancyOptimizer`` has an optimizer for its shard, others
+have several and step all of them.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ class OptimizerSteps:
 
     Attributes:
         first: called once, before the next step; None if nobody waits for it.
-        begins: called before each step.
-        ends: called after each step.
+        begins: called before each step that is not inside of another.
+        ends: called after each such step.
     """
 
     def __init__(self, module: Any) -> None:
         self.first: Callable[[], None] | None = None
         self.begins: Listener | None = None
         self.ends: Listener | None = None
-        self._is_stepping = False
+        self._stepping: Any = None
         self._handles = [
             module.register_optimizer_step_pre_hook(self._before),
             module.register_optimizer_step_post_hook(self._after),
@@ -39,13 +42,15 @@ class OptimizerSteps:
     def release(self) -> None:
         """Listen no more."""
         self.begins = self.ends = None
-        if not self._is_stepping and self.first is None:
+        if self._stepping is None and self.first is None:
             _made.clear()
             for handle in self._handles:
                 handle.remove()
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._is_stepping = True
+        if self._stepping is not None and self._stepping is not optimizer:  # itself if its last step failed
+            return
+        self._stepping = optimizer
         first, self.first = self.first, None
         if first is not None:
             first()
@@ -53,9 +58,10 @@ class OptimizerSteps:
             self.begins(optimizer)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.ends is not None:
-            self.ends(optimizer)
-        self._is_stepping = False
+        if self._stepping is optimizer:
+            if self.ends is not None:
+                self.ends(optimizer)
+            self._stepping = None
 
 
 _made: list[OptimizerSteps] = []

@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer import internals
+from tracer.blocks import compiled_of
 from tracer.groups import Groups, axis_of
 from traces.layout import AXES
 
 if TYPE_CHECKING:
     from tracer.session import Session
+
+
+SHARDING: Final = ("sharding", "shard_ranks", "reshard_after_forward")
+"""Settings by which ``data_parallel`` says how a model is sharded."""
 
 
 class MeshHook:
@@ -76,6 +81,7 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
         copy is spread over some of the ranks only; ``reshard_after_forward`` where it is false. None if the
         model is neither. And the groups, which may repeat.
     """
+    model = compiled_of(model)
     if type(model).__name__ == "DistributedDataParallel":
         return {"sharding": "ddp"}, [model.process_group]
     units = list(_units(model))

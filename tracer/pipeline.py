@@ -7,6 +7,7 @@ All its schedules call the same three methods of a stage, whichever order they f
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,16 +59,24 @@ class PipelineHook:
         self._undo: list[tuple[Any, str, Any]] = []
         self._upcoming: dict[tuple[str, int], tuple[Position, Block]] = {}
         self._stages: dict[int, tuple[Block, int, int]] = {}  # its block and its numbers, by its index
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._wrap(base, "__init__", self._noting_stage)
-        self._wrap(base, "forward_one_chunk", lambda f: self._acting(f, lambda full: "forward"))
-        self._wrap(base, "backward_one_chunk", lambda f: self._acting(f, _backward_kind))
-        self._wrap(
-            base, "backward_weight_one_chunk", lambda f: self._acting(f, lambda full: "backward_weight")
-        )
+        self._wrap(base, "forward_one_chunk", lambda f: self._acting(f, "forward"))
+        self._wrap(base, "backward_one_chunk", self._acting_backward)
+        self._wrap(base, "backward_weight_one_chunk", lambda f: self._acting(f, "backward_weight"))
         for name, kind, content in _TRANSFERS:
             self._wrap(base, name, functools.partial(self._announcing, kind, content))
         self._wrap(schedule, "__init__", self._noting_schedule)
         self._wrap(schedule, "_maybe_compute_loss", self._losing)
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether there are stages, of which it is known."""
+        return bool(self._stages)
+
+    def stage_of(self, model: Any) -> int | None:
+        """Return of which stage *model* is the part of the whole, None if of none."""
+        return self._numbers.get(model)
 
     def remove(self) -> None:
         """Give the methods back as they were."""
@@ -89,17 +98,26 @@ class PipelineHook:
             self._undo.append((owner, name, original))
             setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
-    def _acting(self, original: Any, kind_of: Callable[[bool], str]) -> Any:
+    def _acting(self, original: Any, kind: str) -> Any:
         """Wrap a method whose first argument is the number of the micro-batch."""
         begins, ends = (self._session.guarded("modules", f) for f in (self._begins, self._ends))
 
         def method(stage: Any, /, *args: Any, **kwargs: Any) -> Any:
-            full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
-            state = begins(stage, _microbatch(args, kwargs), kind_of(bool(full)))
+            state = begins(stage, _microbatch(args, kwargs), kind)
             try:
                 return original(stage, *args, **kwargs)
             finally:
                 ends(state)
+
+        return method
+
+    def _acting_backward(self, original: Any) -> Any:
+        """Wrap the backward of a micro-batch, which may be of the input only."""
+        full, of_input = (self._acting(original, kind) for kind in ("backward", "backward_input"))
+
+        def method(stage: Any, /, *args: Any, **kwargs: Any) -> Any:
+            is_full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
+            return (full if is_full else of_input)(stage, *args, **kwargs)
 
         return method
 
@@ -109,7 +127,9 @@ class PipelineHook:
         known = self._stages.get(stage.stage_index)
         if known is None:  # made before the recording began
             known = self._note_stage(stage)
+            session.met_model(stage.submod, ())
         session.steps.begin()
+        session.lane.own()
         block, number, virtual_stage = known
         depth = session.lane.push(kind, block)
         at.stage, at.virtual_stage, at.microbatch = number, virtual_stage, microbatch
@@ -174,7 +194,7 @@ class PipelineHook:
     def _note_stage(self, stage: Any) -> tuple[Block, int, int]:
         import torch.distributed as dist
 
-        index = stage.stage_index
+        index = self._numbers[stage.submod] = stage.stage_index
         found = self._stages[index] = Block(f"stage {index}", is_glue=True), *_numbers(stage, -1)[:2]
         group = stage.group if stage.group is not None else dist.group.WORLD
         self._session.groups.name_axis(group, "pp")
@@ -194,10 +214,6 @@ class PipelineHook:
         self._session.note_job(
             schedule=SCHEDULES.get(name, name), n_microbatches=internals.n_microbatches(schedule)
         )
-
-
-def _backward_kind(full: bool) -> str:  # noqa: FBT001 - the value that torch passes
-    return "backward" if full else "backward_input"
 
 
 def _microbatch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
+from tracer.launched import is_first
+from tracer.native import build
 from tracer.run_directory import REFUSED, check_new
 from tracer.window import Window
 
@@ -99,6 +101,13 @@ class Recording:
         except Exception as error:  # the training is worth more than its recording
             sys.stderr.write(f"foretrace: the recording could not be finished: {error}\n")
 
+    def leave(self) -> None:
+        """End, because the process does."""
+        from tracer.watchers import leave
+
+        self.end()
+        leave()
+
 
 _active: list[Recording] = []
 """The recording of this process, if any: hooks are global, so there can be one."""
@@ -153,6 +162,8 @@ def record(
         return
     recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s, window=window, depth=depth)
     check_new(recording.path)
+    if is_first() and (advice := build.advice()):
+        sys.stderr.write(f"foretrace: recording {advice}\n")
     _active.append(recording)
     try:
         if _awaits_group():
@@ -233,7 +244,7 @@ def begin_now(recording: Recording) -> None:
         with contextlib.suppress(OSError):  # for the end of the command, far below that line
             (recording.path / REFUSED).write_text(why, encoding="utf-8")
         return
-    atexit.register(recording.end)
+    atexit.register(recording.leave)
     _note_uncaught(recording)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tracer.groups import GroupInfo
 from tracer.stamps import Stamp
+
+P2P: Final = frozenset({"send", "recv"})
+"""Kinds of point-to-point transfers."""
 
 
 class Block(NamedTuple):
@@ -67,8 +70,9 @@ class Communication:
     Attributes:
         kind: ``"all_reduce"``, ..., ``"send"``, ``"recv"``.
         group: its process group.
-        sequence: its number within the group; p2p: within its direction and pair.
-        peer: global rank of the other side of a transfer, -1 for a collective.
+        sequence: its number within the group; p2p: within its direction and pair, -1 while that is not known.
+        peer: global rank of the other side of a transfer, -1 for a collective; also while nobody knows whose
+            message it receives.
         size_bytes: whole array as nccl-tests counts it; p2p: the message.
         dtype: e.g. ``"bf16"``.
         block: where in the model it was issued.
@@ -105,4 +109,4 @@ class Communication:
     @property
     def is_p2p(self) -> bool:
         """Whether it is one side of a point-to-point transfer."""
-        return self.peer >= 0
+        return self.kind in P2P

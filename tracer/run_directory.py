@@ -10,6 +10,9 @@ from tracer.errors import RecordError
 REFUSED: Final = ".not-recording"
 """File of the run directory in which a process says why it is not recorded; the recorder takes it away."""
 
+RESTART: Final = "-restart"
+"""What, with a number behind it, is added to the name of a run directory when torchrun starts ranks again."""
+
 
 def check_new(path: Path) -> None:
     """Raise RecordError if *path* is something else than a directory of this very recording, or nothing."""

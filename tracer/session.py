@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,10 +20,11 @@ from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
 from tracer.native.build import load
-from tracer.parallelism import name_axes, parameter_meshes
+from tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
+from tracer.passes import Passes
 from tracer.pending import Pending
 from tracer.process import versions
-from tracer.shape import describe_machine
+from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
 from tracer.stamps import Resolver
 from tracer.steps import Steps
@@ -68,8 +70,7 @@ class Session(Training[Lane], Guarded):
         Guarded.__init__(self, [clock.warning] if clock.warning else [])
         self.window = Window() if window is None else window
         self.path, self.clock, self.name = path, clock, name
-        self.is_closed = False
-        self._has_failed = False
+        self.is_closed = self._has_failed = False
         self.memory = MemoryLog()
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.job.update(self.window.describe(world_size))
@@ -95,6 +96,7 @@ class Session(Training[Lane], Guarded):
             flush_s=flush_s,
             has_step=self.window.has_step,
             collect=tuple if self.native is None else self.native.collect,
+            seen=lambda one: self.passes.summed(one),  # noqa: PLW0108 - made below
         )
         self.issued = Issued(path, rank, clock.shift_ns)
         if self.native is None:
@@ -102,7 +104,9 @@ class Session(Training[Lane], Guarded):
         else:
             self.lane = self.native.lane
             self.issued.share(self.native.module)
+        self._described: Callable[[], Any] = lambda: None
         self.steps = Steps(self)
+        self.passes = Passes(self)
         self.completions: Any = None
         self.backward: Any = None
         self._hooks: list[Hook] = []
@@ -137,14 +141,42 @@ class Session(Training[Lane], Guarded):
             return self.lane.pause, self.lane.resume
         return self.guarded("modules", self.lane.pause), self.guarded("modules", self.lane.resume)
 
-    def met_model(self, model: Any, args: Any) -> None:
+    def met_model(self, model: Any, args: Any) -> dict[str, Any]:
         """Learn from a model that is called for the first time."""
+        from torch import is_grad_enabled
+
         if self.model is None:
             self._machine = describe_machine(self.world_size)
         for mesh in parameter_meshes(model):
             name_axes(self.groups, mesh)
-        super().met_model(model, args)
-        self.backward.ends_with_graph |= self.job.get("sharding") == "ddp"
+        if self.model is None and is_grad_enabled():
+            self._described = weakref.ref(model)
+        if is_grad_enabled() and (self.model is None or self.is_pipelined):
+            self.precision.expect(model)
+        settings = super().met_model(model, args)
+        self.backward.ends_with_graph |= settings.get("sharding") == "ddp"
+        return settings
+
+    def trains(self, model: Any) -> None:
+        """It is *model* that trains, whichever was called first, or called without gradients."""
+        if self._described() is model:
+            return
+        settings, _ = data_parallel(model)
+        self.job = {name: value for name, value in self.job.items() if name not in SHARDING}
+        self.note_job(**settings)
+        self.model = describe_model(model)
+        self.precision.expect(model)
+
+    def called(self, model: Any, args: Any) -> None:
+        """*model* is called from outside of any other, with *args*."""
+        super().called(model, args)
+        self.passes.begins(model, args)
+
+    def called_with(self, values: Iterable[Any]) -> None:
+        """The call of a model is over, which had *values* by name."""
+        values = tuple(values)
+        super().called_with(values)
+        self.passes.called_with(values)
 
     def sweep(self) -> None:
         """A moment to look at communications that nobody waits for."""
@@ -178,7 +210,7 @@ class Session(Training[Lane], Guarded):
             layout=self.groups.layout(self.rank),
             model=self.model,
             cluster=self._machine,
-            job=self.job or None,
+            job={**self.job, **self.passes.describe()} or None,
             groups=groups,
             clock={self.rank: self.clock.shown()},
             warnings=(*self.warnings, *(f"{n:,} {reason}: in no span" for reason, n in dropped.items())),
@@ -195,7 +227,7 @@ class Session(Training[Lane], Guarded):
         self.is_closed = True
         self.steps.finish()
         if self._kernels is not None:
-            self.guarded("kernels", self._kernels.close)()
+            self.guarded("kernels", self._kernels.close)(self.position.step)
         self.switch_off(*HOOKS)
         self.unhook()
         self.clock.close()
@@ -238,7 +270,7 @@ class Session(Training[Lane], Guarded):
         """Tell what is under way, for whoever looks at a training that hangs."""
         try:
             if last:
-                self._pending.close(self.sink.under_way())
+                self._pending.close(() if self._has_failed else self.sink.under_way())
             else:
                 self._pending.update()
         except Exception as error:  # the spans are worth more
@@ -246,8 +278,7 @@ class Session(Training[Lane], Guarded):
 
     def _write_sidecar(self) -> None:
         """Write the sidecar of this rank if it has changed."""
-        known = self.groups.n_changes, len(self.warnings), self.n_notes, id(self.model)
-        state = (*known, self.clock.shown())
+        state = self.groups.n_changes, len(self.warnings), self.n_notes, id(self.model), self.clock.shown()
         if state != self._written_state:
             self._written_state = state
             try:
@@ -258,6 +289,8 @@ class Session(Training[Lane], Guarded):
     def _writing_failed(self, error: Exception) -> None:
         self._has_failed = True
         self.switch_off(*HOOKS)
+        self._tell_pending(last=True)  # nobody follows it any more: it is no hang, and no last call
+        self.issued.close()
         self.warn(f"recording stopped: {error}")
         sys.stderr.write(f"foretrace: recording of rank {self.rank} stopped: {error}\n")
 

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Final
 
 from tracer import internals
-from tracer.blocks import class_name, plain_name
+from tracer.blocks import class_name, compiled_of, plain_name
 
 MOST_ENTRIES: Final = 400
 """Entries of a structure that a description holds; a transformer has 10 to 30, for equal layers share one."""
@@ -27,7 +27,8 @@ def describe_model(model: Any) -> dict[str, Any]:
     ``structure`` maps a path, in which ``*`` stands for the number of a layer, to the class of the module
     there, the shapes of its own parameters, its whole-number attributes and the layers that have it.
     """
-    inner = model.module if type(model).__name__ == "DistributedDataParallel" else model
+    whole = compiled_of(model)
+    inner = compiled_of(whole.module) if type(whole).__name__ == "DistributedDataParallel" else whole
     shapes = _shapes(inner)
     sizes = {identity: prod(shape) for own in shapes.values() for identity, shape in own.values()}
     found: dict[str, Any] = {
@@ -143,7 +144,7 @@ def _path(name: str) -> tuple[str, int]:
 
 
 def _dtype(model: Any) -> str:
-    """Return what products are computed in: under autocast its type, else that of FSDP2 or the parameters."""
+    """Return what products are computed in: under autocast its type, else that of FSDP or the parameters."""
     import torch
 
     first = next(model.parameters(), None)
@@ -151,13 +152,12 @@ def _dtype(model: Any) -> str:
         return ""
     kind = first.device.type
     if torch.is_autocast_enabled(kind):
-        return _short(torch.get_autocast_dtype(kind))
-    state = getattr(model, "_get_fsdp_state", None)
-    policy = getattr(state(), "_mp_policy", None) if state is not None else None
-    return _short(getattr(policy, "param_dtype", None) or first.dtype)
+        return short_name(torch.get_autocast_dtype(kind))
+    chosen = (getattr(internals.mixed_precision(part), "param_dtype", None) for part in model.modules())
+    return short_name(next(filter(None, chosen), first.dtype))
 
 
-def _short(dtype: Any) -> str:
+def short_name(dtype: Any) -> str:
     """Return the name of a type as layouts write it, e.g. ``"bf16"``."""
     name = str(dtype).removeprefix("torch.")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(name, name)

@@ -57,6 +57,7 @@ class Sink:
         flush_s: seconds between two batches.
         has_step: whether the records of a step are written.
         collect: yields records that are kept elsewhere; called before each batch, on the writing thread.
+        seen: told of each communication that has ended, before it is written; must not raise.
 
     Attributes:
         n_lost: records that came when too many waited to be written.
@@ -73,8 +74,9 @@ class Sink:
         flush_s: float = FLUSH_S,
         has_step: Callable[[int], bool] = lambda step: True,
         collect: Callable[[], Iterable[Record]] = tuple,
+        seen: Callable[[Communication], Any] = lambda one: None,
     ) -> None:
-        self._has_step, self._collect = has_step, collect
+        self._has_step, self._collect, self._seen = has_step, collect, seen
         self._under_way = UnderWay(moments)
         self.n_lost = 0
         self._is_broken = False
@@ -198,6 +200,7 @@ class Sink:
     def _communication_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the communications that have ended, in the order of their issue within a group."""
         for one, issued_ns, ended_ns in self._under_way.take(last=last):
+            self._seen(one)
             stream, start_ns, end_ns = self._streams.place(one, issued_ns, ended_ns)
             if self._has_step(one.position[0]):
                 yield _communication_row(one, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0))

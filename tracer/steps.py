@@ -63,9 +63,14 @@ class Steps:
         self._session.position.step = max(step, 0) + 1
         self._session.step_ended()
 
-    def optimizer_begins(self) -> None:
-        """An optimizer begins: it belongs to the step that another one has just ended."""
-        if self._end is not None:
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer begins: it belongs to the step that another one has just ended.
+
+        That which ends steps begins the next one, as one that calls the model itself, again and again.
+        """
+        if optimizer is self._marker():
+            self.finish()
+        elif self._end is not None:
             self._session.position.step -= 1
 
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -100,7 +105,8 @@ class OptimizerHook:
 
     def _begins(self, optimizer: Any) -> None:
         session = self._session
-        session.steps.optimizer_begins()
+        session.steps.optimizer_begins(optimizer)
+        session.lane.own()
         if session.lane.depth <= self._depth:  # else it is called inside of another block
             session.lane.pop(0)
         self._depth = session.lane.push("optimizer", Block(type(optimizer).__name__))

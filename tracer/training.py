@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from tracer.parallelism import data_parallel
+from tracer.precision import Precision
 from tracer.process import process_groups
 from tracer.records import Block, Position
 from tracer.shape import describe_model
+from tracer.steps import Steps
 from traces.model_parts import joined_models
 
 
@@ -37,10 +39,12 @@ class Training(Generic[_AnyLane]):
         model: description of the model, None before one was called.
         job: settings for ``RunInfo.job``.
         n_notes: how often a setting was noted.
+        precision: tells in what type the model computes.
         pipeline: the hook of pipelines, None while there is none.
     """
 
     lane: _AnyLane
+    steps: Steps
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -49,6 +53,7 @@ class Training(Generic[_AnyLane]):
         self.model: dict[str, Any] | None = None
         self.job: dict[str, Any] = {}
         self.n_notes = 0
+        self.precision = Precision(self._computes_in)
         self.pipeline: Any = None
 
     def note_job(self, **settings: Any) -> None:
@@ -56,23 +61,48 @@ class Training(Generic[_AnyLane]):
         self.job.update(settings)
         self.n_notes += 1
 
-    def met_model(self, model: Any, args: Any) -> None:
-        """Learn from a model that is called for the first time; each stage of a pipeline is one."""
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether models that are called are stages of a pipeline."""
+        return self.pipeline is not None and self.pipeline.has_stages
+
+    def met_model(self, model: Any, args: Any) -> dict[str, Any]:
+        """Learn from a model that is called for the first time; each stage of a pipeline is one.
+
+        Returns:
+            How it is sharded, as ``data_parallel`` has it.
+        """
         settings, groups = data_parallel(model)
         for group in groups:
             self.groups.name_axis(group, "dp")
-        if settings:
-            self.note_job(**settings)
         is_first = self.model is None
-        if is_first or self.pipeline is not None:
-            self.model = joined_models([self.model, describe_model(model)])
+        if is_first or self.is_pipelined:
+            self.note_job(**settings)
+            stage = self.pipeline.stage_of(model) if self.is_pipelined else None
+            own = {} if stage is None else {"stages": [stage]}
+            self.model = joined_models([self.model, describe_model(model) | own])
         if is_first:
             self.note_input(args)
+        return settings
+
+    def _computes_in(self, dtype: str) -> None:
+        """The products of the model that is described are of *dtype*."""
+        if self.model is not None:
+            self.model = self.model | {"dtype": dtype}
 
     @property
     def needs_input(self) -> bool:
         """Whether a model has been called, but not yet with a tensor whose shape could be noted."""
         return "input_shape" in self.job and self.job["input_shape"] is None
+
+    def called(self, model: Any, args: Any) -> None:
+        """*model* is called from outside of any other, with *args*."""
+        self.steps.begin()
+
+    def called_with(self, values: Iterable[Any]) -> None:
+        """The call of a model is over, which had *values* by name."""
+        if self.needs_input:
+            self.note_input(values)
 
     def note_input(self, values: Iterable[Any]) -> None:
         """Note the shape of the first tensor among *values*, the arguments of the model."""

@@ -29,8 +29,6 @@ class WaitHook:
         ended, claim = (session.guarded("collectives", f) for f in (completions.ended, completions.claim))
         pause, resume = session.pausing()
         by_work = completions.by_work
-        native = session.native
-        n_waitable = int if native is None else native.module.n_waitable  # int() is 0
 
         def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = by_work.get(id(work))
@@ -41,8 +39,6 @@ class WaitHook:
             finally:
                 if communication is not None:
                     ended(communication)
-                if n_waitable() and not native.module.waited(work):  # some are over when they were waited for
-                    native.waited(work)
                 resume(is_paused)
 
         self._work_type.wait = wait

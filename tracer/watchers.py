@@ -6,9 +6,12 @@ again when it is woken: ``tracer.completion`` says for what that is worth it.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -22,6 +25,29 @@ MOST_WATCHERS: Final = 64
 
 GRACE_S: Final = 0.2
 """How long a thread that is told to give up is waited for: it is in a wait, which ends soon or never."""
+
+
+SET_TERMINATE: Final = "_ZSt13set_terminatePFvvE"
+"""``std::set_terminate`` as compilers write it."""
+
+_left: list[threading.Thread] = []
+"""Threads that were inside of a wait when nobody wanted its end any more."""
+
+
+def leave() -> None:
+    """See that threads which are inside of a wait do not abort the process, which ends.
+
+    Up to 3.13 Python ends a thread that asks for its lock while it shuts down, by ``pthread_exit``. That
+    unwinds frames of C++ that allow no exception, and ``std::terminate`` would end the process by SIGABRT.
+    What it calls is therefore ``pause``: the thread stands still, and the process ends as it would have.
+    """
+    if not any(thread.is_alive() for thread in _left):
+        return
+    with suppress(OSError, AttributeError):  # another C++ library: nothing can be done
+        set_terminate = getattr(ctypes.CDLL("libstdc++.so.6"), SET_TERMINATE)
+        set_terminate.argtypes = [ctypes.c_void_p]
+        set_terminate.restype = ctypes.c_void_p
+        set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
 
 
 class Watch:
@@ -73,8 +99,7 @@ class Watchers:
     def close(self, timeout_s: float) -> bool:
         """Let each thread end when it has followed what it was given, or in time; nothing is watched then.
 
-        A thread that were left inside of a wait would be killed by Python's shutdown when the wait returns,
-        and with it the process: killing it unwinds C++ frames that allow no exception.
+        A thread that is left inside of a wait is a danger to the end of the process (``leave``).
 
         Returns:
             Whether all threads have ended within *timeout_s*.
@@ -88,7 +113,11 @@ class Watchers:
         deadline = time.monotonic() + GRACE_S
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
-        return not any(thread.is_alive() for thread in self._threads)
+        left = [thread for thread in self._threads if thread.is_alive()]
+        if left and not _left:
+            atexit.register(leave)
+        _left.extend(left)
+        return not left
 
     def _run(self) -> None:
         while batch := self._queue.get():

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tracer.errors import RecordError
+from traces.errors import LayoutError
+from traces.ranks import ranks_in
 
 _ENDLESS: Final = 1 << 31
 """A step that no training reaches: the column is 32 bits wide."""
@@ -43,7 +45,7 @@ class Window:
             RecordError: a text says something else.
         """
         return cls(
-            ranks=frozenset(n for part in _parts(ranks) for n in _ranks(part)) if ranks else None,
+            ranks=_ranks(ranks) if ranks else None,
             steps=tuple(_steps(part) for part in _parts(steps)) if steps else None,
         )
 
@@ -111,11 +113,11 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def _ranks(part: str) -> range:
-    first, dash, last = part.partition("-")
-    if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-        raise RecordError(f"ranks {part!r}: give numbers and ranges, e.g. 0,8-11")
-    return range(int(first), int(last if dash else first) + 1)
+def _ranks(text: str) -> frozenset[int]:
+    try:
+        return frozenset(ranks_in(text))
+    except LayoutError as error:
+        raise RecordError(f"ranks {error}") from None
 
 
 def _steps(part: str) -> range:

@@ -49,6 +49,7 @@ for _ in range(2):
     told = torch.full((2,), 9)
     dist.broadcast(told, 0)
     chosen = kept.argmax(-1)  # of activations: nobody knows
-    sys.stdout.write(f"filled {filled.tolist()}; broadcast {told[1].item()}; chosen {chosen[0].item()}\n")
+    sys.stdout.write(f"filled {filled.tolist()}; broadcast {told[1].item()}; chosen {chosen[0].item()}; ")
+    sys.stdout.write(f"written {told[1]:.1f} {chosen[0] / 4:.2f}\n")
     kept.sum().backward()
     optimizer.step()

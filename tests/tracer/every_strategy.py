@@ -9,6 +9,7 @@ import functools
 import gc
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from matrix import MADE, SCHEDULES, Step, batch, layers, trained  # type: ignore
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -29,6 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 import foretrace
@@ -53,6 +56,103 @@ class Branches(nn.Module):  # type: ignore[misc]  # torch is untyped here
 def ddp_unused() -> Step:
     """DDP that asks which parameters were used, with a bucket for each few."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=1e-4)
+    return trained(model, model.parameters())
+
+
+class Reused(Branches):
+    """Two layers, the first of which is used twice, and one that is never used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(self.used[0](x))
+        return out
+
+
+class Reentrant(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """Layers that are computed again, each in a backward of its own within the one of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def ddp_reentrant() -> Step:
+    """DDP over such layers, with a bucket for each few parameters, in which gradients lie."""
+    model = DistributedDataParallel(Reentrant(), bucket_cap_mb=1e-4, gradient_as_bucket_view=True)
+    return trained(model, model.parameters())
+
+
+def ddp_static() -> Step:
+    """DDP over a graph that is the same in every step, with a bucket for each few parameters."""
+    model = DistributedDataParallel(Reused(), static_graph=True, bucket_cap_mb=1e-4)
+    return trained(model, model.parameters())
+
+
+def taught() -> Step:
+    """DDP that learns of a larger model in shards, which is called without gradients."""
+    teacher = layers().requires_grad_(False)
+    for layer in (*teacher, teacher):
+        fully_shard(layer)
+    model = DistributedDataParallel(layers(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> Tensor:
+        with torch.no_grad():
+            aim = teacher(batch())
+        optimizer.zero_grad()
+        loss: Tensor = nn.functional.mse_loss(model(batch()), aim)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def sharded_states() -> Step:
+    """DDP whose optimizer has another one inside, for the states of its shard."""
+    model = DistributedDataParallel(layers())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(batch()).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def pictures() -> Step:
+    """Convolutions of both kinds, with a stride."""
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1), nn.ConvTranspose2d(8, 4, 4, 2, 1)
+    )
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(torch.ones(2, 4, 8, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def fsdp2_pairs() -> Step:
+    """FSDP2 that keeps parameters in shards over pairs of ranks between forward and backward."""
+    model = layers()
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=2)
+    fully_shard(model)
     return trained(model, model.parameters())
 
 
@@ -109,7 +209,15 @@ def pretraining(pp: int) -> Step:
 
 
 MADE |= {f"pretraining_pp{pp}": functools.partial(pretraining, pp) for pp in (1, 2)}
-MADE["ddp_unused"] = ddp_unused
+MADE |= {
+    "ddp_unused": ddp_unused,
+    "ddp_static": ddp_static,
+    "ddp_reentrant": ddp_reentrant,
+    "taught": taught,
+    "zero": sharded_states,
+    "pictures": pictures,
+}
+MADE["fsdp2_pairs"] = fsdp2_pairs
 MADE |= {"fsdp2": fsdp2, "tp": tensor_parallel, "fsdp_tp": functools.partial(tensor_parallel, 2)}
 
 
@@ -135,7 +243,7 @@ def main() -> None:
     """Train every strategy that is asked for."""
     folder, *names = sys.argv[1:]
     dist.init_process_group("gloo")
-    is_real = dist.get_backend() == "gloo"
+    is_real = os.environ.get("TORCHELASTIC_RUN_ID") != "rehearsal"
     flops: dict[str, int] = {}
     for name in names:
         gc.collect()  # a mesh of the strategy before still names the group of the whole world

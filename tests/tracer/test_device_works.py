@@ -66,14 +66,14 @@ def issued(kind: str = "all_reduce", *, peer: int = -1, sequence: int = 0) -> Co
 
 
 def test_a_collective_on_the_current_stream_ends_there(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions, one = Completions(waits), issued()
+    completions, one = Completions(waits, rank=0), issued()
     completions.issued_on_device(one, None)
     assert stamps == [(3, one.end)]
     assert not completions.loose
 
 
 def test_what_the_training_waits_for_ends_behind_the_wait(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions, one, work = Completions(waits), issued(), Work(duration_ms=2.0)
+    completions, one, work = Completions(waits, rank=0), issued(), Work(duration_ms=2.0)
     completions.issued_on_device(one, work)
     assert completions.by_work[id(work)] is completions.by_storage[1000] is one
     completions.claim(one)
@@ -87,7 +87,7 @@ def test_what_the_training_waits_for_ends_behind_the_wait(stamps: list[tuple[int
 
 
 def test_what_a_hook_finds_complete_says_how_long_it_ran(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions = Completions(waits)
+    completions = Completions(waits, rank=0)
     works = [Work(duration_ms=2.0), Work(duration_ms=3.0)]
     both = [issued(sequence=i) for i in range(2)]
     for one, work in zip(both, works, strict=True):
@@ -106,7 +106,7 @@ def test_what_a_hook_finds_complete_says_how_long_it_ran(stamps: list[tuple[int,
 
 
 def test_a_work_that_does_not_tell_has_ended_when_it_is_found(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions, one, work = Completions(waits), issued(), Work()
+    completions, one, work = Completions(waits, rank=0), issued(), Work()
     completions.issued_on_device(one, work)
     work.is_done = True
     before = now_ns()
@@ -118,7 +118,7 @@ def test_a_work_that_does_not_tell_has_ended_when_it_is_found(stamps: list[tuple
 
 
 def test_a_batch_ends_with_its_one_work(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions, work, other = Completions(waits), Work(), Work()
+    completions, work, other = Completions(waits, rank=0), Work(), Work()
     batch = [issued("send", peer=1), issued("recv", peer=1, sequence=1)]
     completions.batch_begun()
     for one in batch:
@@ -135,7 +135,7 @@ def test_a_batch_ends_with_its_one_work(stamps: list[tuple[int, CudaStamp]]) -> 
 
 
 def test_no_work_is_asked_while_a_graph_is_captured(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions, one, work = Completions(waits), issued(), Work()
+    completions, one, work = Completions(waits, rank=0), issued(), Work()
     completions.issued_on_device(one, work)
     GATE.capture_begins()
     try:
@@ -153,14 +153,14 @@ def test_no_work_is_asked_while_a_graph_is_captured(stamps: list[tuple[int, Cuda
 
 
 def test_tensors_without_elements_are_not_taken_for_each_other(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions, one = Completions(waits), issued()
+    completions, one = Completions(waits, rank=0), issued()
     one.storages = (0, 1000)
     completions.issued_on_device(one, Work())
     assert set(completions.by_storage) == {1000}
 
 
 def test_a_hang_does_not_hold_up_the_end(stamps: list[tuple[int, CudaStamp]]) -> None:
-    completions, one = Completions(waits), issued()
+    completions, one = Completions(waits, rank=0), issued()
     completions.issued_on_device(one, Work())
     completions.close(timeout_s=0.01)
     assert one.end is None

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,7 @@ import pytest
 
 from tracer.issued import SLOTS
 from tracer.native.build import SWITCH
-from traces.pending import read_issued
+from traces.pending import P2P, read_issued
 from traces.store import open_run
 
 
@@ -59,6 +60,7 @@ FORKING = """
 import os, random, signal, sys, time
 import torch, torch.distributed as dist
 import foretrace
+from torch.distributed import pipelining
 from torch.distributed.fsdp import fully_shard  # imported once, before the forks
 from tracer import sink
 
@@ -71,20 +73,33 @@ def noted(self, *, last):
     if steps:
         os.write(noting, b"%d %d\\n" % (steps[-1].step, steps[-1].end))
 
+def ddp(rank):
+    layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8)] * 3)
+    model = torch.nn.parallel.DistributedDataParallel(layers)
+    return model, lambda: model(torch.ones(4, 8)).sum().backward()
+
+def pipeline(rank):
+    model = torch.nn.Linear(8, 8)
+    stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = pipelining.Schedule1F1B(stage, 4, loss_fn=torch.nn.functional.mse_loss)
+    x = torch.ones(4, 8)
+    return model, lambda: schedule.step(target=x) if rank else schedule.step(x)
+
 def train(path, rank):
     global noting
     noting = os.open(f"{path}.{rank}.batches", os.O_WRONLY | os.O_CREAT)
     sink.Sink._flush = noted
     dist.init_process_group("gloo", store=dist.FileStore(f"{path}.store", 2), rank=rank, world_size=2)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(8, 8)] * 3))
+    model, work = {"ddp": ddp, "pipeline": pipeline}[sys.argv[4]](rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with foretrace.record(path, flush_s=float(sys.argv[3])) as recording:
         if rank == 0:
             with open(f"{path}.epoch", "w") as file:
                 file.write(str(recording.session.clock.epoch_ns))
         while True:
-            model(torch.ones(4, 8)).sum().backward()
+            work()
             optimizer.step()
+            optimizer.zero_grad()
 
 torch.set_num_threads(1)
 random.seed(0)
@@ -107,21 +122,34 @@ for number in range(int(sys.argv[2])):
 """
 
 
-@pytest.mark.parametrize("switch", ["0", "1"], ids=["python", "compiled"])
+def numbers(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Return the numbers of communications, ascending: of collectives, of sends and of receives."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        found[row["kind"] if row["kind"] in P2P else "collective"].append(int(row["sequence"]))
+    return {track: sorted(sequences) for track, sequences in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("switch", "strategy"),
+    [("0", "ddp"), ("1", "ddp"), ("1", "pipeline")],
+    ids=["python", "compiled", "compiled-pipeline"],
+)
 def test_whenever_it_is_killed_no_more_is_lost_than_since_the_last_batch(
-    tmp_path: Path, ranks: Any, request: pytest.FixtureRequest, switch: str
+    tmp_path: Path, ranks: Any, request: pytest.FixtureRequest, switch: str, strategy: str
 ) -> None:
     """After each kill all steps that waited for the last batch can be read, and all before them is whole."""
     script, made = tmp_path / "train.py", tmp_path / "killed"
     made.mkdir()
     script.write_text(FORKING)
-    command = [sys.executable, "-W", "ignore", str(script), str(made), str(N_KILLS), str(FLUSH_S)]
+    command = [sys.executable, "-W", "ignore", str(script), str(made), str(N_KILLS), str(FLUSH_S), strategy]
     if switch == "1":
         request.getfixturevalue("compiled")
     (result,) = ranks.launch(command, fresh=made, timeout_s=600, **{SWITCH: switch})
     assert result.returncode == 0, result.stderr
     kills = [line.split() for line in result.stdout.splitlines()]
     assert len(kills) == N_KILLS
+    tracks = {"ddp": {"collective"}, "pipeline": set(P2P)}[strategy]
     lost_s = []
     for number, killed_ns in kills:
         for rank in (0, 1):
@@ -132,11 +160,16 @@ def test_whenever_it_is_killed_no_more_is_lost_than_since_the_last_batch(
             steps = [row["step"] for row in spans if row["category"] == "step"]
             assert steps == list(range(len(steps)))
             assert steps[-1] >= batches[-1][0]  # all that waited for the last batch
-            numbers = sorted(row["sequence"] for row in spans if row["category"] == "collective")
-            assert numbers == list(range(len(numbers)))  # none is missing before the last
-            issued = [int(row["sequence"]) for row in read_issued(made / number)[rank]]
-            assert issued == list(range(max(issued[-1] - SLOTS + 1, 0), issued[-1] + 1))
-            assert issued[-1] >= numbers[-1]  # what came since is known, if only by its call
+            written = numbers(row for row in spans if row["category"] in {"collective", "p2p"})
+            for sequences in written.values():
+                assert sequences == list(range(len(sequences)))  # none is missing before the last
+            calls = read_issued(made / number)[rank]
+            last = int(calls[-1]["n"])
+            assert [int(row["n"]) for row in calls] == list(range(max(last - SLOTS + 1, 0), last + 1))
+            issued = numbers(calls)
+            assert issued.keys() >= tracks
+            for track in tracks:  # what came since is known, if only by its call
+                assert issued[track][-1] >= written[track][-1]
             epoch_ns = int((made / f"{number}.epoch").read_text())
             ended_ns = epoch_ns + max(row["start_ns"] + row["duration_ns"] for row in spans)
             assert batches[-1][1] <= ended_ns <= int(killed_ns)

@@ -192,8 +192,39 @@ def test_why_a_process_was_not_recorded_is_said_again_at_the_end(tmp_path: Path)
     assert result.returncode == 0
     why = "ranks 7: none of them is in a world of 1; give some of 0 to 0"
     said = [line for line in result.stderr.splitlines() if line.startswith("foretrace: ")]
-    assert said == [f"foretrace: not recording: {why}", f"foretrace: nothing recorded: {why}"]
+    assert said == [f"foretrace: not recording: {why}", f"foretrace: nothing recorded in run: {why}"]
     assert not (tmp_path / "run").exists()
+
+
+RESTARTED = """
+import os, subprocess, sys
+import torch
+
+if "TORCHELASTIC_RESTART_COUNT" not in os.environ:  # as torchrun does
+    for count in ("0", "1"):
+        subprocess.run([sys.executable, __file__], env={**os.environ, "TORCHELASTIC_RESTART_COUNT": count})
+    sys.exit(3)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_was_started_again_is_told_beside_what_had_been(tmp_path: Path) -> None:
+    """Also where the first attempt has left nothing, or another command has left such a directory."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(RESTARTED)
+    (tmp_path / "run-restart10").mkdir()
+    result = record("-o", "run", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert result.returncode == 3
+    told = [line for line in result.stdout.splitlines() if "1 rank, " in line]
+    assert [line.partition(":")[0] for line in told] == ["run", "run-restart1"]
+    for path in ("run", "run-restart1"):
+        info = open_run(tmp_path / path).info
+        assert info.finished
+        assert info.summary is not None
 
 
 def test_a_full_disk_is_the_reason_given_for_an_empty_run(tmp_path: Path) -> None:

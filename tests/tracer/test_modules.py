@@ -54,6 +54,24 @@ class Net(Module):  # type: ignore[misc]  # torch is untyped here
         return self.head(x)
 
 
+class Inside(Module):  # type: ignore[misc]  # torch is untyped here
+    """A layer that computes its inside again, without a module that is called for it."""
+
+    def __init__(self, width: int, checkpoint: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(width))
+        self.checkpoint = checkpoint
+
+    def forward(self, x: Any) -> Any:
+        reenters = self.checkpoint == "reentrant"
+        return torch.utils.checkpoint.checkpoint(self._inside, x, use_reentrant=reenters)
+
+    def _inside(self, x: Any) -> Any:
+        for _ in range(4):
+            x = (x @ self.weight).tanh()
+        return x
+
+
 def train(model: Any, steps: int = 2) -> list[float]:
     """Train and return the losses."""
     torch.manual_seed(1)
@@ -106,6 +124,24 @@ def test_blocks_own_forward_backward_and_recomputation(tmp_path: Path, checkpoin
     assert work(tmp_path / "run", "optimizer") == ["AdamW"]
 
 
+@pytest.mark.parametrize("checkpoint", ["non-reentrant", "reentrant"])
+def test_what_a_layer_computes_again_inside_of_itself_is_recomputation(
+    tmp_path: Path, checkpoint: str
+) -> None:
+    def inside() -> Any:
+        model = net()
+        model.layers = nn.ModuleList(Inside(128, checkpoint) for _ in range(3))
+        return model
+
+    plain, names = train(inside()), [f"layers.{i}" for i in range(3)]
+    with foretrace.record(tmp_path / "run"):
+        assert train(inside()) == plain
+    assert open_run(tmp_path / "run").warnings == ()
+    assert work(tmp_path / "run", "recompute") == names[::-1]
+    assert [name for name in work(tmp_path / "run", "forward") if name in names] == names
+    assert [name for name in work(tmp_path / "run", "backward") if name in names] == names[::-1]
+
+
 def test_the_loss_owns_the_backward_before_the_model(tmp_path: Path) -> None:
     with foretrace.record(tmp_path / "run"):
         train(net())
@@ -131,7 +167,11 @@ def test_everything_is_as_it_was_afterwards(tmp_path: Path) -> None:
             optimizer._global_optimizer_pre_hooks,
             optimizer._global_optimizer_post_hooks,
         )
-        return [*(dict(found) for found in hooks), torch.autograd._engine_run_backward]
+        kept = (
+            torch.utils.checkpoint._CheckpointFrame.__init__,
+            torch.utils.checkpoint.CheckpointFunction.forward,
+        )
+        return [*(dict(found) for found in hooks), torch.autograd._engine_run_backward, *kept]
 
     before = state()
     with foretrace.record(tmp_path / "run"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from traces.analysis.hang import hang
 from traces.errors import RunError
 from traces.store import open_run
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("hooks")
 SCRIPT = """
 import resource, sys, time
 import torch
+import torch.distributed as dist
 import foretrace
 from tracer import memory, modules, pending, sink
 
@@ -25,6 +27,7 @@ def train(n=120):
     for _ in range(n):
         loss = model(torch.ones(4, 8)).square().sum()
         loss.backward()
+        dist.all_reduce(model[0].weight.grad)
         optimizer.step()
         optimizer.zero_grad()
     return loss.item()
@@ -42,6 +45,7 @@ BROKEN = {
     "broken memory": (memory.MemoryLog, "sample"),
     "broken sidecar": (pending.Pending, "update"),
 }
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
 plain = train()
 for way in sys.argv[2:]:
     print("way", way, file=sys.stderr, flush=True)
@@ -92,6 +96,7 @@ def test_a_fault_of_the_recording_is_none_of_the_training(trained: tuple[Path, D
     said = [line for line in errors.splitlines() if "foretrace" in line]
     assert len(said) <= 1
     assert WAYS[way] in " ".join([*said, *warnings(folder / way)])
+    assert hang(folder / way, None) == []  # what it had not written when it stopped waits for nobody
 
 
 def warnings(path: Path) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 import foretrace
+from tracer import internals, shape
+from tracer.blocks import find_blocks
+from tracer.parallelism import data_parallel
 from tracer.shape import describe_model, untimed
 from traces.model_parts import joined_models
 from traces.store import open_run
@@ -77,6 +80,66 @@ def test_stages_of_a_pipeline_make_up_the_model() -> None:
     assert joined is not None
     assert joined["structure"] == whole["structure"]
     assert joined["n_params"] == whole["n_params"]
+
+
+class DistributedDataParallel(Module):  # type: ignore[misc]  # torch is untyped here
+    """A wrapper of this name."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module, self.process_group = module, "group"
+
+
+class OptimizedModule(Module):  # type: ignore[misc]  # torch is untyped here
+    """What ``torch.compile`` makes, whose import warns."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
+def test_a_compiled_model_is_described_as_it_was() -> None:
+    """Whatever was wrapped first."""
+    plain, names = describe_model(Net()), {block.name for block in find_blocks(Net()).values()}
+    for wrap in (
+        OptimizedModule,
+        lambda net: OptimizedModule(DistributedDataParallel(net)),
+        lambda net: DistributedDataParallel(OptimizedModule(net)),
+    ):
+        model = wrap(Net())
+        assert describe_model(model) == plain
+        assert {block.name for block in find_blocks(model).values()} == names
+        if wrap is not OptimizedModule:
+            assert data_parallel(model) == ({"sharding": "ddp"}, ["group"])
+
+
+def test_stages_may_count_their_layers_from_0(tmp_path: Path) -> None:
+    """Equal ones are different layers of the whole; replicas of a stage are not."""
+    whole, ends = describe_model(Net(n_layers=4)), [Net(n_layers=1), Net(n_layers=1)]
+    del ends[0].head, ends[1].embed
+    middle = [nn.ModuleDict({"layers": nn.ModuleList([Layer(8)])}) for _ in range(2)]
+    stages = [ends[0], *middle, ends[1]]
+    parts = [describe_model(part) | {"stages": [at]} for at, part in enumerate(stages)]
+    ranks = [joined_models([parts[0], parts[3]]), joined_models(parts[1:3])]  # as of a V
+    for joined in (joined_models([*ranks, *ranks]), joined_models([*parts, *parts])):
+        assert joined is not None
+        assert joined["n_params"] == whole["n_params"]
+        assert sorted(joined["structure"]["layers.*.up"]["layers"]) == [0, 1, 2, 3]
+        assert joined["stages"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("way", [1, 2])
+def test_the_precision_of_products_is_what_fsdp_was_told(way: int) -> None:
+    """The first tells it to its wrapper, the second to what it makes of a module; parts may be told alone."""
+    if way == 1:
+        told = type(internals.FSDP1, (nn.Linear,), {})(2, 2)
+        told.mixed_precision = SimpleNamespace(param_dtype=torch.bfloat16)
+    else:
+        told = nn.Linear(2, 2)
+        policy = SimpleNamespace(param_dtype=torch.bfloat16)
+        told._get_fsdp_state = lambda: SimpleNamespace(_mp_policy=policy)
+    assert shape._dtype(nn.Sequential(nn.Linear(2, 2), told)) == "bf16"
+    assert shape._dtype(nn.Sequential(nn.Linear(2, 2))) == "fp32"
 
 
 def test_inputs_that_are_given_by_name_are_noted(tmp_path: Path) -> None:

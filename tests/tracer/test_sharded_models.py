@@ -131,7 +131,8 @@ def check_model(run: Run) -> None:
 def test_a_model_that_is_cut_is_described_as_it_was(recorded: Path, way: str) -> None:
     run = open_run(recorded / way)
     check_model(run)
-    assert run.info.job == {"sharding": "fsdp", "input_shape": [2, 4], **JOBS[way]}
+    batch = {"input_shape": [2, 4], "input_is_embedded": False, "forwards_per_step": 1}
+    assert run.info.job == {"sharding": "fsdp", **batch, **JOBS[way]}
     assert run.info.layout == (Layout(dp=2, cp=2) if way == "context" else Layout(dp=4))
 
 

@@ -155,3 +155,26 @@ def test_hooks_find_what_is_complete_without_a_thread_for_each(tmp_path: Path, r
         ends = [row["start_ns"] + row["duration_ns"] for row in calls]
         # The forward finds it, unless the machine was so busy that it was not complete by then.
         assert any(end <= row["start_ns"] for end, row in zip(ends, calls[1:], strict=False))
+
+
+UNMATCHED = """
+import time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+other = 1 - dist.get_rank()
+left = dist.irecv(torch.zeros(4), other), dist.isend(torch.ones(4), other, tag=7)
+for _ in range(3):  # moments to look at what is under way
+    torch.nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward()
+    dist.barrier()
+    time.sleep(0.02)
+"""
+
+
+def test_transfers_that_never_end_do_not_abort_the_process(tmp_path: Path, ranks: Any) -> None:
+    """Python's shutdown ends the threads that wait for them, which C++ does not allow."""
+    script = tmp_path / "train.py"
+    script.write_text(UNMATCHED)
+    result = ranks.run([sys.executable, "-W", "ignore", str(script)], ranks.env(tmp_path / "run"))
+    assert result.status == (0, 0), result.errors
+    assert open_run(tmp_path / "run").info.finished

@@ -13,6 +13,7 @@ import click
 
 from tracer.bench.world_cli import clock, collectives
 from tracer.errors import RecordError
+from traces.flags import Number
 
 if TYPE_CHECKING:
     from tracer.bench.cases import Kernel
@@ -63,7 +64,7 @@ bench.add_command(clock)
 @click.option(
     "--lasting",
     "lasting_s",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     help="Seconds of lasting load per large product, 0 for bursts only.  [default: 1 on a GPU, 0 on a CPU]",
 )
 @click.option(
@@ -77,7 +78,7 @@ bench.add_command(clock)
 @click.option(
     "--device-file", type=click.Path(path_type=Path), help="TOML file to write, which describes this device."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def kernels(
     ctx: click.Context,
@@ -91,7 +92,9 @@ def kernels(
     device_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Time products in three layouts, attention, norm, optimizer, memory and launches on this machine.
+    """Time the kernels of a training step on this machine.
+
+    They are products in three layouts, attention, norm, optimizer, memory and launches.
 
     For example: foretrace bench kernels --against h100-sxm -o kernels.csv
 
@@ -101,6 +104,7 @@ def kernels(
     from tracer.bench.kernels import bench as measure
     from tracer.bench.kernels import write_table
     from tracer.output_file import check_can_write
+    from traces.writer import write_atomically
 
     check_can_write(output)
     check_can_write(device_file)
@@ -118,8 +122,7 @@ def kernels(
     if output:
         write_table(measured, output)
     if device_file:
-        device_file.parent.mkdir(parents=True, exist_ok=True)
-        device_file.write_text(to_toml(measured), encoding="utf-8")
+        write_atomically(device_file, to_toml(measured))
     promised = _promised(ctx, against or measured.hardware, measured.kernels, is_asked=bool(against))
     if as_json:
         click.echo(json.dumps(_document(measured, promised, output, device_file)))
@@ -142,7 +145,7 @@ def _default_device() -> str:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise RecordError("timing kernels needs torch: pip install 'foretrace[trace]'")
+        raise RecordError("timing kernels needs torch: pip install torch")
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

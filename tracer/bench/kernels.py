@@ -108,7 +108,7 @@ def write_table(measured: Bench, path: Path) -> None:
 
 def _check(device: str, dtype: str) -> None:
     if find_spec("torch") is None:
-        raise RecordError("timing kernels needs torch: pip install 'foretrace[trace]'")
+        raise RecordError("timing kernels needs torch: pip install torch")
     import torch
 
     if device not in DEVICES or (device == "cuda" and not torch.cuda.is_available()):

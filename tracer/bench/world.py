@@ -40,7 +40,7 @@ def measured(what: str, *, processes: int, backend: str, options: Mapping[str, A
         RecordError: torch is missing, or a process failed.
     """
     if find_spec("torch") is None:
-        raise RecordError(f"bench {what} needs torch: pip install 'foretrace[trace]'")
+        raise RecordError(f"bench {what} needs torch: pip install torch")
     chosen = _backend(backend, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"

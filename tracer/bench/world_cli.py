@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import click
 
+from traces.flags import Number
+
 SIZES: Final = "64 KiB,1 MiB,16 MiB"
 """Where latency rules, where bandwidth does, and in between."""
 
@@ -44,7 +46,7 @@ PROCESSES: Final = click.option(
 @click.option(
     "--against", metavar="NAME", help="Machine to compare with: a name of the catalogue or a TOML file."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def collectives(
     ctx: click.Context,
@@ -56,7 +58,9 @@ def collectives(
     against: str | None,
     as_json: bool,
 ) -> None:
-    """Time collectives, links and ranks, and hold them against what the machine promises.
+    """Time collectives, links and ranks of this machine.
+
+    Each is held against what the machine promises.
 
     By itself it starts some processes on this machine. Under torchrun it measures its world:
 
@@ -92,15 +96,15 @@ def collectives(
 @PROCESSES
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=2.0,
     show_default=True,
     help="Seconds over which drift is measured.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def clock(ctx: click.Context, *, processes: int, seconds: float, as_json: bool) -> None:
-    """Say how well the clocks of all ranks agree, as a recording would align them.
+    """Say how well a recording would align the clocks of all ranks.
 
     By itself it starts some processes on this machine, which share a clock: what it finds is its own error.
     Under torchrun it measures its world. Exit status 1 if an uncertainty is too large to order spans by.
@@ -129,7 +133,9 @@ def _show(found: Mapping[str, Any]) -> None:
         if promised:
             time_s = row["promised_s"]
             cells += (
-                ["-", "-"] if time_s is None else [f"{time_s * 1e6:,.0f}", f"{time_s / row['time_s']:.0%}"]
+                ["-", "-"]
+                if time_s is None
+                else [f"{time_s * 1e6:,.0f}", f"{100 * (time_s / row['time_s']):.0f} %"]
             )
         rows.append(cells)
     _table(head, rows)

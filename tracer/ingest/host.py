@@ -18,8 +18,9 @@ from tracer.ingest.launches import Launches
 from tracer.ingest.notes import STEP, Notes, flattened
 from tracer.ingest.recording import Recording, innermost, lanes
 from tracer.ingest.rows import coded, rows, stacked
+from tracer.ingest.steps import Steps
 from tracer.ingest.trace import Trace
-from traces.columns import BoolArray, Int64Array, int64
+from traces.columns import Int64Array, int64
 from traces.timeline import empty
 
 SHORTEST_GAP_NS: Final = 5_000
@@ -28,38 +29,8 @@ SHORTEST_GAP_NS: Final = 5_000
 _BLOCKING: Final = re.compile(r"Synchronize|Memcpy|Malloc|Free|EventQuery|ModuleLoad", re.IGNORECASE)
 _MOST_LANES: Final = 256
 
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Windows of optimizer steps on one rank, one behind the other; times in ns, shape ``(n_steps,)``.
-
-    Attributes:
-        number: number of each step.
-        start_ns, end_ns: bounds; a step ends where the next begins.
-        tid: thread that marked them, -1 if there are none.
-        optimizer: start and end of ``Optimizer.step`` annotations, shape ``(n, 2)``.
-    """
-
-    number: Int64Array
-    start_ns: Int64Array
-    end_ns: Int64Array
-    tid: int
-    optimizer: Int64Array
-
-    def at(self, t_ns: Int64Array) -> NDArray[np.int32]:
-        """Return the number of the step in which each moment lies, -1 outside; the last step is open."""
-        if not len(self.number):
-            return np.full(len(t_ns), -1, np.int32)
-        index = np.searchsorted(self.start_ns, t_ns, side="right") - 1
-        return np.where(index >= 0, self.number[index], -1).astype(np.int32)
-
-    def in_optimizer(self, t_ns: Int64Array) -> BoolArray:
-        """Return which moments lie in an ``Optimizer.step`` annotation."""
-        if not len(self.optimizer):
-            return np.zeros(len(t_ns), np.bool_)
-        index = np.searchsorted(self.optimizer[:, 0], t_ns, side="right") - 1
-        inside: BoolArray = (index >= 0) & (t_ns <= self.optimizer[index, 1])
-        return inside
+WAITS: Final = frozenset({"_c10d_functional::wait_tensor", "c10d_functional::wait_tensor"})
+"""Operators in which a host does nothing but wait for a communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,47 +54,6 @@ class Known:
     steps: Steps
     groups: TraceGroups
     result: Recording
-
-
-def steps_of(notes: Notes) -> Steps:
-    """Return the steps that ``ProfilerStep`` annotations of the host mark."""
-    marks: dict[int, int] = {}
-    optimizer: list[int] = []
-    for row, note in enumerate(notes.notes):
-        if note.name.startswith("ProfilerStep#"):
-            if found := STEP.fullmatch(note.name):
-                marks.setdefault(int(found[1]), row)
-        elif note.name.startswith("Optimizer.step#"):
-            optimizer.append(row)
-    rows_ = np.array(list(marks.values()), np.int64)
-    number = np.array(list(marks), np.int64)
-    order = np.argsort(notes.start_ns[rows_], kind="stable")
-    rows_, number = rows_[order], number[order]
-    start, end = notes.start_ns[rows_], notes.end_ns[rows_].copy()
-    end[:-1] = start[1:]
-    tid = int(notes.tid[rows_[0]]) if len(rows_) else -1
-    within = np.stack([notes.start_ns[optimizer], notes.end_ns[optimizer]], axis=1)
-    return Steps(number, start, end, tid, within[np.argsort(within[:, 0], kind="stable")])
-
-
-def step_rows(steps: Steps, spans: pa.Table) -> pa.Table:
-    """Return the rows that mark the steps; the last one ends with the last span."""
-    if not len(steps.number):
-        return empty()
-    end = steps.end_ns.copy()
-    end[-1] = max(int(end[-1]), int((int64(spans, "start_ns") + int64(spans, "duration_ns")).max(initial=0)))
-    return rows(
-        {
-            "rank": np.zeros(len(end), np.int32),
-            "stream": ["step"] * len(end),
-            "category": ["step"] * len(end),
-            "kind": ["step"] * len(end),
-            "name": [f"step {step}" for step in steps.number],
-            "start_ns": steps.start_ns,
-            "duration_ns": end - steps.start_ns,
-            "step": steps.number.astype(np.int32),
-        }
-    )
 
 
 def gap_rows(device: pa.Table, launch: NDArray[np.intp], known: Known) -> pa.Table:
@@ -160,28 +90,37 @@ def gap_rows(device: pa.Table, launch: NDArray[np.intp], known: Known) -> pa.Tab
     return stacked([piece.table(steps) for piece in pieces])
 
 
+_HostSpan = tuple[int, int, str, str]
+"""Start and end in ns, name, and category of what a thread of the host did."""
+
+
 def host_only_rows(trace: Trace, known: Known) -> pa.Table:
-    """Return the timeline of a file without a device; the innermost operator or annotation owns the time."""
+    """Return the timeline of a file without a device; the innermost operator or annotation owns the time.
+
+    Where the host computes, its operators are compute, all but those that wait. What no operator of an
+    annotation owns, as of a step of FSDP that waits for what it gathers, is the host's.
+    """
     calls, steps, result = known.calls, known.steps, known.result
-    threads: dict[int, list[tuple[int, int, str]]] = {}
+    is_cpu = "gloo" in str(trace.header.get("distributedInfo") or {}) if trace.header else False
+    threads: dict[int, list[_HostSpan]] = {}
     for event in trace.operators:
         if (span := _span(event, known.base_ns)) is not None:
-            threads.setdefault(span[2], []).append((*span[:2], text(event.get("name", ""))))
+            name = text(event.get("name", ""))
+            category = ("wait" if name in WAITS else "compute") if is_cpu else "host"
+            threads.setdefault(span[2], []).append((*span[:2], name, category))
     notes = known.notes
     for start, end, tid, note in zip(notes.start_ns, notes.end_ns, notes.tid, notes.notes, strict=True):
         if not STEP.fullmatch(note.name) and not note.name.startswith("gloo:"):
-            threads.setdefault(int(tid), []).append((int(start), int(end), note.name))
+            threads.setdefault(int(tid), []).append((int(start), int(end), note.name, "host"))
     on_gloo = np.array([call.source.startswith("annotation") for call in calls.calls], np.bool_)
-    is_cpu = "gloo" in str(trace.header.get("distributedInfo") or {}) if trace.header else False
     result.warnings.append("no device in the file: what the host did is shown")
-    category = "compute" if is_cpu else "host"
-    tables = [_thread_rows(spans, tid, category, steps) for tid, spans in sorted(threads.items())]
+    tables = [_thread_rows(spans, tid, steps) for tid, spans in sorted(threads.items())]
     if is_cpu and on_gloo.any():
         tables.append(_gloo_rows(calls, steps, known.groups))
     return stacked(tables)
 
 
-def _thread_rows(spans: list[tuple[int, int, str]], tid: int, category: str, steps: Steps) -> pa.Table:
+def _thread_rows(spans: list[_HostSpan], tid: int, steps: Steps) -> pa.Table:
     """Return the flattened spans of one thread."""
     ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
     start, end = (np.array([span[i] for span in ordered], np.int64) for i in range(2))
@@ -193,7 +132,7 @@ def _thread_rows(spans: list[tuple[int, int, str]], tid: int, category: str, ste
         {
             "rank": np.zeros(len(at), np.int32),
             "stream": [f"thread {tid}"] * len(at),
-            "category": [category] * len(at),
+            "category": [ordered[piece[0]][3] for piece in pieces],
             "kind": ["operator"] * len(at),
             "name": [ordered[piece[0]][2][:160] for piece in pieces],
             "start_ns": at,

@@ -14,13 +14,15 @@ from tracer.ingest.chrome import EVENTS_KEY, has_kineto_layout, read_any_layout,
 from tracer.ingest.device import device_rows
 from tracer.ingest.events import whole
 from tracer.ingest.groups import TraceGroups
-from tracer.ingest.host import Known, Steps, gap_rows, host_only_rows, step_rows, steps_of
+from tracer.ingest.host import Known, gap_rows, host_only_rows
 from tracer.ingest.launches import launches_of
 from tracer.ingest.notes import Notes
 from tracer.ingest.recording import Recording
 from tracer.ingest.rows import stacked
-from tracer.ingest.sources import Progress, Source, first_line, head, opened
+from tracer.ingest.sources import Progress, Source, head, opened
+from tracer.ingest.steps import Steps, step_rows, steps_of
 from tracer.ingest.trace import Trace
+from traces.errors import reason
 
 LATEST_NS: Final = 4 * 10**18
 """Latest base time that is believed, in the year 2096. Times of events may be as large: sums of both fit."""
@@ -45,7 +47,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     try:
         return translated(trace, source.name)
     except (OverflowError, pa.ArrowException) as error:
-        raise IngestError(f"{source.name} holds numbers that no trace has: {first_line(error)}") from error
+        raise IngestError(f"{source.name} holds numbers that no trace has: {reason(error)}") from error
 
 
 def translated(trace: Trace, name: str) -> Recording:
@@ -63,7 +65,7 @@ def translated(trace: Trace, name: str) -> Recording:
         trace.lost["base time that is no time"] += 1
     groups = TraceGroups.from_header(-1 if rank is None else rank, world_size or 0, info)
     notes = Notes.of(trace.notes, base_ns)
-    steps = steps_of(notes)
+    steps = steps_of(notes, trace.header)
     result = Recording(
         name=name,
         spans=pa.table({}),

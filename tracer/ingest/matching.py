@@ -95,7 +95,7 @@ def _misfit(a: Ends, b: Ends) -> str:
     offset = int(np.median(a.end_ns[left] - b.end_ns[right]))
     together = (b.start_ns[right] + offset <= a.end_ns[left]) & (a.start_ns[left] <= b.end_ns[right] + offset)
     if together.mean() < FIT:
-        return f"only {together.mean():.0%} were running at the same time"
+        return f"only {100 * together.mean():.0f} % were running at the same time"
     return ""
 
 

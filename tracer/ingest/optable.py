@@ -6,19 +6,19 @@ from the start of the step, on one clock. https://github.com/ByteDance-Seed/Stra
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
 from tracer.errors import IngestError
-from tracer.ingest.recording import Recording, lanes
-from tracer.ingest.rows import rows, stacked
-from tracer.ingest.sources import UNREADABLE, Progress, Source, first_line, opened
-from traces.columns import BoolArray, Int64Array, factorized, int64
-from traces.errors import LayoutError
+from tracer.ingest.operations import EMBEDDING, OPERATIONS, operation_rows, step_rows
+from tracer.ingest.recording import Recording
+from tracer.ingest.rows import stacked
+from tracer.ingest.sources import UNREADABLE, Progress, Source, opened
+from traces.columns import Int64Array
+from traces.errors import LayoutError, reason
 from traces.layout import Group, Layout
 
 COLUMNS: Final = (
@@ -42,36 +42,6 @@ ROUNDING_NS: Final = 100_000
 """Operations of one rank that follow one another overlap by up to 75 µs in the published runs; the publishers
 themselves forgive up to 500 µs when they match operations."""
 
-EMBEDDING: Final = "embedding"
-"""Axis of the gradients of a shared embedding: first and last stage of one pipeline."""
-
-
-class _Operation(NamedTuple):
-    """What a row of that type is: category, kind, axis and stream of the timeline."""
-
-    category: str
-    kind: str
-    axis: str
-    stream: str
-
-
-_OPERATIONS: Final = {
-    "forward-compute": _Operation("compute", "forward", "", "compute"),
-    "backward-compute": _Operation("compute", "backward", "", "compute"),
-    "forward-send": _Operation("p2p", "send", "pp", "pp.send forward"),
-    "forward-recv": _Operation("p2p", "recv", "pp", "pp.recv forward"),
-    "backward-send": _Operation("p2p", "send", "pp", "pp.send backward"),
-    "backward-recv": _Operation("p2p", "recv", "pp", "pp.recv backward"),
-    "params-all-gather": _Operation("collective", "all_gather", "dp", "dp"),
-    "grads-reduce-scatter": _Operation("collective", "reduce_scatter", "dp", "dp"),
-    "separate-grads-all-reduce": _Operation("collective", "all_reduce", "dp", "dp"),
-    "layernorm-grads-all-reduce": _Operation("collective", "all_reduce", "tp", "tp"),
-    "embedding-grads-all-reduce": _Operation("collective", "all_reduce", EMBEDDING, EMBEDDING),
-    "optimizer-clip-main-grad": _Operation("collective", "all_reduce", "world", "world"),
-    "optimizer": _Operation("compute", "optimizer", "", "compute"),
-    "gc": _Operation("host", "gc", "", "host"),
-}
-
 
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Read a table of operations.
@@ -93,7 +63,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
         if isinstance(error, IngestError):
             raise
         raise IngestError(
-            f"{source.name} cannot be read as a table of operations: {first_line(error)}"
+            f"{source.name} cannot be read as a table of operations: {reason(error)}"
         ) from error
     result = Recording(
         name=source.name, spans=pa.table({}), numbered=True, one_clock=True, rounding_ns=ROUNDING_NS
@@ -106,8 +76,8 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
 
 def _translate(result: Recording, kinds: list[str], values: dict[str, Any]) -> None:
     """Fill *result* with the rows of the table."""
-    known = np.array([kind in _OPERATIONS for kind in kinds], np.bool_)
-    for kind in sorted({kind for kind in kinds if kind not in _OPERATIONS}):
+    known = np.array([kind in OPERATIONS for kind in kinds], np.bool_)
+    for kind in sorted({kind for kind in kinds if kind not in OPERATIONS}):
         result.lost[f"operation {kind[:60]!r}"] += kinds.count(kind)
     seconds = values["start_ts"], values["duration"]
     sane = np.isfinite(seconds[0]) & np.isfinite(seconds[1]) & (np.abs(seconds[0]) < 1e6) & (seconds[1] < 1e6)
@@ -131,8 +101,8 @@ def _translate(result: Recording, kinds: list[str], values: dict[str, Any]) -> N
     result.layout, result.world_size = layout, layout.world_size
     result.groups = _groups(layout)
     result.representatives = tuple(rank // layout.tp * layout.tp for rank in range(layout.world_size))
-    spans = _rows(result, names, whole, start, duration)
-    result.spans = stacked([spans, _step_rows(spans)])
+    spans = operation_rows(names, whole, (start, duration), result.groups, layout)
+    result.spans = stacked([spans, step_rows(spans)])
     result.evidence |= {
         "layout": "stages and data-parallel ranks in the table; tp from the distance of the ranks",
         "step": "the table's; steps are laid end to end, time between them is not in it",
@@ -169,133 +139,3 @@ def _step_offsets(step: Int64Array, start: Int64Array, end: Int64Array) -> Int64
     begins = np.concatenate([[0], np.cumsum(last - first)[:-1]])
     offsets: Int64Array = (begins - first)[index]
     return offsets
-
-
-def _rows(
-    result: Recording, names: list[str], whole: dict[str, Int64Array], start: Int64Array, duration: Int64Array
-) -> pa.Table:
-    """Return the timeline of the operations."""
-    what = [_OPERATIONS[name] for name in names]
-    rank = whole["rank"]
-    group = _group_ids(result.groups, rank, [operation.axis for operation in what])
-    order, microbatch = _order(names, whole, start)
-    collective = np.array([operation.category == "collective" for operation in what], np.bool_)
-    order = np.where(collective, _place(start, rank, np.where(collective, group, -1)), order)
-    sequence = np.where(group >= 0, order, -1)
-    table = rows(
-        {
-            "rank": rank.astype(np.int32),
-            "stream": [operation.stream for operation in what],
-            "category": [operation.category for operation in what],
-            "kind": [operation.kind for operation in what],
-            "name": names,
-            "start_ns": start,
-            "duration_ns": duration,
-            "step": whole["step"].astype(np.int32),
-            "microbatch": microbatch.astype(np.int32),
-            "stage": whole["stage"].astype(np.int16),
-            "virtual_stage": np.where(whole["gmc"] >= 0, whole["gmc"], -1).astype(np.int16),
-            "axis": [operation.axis for operation in what],
-            "group": group.astype(np.int32),
-            "sequence": sequence,
-            "peer": _peers(names, whole, result.layout or Layout()).astype(np.int32),
-        }
-    )
-    return _without_overlaps(table)
-
-
-def _group_ids(groups: tuple[Group, ...], rank: Int64Array, axes: list[str]) -> Int64Array:
-    """Return the group of each row: that of its axis which its rank is in, -1 without one."""
-    of = {(group.axis, member): group.id for group in groups for member in group.ranks}
-    return np.array([of.get((axis, r), -1) for axis, r in zip(axes, rank.tolist(), strict=True)], np.int64)
-
-
-def _order(
-    names: list[str], whole: dict[str, Int64Array], start: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Return the number of each row among those of its rank and type over all steps, and its micro-batch."""
-    codes = {name: i for i, name in enumerate(sorted(set(names)))}
-    code = np.array([codes[name] for name in names], np.int64)
-    order = _place(start, whole["rank"], code)
-    within = _place(start, whole["rank"], code, whole["step"])
-    microbatch = np.where(whole["mb_id"] >= 0, whole["mb_id"], -1)
-    for direction in ("forward", "backward"):
-        compute = np.array([name == f"{direction}-compute" for name in names], np.bool_)
-        keys = zip(whole["rank"][compute], whole["step"][compute], within[compute], strict=True)
-        known = dict(
-            zip(map(tuple, np.array(list(keys)).reshape(-1, 3).tolist()), microbatch[compute], strict=True)
-        )
-        for i in np.flatnonzero(
-            [name in {f"{direction}-send", f"{direction}-recv"} for name in names]
-        ).tolist():
-            microbatch[i] = known.get((int(whole["rank"][i]), int(whole["step"][i]), int(within[i])), -1)
-    return order, microbatch
-
-
-def _place(start: Int64Array, *keys: Int64Array) -> Int64Array:
-    """Return the place of each row in time among those with equal *keys*."""
-    key = factorized(*keys)
-    order = np.lexsort((start, key))
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))
-    place = np.empty(len(start), np.int64)
-    place[order] = np.arange(len(start)) - np.repeat(first, np.diff(first, append=len(start)))
-    return place
-
-
-def _peers(names: list[str], whole: dict[str, Int64Array], layout: Layout) -> Int64Array:
-    """Return the other rank of each transfer, -1 for everything else; stages are neighbours in a ring."""
-    ahead = np.array(
-        [
-            {"forward-send": 1, "backward-recv": 1, "forward-recv": -1, "backward-send": -1}.get(n, 0)
-            for n in names
-        ]
-    )
-    stage = (whole["stage"] + ahead) % layout.pp
-    return np.where(ahead != 0, (stage * layout.dp + whole["dp_rank"]) * layout.tp, -1)
-
-
-def _without_overlaps(table: pa.Table) -> pa.Table:
-    """Return *table* with overlapping operations of one stream, by the rounding of seconds, cut apart."""
-    start, rank = int64(table, "start_ns"), int64(table, "rank")
-    end = start + int64(table, "duration_ns")
-    stream = table["stream"].combine_chunks()
-    streams = stream.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    key = factorized(rank, streams)
-    order = np.lexsort((end, start, key))
-    edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
-    begin, lane = start.copy(), np.zeros(len(start), np.int64)
-    for a, b in pairwise(edges):
-        own = order[a:b]
-        lane[own], begin[own] = lanes(start[own], end[own], 1_000_000, 8)
-    kept: BoolArray = lane >= 0
-    names = stream.to_pylist()
-    named = [
-        f"{name} ({number + 1})" if number > 0 else name
-        for name, number in zip(names, lane.tolist(), strict=True)
-    ]
-    columns = {"start_ns": begin, "duration_ns": end - begin, "stream": named}
-    whole = {name: columns.get(name, table[name]) for name in table.column_names}
-    return rows(whole).filter(pa.array(kept)).combine_chunks()
-
-
-def _step_rows(spans: pa.Table) -> pa.Table:
-    """Return one row per rank and step: from the first start to the last end of any rank."""
-    step, start = int64(spans, "step"), int64(spans, "start_ns")
-    end = start + int64(spans, "duration_ns")
-    ranks = np.unique(int64(spans, "rank"))
-    steps = np.unique(step)
-    first = np.array([start[step == number].min() for number in steps])
-    last = np.array([end[step == number].max() for number in steps])
-    n = len(ranks) * len(steps)
-    return rows(
-        {
-            "rank": np.repeat(ranks, len(steps)).astype(np.int32),
-            "stream": ["step"] * n,
-            "category": ["step"] * n,
-            "kind": ["step"] * n,
-            "name": [f"step {number}" for number in steps] * len(ranks),
-            "start_ns": np.tile(first, len(ranks)),
-            "duration_ns": np.tile(last - first, len(ranks)),
-            "step": np.tile(steps, len(ranks)).astype(np.int32),
-        }
-    )

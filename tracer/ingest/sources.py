@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from tracer.errors import IngestError
+from traces.errors import reason
 
 HEAD_BYTES: Final = 1 << 20
 """Start of a file that its kind is told from; a header with the members of large groups fits in it."""
@@ -96,7 +97,7 @@ def opened(source: Source, progress: Progress | None = None) -> Iterator[IO[byte
             else:
                 yield cast("IO[bytes]", counted)
     except UNREADABLE as error:
-        raise IngestError(f"cannot read {source.name}: {first_line(error)}") from error
+        raise IngestError(f"cannot read {source.name}: {reason(error)}") from error
 
 
 def head(source: Source, until: bytes | None = None) -> bytes:
@@ -169,7 +170,7 @@ def _members(path: Path) -> list[Source]:
                     if info.isfile() and not Path(info.name).name.startswith(".")
                 ]
     except UNREADABLE as error:
-        raise IngestError(f"cannot read {path}: {first_line(error)}") from error
+        raise IngestError(f"cannot read {path}: {reason(error)}") from error
     return [Source(path, "", size_bytes)]
 
 
@@ -198,8 +199,3 @@ def _unzipped(stream: IO[bytes], name: str) -> Iterator[IO[bytes]]:
 def _magic(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(4)
-
-
-def first_line(error: Exception) -> str:
-    """Return what *error* says, in one line."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__

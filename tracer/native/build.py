@@ -12,20 +12,19 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 from tracer.launched import is_first
+from tracer.native.compiler import COMPILE_S, compile_into, folder, last_line, tools
 
 SWITCH: Final = "FORETRACE_NATIVE"
 """Environment variable that says ``0`` where hooks in C++ are refused, which are the default."""
@@ -38,12 +37,6 @@ SOURCES: Final = Path(__file__).parent
 
 GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the drivers of NVIDIA and AMD: where one is, trainings use GPUs."""
-
-NEW_STRINGS: Final = b"_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx11"
-"""A name in a torch whose strings are those of C++ 11 (``_GLIBCXX_USE_CXX11_ABI``): on PyPI since 2.7."""
-
-COMPILE_S: Final = 600
-"""Time after which a compiler is given up; 20 s of a processor are enough."""
 
 TOLD_S: Final = 1
 """Time after which a person is told that another process compiles."""
@@ -85,18 +78,6 @@ def _build() -> bytes:
     return repr(sizes).encode() + (folder() / "version.py").read_bytes()
 
 
-def folder() -> Path:
-    """Return the folder of torch, which is not imported by that.
-
-    Raises:
-        OSError: torch is not where it should be.
-    """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise OSError("torch has no folder")
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
 def ensure(say: Callable[[str], None]) -> Path | None:
     """Return the compiled hooks, and compile them first if need be; None where that is not wanted or fails.
 
@@ -116,6 +97,41 @@ def ensure(say: Callable[[str], None]) -> Path | None:
         if is_first():
             say(f"hooks not compiled, those in Python do: {error}")
         return None
+
+
+def advice() -> str:
+    """Return how to have hooks compiled that are not, in one line; empty where they are, or cannot be."""
+    try:
+        found = library() if is_wanted() else None
+        if found is None or found.exists() or not all(tools()) or _refusal(found).is_known:
+            return ""
+    except OSError:  # a cache that cannot be looked at
+        return ""
+    return (
+        "by hooks in Python, which cost ten times as much: 'foretrace record -- true' compiles those in C++, "
+        f"once; {SWITCH}=0 is content with these"
+    )
+
+
+class _Refusal(NamedTuple):
+    """What is remembered of tools that could not compile.
+
+    Attributes:
+        path: where.
+        tried: what is written there ahead of why: the tools of now.
+        is_known: whether the same tools have failed before.
+    """
+
+    path: Path
+    tried: str
+    is_known: bool
+
+
+def _refusal(found: Path) -> _Refusal:
+    """Return what is remembered of compiling the hooks *found*."""
+    compiler, has_headers = tools()
+    path, tried = found.with_suffix(".failed"), f"{compiler}, Python.h: {has_headers}\n"
+    return _Refusal(path, tried, path.exists() and path.read_text().startswith(tried))
 
 
 def _wait_for(lock: TextIO, say: Callable[[str], None]) -> None:
@@ -145,21 +161,20 @@ def _compiled(found: Path, say: Callable[[str], None]) -> Path | None:
     """Compile unless it was done, or was not possible, by now; raise OSError where it cannot be kept."""
     if found.exists():
         return found
-    compiler = shutil.which(os.environ.get("CXX") or "c++")
-    has_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
-    refused, tried = found.with_suffix(".failed"), f"{compiler}, Python.h: {has_headers}\n"
-    if refused.exists() and refused.read_text().startswith(tried):
+    refusal = _refusal(found)
+    if refusal.is_known:
         return None
+    compiler, has_headers = tools()
     try:
         if compiler is None or not has_headers:
             raise FileNotFoundError(f"no {'headers of Python' if compiler else 'C++ compiler'} here")
         torch = version("torch")
         say(f"compiling hooks for torch {torch}, once: 20 s of processor time; {SWITCH}=0 does without")
-        _compile(compiler, found)
+        compile_into(found, compiler, SOURCES / "hooks.cpp")
     except (subprocess.SubprocessError, FileNotFoundError) as error:
-        again = f"to try again with the same compiler, delete {refused}"
-        refused.write_text(f"{tried}{getattr(error, 'stderr', '') or error}\n")
-        say(f"hooks not compiled, those in Python do: {_last_line(error)}; {again}")
+        again = f"to try again with the same compiler, delete {refusal.path}"
+        refusal.path.write_text(f"{refusal.tried}{getattr(error, 'stderr', '') or error}\n")
+        say(f"hooks not compiled, those in Python do: {last_line(error)}; {again}")
         return None
     _prune(found.parent)
     return found
@@ -185,41 +200,6 @@ def _prune(cache: Path) -> None:
                 path.unlink()
 
 
-def command(compiler: str, target: Path) -> list[str]:
-    """Return the command that compiles the hooks into *target*.
-
-    Raises:
-        OSError: torch is not where it should be.
-    """
-    torch = folder()
-    folders = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_path("include")]
-    has_new_strings = NEW_STRINGS in (torch / "lib/libc10.so").read_bytes()
-    return [
-        *(compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-DUSE_DISTRIBUTED"),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(has_new_strings)}",
-        *(f"-I{folder}" for folder in folders),
-        *(str(SOURCES / "hooks.cpp"), "-o", str(target)),
-        *(f"-L{torch / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"),
-    ]
-
-
-def _compile(compiler: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f"{NAME}-", dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        arguments = command(compiler, made)
-        with subprocess.Popen(
-            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
-        ) as running:
-            try:
-                _, said = running.communicate(timeout=COMPILE_S)
-            except BaseException:  # as Ctrl-C: what a compiler has started ends with it
-                os.killpg(running.pid, signal.SIGTERM)
-                raise
-        if running.returncode:
-            raise subprocess.CalledProcessError(running.returncode, compiler, stderr=said)
-        made.replace(target)
-
-
 def load() -> Any:
     """Return the module of the compiled hooks, None if there is none or it does not fit.
 
@@ -240,8 +220,3 @@ def load() -> Any:
             _is_used(found)
             return module
     return None
-
-
-def _last_line(error: Exception) -> str:
-    said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-    return next((line for line in said if "error" in line), said[-1] if said else type(error).__name__)

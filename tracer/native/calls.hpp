@@ -1,8 +1,9 @@
-// Collectives from their issue until Python has taken them.
+// Collectives and transfers from their issue until Python has taken them.
 //
 // What tracer/completion.py keeps, for tensors of the processor, without the interpreter's lock. The end of a
-// collective is told by a callback on its future, on the thread of gloo that completes it. A reduce-scatter of
-// gloo has no future, as it does its last copy inside of `wait`: it is over when somebody has waited.
+// collective is told by a callback on its future, on the thread of gloo that completes it. A reduce-scatter
+// of gloo has no future, as it does its last copy inside of `wait`: it is over when somebody has waited. Ends
+// of transfers are in transfers.hpp.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -15,15 +16,18 @@
 
 namespace foretrace {
 
-// A collective from its issue to its end.
+// A collective, or one side of a transfer, from its issue to its end.
 struct Call {
   int32_t kind, group, block;
   int dtype;
-  int64_t sequence = 0, size_bytes = 0;
+  bool is_transfer = false, is_send = false;
+  std::atomic<int> peer{-1};  // global rank of the other side of a transfer; -1 while it may be anybody
+  std::atomic<int64_t> sequence{-1};
+  int64_t size_bytes = 0;
   Position at;
   int64_t start_ns;
   std::atomic<int64_t> end_ns{0};  // 0: under way
-  bool has_future;
+  std::atomic<bool> is_told{true};  // whether somebody will tell its end, without being asked by the training
   std::vector<const void*> outputs;
   c10::intrusive_ptr<c10d::Work> work;  // of what has no future, until it was waited for
 };
@@ -32,13 +36,18 @@ using CallPtr = std::shared_ptr<Call>;
 // Works that nobody has waited for are looked through when there are that many more of them.
 constexpr size_t KEPT_WORKS = 64;
 
-// The collectives of a process, from their issue until Python has taken them. For any thread.
+// What a process has issued, from their issue until Python has taken them. For any thread.
 class Calls {
  public:
   // Count and note a call that is about to be made; false: too many wait to be taken.
   bool issue(const CallPtr& call) {
     std::lock_guard<std::mutex> guard(lock_);
-    call->sequence = groups_[call->group].n_calls++;
+    Group& group = groups_[call->group];
+    if (!call->is_transfer) {
+      call->sequence = group.n_calls++;
+    } else if (call->peer >= 0) {
+      call->sequence = group.n_transfers[{call->peer, call->is_send}]++;
+    }
     call->start_ns = now_ns();
     ring_.note(*this, *call);
     if (fresh_.size() + told_.size() >= MOST_RECORDS) {
@@ -50,9 +59,19 @@ class Calls {
     return true;
   }
 
+  // A receive from anybody has got the message of a member of its group; told before its end.
+  void received(const CallPtr& call, int source) {
+    std::lock_guard<std::mutex> guard(lock_);
+    Group& group = groups_[call->group];
+    if (source < 0 || size_t(source) >= group.ranks.size()) return;
+    const int peer = group.ranks[size_t(source)];
+    call->sequence = group.n_transfers[{peer, false}]++;
+    call->peer = peer;
+  }
+
   // Whoever needed the result of a call has it, or gloo does.
   void end(const CallPtr& call) {
-    c10::intrusive_ptr<c10d::Work> work;  // freed after the lock: its tensors may need that of the interpreter
+    c10::intrusive_ptr<c10d::Work> work;  // freed after the lock: its tensors may need the interpreter's
     int64_t under_way = 0;
     call->end_ns.compare_exchange_strong(under_way, now_ns());
     std::lock_guard<std::mutex> guard(lock_);
@@ -104,13 +123,20 @@ class Calls {
     return found == by_name_.end() ? -1 : found->second;
   }
 
+  // The global rank of a member of a group, by its rank in it.
+  int member(int32_t group, int64_t rank) {
+    std::lock_guard<std::mutex> guard(lock_);
+    return groups_[group].ranks.at(size_t(rank));
+  }
+
   // Learn or rename a group.
-  int32_t add_group(const std::string& name, int64_t id, std::string axis) {
+  int32_t add_group(const std::string& name, int64_t id, std::string axis, std::vector<int> ranks) {
     std::lock_guard<std::mutex> guard(lock_);
     auto [found, is_new] = by_name_.emplace(name, int32_t(groups_.size()));
     if (is_new) groups_.emplace_back();
     groups_[found->second].id = id;
     groups_[found->second].axis = std::move(axis);
+    groups_[found->second].ranks = std::move(ranks);
     ring_.forget_lines();
     return found->second;
   }
@@ -132,9 +158,18 @@ class Calls {
   }
   uint64_t next_number() { return ring_.next(); }
 
-  int64_t n_calls(int32_t group) {
+  struct Group {
+    int64_t id = 0, n_calls = 0;
+    std::map<std::pair<int, bool>, int64_t> n_transfers;  // by peer, and whether they go there
+    std::vector<int> ranks;                               // global ones
+    std::string axis;                                     // as JSON
+  };
+  const Group& known_group(int32_t number) const { return groups_[number]; }
+
+  // What is known of a group by now.
+  Group copy_of(int32_t number) {
     std::lock_guard<std::mutex> guard(lock_);
-    return group >= 0 && size_t(group) < groups_.size() ? groups_[group].n_calls : 0;
+    return groups_.at(size_t(number));
   }
 
   // What was issued since the last time, and what of that before has ended since.
@@ -155,10 +190,10 @@ class Calls {
     n_lost_ = 0;
   }
 
-  // Whether a call is under way that gloo will tell the end of.
+  // Whether a call is under way whose end will be told.
   bool is_busy() {
     std::lock_guard<std::mutex> guard(lock_);
-    auto busy = [](const CallPtr& call) { return call->end_ns == 0 && call->has_future; };
+    auto busy = [](const CallPtr& call) { return call->end_ns == 0 && call->is_told; };
     return std::any_of(fresh_.begin(), fresh_.end(), busy) || std::any_of(told_.begin(), told_.end(), busy);
   }
 
@@ -179,12 +214,6 @@ class Calls {
   // As those of Lane.
   void hold() { lock_.lock(); }
   void release() { lock_.unlock(); }
-
-  struct Group {
-    int64_t id = 0, n_calls = 0;
-    std::string axis;  // as JSON
-  };
-  const Group& known_group(int32_t number) const { return groups_[number]; }
 
   std::atomic<int> n_waitable{0};  // calls that are over when somebody has waited
 

@@ -1,14 +1,17 @@
 // The module of Python by which tracer/native talks to the hooks: its table, its type and its beginning.
 
 #include <Python.h>
-#include <structmember.h>
 
-#include "functions.hpp"
+#include "py_calls.hpp"
+#include "py_lane.hpp"
+#include "py_modules.hpp"
+#include "py_session.hpp"
 
 namespace foretrace {
 namespace {
 
-// A function of the module as Python calls it: an exception of C++ is one of Python, never the end of the process.
+// A function of the module as Python calls it: an exception of C++ is one of Python, not the end of the
+// process.
 template <auto function>
 struct Safe;
 
@@ -34,6 +37,8 @@ PyMethodDef METHODS[] = {
     {"pop", safe<py_pop>(), METH_O, nullptr},
     {"pause", safe<py_pause>(), METH_NOARGS, nullptr},
     {"resume", safe<py_resume>(), METH_O, nullptr},
+    {"own", safe<py_own>(), METH_NOARGS, nullptr},
+    {"is_own", safe<py_is_own>(), METH_NOARGS, nullptr},
     {"block", safe<py_block>(), METH_NOARGS, nullptr},
     {"depth", safe<py_depth>(), METH_NOARGS, nullptr},
     {"entered", safe<py_entered>(), METH_FASTCALL, nullptr},
@@ -42,22 +47,26 @@ PyMethodDef METHODS[] = {
     {"forget", safe<py_forget>(), METH_O, nullptr},
     {"block_of", safe<py_block_of>(), METH_O, nullptr},
     {"is_inside", safe<py_is_inside>(), METH_NOARGS, nullptr},
-    {"backward_began", safe<py_backward_began>(), METH_NOARGS, nullptr},
-    {"backward_ended", safe<py_backward_ended>(), METH_O, nullptr},
-    {"set_backward", safe<py_set_backward>(), METH_VARARGS, nullptr},
+    {"end_with_graph", safe<py_end_with_graph>(), METH_O, nullptr},
     {"add_group", safe<py_add_group>(), METH_VARARGS, nullptr},
     {"n_calls", safe<py_n_calls>(), METH_O, nullptr},
     {"next_number", safe<py_next_number>(), METH_NOARGS, nullptr},
     {"open_ring", safe<py_open_ring>(), METH_VARARGS, nullptr},
     {"n_waitable", safe<py_n_waitable>(), METH_NOARGS, nullptr},
-    {"waited", safe<py_waited>(), METH_O, nullptr},
     {"is_busy", safe<py_is_busy>(), METH_NOARGS, nullptr},
     {"take_segments", safe<py_take_segments>(), METH_NOARGS, nullptr},
     {"take_calls", safe<py_take_calls>(), METH_NOARGS, nullptr},
     {"begin", safe<py_begin>(), METH_VARARGS, nullptr},
     {"note", safe<py_note>(), METH_VARARGS, nullptr},
-    {"install", safe<py_install>(), METH_O, nullptr},
+    {"install", safe<py_install>(), METH_NOARGS, nullptr},
     {"remove", safe<py_remove>(), METH_NOARGS, nullptr},
+    {"waiting", safe<py_waiting>(), METH_O, nullptr},
+    {"running_backward", safe<py_running_backward>(), METH_O, nullptr},
+    {"acting", safe<py_acting>(), METH_VARARGS, nullptr},
+    {"acting_backward", safe<py_acting_backward>(), METH_O, nullptr},
+    {"losing", safe<py_losing>(), METH_O, nullptr},
+    {"announcing", safe<py_announcing>(), METH_VARARGS, nullptr},
+    {"learn_stage", safe<py_learn_stage>(), METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -80,11 +89,18 @@ PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "foretrace_hooks", nullptr, -1, MET
 void hold_locks() {
   state().lane->hold();
   calls().hold();
+  transfers().hold();
 }
 
 void release_locks() {
+  transfers().release();
   calls().release();
   state().lane->release();
+}
+
+void release_in_child() {
+  transfers().forget_threads();
+  release_locks();
 }
 
 }  // namespace
@@ -94,19 +110,22 @@ PyMODINIT_FUNC PyInit_foretrace_hooks() {
   using namespace foretrace;
   PyObject* module = PyModule_Create(&MODULE);
   PyObject* type = PyType_FromSpec(&POSITION_SPEC);
-  if (module == nullptr || type == nullptr) return nullptr;
-  auto* position = reinterpret_cast<PositionObject*>(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0));
+  wrapper_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&WRAPPER_SPEC));
+  if (module == nullptr || type == nullptr || wrapper_type == nullptr) return nullptr;
+  PyObject* made = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0);
+  auto* position = reinterpret_cast<PositionObject*>(made);
   if (position == nullptr) return nullptr;
   position->at = Position{};
   state().position = position;
   try {
-    auto* operators = new torch::Library(torch::Library::FRAGMENT, "foretrace", std::nullopt, __FILE__, __LINE__);
+    using torch::Library;
+    auto* operators = new Library(Library::FRAGMENT, "foretrace", std::nullopt, __FILE__, __LINE__);
     operators->def("waited(__torch__.torch.classes.c10d.Work work) -> bool", waited_boxed);
   } catch (const std::exception& error) {
     return PyErr_Format(PyExc_ImportError, "%s", error.what());
   }
   state().lane = std::make_unique<Lane>(&position->at, &state().notes_modules);
-  pthread_atfork(hold_locks, release_locks, release_locks);
+  pthread_atfork(hold_locks, release_locks, release_in_child);
   if (PyModule_AddObjectRef(module, "position", reinterpret_cast<PyObject*>(position)) != 0) return nullptr;
   return module;
 }

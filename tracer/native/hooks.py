@@ -6,7 +6,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
@@ -14,7 +14,7 @@ from tracer.completion import CLOSE_TIMEOUT_S
 from tracer.groups import GroupInfo
 from tracer.issued import MOST_NAME
 from tracer.lane import NOBODY, Lane
-from tracer.modules import LOSS, BackwardHook, ModuleHook
+from tracer.modules import LOSS, ModuleHook
 from tracer.operators import dtype_names
 from tracer.records import Block, Communication, Segment
 
@@ -37,7 +37,7 @@ class NativeLane(Lane):
         self._native = native
         # As attributes: a call of C in place of one of Python.
         self.__dict__.update({name: getattr(native, name) for name in ("push", "pop", "replace")})
-        self.__dict__.update({name: getattr(native, name) for name in ("pause", "resume")})
+        self.__dict__.update({name: getattr(native, name) for name in ("pause", "resume", "own", "is_own")})
 
     @property
     def depth(self) -> int:
@@ -62,11 +62,13 @@ class Native:
         lane: the compute stream.
         modules: the hooks of modules, while there are any.
         waited: told of a work that was waited for if the module cannot tell from it what is over by that.
+        met_stage: told of a stage of a pipeline that was made before the recording began.
     """
 
     def __init__(self, module: Any, session: Session) -> None:
         self.module = module
         self._session = session
+        self._rank = session.rank
         self._groups: list[tuple[str, GroupInfo, str]] = []
         # Numbers in C++ are places in the list, whichever threads meet groups (or a handler of signals).
         self._meeting = threading.RLock()
@@ -75,13 +77,14 @@ class Native:
         self.modules: NativeModuleHook | None = None
         self.lane = NativeLane(module)
         self._waited_boxed = internals.compiled_waited()
+        self.met_stage: Callable[[Any], Any] = lambda stage: None
         self.waited = session.guarded("collectives", lambda work: self._waited_boxed(work.boxed()))
         names = {dtype: json.dumps(name) for dtype, name in self._dtypes.items()}
         module.begin(self, names, NOBODY, LOSS)
 
     def switch(self, disabled: set[str]) -> None:
         """Have the hooks note what is not *disabled*."""
-        self.module.note("collectives" not in disabled, "modules" not in disabled)
+        self.module.note(*(name not in disabled for name in ("collectives", "modules", "pipeline")))
 
     def collect(self) -> Iterator[Record]:
         """Yield what was noted since the last time, and learn the ends of what was under way; not raced."""
@@ -89,15 +92,15 @@ class Native:
         yield from map(_SEGMENT, segments)
         fresh, ended, n_more = self.module.take_calls()
         self._session.sink.n_lost += n_lost + n_more
-        for number, end in ended.items():
+        for number, (end, peer, sequence) in ended.items():
             if (known := self._under_way.pop(number, None)) is not None:
-                known.end = end
-        for number, kind, group, sequence, size_bytes, dtype, block, position, start, end in fresh:
+                known.peer, known.sequence, known.end = peer, sequence, end
+        for number, kind, group, sequence, peer, size_bytes, dtype, block, position, start, end in fresh:
             one = Communication(
                 kind,
                 self._groups[group][1],
                 sequence,
-                -1,
+                peer,
                 size_bytes,
                 self._dtypes[dtype],
                 block,
@@ -115,10 +118,13 @@ class Native:
         """Count what each group has issued, and tell of axes that were found out since."""
         with self._meeting:
             for number, (name, info, axis) in enumerate(self._groups):
-                info.n_collectives = max(info.n_collectives, self.module.n_calls(number))
+                n_collectives, transfers = self.module.n_calls(number)
+                info.n_collectives = max(info.n_collectives, n_collectives)
+                for peer, is_send, n in transfers:
+                    info.n_transfers[(self._rank, peer) if is_send else (peer, self._rank)] = n
                 if info.axis != axis:
                     self._groups[number] = (name, info, info.axis)
-                    self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
+                    self._tell_group(name, info)
 
     # What C++ asks.
 
@@ -132,19 +138,22 @@ class Native:
         with self._meeting:
             if all(name != known for known, _, _ in self._groups):
                 self._groups.append((name, info, info.axis))
-            self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]))
+            self._tell_group(name, info)
+
+    def _tell_group(self, name: str, info: GroupInfo) -> None:
+        self.module.add_group(name, info.id, json.dumps(info.axis[-MOST_NAME:]), info.ranks)
 
     def describe_block(self, block: Block) -> tuple[int, str]:
         """Return the layer of a block and what a line of the last calls says of it."""
         name = json.dumps(block.name[-MOST_NAME:], ensure_ascii=False)
         return block.layer, f'"name": {name}, "layer": {block.layer}'
 
-    def sweep(self) -> None:
-        """A moment to look at transfers that nobody waits for."""
-        self._session.sweep()
+    def begin(self, model: Any, args: Any) -> None:
+        """A model is called from outside of any other."""
+        self._session.called(model, args)
 
-    def begin(self) -> None:
-        """Forward work begins."""
+    def begun(self) -> None:
+        """The first action of a pipeline in a step begins."""
         self._session.steps.begin()
 
     def met(self, module: Any, args: Any) -> None:
@@ -153,13 +162,12 @@ class Native:
             self.modules.met(module, args)
 
     def called_with(self, kwargs: Any) -> None:
-        """The model was called with arguments by name."""
-        if self._session.needs_input:
-            self._session.note_input(kwargs.values())
+        """A model was called with arguments by name."""
+        self._session.called_with(kwargs.values())
 
 
 class NativeCollectiveHook:
-    """The compiled kernels of collectives, and of the wait for functional ones.
+    """The compiled kernels of collectives and transfers, and of the wait for functional ones.
 
     Args:
         session: the recording.
@@ -168,7 +176,7 @@ class NativeCollectiveHook:
     def __init__(self, session: Session, native: Native) -> None:
         self._native = native.module
         native.switch(session.disabled)
-        self._native.install(session.completions.loose)
+        self._native.install()
 
     def remove(self) -> None:
         """Give the operators back as they were, when what is under way has ended."""
@@ -199,16 +207,20 @@ class NativeModuleHook(ModuleHook):
     def _hooks(self) -> tuple[Any, Any]:
         import torch
 
-        is_compiling = torch.compiler.is_dynamo_compiling  # half of the calls of is_compiling
+        is_compiling = torch.compiler.is_compiling
+        traced = torch._C._get_tracing_state  # noqa: SLF001 - as in Python's hooks
         entered, left = self._native.entered, self._native.left
+        computed, awaited = self._computed()
 
         def before(module: Any, args: Any) -> None:
-            if not is_compiling():
+            if not is_compiling() and not traced():
                 entered(module, args)
 
         def after(*call: Any) -> None:
-            if not is_compiling():
+            if not is_compiling() and not traced():
                 left(*call)
+                if awaited:
+                    computed(call[0], call[-1])
 
         return before, after
 
@@ -225,44 +237,3 @@ class NativeModuleHook(ModuleHook):
     def _forget(self, number: int) -> None:
         self._native.forget(number)
         self._lives.pop(number, None)
-
-
-class NativeBackwardHook(BackwardHook):
-    """Notes when a backward pass begins and ends; C++ notes who owns its time.
-
-    Args:
-        session: the recording.
-        native: the compiled hooks.
-    """
-
-    def __init__(self, session: Session, native: Native) -> None:
-        self._native = native.module
-        self._kind, self._ends_with_graph = "backward", False
-        super().__init__(session)
-
-    @property
-    def kind(self) -> str:
-        """Kind of the work of a backward pass."""
-        return self._kind
-
-    @kind.setter
-    def kind(self, kind: str) -> None:
-        self._kind = kind
-        self._native.set_backward(kind, self._ends_with_graph)
-
-    @property
-    def ends_with_graph(self) -> bool:
-        """Whether something waits in C++ after the last node, as the reducer of DDP does."""
-        return self._ends_with_graph
-
-    @ends_with_graph.setter
-    def ends_with_graph(self, ends: bool) -> None:
-        self._ends_with_graph = ends
-        self._native.set_backward(self._kind, ends)
-
-    def _begin(self) -> int:
-        return int(self._native.backward_began())
-
-    def _end(self, depth: int) -> None:
-        self._native.backward_ended(depth)
-        self._session.sweep()

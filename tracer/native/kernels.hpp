@@ -7,9 +7,13 @@
 
 #include <array>
 
-#include "calls.hpp"
+#include "transfers.hpp"
 
 namespace foretrace {
+
+// In place of the position of a peer: of a collective, and of what is received from whichever rank sends
+// first.
+constexpr int NO_PEER = -1, ANY_PEER = -2;
 
 // How to read the arguments of an operator: tracer/operators.py says what each means.
 struct Rule {
@@ -20,9 +24,11 @@ struct Rule {
   int outputs;              // position of the tensors that somebody may wait for, -1: of none
   bool times_ranks = false; // whether what is counted is the part of one rank
   bool has_future = true;
+  int peer = NO_PEER;       // position of the other side's rank in the group
+  bool waits = false;       // whether it returns when it is over, and nothing
 };
 
-constexpr std::array<Rule, 16> RULES{{
+constexpr std::array<Rule, 20> RULES{{
     {"allreduce_", "all_reduce", 1, 0, 0},
     {"allreduce_coalesced_", "all_reduce", 1, 0, 0},
     {"broadcast_", "broadcast", 1, 0, 0},
@@ -39,9 +45,15 @@ constexpr std::array<Rule, 16> RULES{{
     {"alltoall_", "all_to_all", 2, 1, 0},
     {"alltoall_base_", "all_to_all", 2, 1, 0},
     {"barrier", "barrier", 1, -1, -1},
+    {"send", "send", 1, 0, -1, false, false, 2},
+    {"recv_", "recv", 1, 0, -1, false, false, 2},
+    {"recv_any_source_", "recv", 1, 0, -1, false, false, ANY_PEER},
+    {"monitored_barrier_", "barrier", 1, -1, -1, false, false, NO_PEER, true},
 }};
 
-const c10::DispatchKeySet AFTER(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+// The key at which each call is seen, and those that come after it.
+constexpr c10::DispatchKey FIRST = c10::DispatchKey::BackendSelect;
+const c10::DispatchKeySet AFTER(c10::DispatchKeySet::FULL_AFTER, FIRST);
 
 // Call `see` with each tensor of an argument; of a list of lists the first list, which is that of one device.
 template <typename See>
@@ -82,15 +94,18 @@ class NotingKernel final : public c10::OperatorKernel {
         disable(state().notes_calls, "collectives", error.what());
       }
     }
+    const bool is_paused = rule_.waits && state().lane->pause();
     try {
       op.redispatchBoxed(keys & AFTER, stack);
     } catch (...) {
       if (call) calls().end(call);
+      if (is_paused) state().lane->resume();
       throw;
     }
+    if (is_paused) state().lane->resume();
     if (!call) return;
     try {
-      follow(call, stack->back());
+      rule_.waits ? calls().end(call) : follow(call, &stack->back());
     } catch (const std::exception& error) {
       calls().end(call);
       disable(state().notes_calls, "collectives", error.what());
@@ -100,15 +115,16 @@ class NotingKernel final : public c10::OperatorKernel {
  private:
   CallPtr described(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
     const size_t n_args = op.schema().arguments().size();
-    if (size_t(std::max({rule_.group, rule_.sized, rule_.outputs})) >= n_args) throw std::runtime_error("new schema");
+    const int last = std::max({rule_.group, rule_.sized, rule_.outputs, rule_.peer});
+    if (size_t(last) >= n_args) throw std::runtime_error("new schema");
     const c10::IValue* args = stack.data() + stack.size() - n_args;
     const auto group = args[rule_.group].toCustomClass<c10d::ProcessGroup>();
     auto call = std::make_shared<Call>();
     call->kind = kind_;
     call->group = number_of(group->getGroupName());
-    call->block = state().lane->block();
+    call->block = state().lane->is_own() ? state().lane->block() : NOBODY;
     call->at = state().position->at;
-    call->has_future = rule_.has_future;
+    call->is_told = rule_.has_future;
     call->dtype = int(at::kFloat);
     if (rule_.sized >= 0) {
       each_tensor(args[rule_.sized], [&](const at::Tensor& tensor) {
@@ -119,12 +135,29 @@ class NotingKernel final : public c10::OperatorKernel {
     } else {
       each_tensor(args[0], [&](const at::Tensor& tensor) { call->dtype = int(tensor.scalar_type()); });
     }
+    if (rule_.peer != NO_PEER) describe_transfer(*call, args);
     if (rule_.outputs >= 0) {
       each_tensor(args[rule_.outputs], [&](const at::Tensor& tensor) {
         if (const void* found = address(tensor)) call->outputs.push_back(found);
       });
     }
     return call;
+  }
+
+  // What differs in a transfer: its other side, and what a pipeline has said of it.
+  void describe_transfer(Call& call, const c10::IValue* args) const {
+    call.is_transfer = true;
+    call.is_send = strcmp(rule_.kind, "send") == 0;
+    if (rule_.peer != ANY_PEER) call.peer = calls().member(call.group, args[rule_.peer].toInt());
+    const void* data = nullptr;
+    each_tensor(args[rule_.sized], [&](const at::Tensor& tensor) { data = address(tensor); });
+    Announced what{};
+    if (transfers().take_announced(call.is_send, data, &what)) {
+      what.at.step = call.at.step;
+      call.at = what.at;
+      call.block = what.content;
+    }
+    transfers().sweep();
   }
 
   static int32_t number_of(const std::string& name) {
@@ -143,12 +176,16 @@ class NotingKernel final : public c10::OperatorKernel {
     return found;
   }
 
-  static void follow(const CallPtr& call, const c10::IValue& result) {
+  static void follow(const CallPtr& call, c10::IValue* result) {
     c10::intrusive_ptr<c10d::Work> work;
-    if (result.isObject()) work = result.toCustomClass<c10d::Work>();
+    if (result->isObject()) work = result->toCustomClass<c10d::Work>();
     if (!work) {  // it was complete on return
       calls().end(call);
-    } else if (!call->has_future) {
+    } else if (call->is_transfer && is_gloo_transfer(*work)) {
+      const auto followed = c10::make_intrusive<Followed>(std::move(work), call);
+      transfers().add(followed);
+      *result = c10::IValue(c10::intrusive_ptr<c10d::Work>(followed));
+    } else if (!call->is_told) {
       calls().awaits(call, std::move(work));
     } else if (const auto future = work->getFuture()) {
       future->addCallback([call](c10::ivalue::Future&) { calls().end(call); });
@@ -168,16 +205,16 @@ class WaitingKernel final : public c10::OperatorKernel {
     CallPtr call;
     if (state().notes_calls) call = calls().of_output(address(stack->back().toTensor()));
     if (!call) return op.redispatchBoxed(keys & AFTER, stack);  // waited for before
-    state().lane->pause();
+    const bool is_paused = state().lane->pause();
     try {
       op.redispatchBoxed(keys & AFTER, stack);
     } catch (...) {
       calls().end(call);
-      state().lane->resume();
+      if (is_paused) state().lane->resume();
       throw;
     }
     calls().end(call);
-    state().lane->resume();
+    if (is_paused) state().lane->resume();
   }
 };
 
@@ -186,8 +223,8 @@ class Kernels {
  public:
   // `number_of` gives kinds their numbers.
   explicit Kernels(int32_t (*number_of)(const char*))
-      : c10d_(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__),
-        functional_(torch::Library::IMPL, "_c10d_functional", c10::DispatchKey::BackendSelect, __FILE__, __LINE__) {
+      : c10d_(torch::Library::IMPL, "c10d", FIRST, __FILE__, __LINE__),
+        functional_(torch::Library::IMPL, "_c10d_functional", FIRST, __FILE__, __LINE__) {
     for (const Rule& rule : RULES) {
       if (!is_known(std::string("c10d::") + rule.name)) continue;
       c10d_.impl(rule.name, kept(std::make_unique<NotingKernel>(rule, number_of(rule.kind))));

@@ -3,7 +3,9 @@
 // What tracer/lane.py does, in C++: the two cut the same segments.
 #pragma once
 
+#include <pthread.h>
 #include <time.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <atomic>
 #include <cstdint>
@@ -69,10 +71,25 @@ class Lane {
     stack_.back() = owner;
   }
 
-  void pause() {
+  // It is this thread that trains: what others do meanwhile, as to save a checkpoint, is beside it.
+  void own() {
+    thread_ = pthread_self();
+    has_thread_ = true;
+  }
+
+  // Whether this thread trains, or runs nodes of a backward pass; all do until one has said that it trains.
+  bool is_own() const {
+    return !has_thread_ || pthread_equal(thread_, pthread_self()) != 0 ||
+           torch::autograd::get_current_graph_task_id() != -1;
+  }
+
+  // Whether it is the training that waits from now on: then `resume` has to follow.
+  bool pause() {
+    if (!is_own()) return false;
     std::lock_guard<std::mutex> guard(lock_);
     cut();
     ++n_waits_;
+    return true;
   }
 
   void resume() {
@@ -109,6 +126,7 @@ class Lane {
     done_.clear();
     n_waits_ = 0;
     n_lost_ = 0;
+    has_thread_ = false;
   }
 
   // Around a fork, so that the child does not inherit a lock that nobody there gives back.
@@ -133,6 +151,8 @@ class Lane {
   std::mutex lock_;
   std::vector<Owner> stack_;
   std::vector<Segment> done_;
+  std::atomic<pthread_t> thread_{};
+  std::atomic<bool> has_thread_{false};
   int n_waits_ = 0;
   int64_t since_ns_ = 0, n_lost_ = 0;
 };

@@ -11,12 +11,13 @@
 
 #include <typeindex>
 
-#include "state.hpp"
+#include "transfers.hpp"
 
 namespace foretrace {
 
 using torch::autograd::Node;
-using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // differs between versions
+// Differs between versions.
+using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
 // Number of a module that is part of the block around it.
 constexpr int32_t INNER = -1;
@@ -37,22 +38,13 @@ struct Modules {
   std::unordered_map<PyObject*, int32_t> known;  // block of each
   std::vector<int32_t> layers;                   // layer of each block
   std::vector<Running> running;
-  std::atomic<bool> ends_with_graph{false};  // whether something waits in C++ after the last node, as DDP does
+  std::atomic<bool> ends_with_graph{false};  // whether C++ waits after the last node, as DDP does
   std::atomic<bool> is_ending{false};
 };
 
 inline Modules& modules() {
   static Modules* found = new Modules;  // as the state
   return *found;
-}
-
-// Have Python look after transfers, if there are any; false with an error.
-inline bool sweep() {
-  PyObject* const loose = state().loose;
-  if (loose == nullptr || Py_SIZE(loose) == 0) return true;
-  PyObject* done = ask("sweep");
-  Py_XDECREF(done);
-  return done != nullptr;
 }
 
 // From a node on, a block owns the time.
@@ -77,10 +69,7 @@ struct Entering final : torch::autograd::FunctionPreHook {
           if (state().notes_modules) state().lane->replace({state().backward_kind, NOBODY});
         });
       }
-      if (PyObject* loose = state().loose; loose != nullptr && Py_SIZE(loose) != 0) {
-        Gil gil;
-        if (!sweep()) throw std::runtime_error(python_error());
-      }
+      transfers().sweep();
       state().lane->replace({state().backward_kind, block});
     } catch (const std::exception& error) {
       disable(state().notes_modules, "modules", error.what());
@@ -102,7 +91,7 @@ inline void tag(const NodePtr& node, int32_t block) {
 // Values of what a module takes or returns that are looked at for a tensor: the first of them has one.
 constexpr Py_ssize_t MOST_ASKED = 64;
 
-// The first values of a tuple, list or dict, as a tuple or list that nobody else changes; nullptr with an error.
+// The first values of a tuple, list or dict, as one that nobody else changes; nullptr with an error.
 inline PyObject* first_of(PyObject* values) {
   if (PyTuple_Check(values)) return PyTuple_GetSlice(values, 0, MOST_ASKED);
   if (PyList_Check(values)) return PyList_GetSlice(values, 0, MOST_ASKED);
@@ -130,8 +119,16 @@ inline NodePtr node_of(PyObject* values, bool is_inside = false) {
   return found;
 }
 
+// A model is called from outside of any other and of actions of a pipeline; false with an error of Python.
+inline bool called(PyObject* model, PyObject* args) {
+  PyObject* done = ask("begin", model, args);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
 // A module begins its forward; false with an error of Python.
 inline bool entered(PyObject* module, PyObject* args) {
+  if (!state().lane->is_own()) return true;
   Modules& all = modules();
   auto found = all.known.find(module);
   if (found == all.known.end()) {
@@ -144,13 +141,11 @@ inline bool entered(PyObject* module, PyObject* args) {
   const int32_t block = found->second;
   if (block == INNER) return true;
   if (all.running.empty()) {
-    PyObject* begun = ask("begin");
-    if (begun == nullptr) return false;
-    Py_DECREF(begun);
+    if (state().n_acting == 0 && !called(module, args)) return false;
   } else if (all.layers[size_t(block)] < 0 && all.layers[size_t(all.running.back().block)] >= 0) {
     return true;  // shared by layers, as a table of rotations: part of the layer that calls it
   }
-  if (!sweep()) return false;
+  transfers().sweep();
   const int32_t kind = state().backward_depth > 0 ? state().recompute : state().forward;
   const int depth = state().lane->push({kind, block});
   all.running.push_back({module, block, depth, node_of(args)});
@@ -170,6 +165,7 @@ inline bool is_view(const Node& node) {
 
 // A module has ended its forward; false with an error of Python. `kwargs` is nullptr after an exception.
 inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* output) {
+  if (!state().lane->is_own()) return true;
   auto& stack = modules().running;
   const auto is_it = [&](const Running& one) { return one.module == module; };
   if (stack.empty() || (!is_it(stack.back()) && std::none_of(stack.begin(), stack.end(), is_it))) return true;
@@ -182,7 +178,8 @@ inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* o
     const NodePtr node = node_of(output);
     if (node) {
       tag(node, one.block);
-      if (is_view(*node)) tag(node->next_edge(0).function, one.block);  // gone if the output is changed in place
+      // A view is gone if the output is changed in place.
+      if (is_view(*node)) tag(node->next_edge(0).function, one.block);
     }
     NodePtr entry = one.entry ? one.entry : node_of(args);
     const bool has_kwargs = kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0;
@@ -195,6 +192,20 @@ inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* o
     return !PyErr_Occurred();
   }
   return true;
+}
+
+// A backward pass begins; returns what `backward_ends` takes. On any thread.
+inline int backward_begins() {
+  ++state().backward_depth;
+  modules().is_ending = false;
+  state().lane->own();
+  const int32_t block = state().lane->block();
+  return state().lane->push({state().backward_kind, block == NOBODY ? state().loss : block});
+}
+
+inline void backward_ends(int depth) {
+  if (state().backward_depth > 0) --state().backward_depth;  // 0: a recording has begun since
+  state().lane->pop(size_t(depth));
 }
 
 }  // namespace foretrace

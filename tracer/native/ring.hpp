@@ -32,10 +32,10 @@ class Ring {
     const uint64_t number = next();
     const int length = snprintf(
         text, sizeof text,
-        "%s\"n\": %lld, \"issued_ns\": %lld, \"sequence\": %lld, \"peer\": -1, \"size_bytes\": %lld, \"step\": "
-        "%d, \"microbatch\": %d, \"stage\": %d}",
+        "%s\"n\": %lld, \"issued_ns\": %lld, \"sequence\": %lld, \"peer\": %d, \"size_bytes\": %lld, "
+        "\"step\": %d, \"microbatch\": %d, \"stage\": %d}",
         words.c_str(), (long long)number, (long long)(call.start_ns + shift_ns_), (long long)call.sequence,
-        (long long)call.size_bytes, call.at.step, call.at.microbatch, call.at.stage);
+        int(call.peer), (long long)call.size_bytes, call.at.step, call.at.microbatch, call.at.stage);
     if (length <= 0 || size_t(length) >= slot_bytes_) return;
     char* at = memory_ + number % n_slots_ * slot_bytes_;
     memcpy(at, text, size_t(length));

@@ -74,15 +74,14 @@ struct State {
   PositionObject* position = nullptr;
   std::unique_ptr<Lane> lane;
   Numbers kinds, blocks;
-  std::atomic<bool> notes_calls{false}, notes_modules{false};
+  std::atomic<bool> notes_calls{false}, notes_modules{false}, notes_pipeline{false};
   std::atomic<int> backward_depth{0};
   std::atomic<int32_t> backward_kind{0};
-  int32_t forward = 0, recompute = 0, loss = 0;
+  int32_t forward = 0, recompute = 0, backward = 0, loss = 0;
+  int n_acting = 0;     // actions of a pipeline that run
+  int begun_step = -1;  // in which an action was last told to begin
 
   PyObject* session = nullptr;  // tracer.native.Callbacks: what only Python knows
-
-  // deque of transfers that Python looks after; never given back, as hooks look at its size without the lock
-  std::atomic<PyObject*> loose{nullptr};
 };
 
 inline State& state() {
@@ -101,6 +100,16 @@ PyObject* ask(const char* name, Args... args) {
   return found;
 }
 
+// An action begins: tell Python, unless one of this step has; false with an error. Needs the lock of Python.
+inline bool begun() {
+  State& all = state();
+  if (all.position->at.step >= 0 && all.position->at.step == all.begun_step) return true;
+  PyObject* done = ask("begun");
+  all.begun_step = all.position->at.step;
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
 // Raise an exception in the main thread, as soon as it runs code of Python.
 inline int raise(void* exception) {
   auto* value = static_cast<PyObject*>(exception);
@@ -110,7 +119,8 @@ inline int raise(void* exception) {
 }
 
 // Take the error of Python that is set; return it as text. What is no failure of ours, as Ctrl-C or the exit
-// that a handler of signals asks for, is for the training: it is raised again where nothing of ours is between.
+// that a handler of signals asks for, is for the training: it is raised again where nothing of ours is
+// around.
 inline std::string python_error() {
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
