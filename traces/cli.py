@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.console import Console
 
+from traces.flags import usd_per_hour
+
 if TYPE_CHECKING:
     from traces.analysis.hang import Wait
     from traces.analysis.mismatch import Mismatch
@@ -29,13 +31,11 @@ PARTIAL: Final = click.option(
 @click.argument("run", type=click.Path())
 @PARTIAL
 @click.option(
-    "--gpu-hour",
-    type=click.FloatRange(min=0),
-    help="Price of a GPU-hour in dollars, to show what is lost in dollars.",
+    "--price", type=usd_per_hour, help="Price of a GPU, e.g. '2.5 USD/h', to show in dollars what is lost."
 )
 @click.option("--bus-limit", help="Bus bandwidth of the links, e.g. '400 GB/s', if RUN does not tell.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial: bool, as_json: bool) -> None:
+def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bool, as_json: bool) -> None:
     """Where the time of a run goes, rank by rank; adds up to 100 %.
 
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
@@ -72,22 +72,22 @@ def analyze(run: str, gpu_hour: float | None, bus_limit: str | None, *, partial:
             show_hang(stuck)
         return
     stuck, differing = hang(run, opened), mismatches(run, opened)
-    if not as_json:
-        show_analysis(opened, summary)
-        show_mismatches(differing)
-        show_hang(stuck)
-        show_findings(opened, findings(opened, gpu_hour, limit_bytes_per_s=limit))
-        show_critical_path(opened)
+    if as_json:
+        document = {
+            "run": run,
+            **summary,
+            "ranks": _steps_of_ranks(opened),
+            "warnings": list(opened.warnings),
+            **_stuck(stuck, differing),
+            **analysis(opened, price, limit_bytes_per_s=limit),
+        }
+        click.echo(json.dumps(document))
         return
-    document = {
-        "run": run,
-        **summary,
-        "ranks": _steps_of_ranks(opened),
-        "warnings": list(opened.warnings),
-        **_stuck(stuck, differing),
-        **analysis(opened, gpu_hour, limit_bytes_per_s=limit),
-    }
-    click.echo(json.dumps(document))
+    show_analysis(opened, summary)
+    show_mismatches(differing)
+    show_hang(stuck)
+    show_findings(opened, findings(opened, price, limit_bytes_per_s=limit))
+    show_critical_path(opened)
 
 
 def _stuck(waits: Sequence[Wait], differing: Sequence[Mismatch]) -> dict[str, Any]:
@@ -148,15 +148,19 @@ def export(
 ) -> None:
     """Write a run for other tools: Perfetto, Chrome, Chakra, CSV, Parquet.
 
-    For example: foretrace export runs/a -o a.pftrace.gz, then open it at https://ui.perfetto.dev.
+    For a timeline that https://ui.perfetto.dev opens:
+
+        foretrace export runs/a -o a.pftrace.gz
     """
     from traces.export import export as export_run
     from traces.info import rank_list
     from traces.opening import open_whole
+    from traces.ranks import ranks_in
     from traces.render import show_warnings
 
     opened = open_whole(run, partial=partial)
-    chosen = opened.stored_ranks if ranks is None else opened.ranks if ranks == "all" else _ranks(ranks)
+    named = {None: opened.stored_ranks, "all": opened.ranks}
+    chosen = named[ranks] if ranks in named else ranks_in(ranks or "", below=opened.info.world_size)
     written = export_run(opened, output, kind, chosen)
     n_spans = sum(opened.spans([opened.source(rank)]).num_rows for rank in chosen)
     if as_json:
@@ -173,21 +177,3 @@ def export(
                 f"more than {PERFETTO_SPANS:,} spans may be too many for the page; choose fewer --ranks"
             )
     show_warnings(console, opened.warnings)
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks that a list such as ``0-7,9`` names; raises click.BadParameter if it is none."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise click.BadParameter(
-                f"{text!r} is not a list of ranks: write 0-7,9 or all", param_hint="--ranks"
-            )
-        if dash and int(last) < int(first):
-            raise click.BadParameter(
-                f"{part.strip()} in {text!r} goes down and names no rank: write {last}-{first}",
-                param_hint="--ranks",
-            )
-        found |= set(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))

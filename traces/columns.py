@@ -70,6 +70,18 @@ def factorized(*keys: NDArray[np.integer]) -> Int64Array:
     return np.unique(number, return_inverse=True)[1].astype(np.int64)
 
 
+def summed(key: Int64Array, values: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return for each number of ``factorized`` its first row, how many rows have it, and the sum of *values*.
+
+    >>> [found.tolist() for found in summed(np.array([1, 0, 1]), np.array([5, 2, 7]))]
+    [[1, 0], [1, 2], [2, 12]]
+    """
+    _, first, count = np.unique(key, return_index=True, return_counts=True)
+    total = np.zeros(len(count), np.int64)
+    np.add.at(total, key, values)
+    return first.astype(np.int64), count.astype(np.int64), total
+
+
 def occurrence(key: Int64Array) -> Int64Array:
     """Return for each row how many rows before it have the same key.
 

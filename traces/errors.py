@@ -11,6 +11,16 @@ TraceError
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
 """
 
+import os
+
+
+def reason(error: BaseException) -> str:
+    """Return what went wrong in one line, without the numbers and paths that libraries put around it."""
+    if isinstance(error, OSError) and error.errno and "[errno " in str(error):  # pyarrow quotes the system
+        return os.strerror(error.errno)
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return said.strip().partition("\n")[0] or type(error).__name__
+
 
 class TraceError(ValueError):
     """Base of what a user can get wrong with timelines; shown as one line, exit status 2."""

@@ -182,10 +182,8 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
     own = base.warnings if base is not None else ()
     return replace(
         first,
-        **{
-            name: _first_known(known, name)
-            for name in ("layout", "cluster", "job", "started", "representatives")
-        },
+        **{name: _first_known(known, name) for name in ("layout", "cluster", "started", "representatives")},
+        job={key: value for info in reversed(known) for key, value in (info.job or {}).items()} or None,
         model=joined_models(info.model for info in known),
         name=next((info.name for info in known if info.name), ""),
         groups=groups,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs, ipc
 
-from traces.errors import RunError, TimelineError
+from traces.errors import RunError, TimelineError, reason
 from traces.info import RunInfo, merged
 from traces.run import Part, Run
 from traces.timeline import FORMAT_VERSION, MEMORY, checked
@@ -49,7 +49,7 @@ def open_run(path: str | PathLike[str]) -> Run:
         reader = _Reader(filesystem, name)
         return reader.directory(root) if found.type == fs.FileType.Directory else reader.file(root)
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"cannot read {name}: {_first_line(error)}") from error
+        raise RunError(f"cannot read {name}: {reason(error)}") from error
 
 
 class _Reader:
@@ -128,7 +128,7 @@ class _Reader:
             try:
                 return _timeline(reader.read_all(), at.path)
             except (OSError, pa.ArrowException) as error:
-                raise RunError(f"{at.path} is damaged: {_first_line(error)}") from error
+                raise RunError(f"{at.path} is damaged: {reason(error)}") from error
 
         return Part(rank, load)
 
@@ -145,7 +145,7 @@ class _Reader:
             if path.endswith(".arrow"):
                 return self._arrow_file(path).read_all()
         except (OSError, pa.ArrowException) as error:
-            raise RunError(f"{self._name} is damaged or not a timeline: {_first_line(error)}") from error
+            raise RunError(f"{self._name} is damaged or not a timeline: {reason(error)}") from error
         job = path.endswith(".toml")
         raise RunError(
             f"{self._name} is not a run: "
@@ -160,7 +160,7 @@ class _Reader:
         try:
             return ipc.open_file(self._source(path))
         except (OSError, pa.ArrowException) as error:
-            raise RunError(f"{path} is not an Arrow file, or is damaged: {_first_line(error)}") from error
+            raise RunError(f"{path} is not an Arrow file, or is damaged: {reason(error)}") from error
 
     def _stream(self, path: str, who: str) -> pa.Table | None:
         """Return the readable prefix of a stream; None and a note if not even one batch is complete."""
@@ -185,7 +185,7 @@ class _Reader:
             return None
         except (OSError, pa.ArrowException) as error:
             if not batches and not _starts_like_a_stream(source):
-                raise RunError(f"{path} is not an Arrow stream: {_first_line(error)}") from error
+                raise RunError(f"{path} is not an Arrow stream: {reason(error)}") from error
             self._notes.append(
                 f"{who}: {len(batches)} batches read, the last {source.size() - end} bytes are an "
                 "incomplete batch and were left out"
@@ -215,7 +215,7 @@ class _Reader:
             table.validate(full=True)
             return table.select(MEMORY.names).cast(MEMORY).combine_chunks()
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-            raise RunError(f"{path} is not memory over time: {_first_line(error)}") from error
+            raise RunError(f"{path} is not memory over time: {reason(error)}") from error
 
     def _samples(self, files: dict[str, fs.FileInfo]) -> pa.Table:
         """Return the memory that each rank wrote by itself, joined; one that cannot be read is said."""
@@ -259,7 +259,7 @@ def _timeline(table: pa.Table, name: str) -> pa.Table:
     except TimelineError as error:
         raise RunError(f"{name}: {error}") from error
     except (ValueError, pa.ArrowException) as error:
-        raise RunError(f"{name} is damaged: {_first_line(error)}") from error
+        raise RunError(f"{name} is damaged: {reason(error)}") from error
 
 
 def _refuse_newer(schema: pa.Schema, name: str) -> None:
@@ -282,8 +282,3 @@ def _starts_like_a_stream(source: pa.BufferReader) -> bool:
 def _guessed(world_size: int) -> RunInfo:
     """Return the description of spans that came without one."""
     return RunInfo(origin="ingested", world_size=world_size)
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of a library's message: ours are one line."""
-    return str(error).strip().partition("\n")[0]

@@ -70,9 +70,9 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         return
     console.print(_steps(summary), soft_wrap=True)
     console.print(
-        f"exposed communication [bold]{summary['exposed_comm_fraction']:.1%}[/]   "
-        f"bubble [bold]{summary['bubble_fraction']:.1%}[/]   "
-        f"waiting for ranks [bold]{summary['waiting_fraction']:.1%}[/]"
+        f"exposed communication [bold]{100 * summary['exposed_comm_fraction']:.1f} %[/]   "
+        f"bubble [bold]{100 * summary['bubble_fraction']:.1f} %[/]   "
+        f"waiting for ranks [bold]{100 * summary['waiting_fraction']:.1f} %[/]"
     )
     averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
     console.print(
@@ -90,11 +90,13 @@ def show_critical_path(run: Run) -> None:
     shown = [(kind, ns / path.length_ns) for kind, ns in list(kinds.items())[:SHOWN_KINDS]]
     gap = _gap(run, path)
     parts = ", ".join(
-        f"{gap if kind == GAP else f'{kind} {share:.0%}'}" for kind, share in shown if share > LEAST_PART
+        f"{gap if kind == GAP else f'{kind} {100 * share:.0f} %'}"
+        for kind, share in shown
+        if share > LEAST_PART
     )
     largest = next((kind for kind in kinds if kind != GAP), "")
     saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
-    asked = f"; {largest} in half the time saves at most {saved:.0%} of the step" if largest else ""
+    asked = f"; {largest} in half the time saves at most {100 * saved:.0f} % of the step" if largest else ""
     Console(highlight=False).print(
         f"critical path: {parts}{asked}",
         style="dim",
@@ -106,7 +108,7 @@ def _gap(run: Run, path: CriticalPath) -> str:
     """Return how much of the path nothing runs in, and why as far as the trace knows."""
     total = path.by_kind().get(GAP, 0)
     told = [
-        f"{GAP_CAUSES.get(cause, cause)} {ns / path.length_ns:.0%}"
+        f"{GAP_CAUSES.get(cause, cause)} {100 * (ns / path.length_ns):.0f} %"
         for cause, ns in gaps_on_path(run, path).items()
         if ns > LEAST_PART * path.length_ns
     ]
@@ -149,7 +151,8 @@ def show_findings(run: Run, found: Sequence[Finding]) -> None:
     console = Console(highlight=False)
     if not found and not run.is_timeless:
         console.print(
-            f"no finding: nothing that is known costs {LEAST_SHARE:.1%} of a step or more", style="dim"
+            f"no finding: nothing that is known costs {100 * LEAST_SHARE:.1f} % of a step or more",
+            style="dim",
         )
     for one in found[:SHOWN_FINDINGS]:
         money = "" if one.usd_per_hour is None else f", ${one.usd_per_hour:,.2f} an hour"
@@ -235,11 +238,13 @@ def show_comparison(found: Comparison) -> None:
         if cause.a_ns or cause.b_ns:
             times = (format_time(ns / 1e9) for ns in (cause.a_ns, cause.b_ns, cause.difference_ns))
             table.add_row(
-                escape(cause.name.replace(":", " ")), *times, f"{cause.difference_ns / found.b_step_ns:+.1%}"
+                escape(cause.name.replace(":", " ")),
+                *times,
+                f"{100 * (cause.difference_ns / found.b_step_ns):+.1f} %",
             )
     total_ns = found.b_step_ns - found.a_step_ns
     sums = (format_time(ns / 1e9) for ns in (found.a_step_ns, found.b_step_ns, total_ns))
-    table.add_row("step", *sums, f"{total_ns / found.b_step_ns:+.1%}", style="bold")
+    table.add_row("step", *sums, f"{100 * (total_ns / found.b_step_ns):+.1f} %", style="bold")
     console.print(table)
     _show_joined(console, found.spans.to_dict())
     show_warnings(console, found.warnings)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
-from traces.errors import RunError, TimelineError
+from traces.errors import RunError, TimelineError, reason
 from traces.info import RunInfo
 from traces.reader import INFO_KEY, open_run
 from traces.run import Run
@@ -35,7 +35,6 @@ RUN_ENTRIES: Final = frozenset({"run.json", SPANS, "ranks", "memory.arrow", "lin
 BEFORE_A_RUN: Final = frozenset({"rehearsal"})
 """What may be in a directory before there is a run: that of which it is going to be made."""
 
-
 WRITERS: Final = 2
 """Files that are written at once."""
 
@@ -45,6 +44,8 @@ def write_run(
     info: RunInfo,
     spans: pa.Table | Iterable[pa.Table],
     memory: pa.Table | None = None,
+    *,
+    links: pa.Table | None = None,
 ) -> Path:
     """Write a complete run to the directory *path*, all of it or nothing; return the directory.
 
@@ -55,6 +56,7 @@ def write_run(
         info: its description.
         spans: timeline of the stored ranks; or several, one behind the other, each of whole ranks.
         memory: memory over time in the columns of ``traces.timeline.MEMORY``.
+        links: how full links were, for ``links.arrow``; None if that is not known.
 
     Raises:
         RunError: *path* is something else than a run, or cannot be written.
@@ -76,9 +78,11 @@ def write_run(
                     _write_spans(files, fresh / SPANS, _checked_ranks(table, info.world_size))
             if memory is not None:
                 _write_table(fresh / "memory.arrow", memory)
+            if links is not None:
+                _write_table(fresh / "links.arrow", links)
             _swap(fresh, target, Path(scratch) / "old")
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"cannot write {path}: {error}") from error
+        raise RunError(f"cannot write {path}: {reason(error)}") from error
     return target
 
 

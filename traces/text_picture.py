@@ -20,7 +20,7 @@ from traces.run import Run
 LEAST_WIDTH: Final = 24
 """Slices below which a picture says nothing."""
 
-_STATES: Final = {"bubble": "·", "other": "?", "exposed": "=", "wait": "-"}
+_STATES: Final = {"bubble": "·", "other": "?", "exposed": "=", "wait": "-", "host": "h"}
 """Letter of each state; work has the letter of its legend."""
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
-from traces.errors import RunError
+from traces.errors import RunError, reason
+from traces.replacing import replacing
 from traces.timeline import TIMELINE, checked, timeline
 
 SPANS: Final = "spans"
@@ -122,7 +123,7 @@ class SpanWriter:
             if self._fsync:
                 _sync(self._stream_path)
         except (OSError, pa.ArrowException) as error:
-            raise RunError(f"cannot write {self._stream_path}: {error}") from error
+            raise RunError(f"cannot write {self._stream_path}: {reason(error)}") from error
         self.n_spans += table.num_rows
 
     def _batch(self, table: pa.Table) -> pa.RecordBatch:
@@ -215,14 +216,14 @@ def write_atomically(target: Path, text: str) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    if not target.name:
+        raise RunError(f"cannot write '{target}': that is a folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        with replacing(target) as fresh:
+            fresh.write_text(text, encoding="utf-8")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"cannot write {target}: {error}") from error
+        raise RunError(f"cannot write {target}: {reason(error)}") from error
 
 
 def _sync(path: Path) -> None:

@@ -1,13 +1,12 @@
 """Timelines that tests write down span by span."""
 
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from traces.info import RunInfo
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from traces.run import Part, Run
+from traces.timeline import MEMORY, timeline
 
 
 class Span(NamedTuple):
@@ -29,10 +28,13 @@ def opened(spans: list[Span], **values: Any) -> Run:
     given: dict[str, Any] = {"origin": "simulated", "world_size": 4} | values
     info = RunInfo(**given)
     columns: dict[str, object] = dict(zip(Span._fields, zip(*spans, strict=True), strict=True))
-    with tempfile.TemporaryDirectory() as folder:
-        run = open_run(write_run(Path(folder) / "run", info, timeline(columns)))
-        run.spans()  # decoded while the files are there
-        return run
+    return in_memory(info, timeline(columns))
+
+
+def in_memory(info: RunInfo, spans: pa.Table, memory: pa.Table | None = None) -> Run:
+    """Return the run of *spans*, as a simulation makes it: what files do to it, test_store.py tests."""
+    held = MEMORY.empty_table() if memory is None else memory.cast(MEMORY)
+    return Run("hand-made", info, [Part(None, lambda: spans)], held, ())
 
 
 def compute(rank: int, kind: str, start: int, duration: int) -> Span:

@@ -23,7 +23,14 @@ SPAN = st.one_of(
         st.sampled_from(["forward", "backward_input", "optimizer"]),
         TIME,
     ),
-    st.builds(lambda r, t: Span(r, "host", "data", t[0], t[1]), st.integers(0, 2), TIME),
+    st.builds(
+        lambda r, said, t: Span(r, *said, *t),
+        st.integers(0, 2),
+        st.sampled_from(
+            [("host", "data"), ("host", "optimizer"), ("copy", "offload"), ("copy", "host_to_device")]
+        ),
+        TIME,
+    ),
     st.builds(
         lambda r, a, t: Span(r, "wait", "wait", t[0], t[1], a),
         st.integers(0, 2),
@@ -68,13 +75,15 @@ def last_arrival(span: Span, arrived: dict[object, int], its_key: object) -> int
 def state_at(t: int, spans: list[tuple[Span, int]], passes: list[Span], *, pipelined: bool) -> str:
     """Return the state by the table of docs/architecture.md, read literally."""
     alive = [(s, ready) for s, ready in spans if s.start_ns <= t < s.start_ns + s.duration_ns]
-    if any(s.category in {"compute", "copy"} for s, _ in alive):
+    said = {(s.category, s.kind) for s, _ in alive}
+    if any(category in {"compute", "copy"} for category, _ in said - {("copy", "offload")}):
         return "compute"
     talking = [(s.axis or "unknown", ready <= t) for s, ready in alive if s.category in {"collective", "p2p"}]
     talking += [(s.axis, False) for s, _ in alive if s.category == "wait" and s.axis]
     order = [*AXES, "unknown", "world"]
-    if moving := [axis for axis, moves in talking if moves]:
-        return f"exposed:{min(moving, key=order.index)}"
+    moving = [axis for axis, moves in talking if moves]
+    if moving or ("copy", "offload") in said:
+        return f"exposed:{min(moving, key=order.index, default='host')}"
     if any(axis == "pp" for axis, _ in talking):
         return "bubble"
     if (
@@ -85,9 +94,9 @@ def state_at(t: int, spans: list[tuple[Span, int]], passes: list[Span], *, pipel
         begun, done = min(s.start_ns for s in passes), max(s.start_ns + s.duration_ns for s in passes)
         if t < begun or t >= done:
             return "bubble"
-    if talking:
-        return f"wait:{min((axis for axis, _ in talking), key=order.index)}"
-    return "other"
+    if not talking:
+        return "host:optimizer" if ("host", "optimizer") in said else "other"
+    return f"wait:{min((axis for axis, _ in talking), key=order.index)}"
 
 
 @given(spans=st.lists(SPAN, min_size=1, max_size=14), pp=st.sampled_from([1, 2]), edges=TIME)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import main
+from tests.traces.hand_made import in_memory
 from traces.analysis.collectives import bandwidths, bus_factor, collectives
 from traces.analysis.critical_path import GAP, critical_path
 from traces.analysis.device_time import device_times
@@ -32,7 +33,7 @@ from traces.timeline import timeline
 MS = 1_000_000
 
 
-def made(path: Path, rows: list[dict[str, Any]], world_size: int) -> Run:
+def made(rows: list[dict[str, Any]], world_size: int) -> Run:
     names = sorted({name for row in rows for name in row})
     blank = {
         "axis": "",
@@ -49,7 +50,7 @@ def made(path: Path, rows: list[dict[str, Any]], world_size: int) -> Run:
         world_size=world_size,
         groups=(Group(id=0, axis="dp", ranks=tuple(range(world_size))),),
     )
-    return open_run(write_run(path, info, timeline(columns)))
+    return in_memory(info, timeline(columns))
 
 
 def compute(rank: int, start: int, end: int, **more: Any) -> dict[str, Any]:
@@ -62,25 +63,25 @@ def reduced(rank: int, start: int, end: int, number: int = 0) -> dict[str, Any]:
     return compute(rank, start, end, sequence=number, size_bytes=8 * MS, **said)
 
 
-def late_rank(path: Path) -> Run:
+def late_rank() -> Run:
     """Rank 1 computes 30 ms, the others 10; then all reduce 8 MB in 2 ms."""
     rows = []
     for rank in range(4):
         done = 30 * MS if rank == 1 else 10 * MS
         rows += [compute(rank, 0, done), reduced(rank, done, 32 * MS)]
-    return made(path, rows, 4)
+    return made(rows, 4)
 
 
-def test_bandwidth_is_of_the_transfer_not_of_the_wait(tmp_path: Path) -> None:
+def test_bandwidth_is_of_the_transfer_not_of_the_wait() -> None:
     """8 MB in 2 ms are 4 GB/s; each of 4 ranks sends 1.5 times that."""
-    (row,) = collectives(late_rank(tmp_path / "run")).to_pylist()
+    (row,) = collectives(late_rank()).to_pylist()
     assert (row["transfer_ns"], row["last_rank"], row["n_seen"]) == (2 * MS, 1, 4)
     assert row["algbw_bytes_per_s"] == pytest.approx(4e9)
     assert row["busbw_bytes_per_s"] == pytest.approx(6e9)
     assert row["waiting_ns"] == 3 * 20 * MS
 
 
-def test_what_a_rank_transfers_at_once_counts_once(tmp_path: Path) -> None:
+def test_what_a_rank_transfers_at_once_counts_once() -> None:
     """Each ms of a step of 100 two small reductions begin; they take 1 and 1.5 ms, the last two 1 ms."""
     rows = [compute(rank, 0, 100 * MS) for rank in (0, 1)]
     for rank, at, which in product((0, 1), range(100), (0, 1)):
@@ -88,7 +89,7 @@ def test_what_a_rank_transfers_at_once_counts_once(tmp_path: Path) -> None:
         rows.append(
             reduced(rank, at * MS, end, 2 * at + which) | {"size_bytes": 4096, "stream": f"dp{which}"}
         )
-    run = made(tmp_path / "run", rows, 2)
+    run = made(rows, 2)
     (row,) = bandwidths(run)
     assert row["transfer_s"] == pytest.approx(0.2495)
     assert row["rank_s"] == pytest.approx(2 * 0.1)
@@ -104,8 +105,8 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
     ]
 
 
-def test_the_late_rank_is_named_with_what_it_costs(tmp_path: Path) -> None:
-    run = late_rank(tmp_path / "run")
+def test_the_late_rank_is_named_with_what_it_costs() -> None:
+    run = late_rank()
     (one,) = stragglers(run)
     assert (one.rank, one.n_last, one.n_others, one.caused_ns, one.longest_ns) == (1, 1, 3, 60 * MS, 20 * MS)
     worst = findings(run, usd_per_gpu_hour=2.0)[0]
@@ -117,7 +118,7 @@ def test_the_late_rank_is_named_with_what_it_costs(tmp_path: Path) -> None:
     assert worst.usd_per_hour == pytest.approx(8 * 60 / 128)
 
 
-def stepped(path: Path, *, missing: int = 0) -> Run:
+def stepped(*, missing: int = 0) -> Run:
     """A dp pair in four steps of 10 ms, the first a warm-up, between which rank 1 is 100 ms late once.
 
     In each step rank 1 computes 8 ms and rank 0 6, then both reduce in 2 ms.
@@ -136,12 +137,12 @@ def stepped(path: Path, *, missing: int = 0) -> Run:
     for rank in range(2 - missing):
         came = (119 if rank else 20) * MS
         rows.append(reduced(rank, came, 120 * MS, 9) | {"step": -1, "stream": "evaluation"})
-    return made(path, rows, 2)
+    return made(rows, 2)
 
 
-def test_only_what_is_in_averaged_steps_is_held_against_them(tmp_path: Path) -> None:
+def test_only_what_is_in_averaged_steps_is_held_against_them() -> None:
     """2 ms of waiting per step on one of two ranks are a tenth; the evaluation is in no step."""
-    run = stepped(tmp_path / "run")
+    run = stepped()
     (one,) = stragglers(run)
     assert (one.rank, one.n_last, one.n_joined, one.caused_ns) == (1, 3, 3, 6 * MS)
     assert len(collectives(run)) == 5
@@ -152,11 +153,11 @@ def test_only_what_is_in_averaged_steps_is_held_against_them(tmp_path: Path) -> 
     assert sum(row["count"] for row in bandwidths(run)) == 5
 
 
-def test_with_a_rank_missing_nobody_claims_that_data_moves(tmp_path: Path) -> None:
-    whole, part = stepped(tmp_path / "whole"), stepped(tmp_path / "part", missing=1)
+def test_with_a_rank_missing_nobody_claims_that_data_moves() -> None:
+    whole, part = stepped(), stepped(missing=1)
     assert (whole.missing_ranks, part.missing_ranks) == ((), (1,))
     for run, text in (
-        (whole, "data moves along dp while nobody computes: 2.00 ms a step, 20.0%"),
+        (whole, "data moves along dp while nobody computes: 2.00 ms a step, 20.0 %"),
         (
             part,
             "communication along dp while nobody computes, be it transfer or waiting for a missing rank: 4.0",
@@ -217,8 +218,8 @@ def test_unlike_times_name_only_what_there_are_several_of(
         assert f"{said}:" in found[0]
 
 
-def test_the_critical_path_follows_the_late_rank(tmp_path: Path) -> None:
-    path = critical_path(late_rank(tmp_path / "run"), 0)
+def test_the_critical_path_follows_the_late_rank() -> None:
+    path = critical_path(late_rank(), 0)
     assert [(p.rank, p.start_ns, p.end_ns, p.kind) for p in path.pieces] == [
         (1, 0, 30 * MS, "forward"),
         (path.pieces[1].rank, 30 * MS, 32 * MS, "all_reduce dp"),
@@ -227,15 +228,15 @@ def test_the_critical_path_follows_the_late_rank(tmp_path: Path) -> None:
     assert path.scaled_ns({"forward": 0.5}) == 17 * MS
 
 
-def test_work_that_issues_a_collective_is_on_the_path(tmp_path: Path) -> None:
+def test_work_that_issues_a_collective_is_on_the_path() -> None:
     """A collective out of the middle of a pass waits for the work that runs, not for nothing."""
     rows = [compute(0, 0, 60, kind="backward"), reduced(0, 40, 90)]
-    path = critical_path(made(tmp_path / "run", rows, 1), 0)
+    path = critical_path(made(rows, 1), 0)
     assert path.by_kind() == {"all_reduce dp": 50, "backward": 40}
 
 
-def test_gaps_on_the_path_are_gaps(tmp_path: Path) -> None:
-    run = made(tmp_path / "run", [compute(0, 0, 5), compute(0, 9, 12)], 1)
+def test_gaps_on_the_path_are_gaps() -> None:
+    run = made([compute(0, 0, 5), compute(0, 9, 12)], 1)
     assert critical_path(run, 0).by_kind() == {"forward": 8, GAP: 4}
 
 
@@ -247,13 +248,13 @@ pieces = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(pieces=pieces, ends=st.lists(st.integers(20, 60), max_size=4))
 def test_the_path_is_as_long_as_the_makespan_and_has_no_holes(
-    pieces: list[tuple[int, int, int]], ends: list[int], tmp_path_factory: pytest.TempPathFactory
+    pieces: list[tuple[int, int, int]], ends: list[int]
 ) -> None:
     rows = [compute(rank, a, a + d, stream=f"s{i}") for i, (rank, a, d) in enumerate(pieces)]
     for number, end in enumerate(ends):
         stream = {"stream": f"c{number}"}
         rows += [reduced(rank, max(end - 7 * (rank + 1), 0), end, number) | stream for rank in range(3)]
-    run = made(tmp_path_factory.mktemp("path") / "run", rows, 3)
+    run = made(rows, 3)
     extent = windows(run)
     if not extent:
         return
@@ -287,7 +288,7 @@ def test_a_run_without_micro_batches_cannot_be_played(fsdp_run: Run) -> None:
         what_if(fsdp_run)
 
 
-def test_pauses_are_summed_by_cause(tmp_path: Path) -> None:
+def test_pauses_are_summed_by_cause() -> None:
     idle = {"stream": "idle", "category": "host", "kind": "host", "name": "cudaStreamSynchronize"}
     rows = [
         compute(0, 0, 10),
@@ -295,7 +296,7 @@ def test_pauses_are_summed_by_cause(tmp_path: Path) -> None:
         compute(0, 10, 25, **idle),
         compute(0, 25, 30, **idle | {"kind": "launch"}),
     ]
-    found = gaps(made(tmp_path / "run", rows, 1))
+    found = gaps(made(rows, 1))
     assert [(row["cause"], row["total_s"]) for row in found] == [("host", 1.5e-8), ("launch", 5e-9)]
 
 
@@ -317,20 +318,21 @@ def test_groups_of_kernels_share_all_compute(fsdp_run: Run) -> None:
     assert sum(row["share"] for row in kernel_groups(fsdp_run)) == pytest.approx(1.0)
 
 
-def test_the_device_is_added_up_as_unions(tmp_path: Path) -> None:
+def test_the_device_is_added_up_as_unions() -> None:
     """0-10 compute, 5-20 communication, 15-18 compute on another stream, 30-40 a copy."""
     rows = [compute(0, 0, 10), compute(0, 15, 18, stream="s2"), reduced(0, 5, 20)]
     rows.append(compute(0, 30, 40, category="copy", kind="memset"))
-    (found,) = device_times(made(tmp_path / "run", rows, 1))
+    (found,) = device_times(made(rows, 1))
     assert (found.window_ns, found.idle_ns, found.compute_ns) == (40, 10, 13)
     assert (found.communication_ns, found.overlap_ns, found.other_ns) == (15, 8, 17)
 
 
 def test_the_analysis_is_json_and_the_verb_prints_it(tmp_path: Path) -> None:
-    run = late_rank(tmp_path / "run")
+    run = late_rank()
+    write_run(tmp_path / "run", run.info, run.spans())
     document = json.loads(json.dumps(analysis(run)))
     assert document["critical_path"]["length_s"] == pytest.approx(0.032)
-    done = CliRunner().invoke(main, ["analyze", str(tmp_path / "run"), "--json", "--gpu-hour", "2"])
+    done = CliRunner().invoke(main, ["analyze", str(tmp_path / "run"), "--json", "--price", "2 USD/h"])
     assert json.loads(done.output)["findings"][0]["usd_per_hour"] == pytest.approx(3.75)
     shown = CliRunner().invoke(main, ["analyze", str(tmp_path / "run")])
     assert "rank 1 computes 3.00 times as long" in shown.output
@@ -344,21 +346,21 @@ def test_every_kind_of_run_is_analysed(fixture: str, request: pytest.FixtureRequ
     assert bandwidths(request.getfixturevalue(fixture))
 
 
-def test_gaps_of_the_path_are_explained_as_far_as_the_trace_knows(tmp_path: Path) -> None:
+def test_gaps_of_the_path_are_explained_as_far_as_the_trace_knows() -> None:
     """Of a pause of 20 ns, 15 were the host's and 2 the launch's; another rank's do not count."""
     idle = {"stream": "idle", "category": "host", "kind": "host", "name": "cudaStreamSynchronize"}
     rows = [compute(0, 0, 10), compute(0, 30, 40), compute(0, 10, 25, **idle), compute(1, 12, 13, **idle)]
-    run = made(tmp_path / "run", [*rows, compute(0, 26, 28, **idle | {"kind": "launch"})], 2)
+    run = made([*rows, compute(0, 26, 28, **idle | {"kind": "launch"})], 2)
     path = critical_path(run, 0)
     assert path.by_kind()[GAP] == 20
     assert gaps_on_path(run, path) == {"host": 15, "launch": 2}
 
 
-def test_a_step_in_which_a_pass_is_of_no_micro_batch_is_not_played(tmp_path: Path) -> None:
+def test_a_step_in_which_a_pass_is_of_no_micro_batch_is_not_played() -> None:
     """PyTorch's pipeline learns shapes in the first step; the others can be played."""
     more = {"microbatch": 0, "stage": 0}
     rows = [compute(0, 0, 10, microbatch=-1, stage=0), compute(0, 10, 20, **more)]
     rows += [compute(0, 30, 50, step=1, **more), compute(0, 50, 60, step=1, **more | {"microbatch": 1})]
-    run = made(tmp_path / "run", rows, 1)
+    run = made(rows, 1)
     assert scaled(run, {}) == {1: pytest.approx(30e-9)}
     assert what_if(run).step_time_s == pytest.approx(30e-9)

@@ -1,7 +1,6 @@
 """The causes add up to the difference, and equal work is found in both runs."""
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.traces.hand_made import in_memory
 from traces.analysis.causes import RANK_SPREAD, causes
 from traces.compare import compare, typical_step
 from traces.errors import RunError
@@ -30,10 +30,7 @@ def opened(rows: Sequence[Row], **values: Any) -> Run:
     columns: dict[str, object] = {
         name: [row.get(name, empty.get(name, -1)) for row in rows] for name in names
     }
-    with tempfile.TemporaryDirectory() as folder:
-        run = open_run(write_run(Path(folder) / "run", RunInfo(**given), timeline(columns)))
-        run.spans()
-        return run
+    return in_memory(RunInfo(**given), timeline(columns))
 
 
 def span(rank: int, kind: str, start: int, duration: int, **more: Any) -> Row:

@@ -16,24 +16,25 @@ from traces.run import Run
 from traces.store import open_run
 
 
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at *at*, and where the next thing begins."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
 def fields(data: bytes) -> list[tuple[int, Any]]:
     """Return the fields of a message: numbers, or bytes."""
     found: list[tuple[int, Any]] = []
     at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            value |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                return value
-
     while at < len(data):
-        key = varint()
-        value: Any = varint()
+        key, at = varint(data, at)
+        value: Any
+        value, at = varint(data, at)
         if key & 7 == 2:
             at, value = at + value, data[at : at + value]
         found.append((key >> 3, value))
@@ -42,23 +43,12 @@ def fields(data: bytes) -> list[tuple[int, Any]]:
 
 def nodes(data: bytes) -> list[list[tuple[int, Any]]]:
     """Return the nodes of a file: what follows the metadata, each after its length."""
-    whole = fields_with_length(data)
-    return [fields(body) for body in whole[1:]]
-
-
-def fields_with_length(data: bytes) -> list[bytes]:
     found, at = [], 0
     while at < len(data):
-        size = shift = 0
-        while True:
-            byte = data[at]
-            size |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                break
+        size, at = varint(data, at)
         found.append(data[at : at + size])
         at += size
-    return found
+    return [fields(body) for body in found[1:]]
 
 
 def graph(run: Run, rank: int) -> list[list[tuple[int, Any]]]:

@@ -131,6 +131,14 @@ def test_what_run_json_says_goes_first_and_the_ranks_fill_in() -> None:
     assert info.finished
 
 
+def test_settings_of_the_job_are_joined_one_by_one() -> None:
+    """A run that says which ranks were chosen does not hide what these have learned."""
+    base = RunInfo(origin="recorded", world_size=2, job={"recorded_ranks": [1]})
+    joined = merged(base, {1: part(1, job={"recorded_ranks": [0, 1], "sharding": "ddp"})})
+    assert joined.job == {"recorded_ranks": [1], "sharding": "ddp"}
+    assert merged(None, {0: part(0)}).job is None
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_run_has_finished_when_all_its_ranks_have(finished: bool) -> None:
     assert merged(None, {0: part(0), 1: part(1, finished=finished)}).finished == finished

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from simulator.config import job_from
 from simulator.simulate import simulate
+from traces.analysis.causes import causes
 from traces.analysis.critical_path import critical_path
 from traces.analysis.findings import findings
 from traces.analysis.metrics import breakdown as rows_of_breakdown
-from traces.analysis.metrics import step_times_ns
+from traces.analysis.metrics import step_times_ns, summarize
 from traces.info import RunInfo
 from traces.pack import Pack, decode
 from traces.report.document import document
@@ -49,6 +50,36 @@ def test_links_of_a_run_in_memory_are_drawn(tmp_path: Path) -> None:
     assert shown[0]["runs"][0]["links"] == kept[0]["runs"][0]["links"]
     assert shown[0]["runs"][0]["links"]["groups"]
     assert (shown[1]["a.links"] == kept[1]["a.links"]).all()
+
+
+ALONE = {"cluster": "dgx-a100", "gpus": 8, "global_batch": 8, "seq_len": 1024}
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "label"),
+    [
+        ({"offload": "optimizer"}, "host:optimizer", "Optimizer on the host"),
+        ({"offload": "activations"}, "exposed:host", "copies to and from the host"),
+    ],
+)
+def test_what_is_offloaded_has_a_name_of_its_own(settings: dict[str, Any], state: str, label: str) -> None:
+    run = simulate(job_from({"model": "llama2-7b", "sharding": "zero2"} | ALONE | settings)).run
+    shares = summarize(run)["shares"]
+    assert shares[state] > 0.005
+    assert shares["other"] < 0.005
+    assert sum(shares.values()) == pytest.approx(1)
+    assert sum(causes(run, 0).values()) == max(row.window_ns for row in rows_of_breakdown(run))
+    page = told(run)[0]
+    assert label in page["story"]
+    on_path = [page["kinds"][kind]["id"] for kind, _ in page["runs"][0]["critical"]["parts"]]
+    assert state in on_path
+    assert any(one.what == state for one in findings(run))
+
+
+@pytest.mark.parametrize(("imbalance", "said"), [(0.0, "do the same"), (0.5, "tokens of the fullest")])
+def test_uneven_experts_are_not_said_to_do_the_same(imbalance: float, said: str) -> None:
+    job = {"model": "mixtral-8x7b", "ep": 8, "expert_imbalance": imbalance} | ALONE
+    assert said in told(simulate(job_from(job)).run)[0]["story"]
 
 
 WORD = pa.dictionary(pa.int32(), pa.string())

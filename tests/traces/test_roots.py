@@ -1,12 +1,12 @@
 """Waiting leads back to whom it comes from, not to whoever came last because it waited itself."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.traces.hand_made import in_memory
 from traces.analysis.findings import findings
 from traces.analysis.held_up import held_up
 from traces.analysis.meetings import CAUSES, followed
@@ -14,7 +14,6 @@ from traces.analysis.roots import roots
 from traces.info import RunInfo
 from traces.layout import Group
 from traces.run import Run
-from traces.store import open_run, write_run
 from traces.timeline import timeline
 
 MS = 1_000_000
@@ -22,7 +21,7 @@ PAIRS = ((0, 1), (1, 2), (2, 3))
 AXES = ("tp", "dp", "world")
 
 
-def made(path: Path, works: dict[int, list[tuple[str, int, int]]], n_ranks: int) -> Run:
+def made(works: dict[int, list[tuple[str, int, int]]], n_ranks: int) -> Run:
     """Return a run in which each rank does its list in order: compute for ms, or meet in a group for ms.
 
     A meeting begins when all members have come, as a collective does.
@@ -50,7 +49,7 @@ def made(path: Path, works: dict[int, list[tuple[str, int, int]]], n_ranks: int)
     names = rows[0].keys()
     columns: dict[str, object] = {name: [row[name] for row in rows] for name in names}
     info = RunInfo(origin="ingested", world_size=n_ranks, groups=groups)
-    return open_run(write_run(path, info, timeline(columns)))
+    return in_memory(info, timeline(columns))
 
 
 def span(rank: int, start: int, end: int, kind: str, **more: Any) -> dict[str, Any]:
@@ -59,20 +58,20 @@ def span(rank: int, start: int, end: int, kind: str, **more: Any) -> dict[str, A
     return row | {"axis": "", "group": -1, "sequence": -1} | more
 
 
-def chain(path: Path, kind: str = "forward") -> Run:
+def chain(kind: str = "forward") -> Run:
     """Rank 3 works 50 ms, the others 10; then 2 meets 3, 1 meets 2, 0 meets 1: each is late for the next."""
     works: dict[int, list[tuple[str, int, int]]] = {rank: [("forward", 10, 0)] for rank in range(3)}
     works[3] = [("forward", 10, 0), (kind, 40, 0), ("meet", 2, 1)]
     works[2] += [("meet", 2, 1), ("meet", 1, 1)]
     works[1] += [("meet", 1, 1), ("meet", 0, 1)]
     works[0] += [("meet", 0, 1)]
-    return made(path, works, 4)
+    return made(works, 4)
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("forward", "compute"), ("load", "other")])
-def test_a_chain_of_waits_leads_to_its_root(kind: str, cause: str, tmp_path: Path) -> None:
+def test_a_chain_of_waits_leads_to_its_root(kind: str, cause: str) -> None:
     """Rank 2 waits 40 ms, rank 1 41 (the transfer of 1 ms is rank 2's), rank 0 42."""
-    found = roots(chain(tmp_path / "run", kind))
+    found = roots(chain(kind))
     assert found[0].rank == 3
     assert found[0].direct_ns == 40 * MS
     assert sum(one.caused_ns for one in found) == (40 + 41 + 42) * MS
@@ -82,25 +81,25 @@ def test_a_chain_of_waits_leads_to_its_root(kind: str, cause: str, tmp_path: Pat
     assert set(found[0].by_axis) == {"tp", "dp", "world"}
 
 
-def test_the_words_name_the_root_and_say_that_others_are_late_because_of_it(tmp_path: Path) -> None:
-    run = chain(tmp_path / "run")
+def test_the_words_name_the_root_and_say_that_others_are_late_because_of_it() -> None:
+    run = chain()
     (one,) = (found for found in findings(run) if found.what == "held up:3")
     assert one.text.startswith(
         "rank 3 computes 5.00 times as long as the other ranks: 3 others wait for it, most along"
     )
-    assert "67% of that behind ranks that it makes late" in one.text
-    loads = held_up(chain(tmp_path / "loads", "load"))[0]
+    assert "67 % of that behind ranks that it makes late" in one.text
+    loads = held_up(chain("load"))[0]
     assert "comes late for reasons outside of its kernels" in loads.text
 
 
-def test_being_late_after_a_fair_share_of_waiting_is_nobodys_new_fault(tmp_path: Path) -> None:
+def test_being_late_after_a_fair_share_of_waiting_is_nobodys_new_fault() -> None:
     """Rank 1 is slow before both meetings: rank 2 waits for it, then 3 for 2 because of it."""
     works: dict[int, list[tuple[str, int, int]]] = {
         1: [("forward", 30, 0), ("meet", 1, 1)],
         2: [("forward", 10, 0), ("meet", 1, 1), ("meet", 2, 1)],
         3: [("forward", 10, 0), ("meet", 2, 1)],
     }
-    found = roots(made(tmp_path / "run", works, 4))
+    found = roots(made(works, 4))
     assert found[0].rank == 1
     assert found[0].caused_ns == pytest.approx(40 * MS, rel=0.03)
 
@@ -112,9 +111,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(actions=ACTIONS)
-def test_nothing_of_the_waiting_is_lost(
-    actions: list[tuple[int, list[int]]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_nothing_of_the_waiting_is_lost(actions: list[tuple[int, list[int]]]) -> None:
     """Roots add up to all waiting, by cause, by axis and by rank."""
     works: dict[int, list[tuple[str, int, int]]] = {rank: [("forward", 1, 0)] for rank in range(4)}
     for number, ms in actions:
@@ -122,7 +119,7 @@ def test_nothing_of_the_waiting_is_lost(
             works[rank].append(("forward" if ms[rank] % 2 else "load", ms[rank], 0))
         for rank in PAIRS[number]:
             works[rank].append(("meet", number, 1))
-    run = made(tmp_path_factory.mktemp("roots") / "run", works, 4)
+    run = made(works, 4)
     _, waits = followed(run, AXES)
     found = roots(run)
     total = int(waits.waited_ns.sum())

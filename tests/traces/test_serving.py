@@ -125,6 +125,20 @@ def test_the_list_has_every_run_with_its_headline(client: Client, folder: Path) 
     assert " · 1f1b</td>" in text
 
 
+def test_a_recording_that_goes_on_is_listed_by_what_its_ranks_say(tmp_path: Path, pipeline_run: Run) -> None:
+    going = Path(shutil.copytree(pipeline_run.path, tmp_path / "going"))
+    (going / "ranks").mkdir(exist_ok=True)
+    about = (going / "run.json").read_text()
+    for rank in pipeline_run.stored_ranks:
+        (going / "ranks" / f"rank-{rank:05d}.json").write_text(about)
+    listed = Runs(tmp_path).listing()
+    (going / "run.json").unlink()
+    text = Runs(tmp_path).listing()
+    assert "cannot be read" not in text
+    assert " · 1f1b</td>" in text
+    assert text.count("<td>") == listed.count("<td>")
+
+
 def test_a_served_document_is_that_of_the_report(client: Client, pipeline_run: Run) -> None:
     served, columns = client.document("/document?run=a/pipeline")
     pack = Pack()

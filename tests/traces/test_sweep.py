@@ -139,3 +139,27 @@ def test_layouts_that_differ_little_are_told_apart(browser: Any, tmp_path: Path,
     tall = page.locator("#points").bounding_box()["height"]
     assert max(heights) - min(heights) > tall / 3
     page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1300])
+@pytest.mark.parametrize("up", ["tokens_per_s_per_gpu", "step_time_s"])
+def test_the_label_of_the_best_stands_at_its_point_and_covers_no_other(
+    browser: Any, tmp_path: Path, up: str, width: int
+) -> None:
+    rows = [row(tp, 78e9 - 3e9 * i, 1200 - 9 * i) for i, tp in enumerate((2, 4, 2, 4, 1, 2, 4))]
+    path = write_sweep(tmp_path / "s.html", rows, title="close", notes=[])
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(f"file://{path}")
+    page.wait_for_selector("body[data-ready]")
+    page.select_option("#upwards", up)
+    places = page.evaluate("foretrace.layouts.map(foretrace.place)")
+    label = page.evaluate("foretrace.label()")
+    height = label["height"]
+    assert [label["x"], label["y"]] == places[0]
+    assert label["left"] <= label["x"] <= label["left"] + label["width"]
+    assert 0 < min(abs(label["top"] - label["y"]), abs(label["top"] + height - label["y"])) < 20
+    assert not [y for x, y in places if label["top"] <= y <= label["top"] + height]
+    box = page.locator("#points").bounding_box()
+    assert label["top"] >= 20
+    assert label["top"] + height <= box["height"]
+    page.close()

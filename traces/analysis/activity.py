@@ -3,16 +3,19 @@
 Every nanosecond is in one state, by the table in docs/architecture.md, section 3:
 
 ========================  ==========================================================================
-``compute``               a compute or copy span is running
+``compute``               a compute or copy span is running, offloading aside
 ``exposed:<axis>``        else, a communication span of that axis is past the last arrival
+``exposed:host``          else, a copy to or from the host runs for what is offloaded to it
 ``bubble``                else, a pp span waits for its peer; or, with pp > 1, nothing runs, or only a
                           collective of the whole world waits, and the rank has not begun, or has
                           finished, its forward and backward work
 ``wait:<axis>``           else, a communication span of that axis waits for other ranks
+``host:optimizer``        else, the optimizer runs on the host
 ``other``                 else
 ========================  ==========================================================================
 
-Where several axes compete for one state, the inner one of ``traces.layout.AXES`` has it.
+Where several axes compete for one state, the inner one of ``traces.layout.AXES`` has it. A run in which
+nothing is offloaded has no state for it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from traces.analysis.arrivals import COMMUNICATION, arrivals
+from traces.analysis.offloaded import (
+    HOST,
+    HOST_OPTIMIZER,
+    OFFLOADING,
+    is_host_optimizer,
+    is_offloading,
+    is_work,
+    offloaded_states,
+)
 from traces.analysis.windows import Window, windows
 from traces.columns import BoolArray, Int64Array, distinct, int64, is_one_of, labels
 from traces.errors import RunError
@@ -79,9 +91,10 @@ class Sweep:
     Attributes:
         point_ns: times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``.
         state: index into the states of the run, before what depends on the window.
-        computing: a compute or copy span is running.
+        computing: a compute or copy span is running, offloading aside.
         idle: no span is running.
-        moving: by axis, a communication span is past the last arrival.
+        moving: by axis, a communication span is past the last arrival; by ``HOST``, copies of
+            what is offloaded.
         communicating: by axis, a communication span is running, waiting included.
         pass_start_ns, pass_end_ns: starts and ends of the forward and backward spans.
     """
@@ -158,12 +171,14 @@ def window_state(run: Run, swept: Sweep, window: Window) -> StateArray:
 
 def states(run: Run) -> tuple[str, ...]:
     """Return the names of the states that the ranks of *run* can be in, in order of precedence."""
-    named = axes(run)
+    named, offloaded = axes(run), run.derived(offloaded_states)
     return (
         "compute",
         *(f"exposed:{axis}" for axis in named),
+        *(state for state in (OFFLOADING,) if state in offloaded),
         "bubble",
         *(f"wait:{axis}" for axis in named if axis != "pp"),
+        *(state for state in (HOST_OPTIMIZER,) if state in offloaded),
         "other",
     )
 
@@ -190,7 +205,7 @@ def sweep(run: Run, rank: int) -> Sweep:
     def covered(rows: BoolArray, begin: Int64Array, until: Int64Array) -> BoolArray:
         return covered_by(point, begin[rows], until[rows])
 
-    computing = covered(is_one_of(table, "category", ("compute", "copy")), start, end)
+    computing = covered(is_work(table), start, end)
     communication = is_one_of(table, "category", COMMUNICATION)
     blocked = is_one_of(table, "category", ("wait",)) & ~is_one_of(table, "axis", ("",))
     of_axis = {axis: _on_axis(table, axis) for axis in axes(run)}
@@ -199,26 +214,34 @@ def sweep(run: Run, rank: int) -> Sweep:
         axis: covered(communication & rows, start, last) | covered(blocked & rows, start, end)
         for axis, rows in of_axis.items()
     }
+    communicating = {axis: moving[axis] | waiting[axis] for axis in of_axis}
+    named, on_host = states(run), covered(is_host_optimizer(table), start, end)
+    if OFFLOADING in named:
+        moving[HOST] = covered(is_offloading(table), start, end)
     passes = is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",))
     return Sweep(
         point_ns=point,
-        state=_ranked(states(run), computing, moving, waiting),
+        state=_ranked(named, computing, moving, waiting, on_host),
         computing=computing,
         idle=~covered(~is_one_of(table, "category", ("step",)), start, end),
         moving=moving,
-        communicating={axis: moving[axis] | waiting[axis] for axis in of_axis},
+        communicating=communicating,
         pass_start_ns=start[passes],
         pass_end_ns=end[passes],
     )
 
 
 def _ranked(
-    names: tuple[str, ...], computing: BoolArray, moving: dict[str, BoolArray], waiting: dict[str, BoolArray]
+    names: tuple[str, ...],
+    computing: BoolArray,
+    moving: dict[str, BoolArray],
+    waiting: dict[str, BoolArray],
+    on_host: BoolArray,
 ) -> StateArray:
     """Return the first state of *names* that applies to each interval; the last one always does."""
     applies = {f"exposed:{axis}": mask for axis, mask in moving.items()}
     applies |= {f"wait:{axis}": mask for axis, mask in waiting.items()}
-    applies["compute"] = computing
+    applies |= {"compute": computing, HOST_OPTIMIZER: on_host}
     if "pp" in waiting:
         applies["bubble"] = waiting["pp"]
     state = np.full(len(computing), len(names) - 1, np.int16)

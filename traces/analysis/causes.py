@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from traces.analysis.activity import PASSES, UNNAMED_AXIS, Sweep, covered_by, states, sweep, window_state
 from traces.analysis.arrivals import COMMUNICATION, arrivals
 from traces.analysis.metrics import represented
+from traces.analysis.offloaded import is_work
 from traces.analysis.windows import Window, windows
 from traces.columns import int64, is_one_of, labels
 from traces.run import Run
@@ -89,7 +90,7 @@ def _compute_kinds(run: Run, rank: int, swept: Sweep) -> tuple[NDArray[np.int64]
     start = int64(table, "start_ns")
     end = start + int64(table, "duration_ns")
     codes, names = labels(table, "kind")
-    work = is_one_of(table, "category", ("compute", "copy"))
+    work = is_work(table)
     present = sorted({names[code] for code in np.unique(codes[work])}, key=_pass_order)
     kind = np.zeros(len(swept.point_ns) - 1, np.int64)
     for number in reversed(range(len(present))):
@@ -117,6 +118,6 @@ def _pass_order(kind: str) -> tuple[int, str]:
 
 def precedence(cause: str) -> tuple[int, tuple[int, str]]:
     """Sort causes as a person reads them: work, then exposed communication, then waiting, then the rest."""
-    order = ("compute", "exposed", "bubble", "wait", "other", RANK_SPREAD)
+    order = ("compute", "exposed", "bubble", "wait", "host", "other", RANK_SPREAD)
     head, _, tail = cause.partition(":")
     return order.index(head), _pass_order(tail)

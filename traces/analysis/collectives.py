@@ -8,7 +8,6 @@ agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -168,14 +167,37 @@ def _joined(run: Run) -> Joined:
     if not table.num_rows:
         none = np.empty(0, np.int64)
         return Joined(COLLECTIVES.empty_table(), none, none, none)
+    key, sender = _keys(table)
+    order = np.lexsort((int64(table, "start_ns"), key))
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    columns = _columns(run, table, sender, order, first)
+    found = pa.table({name: columns[name] for name in COLLECTIVES.names}).cast(COLLECTIVES)
+    by_arrival = np.argsort(columns["last_arrival_ns"], kind="stable")
+    place = np.argsort(by_arrival, kind="stable")
+    return Joined(
+        found.take(by_arrival).combine_chunks(),
+        np.repeat(place, columns["n_seen"]),
+        int64(table, "rank")[order],
+        (int64(table, "start_ns") + int64(table, "duration_ns"))[order],
+    )
+
+
+def _columns(
+    run: Run, table: pa.Table, sender: Int64Array, order: Int64Array, first: Int64Array
+) -> dict[str, Any]:
+    """Return the columns of ``COLLECTIVES`` of the communications in *table*.
+
+    Args:
+        run: whose they are.
+        table: one span per rank that took part.
+        sender: the rank that sends in a transfer, -1 in a collective; by span.
+        order: spans by communication, and then by arrival.
+        first: where each communication begins in *order*.
+    """
     rank, group, start = (int64(table, name) for name in ("rank", "group", "start_ns"))
     duration = int64(table, "duration_ns")
-    key, sender = _keys(table)
-    order = np.lexsort((start, key))
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))
     last = np.append(first[1:], len(order)) - 1
-    came = order[last]
-    n_seen = last - first + 1
+    came, n_seen = order[last], last - first + 1
     transfer = np.minimum.reduceat(duration[order], first)
     stands_for = represented(run)
     weight = np.array([stands_for[r] for r in rank.tolist()], np.int64)
@@ -183,11 +205,9 @@ def _joined(run: Run) -> Joined:
     members = _members(run, group[came], sender[came] >= 0)
     size = int64(table, "size_bytes")[came]
     kinds, kind_names = labels(table, "kind")
-    factor = np.array(
-        [bus_factor(kind_names[k], int(n)) for k, n in zip(kinds[came], members, strict=True)], np.float64
-    )
+    factor = [bus_factor(kind_names[k], int(n)) for k, n in zip(kinds[came], members, strict=True)]
     speed = np.where((transfer > 0) & (size > 0), size / np.maximum(transfer, 1) * 1e9, 0.0)
-    columns: Mapping[str, Any] = {
+    return {
         "step": int64(table, "step")[came],
         "kind": table["kind"].take(came),
         "axis": table["axis"].take(came),
@@ -203,17 +223,8 @@ def _joined(run: Run) -> Joined:
         "transfer_ns": transfer,
         "waiting_ns": np.add.reduceat((wait * weight)[order], first),
         "algbw_bytes_per_s": speed,
-        "busbw_bytes_per_s": speed * factor,
+        "busbw_bytes_per_s": speed * np.array(factor, np.float64),
     }
-    found = pa.table({name: columns[name] for name in COLLECTIVES.names}).cast(COLLECTIVES)
-    by_arrival = np.argsort(start[came], kind="stable")
-    place = np.argsort(by_arrival, kind="stable")
-    return Joined(
-        found.take(by_arrival).combine_chunks(),
-        np.repeat(place, n_seen),
-        rank[order],
-        (start + duration)[order],
-    )
 
 
 def _averaged(run: Run) -> Int64Array:

@@ -9,6 +9,7 @@ from traces.analysis.collectives import bandwidths
 from traces.analysis.gaps import gaps
 from traces.analysis.held_up import held_up
 from traces.analysis.metrics import breakdown, summarize
+from traces.analysis.offloaded import HOST_OPTIMIZER
 from traces.errors import RunError
 from traces.replay.whatif import what_if
 from traces.report.format import along, format_si, format_time
@@ -82,7 +83,7 @@ def findings(
     averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
     rows = [row for row in breakdown(run) if row.step in averaged]
     averaged_s = sum(row.window_ns * row.represents for row in rows) / 1e9
-    said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary)]
+    said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
     said += _unlike(run) if replay else []
     said += [*_idle(run), *_small(run, averaged_s, len(averaged))]
     said += _slow(run, summary, averaged_s, limit_bytes_per_s)
@@ -90,7 +91,7 @@ def findings(
     found = [
         Finding(
             what=what,
-            text=f"{text}: {format_time(share * step_s)} a step, {share:.1%}",
+            text=f"{text}: {format_time(share * step_s)} a step, {100 * share:.1f} %",
             cost_s=share * step_s,
             share=share,
             usd_per_hour=None if rate is None else rate * share,
@@ -146,6 +147,11 @@ def _exposed(run: Run, summary: dict[str, Any]) -> list[tuple[str, str, float]]:
 
 def _bubble(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
     return [("bubble", "pipeline stages wait for one another", summary["bubble_fraction"])]
+
+
+def _on_host(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
+    share = summary["shares"].get(HOST_OPTIMIZER, 0.0)
+    return [(HOST_OPTIMIZER, "devices wait for the optimizer, which runs on their host", share)]
 
 
 def _idle(run: Run) -> list[tuple[str, str, float]]:

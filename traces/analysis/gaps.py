@@ -14,7 +14,7 @@ import numpy as np
 
 from traces.analysis.critical_path import GAP, CriticalPath
 from traces.analysis.windows import windows
-from traces.columns import factorized, int64, is_one_of, labels
+from traces.columns import factorized, int64, is_one_of, labels, summed
 from traces.run import Run
 
 
@@ -29,16 +29,13 @@ def gaps(run: Run) -> list[dict[str, Any]]:
     kinds, kind_names = labels(table, "kind")
     codes, names = labels(table, "name")
     key = factorized(kinds, codes)
-    duration = int64(table, "duration_ns")
-    _, first, count = np.unique(key, return_index=True, return_counts=True)
-    total = np.zeros(len(count), np.int64)
-    np.add.at(total, key, duration)
+    first, count, total_ns = summed(key, int64(table, "duration_ns"))
     found = [
         {
             "cause": kind_names[kinds[row]],
             "doing": names[codes[row]],
             "count": int(count[i]),
-            "total_s": int(total[i]) / 1e9,
+            "total_s": int(total_ns[i]) / 1e9,
         }
         for i, row in enumerate(first)
     ]

@@ -26,10 +26,11 @@ class Wait:
     """One communication that some have come to, and others not.
 
     Attributes:
-        kind, axis, group, sequence, size_bytes, dtype, step: as in the timeline.
+        kind, axis, group, size_bytes, dtype, step: as in the timeline.
         waiting: ranks that have come.
         missing: members that have not.
         silent: members of whom nothing is known.
+        sequence: -1 for a receive from whichever rank sends first.
         age_s: how long the first of them has waited when it last wrote.
         mismatch: what the ranks do not agree on, "" if they do.
         places: by missing rank, where it is.
@@ -53,13 +54,16 @@ class Wait:
     def text(self) -> str:
         """What is known, in a sentence for a person."""
         size = f", {format_si(self.size_bytes, 'B')}" if self.size_bytes else ""
-        what = f"{self.kind} {self.sequence} of {self.axis or f'group {self.group}'}{size}"
+        number = f" {self.sequence}" if self.sequence >= 0 else ""
+        what = f"{self.kind}{number} of {self.axis or f'group {self.group}'}{size}"
         plural = "" if len(self.waiting) > 1 else "s"
         said = f"rank {rank_list(self.waiting)} wait{plural} in {what} for {format_time(self.age_s)}"
         if self.step >= 0:
             said += f", step {self.step}"
         if self.mismatch:
             return f"{said}: the ranks do not agree, the likely cause: {self.mismatch}"
+        if self.sequence < 0:  # a receive from anybody
+            return f"{said}; no rank has sent to it"
         if self.missing:
             said += f"; rank {rank_list(self.missing)} {'has' if len(self.missing) == 1 else 'have'} not come"
             at = sorted({place for place in self.places.values() if place})
@@ -109,7 +113,9 @@ def _wait(
     """Return what is known of one communication that *who* has under way."""
     group, sequence, sender, receiver = key
     known = {one.rank: one for one in pending}
-    members = (sender, receiver) if sender >= 0 else _members(group, run, known)
+    members: tuple[int, ...] = (sender, receiver)
+    if sender < 0:  # of a receive from anybody nobody in particular is missing
+        members = _members(group, run, known) if sequence >= 0 else ()
     missing, silent = [], []
     for rank in members:
         if rank in who:

@@ -111,7 +111,7 @@ def _sentence(run: Run, chosen: Sequence[Root], compute: _Compute, cost_ns: floa
     text += f": {n} other{'s wait' if n != 1 else ' waits'} for it, most {along(axis)}"
     indirect = 1 - sum(one.direct_ns for one in chosen) / sum(one.caused_ns for one in chosen)
     if indirect >= INDIRECT:
-        text += f", {indirect:.0%} of that behind ranks that it makes late"
+        text += f", {100 * indirect:.0f} % of that behind ranks that it makes late"
     return HeldUp(f"held up:{worst.rank}", text, cost_ns)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from traces.columns import factorized, int64, is_one_of, labels
+from traces.columns import factorized, int64, is_one_of, labels, summed
 from traces.run import Run
 
 GROUPS: Final = (
@@ -62,20 +62,19 @@ def kernels(run: Run) -> list[dict[str, Any]]:
     codes, names = labels(table, "name")
     kinds, kind_names = labels(table, "kind")
     key = factorized(codes, kinds)
-    duration = int64(table, "duration_ns")
-    _, first, count = np.unique(key, return_index=True, return_counts=True)
-    total, longest = np.zeros(len(count), np.int64), np.zeros(len(count), np.int64)
-    np.add.at(total, key, duration)
-    np.maximum.at(longest, key, duration)
+    duration_ns = int64(table, "duration_ns")
+    first, count, total_ns = summed(key, duration_ns)
+    longest_ns = np.zeros(len(count), np.int64)
+    np.maximum.at(longest_ns, key, duration_ns)
     found = [
         {
             "name": names[codes[row]] or kind_names[kinds[row]],
             "kind": kind_names[kinds[row]],
             "group": group_of(names[codes[row]] or kind_names[kinds[row]]),
             "count": int(count[i]),
-            "total_s": int(total[i]) / 1e9,
-            "mean_s": int(total[i]) / int(count[i]) / 1e9,
-            "longest_s": int(longest[i]) / 1e9,
+            "total_s": int(total_ns[i]) / 1e9,
+            "mean_s": int(total_ns[i]) / int(count[i]) / 1e9,
+            "longest_s": int(longest_ns[i]) / 1e9,
         }
         for i, row in enumerate(first)
     ]

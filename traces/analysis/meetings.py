@@ -180,7 +180,7 @@ def _axes(whole: pa.Table, names: Sequence[str]) -> Int64Array:
 def _column(state: str) -> int:
     """Return the index into ``CAUSES`` that a state of ``activity`` counts as; waiting comes behind."""
     head = state.partition(":")[0]
-    return {"compute": 0, "exposed": 1, "other": 2}.get(head, len(CAUSES))
+    return {"compute": 0, "exposed": 1, "host": 2, "other": 2}.get(head, len(CAUSES))
 
 
 def _in_averaged(run: Run, rank: int, point_ns: Int64Array) -> NDArray[np.bool_]:

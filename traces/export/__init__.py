@@ -9,12 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final
 
-from traces.errors import RunError
+from traces.errors import RunError, reason
 from traces.export.chakra import write_chakra
 from traces.export.chrome import write_chrome, write_kineto
 from traces.export.perfetto import write_perfetto
 from traces.export.tables import write_csv, write_parquet
 from traces.info import rank_list
+from traces.replacing import replacing
 from traces.run import Run
 
 Writer = Callable[[Run, tuple[int, ...], BinaryIO], None]
@@ -73,19 +74,15 @@ def export(
         )
     if absent := set(chosen) - set(run.ranks):
         raise RunError(f"no rank {rank_list(absent)} in {run.path}; it has ranks {rank_list(run.ranks)}")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with replacing(target) as fresh, fresh.open("wb") as file:
             if target.suffix == ".gz":
                 with gzip.open(file, "wb", compresslevel=6) as packed:
                     writer(run, chosen, packed)  # type: ignore[arg-type]  # GzipFile is a binary file
             else:
                 writer(run, chosen, file)
-        temporary.replace(target)
     except OSError as error:
-        raise RunError(f"cannot write {target}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise RunError(f"cannot write {target}: {reason(error)}") from error
     return target
 
 

@@ -18,7 +18,7 @@ import click
     help="HTML file to write.  [default: RUN's name with .html, in the current directory]",
 )
 @click.option("--partial", is_flag=True, help="Read a finished run although ranks are missing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(run: str, other: str | None, output: Path | None, *, partial: bool, as_json: bool) -> None:
     """Write one self-contained HTML page about RUN: schedule, memory, where the step goes.
 

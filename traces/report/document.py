@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -91,10 +91,7 @@ def document(
         for view, key, name, first in zip(views, KEYS, names, seen, strict=False)
     ]
     if partner is not None:
-        rows_of_b = shown[1]["row_of"]
-        shown[1]["row_of"] = [
-            rows_of_b[partner[rank]] if rank in partner else -1 for rank in range(max(partner) + 1)
-        ]
+        shown[1]["row_of"] = _rows_by_partner(shown[1]["row_of"], partner)
     found = None if other is None else compare(run, other)
     return {
         "format": FORMAT,
@@ -120,6 +117,11 @@ def document(
         "labels": labels.entries,
         "names": labels.names,
     }
+
+
+def _rows_by_partner(rows: Sequence[int], partner: Mapping[int, int]) -> list[int]:
+    """Return the row of the second run beside each rank of the first; -1: none."""
+    return [rows[partner[rank]] if rank in partner else -1 for rank in range(max(partner) + 1)]
 
 
 def _explained(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from traces.analysis.activity import axes
 from traces.analysis.critical_path import GAP, Piece, critical_path
 from traces.analysis.findings import findings
+from traces.analysis.offloaded import HOST_OPTIMIZER, OFFLOADING
 from traces.pack import Pack
 from traces.report.kinds import Kinds
 from traces.report.view import View
@@ -80,6 +81,10 @@ def _kind_of(piece: Piece, named: Sequence[str], kinds: Kinds) -> int:
         return kinds.state("other")
     if piece.kind == "launch":
         return kinds.host
+    if piece.kind == "offload":
+        return kinds.state(OFFLOADING)
+    if piece.kind == "optimizer" and piece.kind not in kinds and HOST_OPTIMIZER in kinds:
+        return kinds.state(HOST_OPTIMIZER)
     axis = max((name for name in named if piece.kind.endswith(f" {name}")), key=len, default="")
     return kinds.axis(axis) if axis else kinds.compute(piece.kind)
 

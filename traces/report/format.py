@@ -63,10 +63,10 @@ def format_share(share: float) -> str:
 def along(axis: str) -> str:
     """Return between whom an *axis* communicates, as a sentence goes on; the world is everybody.
 
-    >>> along("tp"), along("world")
-    ('along tp', 'among all ranks')
+    >>> along("tp"), along("world"), along("host")
+    ('along tp', 'among all ranks', 'to and from the host')
     """
-    return "among all ranks" if axis == "world" else f"along {axis}"
+    return {"world": "among all ranks", "host": "to and from the host"}.get(axis, f"along {axis}")
 
 
 def number(value: object) -> float | None:

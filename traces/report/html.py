@@ -10,14 +10,14 @@ import html
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from traces.errors import ReportError
+from traces.errors import ReportError, reason
 from traces.pack import Pack
+from traces.replacing import replacing
 from traces.report.document import document
 from traces.run import Run
 
@@ -93,12 +93,10 @@ def write_whole(target: Path, text: str) -> Path:
         ReportError: *target* cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.absolute().parent) as scratch:
-            fresh = Path(scratch) / target.name
+        with replacing(target) as fresh:
             fresh.write_text(text, "utf-8")
-            fresh.replace(target)
     except OSError as error:
-        raise ReportError(f"cannot write {target}: {error.strerror}") from error
+        raise ReportError(f"cannot write {target}: {reason(error)}") from error
     return target
 
 
@@ -151,6 +149,12 @@ def filled(scripts: Sequence[str] = _SCRIPTS, template: str = "report.html", **g
         "script": "\n".join(_part(name) for name in scripts),
         **given,
     }
+    parts["head"] = _put(parts, "head.html")
+    return _put(parts, template)
+
+
+def _put(parts: Mapping[str, str], template: str) -> str:
+    """Return *template* with *parts* in it; what they hold is not looked at again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part(template))
 
 

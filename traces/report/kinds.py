@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from traces.analysis.activity import axes, states
-from traces.columns import is_one_of
+from traces.analysis.offloaded import HOST, HOST_OPTIMIZER, OFFLOADING, is_work
 from traces.report.format import along
 from traces.run import Run
 
@@ -33,11 +33,8 @@ _MOST_KINDS: Final = 6
 _LEAST_SHARE: Final = 0.005
 """Share of all compute from which another kind has an entry of its own: less cannot be seen."""
 
-HOST: Final = "host"
-"""Kind of the lane that shows what the host does."""
-
 COMPUTE_CATEGORIES: Final = ("compute", "copy")
-"""Categories of spans during which a rank computes, as ``traces.analysis.activity`` counts them."""
+"""Categories of spans during which a rank computes, copies of offloading aside (``offloaded.is_work``)."""
 
 AXIS_WORDS: Final = {
     "tp": "tensor parallel",
@@ -78,6 +75,10 @@ class Kinds:
             },
         ]
         self._number = {entry["id"]: i for i, entry in enumerate(self.entries)}
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is an entry of that id."""
+        return name in self._number
 
     def compute(self, kind: str) -> int:
         """Return the number of a kind of work; one without an entry counts as other compute."""
@@ -121,7 +122,7 @@ def _compute_kinds(runs: Iterable[Run]) -> list[str]:
     for run in runs:
         for rank in run.stored_ranks:
             table = run.spans([rank], ["category", "kind", "duration_ns"])
-            table = table.filter(is_one_of(table, "category", COMPUTE_CATEGORIES))
+            table = table.filter(is_work(table))
             sums = table.select(["kind", "duration_ns"]).group_by("kind").aggregate([("duration_ns", "sum")])
             for kind, ns in zip(sums["kind"].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True):
                 total[kind] = total.get(kind, 0) + ns
@@ -140,8 +141,26 @@ def _compute_entry(kind: str) -> dict[str, Any]:
     return entry | {"colour": colour, "outline": kind == "backward_weight"}
 
 
+_OFFLOADED: Final = {
+    OFFLOADING: (
+        "Exposed copies to and from the host",
+        "host exposed",
+        "What is offloaded is copied to or from the host, and nothing is computed meanwhile.",
+    ),
+    HOST_OPTIMIZER: (
+        "Optimizer on the host",
+        "host optimizer",
+        "The processors of the node run the optimizer, and the device has nothing to do.",
+    ),
+}
+"""Label, short label and meaning of the states that offloading causes."""
+
+
 def _state_entry(name: str) -> dict[str, Any]:
     state, _, axis = name.partition(":")
+    if name in _OFFLOADED:
+        entry = dict(zip(("label", "short", "meaning"), _OFFLOADED[name], strict=True))
+        return {"id": name, "group": "state", "axis": HOST} | entry
     shown = axis_label(axis)
     label, short, meaning = {
         "exposed": (
@@ -183,5 +202,5 @@ def _axis_entry(axis: str) -> dict[str, Any]:
 
 def _ordered(names: list[str]) -> list[str]:
     """Sort states as they are read: exposed communication, bubble, waiting, other."""
-    order = ("exposed", "bubble", "wait", "other")
+    order = ("exposed", "bubble", "wait", "host", "other")
     return sorted(names, key=lambda name: order.index(name.partition(":")[0]))

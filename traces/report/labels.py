@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from traces.analysis.activity import UNNAMED_AXIS
 from traces.analysis.arrivals import COMMUNICATION
+from traces.analysis.offloaded import HOST
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels
-from traces.report.kinds import HOST, OTHER_COMPUTE, Kinds
+from traces.report.kinds import OTHER_COMPUTE, Kinds
 from traces.run import Run
 
 _LABEL_COLUMNS: Final = ("category", "kind", "name", "axis", "dtype")

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from traces.analysis.activity import UNNAMED_AXIS, Activity
 from traces.analysis.arrivals import COMMUNICATION
+from traces.analysis.offloaded import HOST
 from traces.columns import Int64Array, int64, is_one_of, labels
 from traces.layout import AXES
-from traces.report.kinds import COMPUTE_CATEGORIES, HOST
+from traces.report.kinds import COMPUTE_CATEGORIES
 
 LaneKey = tuple[str, str, int]
 """Axis, direction (``send``, ``recv`` or none), and level: 0 unless spans of that axis overlap."""

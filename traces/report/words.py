@@ -13,7 +13,7 @@ from traces.report.likely import likely, likely_section
 from traces.run import Run
 
 _LARGE_LOSS: Final = 0.15
-"""Share of the step above which a loss is shown as bad: an eighth of the machine and more is idle."""
+"""Share of the step above which a loss is shown as bad: a seventh of the machine and more is idle."""
 
 _CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")
 """Schedules whose bubble has a closed form."""
@@ -36,7 +36,7 @@ def subtitle(run: Run) -> str:
     """Return how a run was laid out, in words."""
     job, model = run.info.job or {}, _name(run.info.model)
     if _script(run):
-        parts = ["rehearsed", model, layout_words(run)]
+        parts = ["rehearsed", _stages(run) if is_pipelined(run) else model, layout_words(run)]
     else:
         parts = [
             run.info.origin,
@@ -51,12 +51,42 @@ def subtitle(run: Run) -> str:
         value = job.get(key)
         if isinstance(value, str) and value not in ("", "none") and (key != "schedule" or is_pipelined(run)):
             parts.append(f"{noun}{value}")
+    parts += _unusual(job)
     return " · ".join(part for part in parts if part)
+
+
+def _unusual(job: Mapping[str, Any]) -> list[str]:
+    """Return settings that most jobs leave alone and that change what a step is made of, in words."""
+    said = []
+    if job.get("fp8"):
+        said.append(f"products in fp8{f' ({recipe})' if (recipe := job.get('recipe')) else ''}")
+    if shards := number(job.get("shard_ranks")):
+        said.append(f"shards over {shards:.0f} ranks")
+    if rank := number(job.get("lora_rank")):
+        said.append(f"LoRA of rank {rank:.0f}{', base in 4 bits' if job.get('quantized_base') else ''}")
+    if (offload := job.get("offload", "none")) != "none":
+        n_layers = number(job.get("offload_layers"))
+        of = f" of {n_layers:.0f} layers" if n_layers else ""
+        said.append(f"{'everything' if offload == 'all' else offload}{of} on {job.get('offload_to', 'host')}")
+    return said
 
 
 def _script(run: Run) -> str:
     """Return the name of the script of which a run is a rehearsal, empty if it is none."""
     return run.info.name.partition(" on ")[0] if (run.info.job or {}).get("rehearsed") else ""
+
+
+def _stages(run: Run) -> str:
+    """Return how large the model of a pipeline is: the modules that were called are called after stages.
+
+    Empty if stages are missing, whose parameters nobody has seen.
+    """
+    layout, model = run.info.layout, run.info.model or {}
+    n_params, structure = model.get("n_params"), model.get("structure")
+    if layout is None or len(run.stored_ranks) < layout.pp or not isinstance(structure, Mapping):
+        return ""
+    layers = {layer for part in structure.values() for layer in part.get("layers", ())}
+    return f"{quantity('', n_params)} parameters in {len(layers)} layers" if n_params and layers else ""
 
 
 def layout_words(run: Run) -> str:
@@ -130,8 +160,15 @@ def story(run: Run, summary: Mapping[str, Any], kinds: Kinds) -> str:
     if run.info.representatives is not None and stored < run.info.world_size:
         rows = "One rank is" if stored == 1 else f"{stored} ranks are"
         stands = "stands" if stored == 1 else "stand"
-        text += f" {rows} drawn and {stands} for all {run.info.world_size}: the others do the same."
+        text += f" {rows} drawn and {stands} for all {run.info.world_size}: {_others(run)}."
     return text
+
+
+def _others(run: Run) -> str:
+    """Say what ranks do that are not drawn; uneven experts are simulated as if all had the most tokens."""
+    if number((run.info.job or {}).get("expert_imbalance")):
+        return "experts are uneven, and each rank is counted with the tokens of the fullest"
+    return "the others do the same"
 
 
 def basis(run: Run) -> list[dict[str, Any]]:

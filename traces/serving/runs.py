@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from traces.analysis.metrics import summarize
 from traces.compare import typical_step
-from traces.errors import RunError, TraceError
+from traces.errors import RunError, TraceError, reason
 from traces.info import RunInfo
 from traces.opening import open_whole
 from traces.pack import Pack
@@ -212,24 +212,40 @@ def _is_run(path: Path) -> bool:
 
 def _changed(path: Path) -> int:
     """Return when anything of a run was last written, in ns since 1970."""
-    parts = [path, path / "run.json", path / "spans", *(path / "spans").glob("*.arrows")]
-    return max((part.stat().st_mtime_ns for part in parts if part.exists()), default=0)
+    parts = (path, path / "run.json", path / "spans", *(path / "spans").glob("*.arrows"))
+    return max(map(_written_ns, parts))
+
+
+def _written_ns(path: Path) -> int:
+    """Return when *path* was last written, 0 if it is gone: a rank that has finished deletes its stream."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _row(runs: Runs, path: Path) -> str:
     """Return the line of a run in the list."""
     name = str(path.relative_to(runs.root))
     try:
-        info = RunInfo.from_json((path / "run.json").read_text("utf-8"), name)
+        info = _info(runs, name)
         run = Run(name, info, (), MEMORY.empty_table(), ())
         cells = [title(run), info.origin, _layout(run), *runs.figures(name, info)]
     except (OSError, TraceError) as error:
-        cells = [f"cannot be read: {error}", "", "", "", "", ""]
+        cells = [f"cannot be read: {reason(error)}", "", "", "", "", ""]
     when = datetime.fromtimestamp(_changed(path) / 1e9, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     link = f'<a href="/run?{html.escape(urlencode({"run": name}))}">{html.escape(name)}</a>'
     check = f'<input type="checkbox" name="run" value="{html.escape(name)}" aria-label="compare">'
     said = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*cells, when))
     return f"<tr><td>{check}</td><th scope=row>{link}</th>{said}</tr>"
+
+
+def _info(runs: Runs, name: str) -> RunInfo:
+    """Return what is known of a run; while it is recorded, only the files of its ranks say it."""
+    stored = runs.root / name / "run.json"
+    if not stored.is_file():
+        return runs.run(name).info
+    return RunInfo.from_json(stored.read_text("utf-8"), name)
 
 
 def _layout(run: Run) -> str:

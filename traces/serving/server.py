@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from traces.errors import ServeError, TraceError
+from traces.errors import ServeError, TraceError, reason
 
 LOOPBACK: Final = "127.0.0.1"
 HTML: Final = "text/html; charset=utf-8"
@@ -75,7 +75,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
             raise ServeError(
-                f"cannot listen on {LOOPBACK}:{port}: {error}; --port 0 takes a free one"
+                f"cannot listen on {LOOPBACK}:{port}: {reason(error)}; --port 0 takes a free one"
             ) from error
 
     @property
@@ -115,9 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_error(HTTPStatus.NOT_FOUND, f"there is no page {asked.path}"))
             return
         try:
-            self._send(route(dict(parse_qsl(asked.query, keep_blank_values=True))))
-        except TraceError as error:
-            self._send(_error(HTTPStatus.NOT_FOUND, str(error)))
+            answer = route(dict(parse_qsl(asked.query, keep_blank_values=True)))
+        except (TraceError, OSError) as error:  # of files that are moved or deleted meanwhile
+            answer = _error(HTTPStatus.NOT_FOUND, reason(error))
+        self._send(answer)
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)

@@ -100,12 +100,12 @@ function drawMemoryLegend(g, curves, toY) {
   const spacing = Math.min(13, (MEMORY_HEIGHT - 22) / curves.length);
   if (spacing < 8) return;
   const labels = curves.map(curve => ({ curve, y: toY(curve.peak) })).sort((a, b) => a.y - b.y);
-  let free = 14;
+  let free = 22;
   for (const label of labels) { label.y = Math.max(label.y, free); free = label.y + spacing; }
   free = MEMORY_HEIGHT - 8;
   for (const label of labels.reverse()) { label.y = Math.min(label.y, free); free = label.y - spacing; }
   const left = view.left + view.plot + 12;
-  text(g, RUNS.length > 1 ? `peak; dashed: ${RUNS[1].label}` : 'peak in this step', left, 6, { size: 11, colour: surface().muted });
+  text(g, RUNS.length > 1 ? `peak; dashed: ${RUNS[1].label}` : 'peak in this step', left, 10, { size: 11, colour: surface().muted });
   for (const { curve, y } of labels) {
     g.fillStyle = curveColour(RUNS.length > 1 ? Math.floor(curve.index / RUNS.length) : curve.index);
     for (const [from, width] of curve.slot.run === RUNS[0] ? [[0, 12]] : [[0, 5], [8, 5]]) g.fillRect(left + from, y - 1.5, width, 3);

@@ -86,13 +86,12 @@ function fillControls() {
   $('#plan-price').placeholder = plan.choices.prices[plan.settings.cluster] ?? 'not known';
   for (const id of ['#unpin', '#swap']) $(id).hidden = !plan.pinned;
   $('#pin').hidden = Boolean(plan.pinned);
-  $('#command').textContent = commandOf(plan.settings);
+  $('#command').replaceChildren('foretrace simulate', ...flagsOf(plan.settings).flatMap(flag => [' ', element('span', {}, flag)]));
 }
 
-/** Return the command that simulates the same. */
-function commandOf(settings) {
-  const flags = CONTROLS.filter(([name]) => name !== 'price' && settings[name] !== '').map(([name]) => `--${name.replaceAll('_', '-')} ${settings[name]}`);
-  return `foretrace simulate ${flags.join(' ')}`;
+/** Return the flags with which `foretrace simulate` answers the same. */
+function flagsOf(settings) {
+  return CONTROLS.filter(([name]) => name !== 'price' && settings[name] !== '').map(([name]) => `--${name.replaceAll('_', '-')} ${settings[name]}`);
 }
 
 function pin(settings) {

@@ -169,7 +169,11 @@ function startSweep() {
   window.addEventListener('beforeprint', () => { before = theme; setTheme('light'); });
   window.addEventListener('afterprint', () => setTheme(before));
   refreshAll();
-  window.foretrace = { sweep, layouts: SWEEP.layouts, place: one => { const scale = scales(shown()); return [scale.x(one.peak_memory_bytes), scale.y(one[sweep.up])]; } };   // for the console
+  window.foretrace = {   // for the console
+    sweep, layouts: SWEEP.layouts,
+    place: one => { const scale = scales(shown()); return [scale.x(one.peak_memory_bytes), scale.y(one[sweep.up])]; },
+    label: () => labelOf(canvas.getContext('2d'), bestOf(shown()), scales(shown())),
+  };
   document.body.dataset.ready = performance.now().toFixed(0);
 }
 

@@ -1,5 +1,9 @@
 // The picture of many layouts: throughput, or what is chosen, against memory.
 
+/** Room over the highest point, in pixels: for the name of the limit, and below it that of the best layout. */
+const HEADROOM = 58;
+const LABEL = { height: 22, gap: 12 };
+
 /** Return the scales of the picture: memory logarithmic, so that twice as much is as far everywhere.
  *  What all layouts have more than half of is cut off, or they would lie on one line. */
 function scales(layouts) {
@@ -8,8 +12,8 @@ function scales(layouts) {
   const [low, high] = [Math.min(...sizes, limit || Infinity) / 1.15, Math.max(...sizes, limit) * 1.15];
   const [least, most] = [Math.min(...layouts.map(one => one[sweep.up])), Math.max(...layouts.map(one => one[sweep.up]))];
   const base = least > most / 2 && least < most ? Math.max(0, least - (most - least) * 0.5) : 0;
-  const top = base ? most + (most - least) * 0.15 : most * 1.06;
   const [plot, tall] = [sweep.width - FRAME.left - FRAME.right, FRAME.height - FRAME.top - FRAME.bottom];
+  const top = base + ((most - base) * tall / (tall - HEADROOM) || 1);
   return {
     limit, low, high, top, base,
     x: bytes => FRAME.left + Math.log(bytes / low) / Math.log(high / low) * plot,
@@ -108,26 +112,32 @@ function drawFront(g, front, scale) {
   g.stroke();
 }
 
-/** Name the best layout that fits. */
-function drawBest(g, best, scale) {
-  if (!best) return;
+/** Return the words that name the best layout, and where: beyond its point, where no other that fits can be. */
+function labelOf(g, best, scale) {
   g.font = `600 12px ${FONT}`;
   const said = [`best that fits: ${settingsOf(best)}, ${SAID[sweep.up](best[sweep.up])}`, `best that fits: ${SAID[sweep.up](best[sweep.up])}`];
   const words = said.find(one => g.measureText(one).width + 14 < scale.right - FRAME.left) || 'best';
   const width = g.measureText(words).width + 14;
   const [x, y] = [scale.x(best.peak_memory_bytes), scale.y(best[sweep.up])];
-  const left = Math.max(FRAME.left, Math.min(scale.right - width, x - width - 18));
-  const top = figureOf(sweep.up).better === 'high' ? Math.max(scale.foot - 56, y + 18) : FRAME.top + 24;
+  const over = figureOf(sweep.up).better === 'high';
+  const top = over ? y - LABEL.gap - LABEL.height : Math.min(scale.foot - LABEL.height - 2, y + LABEL.gap);
+  return { words, x, y, over, width, height: LABEL.height, top, left: Math.max(FRAME.left + 4, Math.min(scale.right - width, x - width + 16)) };
+}
+
+/** Name the best layout that fits. */
+function drawBest(g, best, scale) {
+  if (!best) return;
+  const { words, x, y, over, width, height, top, left } = labelOf(g, best, scale);
   g.strokeStyle = g.fillStyle = surface().ink;
   g.lineWidth = 1;
   g.beginPath();
   g.moveTo(x, y);
-  g.lineTo(Math.min(left + width, x), top + 11);
+  g.lineTo(x, over ? top + height : top);
   g.stroke();
   g.fillStyle = surface().bg;
-  g.fillRect(left, top, width, 22);
-  g.strokeRect(left, top, width, 22);
-  write(g, words, left + 7, top + 11.5, { size: 12, weight: 600 });
+  g.fillRect(left, top, width, height);
+  g.strokeRect(left, top, width, height);
+  write(g, words, left + 7, top + height / 2 + 0.5, { size: 12, weight: 600 });
 }
 
 function drawRing(g, one, scale) {
