@@ -15,8 +15,13 @@ when it is asked for, so that ``--help`` is instant and simulating never imports
 
 from __future__ import annotations
 
+import errno
+import inspect
+import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
@@ -92,6 +97,16 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 USER_ERRORS: Final = (TopologyError, TraceError, SimulationError, RecordError)
 
+_NO_WORDS: Final = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""Raised with the whole help for a group without a verb; before 8.2 click prints that itself."""
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What writing our output fails with when it is the disk behind it that is at fault."""
+
+_EXAMPLE: Final = re.compile(r"(?:(For example:) )?((?:foretrace|torchrun|nvidia-smi) .*)")
+_EXAMPLE_WIDTH: Final = 66
+"""Letters of an example on one line of a help text, which is indented by ten at most in a terminal of 80."""
+
 __all__ = sorted(API)  # noqa: PLE0605 - sorted() of str keys is a list of str
 
 
@@ -127,9 +142,36 @@ def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str,
     return import_module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
 
 
+def _check_machine(name: str) -> None:
+    """Raise TopologyError unless there is a machine of that name, before a script is run for it."""
+    import_module("topologies.catalog").load_cluster(name)
+
+
 def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> Any:
     """Time a rehearsal on a machine; the tracer that made it knows no machines."""
     return import_module("simulator.rehearsed.cli").time_and_show(path, settings, **wanted)
+
+
+def with_examples(text: str) -> str:
+    """Return the help *text* of a verb with its example commands on lines that a shell takes.
+
+    A paragraph is one if it is a command, or ``For example:`` and a command.
+    """
+    return "\n\n".join(map(_example, inspect.cleandoc(text).split("\n\n")))
+
+
+def _example(paragraph: str) -> str:
+    found = _EXAMPLE.match(" ".join(paragraph.split()))
+    if found is None:
+        return paragraph
+    lines = [""]
+    for part in re.split(r" (?=-)", found[2]):
+        if lines[-1] and len(lines[-1]) + len(part) > _EXAMPLE_WIDTH:
+            lines.append(part)
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    kept = "\b\n    " + " \\\n        ".join(lines)  # click does not wrap what follows \b
+    return f"{found[1]}\n\n{kept}" if found[1] else kept
 
 
 class Verbs(click.Group):
@@ -148,9 +190,12 @@ class Verbs(click.Group):
             command.add_command(import_module("tracer.cli").detect, "detect")
             command.add_command(import_module("simulator.network.cli").cost, "cost")
         if cmd_name == "rehearse":
-            command.context_settings["obj"] = _time_rehearsal
+            command.context_settings["obj"] = {"check": _check_machine, "time": _time_rehearsal}
         if cmd_name == "bench":
             command.context_settings["obj"] = {"kernels": _promise, "collectives": _promise_collectives}
+        for one in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
+            if "\b" not in (one.help or ""):
+                one.help = with_examples(one.help or "")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -179,9 +224,13 @@ class Verbs(click.Group):
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except _NO_WORDS as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else "foretrace"
-            _fail(f"{error.format_message().rstrip('.')} (see {command} --help)")
+            _fail(f"{_said(error)} (see {command} --help)")
         except click.ClickException as error:
             _fail(error.format_message())
         except click.Abort:
@@ -189,13 +238,29 @@ class Verbs(click.Group):
         except USER_ERRORS as error:
             _fail(str(error))
         except BrokenPipeError:  # the reader of our output has seen enough
-            sys.stderr.close()
+            _forget_output()
             sys.exit(141)
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in _NO_ROOM:
                 raise
-            _fail(f"{error.filename}: {error.strerror}")
+            _forget_output()
+            _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _said(error: click.UsageError) -> str:
+    """Return what is wrong with a command; of an unknown part of a verb also which parts there are."""
+    message = error.format_message().rstrip(".")
+    group = error.ctx.command if error.ctx else None
+    if isinstance(group, click.Group) and message.startswith("No such command"):
+        return f"{message.partition('.')[0]}: one of {', '.join(group.commands)}"
+    return message
+
+
+def _forget_output() -> None:
+    """Lead stdout nowhere: Python would try once more to write what is left of it when it exits."""
+    with suppress(OSError):  # a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> NoReturn:
@@ -207,7 +272,10 @@ def _fail(message: str) -> NoReturn:
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(_version(), prog_name="foretrace")
 def main() -> None:
-    """Rehearse a distributed training run, record the real one, and see where the two differ."""
+    """Rehearse a distributed training run, record the real one, and see where the two differ.
+
+    foretrace VERB --help explains a verb, with examples to start from.
+    """
 
 
 if __name__ == "__main__":

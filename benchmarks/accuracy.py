@@ -91,7 +91,7 @@ def _headline(found: Mapping[str, Any]) -> list[str]:
         ("of which in the score (level A and A-, not flagged)", f"{found['predicted']:,}"),
         ("could not be simulated", f"{found['failures']:,}"),
         ("score", found["score"]),
-        ("score, each machine calibrated on one of its runs", found["calibrated_score"]),
+        ("score, each cluster calibrated on one of its runs", found["calibrated_score"]),
         ("score, each model on each machine calibrated on one of its runs", found["calibrated_model_score"]),
         ("score of incomplete rows (levels B and C)", found["incomplete_score"]),
         (f"score of the {found['stress_rows']} rows flagged as stress", found["stress_score"]),
@@ -131,15 +131,17 @@ def _families(families: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _calibration(found: Mapping[str, Any]) -> list[str]:
     check = found["calibration_check"]
+    readings = {
+        "machine": "calibrated_machine",
+        "cluster: machine, framework, precision": "calibrated",
+        "model on each machine": "calibrated_model",
+        "model on each machine and release": "calibrated_release",
+    }
     rows = [
-        ("one run of each machine, its other runs", found["calibrated_before"], found["calibrated_score"]),
-        (
-            "one run of each model on each machine, its other runs",
-            found["calibrated_model_before"],
-            found["calibrated_model_score"],
-        ),
-        ("any one run of each model, of a source that had no say", check["before"], check["after"]),
+        (f"one run of each {words}, its other runs", found[f"{key}_before"], found[f"{key}_score"])
+        for words, key in readings.items()
     ]
+    rows.append(("any one run of each model, of a source that had no say", check["before"], check["after"]))
     return list(_rows(("calibrated on", "before", "after"), rows))
 
 

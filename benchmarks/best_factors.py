@@ -1,61 +1,114 @@
-"""What calibration could do at most: the score with the best factors, chosen with every label in hand.
+"""What calibration on one run is worth, however "one run of each cluster" is read, and what bounds it.
 
     python benchmarks/best_factors.py steps.csv
 
-Nobody can calibrate like this. It bounds from below what one factor for each machine, two of them (computing
-and communicating), or one for each model and precision on each machine can reach.
+For each reading of ``simulator.validate.one_run``: the score of all runs but one per cluster as they are
+predicted; calibrated on the middle run; on a run drawn at random; on the run that is the best for it in
+hindsight; and with the best factor, or two (computing and communicating), that there are. The last three know
+every label. Nobody can calibrate like this, so they say what one run could reach at most.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, pstdev
 from typing import Final
 
 import numpy as np
 from published import table_parser
 
+from simulator.validate.calibrate import Factors
+from simulator.validate.one_run import READINGS, after, middle, with_factors
+from simulator.validate.ranking import evenly
 from simulator.validate.steps import COLUMNS
 from simulator.validate.steps_run import Step, run_rows
-from simulator.validate.steps_scores import is_main
+from simulator.validate.steps_scores import is_main, score
 from simulator.validate.table import read_table
 
 FACTORS: Final = np.linspace(-0.6, 0.6, 241)
 """Logarithms of the factors that are tried: half per cents."""
 
-RATIOS: Final = np.geomspace(0.25, 4.0, 33)
+RATIOS: Final = tuple(float(ratio) for ratio in np.geomspace(0.25, 4.0, 33))
 """Factors on communication over those on computing that are tried."""
+
+DRAWS: Final = 20
+"""How often a run of each cluster is drawn; the draws are the same every time (``SEED``)."""
+
+SEED: Final = 1
+
+HINDSIGHT: Final = 60
+"""Most runs of a cluster that are tried for the best one, evenly over predicted times."""
+
+Cluster = list[Step]
 
 
 def main() -> None:
-    """Print the three bounds."""
+    """Print the table."""
     args = table_parser(__doc__).parse_args()
     found = run_rows(read_table(args.table, COLUMNS), args.workers)
-    machines: dict[str, dict[str, list[Step]]] = defaultdict(lambda: defaultdict(list))
-    for step in found:
-        if isinstance(step, Step) and is_main(step):
-            machines[step.machine][step.scored.family].append(step)
-    own = [list(families.values()) for families in machines.values()]
-    alone = [[family] for families in own for family in families]
-    print(f"one factor a machine: {score(own, (1.0,)):.1%}")
-    print(f"two factors a machine, computing and communicating: {score(own, RATIOS):.1%}")
-    print(f"one factor for each model and precision on each machine: {score(alone, (1.0,)):.1%}")
+    steps = [step for step in found if isinstance(step, Step) and is_main(step)]
+    print("| a cluster is a | how many | before | middle run | any run | best run | one factor | two |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, key in READINGS.items():
+        groups: dict[object, Cluster] = defaultdict(list)
+        for step in steps:
+            groups[key(step)].append(step)
+        print(f"| {name} | {len(groups)} | " + " | ".join(_figures(list(groups.values()))) + " |")
 
 
-def score(groups: Sequence[Sequence[Sequence[Step]]], ratios: Iterable[float]) -> float:
-    """Return the mean over families of the median error, with the best factors for each group of families."""
-    tried = tuple(ratios)
-    total = sum(min(_errors(families, ratio) for ratio in tried) for families in groups)
-    return total / sum(map(len, groups))
+def _figures(clusters: Sequence[Cluster]) -> list[str]:
+    draw = random.Random(SEED)
+    drawn = [_score(clusters, draw.choice) for _ in range(DRAWS)]
+    figures = [
+        f"{score(one for runs in clusters for one in runs if one is not middle(runs)):.1%}",
+        f"{_score(clusters, middle):.1%}",
+        f"{fmean(drawn):.1%} ± {100 * pstdev(drawn):.1f}",
+        f"{_score(clusters, _best):.1%}",
+        f"{_bound(clusters, (1.0,)):.1%}",
+        f"{_bound(clusters, RATIOS):.1%}",
+    ]
+    return [figure.replace("%", " %") for figure in figures]
 
 
-def _errors(families: Sequence[Sequence[Step]], ratio: float) -> float:
-    """Return the sum of the median errors of *families* with the best factor for all of them."""
-    errors = np.zeros(len(FACTORS))
-    for steps in families:
-        times = [step.curve.at(communication=ratio) / step.scored.measured for step in steps]
-        errors += np.median(np.abs(np.log(times)[:, None] - FACTORS), axis=0)
-    return float(errors.min())
+def _score(clusters: Iterable[Cluster], chosen: Callable[[Cluster], Step]) -> float:
+    """Return the score of all runs but the *chosen* one of each cluster, calibrated on that one."""
+    return score(step for runs in clusters for step in after(runs, chosen(runs))) or 0.0
+
+
+def _best(runs: Cluster) -> Step:
+    """Return the one of *runs* on which to calibrate, in hindsight."""
+    some = evenly(sorted(runs, key=lambda step: step.scored.predicted), HINDSIGHT)
+    return min(some, key=lambda one: score(after(runs, one)) or 0.0)
+
+
+def _bound(clusters: Iterable[Cluster], ratios: Sequence[float]) -> float:
+    """Return the score of all runs but the middle one of each cluster with the best factors for each."""
+    return score(step for runs in clusters for step in _at_best(runs, ratios)) or 0.0
+
+
+def _at_best(runs: Cluster, ratios: Sequence[float]) -> Cluster:
+    """Return all *runs* but the middle one with the factors that are the best for them together."""
+    rest = [step for step in runs if step is not middle(runs)]
+    tried = [_best_factor(rest, ratio) for ratio in ratios] if rest else []
+    if not tried:
+        return []
+    _, factors = min(tried)
+    return [with_factors(step, factors) for step in rest]
+
+
+def _best_factor(rest: Cluster, ratio: float) -> tuple[float, Factors]:
+    """Return the factors in this *ratio* that are the best for *rest*, behind their error."""
+    families: dict[str, list[float]] = defaultdict(list)
+    for step in rest:
+        predicted_s = step.curve.at(communication=ratio)
+        families[step.scored.family].append(math.log(predicted_s / step.scored.measured))
+    errors = sum(np.median(np.abs(np.array(own)[:, None] + FACTORS), axis=0) for own in families.values())
+    at = int(np.argmin(errors))
+    compute = math.exp(FACTORS[at])
+    return float(np.min(errors)), Factors(compute, compute * ratio)
 
 
 if __name__ == "__main__":

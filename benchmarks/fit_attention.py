@@ -8,12 +8,17 @@ Each ``--rows`` is hardware:implementation, with @device where the hardware is a
 have. A direction that no row measures is printed as the other one at 0.76 of its efficiency. What is known of
 the kernel and not fitted is kept as the device's own kernel of that name has it: queries of a row of tiles,
 steps of wide heads, scores per second. ``--only forward`` leaves out the other direction.
+
+``--tail`` gives the tails, forward and backward, where all rows have as many tokens: the longest row of tiles
+is then the same share of all work, and a tail cannot be told from a lower rate. It belongs to a kernel,
+whatever runs it, and is at most 1: no order of work takes longer than an even share of it and the longest
+part (Graham 1969, "Bounds on Multiprocessing Timing Anomalies").
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -36,22 +41,32 @@ BACKWARD_SHARE = 0.76
 """Efficiency of a backward over that of its forward: flash2 on A100 has 0.81, cuDNN on B200 0.70."""
 
 
-def one_pass(x: Floats, known: AttentionPass) -> AttentionPass:
-    """Return the constants that the logarithms *x* stand for, with what is *known* of the kernel."""
-    efficiency, width, tail, overhead, latency = (float(value) for value in np.exp(x))
+LONGEST_TAIL = 1.0
+"""Tail of the worst order of work."""
+
+
+def one_pass(x: Floats, known: AttentionPass, tail: float | None) -> AttentionPass:
+    """Return the constants that the logarithms *x* stand for, with what is *known* of the kernel.
+
+    A given *tail* is kept; none is longer than ``LONGEST_TAIL``.
+    """
+    efficiency, width, fitted, overhead, latency = (float(value) for value in np.exp(x))
     return replace(
         known,
         efficiency=min(efficiency, 1.0),
         score_width=width,
-        tail=tail,
+        tail=min(fitted, LONGEST_TAIL) if tail is None else tail,
         tile_overhead_s=overhead,
         latency_s=latency,
     )
 
 
-def kernel_of(x: Floats, known: AttentionKernel) -> AttentionKernel:
-    """Return forward and backward from ten logarithms."""
-    return AttentionKernel(forward=one_pass(x[:5], known.forward), backward=one_pass(x[5:], known.backward))
+def kernel_of(x: Floats, known: AttentionKernel, tails: Sequence[float] = ()) -> AttentionKernel:
+    """Return forward and backward from ten logarithms, with their *tails* if those are given."""
+    ahead, back = tails or (None, None)
+    return AttentionKernel(
+        forward=one_pass(x[:5], known.forward, ahead), backward=one_pass(x[5:], known.backward, back)
+    )
 
 
 def toml(name: str, kernel: AttentionKernel, source: str) -> str:
@@ -73,7 +88,7 @@ def toml(name: str, kernel: AttentionKernel, source: str) -> str:
 
 def _known(one: AttentionPass) -> dict[str, float]:
     """What of a pass a file says only where it is not the usual."""
-    usual = {"queries": 128, "wide_step": 0, "scores_per_s": 0}
+    usual = {"queries": 128, "wide_step": 0, "narrowest": 0, "lasting_clock": 0, "scores_per_s": 0}
     keys = {"scores_per_s": "scores_per_second"}
     return {keys.get(n, n): getattr(one, n) for n, value in usual.items() if getattr(one, n) != value}
 
@@ -100,7 +115,10 @@ def rows_of(table: str, specs: list[str], device: Device) -> list[Measured]:
             ):
                 ops, counted = attention_ops(row, "bf16")
                 ops = [replace(op, kernel="fit") for op in ops]
-                seconds = counted / row.number_in("tflops") / 1e12
+                timed = row.text("time_us")
+                seconds = (
+                    row.number_in("time_us") / 1e6 if timed else counted / row.number_in("tflops") / 1e12
+                )
                 found.append(Measured(on, ops, load_of(row.text("notes")), seconds))
     return found
 
@@ -125,6 +143,7 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--rows", nargs="+", required=True)
+    parser.add_argument("--tail", nargs=2, type=float, default=())
     parser.add_argument("--only", choices=("forward", "backward"))
     given: Any = parser.parse_args()
     device = load_device(given.device)
@@ -139,12 +158,12 @@ def main() -> None:
     prior = np.log([*PRIOR, PRIOR[0] * BACKWARD_SHARE, *PRIOR[1:]])
 
     def loss(x: Floats) -> float:
-        errors = np.abs(fitted(kernel_of(x, known)))
+        errors = np.abs(fitted(kernel_of(x, known, given.tail)))
         too_fast = max(float(x[0]), float(x[5]), 0.0)
         return float(errors.mean() + PRIOR_WEIGHT * np.abs(x - prior).mean() + too_fast)
 
     best = minimize(loss, list(prior), n_steps=1200)[0]
-    kernel = kernel_of(best, known)
+    kernel = kernel_of(best, known, given.tail)
     if not any(op.kind == "attention_backward" for row in rows for op in row.ops):
         forward = kernel.forward
         back = {f.name: getattr(forward, f.name) for f in fields(AttentionPass)}

@@ -15,8 +15,9 @@ from simulator.framework import Framework, framework_names, load_framework
 PAGE: Final = Path(__file__).parents[1] / "docs" / "frameworks.md"
 KEYS: Final = (
     *("overlap_grad_reduce", "overlap_param_gather", "reduces_in_16_bit", "fused_wgrad", "copies_gathered"),
-    "pipeline_keeps_whole",
-    *("async_tp", "overlap_tp_backward", "p2p_scattered", "context", "attention", "eager", "host_work"),
+    *("joins_gradients", "buckets_first_chunk_only", "pipeline_keeps_whole"),
+    *("async_tp", "overlap_tp_backward", "p2p_scattered", "context", "attention", "eager", "rotary"),
+    *("autocast", "stops_early", "host_work"),
     *("host_per_tensor_rank", "expert_dispatch", "overlap_shared_experts", "fused_experts"),
     *("loss_all_reduce", "selective", "fp8_recipe", "amax_ranks"),
 )

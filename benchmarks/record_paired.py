@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH, BLOCKS = 512, 10
 """Size of a layer and number of them: 10 layers of FSDP2 make 30 collectives, as do 30 buckets of DDP."""
 MICROBATCHES = 15
-"""Of a pipeline of two stages: 15 activations and 15 gradients go from rank to rank."""
+"""Of a pipeline of two stages, unless told: 15 activations and 15 gradients go from rank to rank."""
 
 Step = Callable[[], Any]
 Times = dict[str, list[tuple[float, ...]]]
@@ -52,12 +52,13 @@ def main() -> None:
     parser.add_argument("strategy", choices=["ddp", "fsdp2", "tp", "pp"])
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--step-ms", type=float, default=55)
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES)
     parser.add_argument("--depth", choices=["light", "kernels"], default="light")
     args = parser.parse_args()
     torch, distributed = import_module("torch"), import_module("torch.distributed")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    step = sized(args.strategy, args.step_ms)
+    step = sized(args.strategy, args.step_ms, args.microbatches)
     run = [tempfile.mkdtemp()]
     distributed.broadcast_object_list(run)
     with import_module("foretrace").record(f"{run[0]}/run") as recording:
@@ -71,15 +72,16 @@ def main() -> None:
     distributed.destroy_process_group()
 
 
-def sized(strategy: str, step_ms: float) -> Step:
+def sized(strategy: str, step_ms: float, microbatches: int) -> Step:
     """Return a step of *strategy* in which the training's thread works for *step_ms* or somewhat longer.
 
-    The number of rows of its batch decides. Time in which that thread waits for gloo does not count.
+    The number of rows of its batch decides, which a pipeline cuts into *microbatches*. Time in which that
+    thread waits for gloo does not count.
     """
     distributed = import_module("torch.distributed")
     rows = 32
     while True:
-        step = training(strategy, rows)
+        step = training(strategy, rows, microbatches)
         times = []
         for _ in range(6):
             began = time.thread_time()
@@ -92,12 +94,12 @@ def sized(strategy: str, step_ms: float) -> Step:
         rows = ceil(rows * min(max(step_ms / took[0], 1.1), 4))
 
 
-def training(strategy: str, rows: int) -> Step:
+def training(strategy: str, rows: int, microbatches: int) -> Step:
     """Return a step of a stack of linear layers."""
     torch = import_module("torch")
     torch.manual_seed(0)
     if strategy == "pp":
-        return pipeline(rows)
+        return pipeline(rows, microbatches)
     n = BLOCKS if strategy == "fsdp2" else 3 * BLOCKS
     model: Any = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(n)))
     if strategy == "ddp":
@@ -131,16 +133,16 @@ def split_over_ranks(model: Any) -> None:
     parallel.parallelize_module(model, mesh, {str(i): ways[i % 2]() for i in range(len(model))})
 
 
-def pipeline(rows: int) -> Step:
+def pipeline(rows: int, microbatches: int) -> Step:
     """Return a step of two stages, one on each rank."""
     torch, pipelining = import_module("torch"), import_module("torch.distributed.pipelining")
     rank = import_module("torch.distributed").get_rank()
     model: Any = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    x = torch.ones(max(rows // MICROBATCHES, 1) * MICROBATCHES, WIDTH)
+    x = torch.ones(max(rows // microbatches, 1) * microbatches, WIDTH)
     stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
     schedule = pipelining.Schedule1F1B(
-        stage, MICROBATCHES, loss_fn=lambda output, target: (output - target).square().mean()
+        stage, microbatches, loss_fn=lambda output, target: (output - target).square().mean()
     )
 
     def step() -> None:

@@ -146,6 +146,7 @@ def _microbatches() -> list[str]:
     def line(factor: int, schedule: str, stages: int | None = None) -> tuple[str, Settings]:
         more = {} if stages is None else {"virtual_stages": stages}
         name = f"{8 * factor} = {factor} x 8" + ("" if schedule == "1f1b" else f", {schedule}")
+        name += "" if stages is None else f" --virtual-stages {stages}"
         return name, {**LLAMA_70B, "global_batch": 8 * factor, "schedule": schedule, **more}
 
     plain = [line(factor, "1f1b") for factor in (1, 2, 4, 8, 16)]

@@ -1,14 +1,19 @@
 """The front door: help, lazy imports, and what a user's mistakes look like."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 import foretrace
+from simulator.flag_help import SETTINGS
 
 SIMULATE = (
     "simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --tp 2 --pp 2 --global-batch 32 --seq-len 2048"
@@ -48,11 +53,72 @@ def test_help_lists_every_verb_and_imports_no_engine() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def commands_of(verb: str) -> Iterator[tuple[list[str], click.Command]]:
+    """Yield the words and the command of *verb*, then of its parts."""
+    context = click.Context(foretrace.main)
+    found = foretrace.main.get_command(context, verb)
+    assert found is not None
+    yield [verb], found
+    if isinstance(found, click.Group):
+        yield from (([verb, name], part) for name, part in found.commands.items())
+
+
 @pytest.mark.parametrize("verb", sorted(foretrace.VERBS))
-def test_every_verb_explains_itself(verb: str) -> None:
-    result = run(verb, "--help")
-    assert result.returncode == 0, result.stderr
-    assert "Usage:" in result.stdout
+def test_every_verb_and_every_option_explains_itself(verb: str) -> None:
+    for words, command in commands_of(verb):
+        shown = CliRunner().invoke(foretrace.main, [*words, "--help"], terminal_width=80)
+        assert shown.exit_code == 0, shown.output
+        assert "Usage:" in shown.output
+        assert [p.name for p in command.params if isinstance(p, click.Option) and not p.help] == []
+
+
+@pytest.mark.parametrize("verb", ["bench", "topology", "validate"])
+def test_what_a_part_of_a_verb_does_fits_on_its_line(verb: str) -> None:
+    shown = CliRunner().invoke(foretrace.main, [verb, "--help"], terminal_width=80).output
+    parts = shown.partition("Commands:")[2].strip().splitlines()
+    assert len(parts) == len(list(commands_of(verb))) - 1
+    assert [line for line in parts if "..." in line] == []
+
+
+@pytest.mark.parametrize("verb", ["simulate", "memory", "config", "calibrate"])
+def test_settings_of_a_job_stand_below_headings_and_what_the_verb_writes_before_them(verb: str) -> None:
+    shown = CliRunner().invoke(foretrace.main, [verb, "--help"]).output
+    own, *sections = shown.partition("\nOptions:\n")[2].split("\n\n")
+    assert "--json" in own
+    assert re.findall(r"^  (?! )[^-].*", own, re.MULTILINE) == []  # options alone, no arguments
+    assert "--tp" not in own
+    headings = [section.partition("\n")[0] for section in sections]
+    assert headings == [f"{heading}:" for heading in SETTINGS]
+    for section, rows in zip(sections, SETTINGS.values(), strict=True):
+        names = [flag.replace("/", " / ") for flag, *_ in rows]
+        assert [name for name in names if not re.search(rf"^  {name}\s", section, re.MULTILINE)] == []
+
+
+def examples(text: str) -> list[list[str]]:
+    """Return the commands in a help text, as a shell splits them, without what they launch or write to."""
+    lines = text.replace("\\\n", " ").splitlines()
+    split = [shlex.split(line) for line in lines if line.startswith("      foretrace ")]
+    return [one[1 : one.index("--")] if "--" in one else one[1:] for one in split]
+
+
+@pytest.mark.parametrize("verb", sorted(foretrace.VERBS))
+def test_examples_in_help_texts_are_commands_that_a_shell_takes(verb: str) -> None:
+    for words, _ in commands_of(verb):
+        shown = CliRunner().invoke(foretrace.main, [*words, "--help"], terminal_width=80).output
+        assert all(len(line) <= 80 for line in shown.splitlines())
+        for example in examples(shown):
+            named = {tuple(path): command for path, command in commands_of(example[0])}
+            command = named.get(tuple(example[:2])) or named[(example[0],)]
+            known = {flag for option in command.params for flag in option.opts}
+            assert {word for word in example if word.startswith("-")} <= known, example
+
+
+def test_long_examples_go_on_behind_a_backslash() -> None:
+    flags = " ".join(f"--flag-{i} value" for i in range(9))
+    kept = foretrace.with_examples(f"Say it.\n\n    For example: foretrace x {flags}\n\nfor all of them")
+    assert kept.startswith("Say it.\n\nFor example:\n\n\b\n    foretrace x --flag-0 value")
+    assert examples(kept.replace("\b\n", "  ")) == [["x", *flags.split()]]
+    assert kept.endswith("value\n\nfor all of them")
 
 
 @pytest.mark.parametrize("name", foretrace.__all__)
@@ -95,6 +161,9 @@ class TestMistakes:
     def test_unknown_verb(self) -> None:
         assert_one_line(run("simulat"), "no verb 'simulat'", "simulate")
 
+    def test_unknown_part_of_a_verb(self) -> None:
+        assert_one_line(run("validate", "setps"), "'setps'", "steps", "validate --help")
+
     def test_unknown_option(self) -> None:
         assert_one_line(run(*SIMULATE, "--tensor-parallel", "8"), "--tensor-parallel", "simulate --help")
 
@@ -133,6 +202,23 @@ class TestMistakes:
         (tmp_path / "file").write_text("")
         result = run(*SIMULATE, "-o", str(tmp_path / "file" / "run"))
         assert_one_line(result, "file")
+
+
+@pytest.mark.parametrize("words", [[], ["validate"], ["topology"]])
+def test_a_command_without_a_verb_shows_its_help_on_lines_of_their_own(words: list[str]) -> None:
+    done = CliRunner().invoke(foretrace.main, words)
+    assert done.exit_code == (2 if foretrace._NO_WORDS else 0)  # click 8.1 ends well
+    assert done.output == CliRunner().invoke(foretrace.main, [*words, "--help"]).output
+
+
+@pytest.mark.parametrize("words", [["topology", "list"], ["topology", "list", "--json"], ["--help"]])
+def test_a_full_disk_behind_the_output_is_one_line(words: list[str]) -> None:
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("needs /dev/full")
+    command = [sys.executable, "-m", "foretrace", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "Error: cannot write the output: No space left on device\n")
 
 
 def test_analyze_works_alike_on_a_run_it_was_given(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,11 +16,31 @@ _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
+_ANCHOR: Final = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what may stand behind ``#``: headings of *page* as GitHub spells them, and its own anchors."""
+    text = page.read_text(encoding="utf-8")
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", outside, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings} | set(
+        _ANCHOR.findall(text)
+    )
+
+
 def missing(page: Path) -> list[str]:
-    """Return the relative links of *page* that lead nowhere, code left out."""
+    """Return the relative links of *page* that lead to no file, or to no heading of it, code left out."""
     found = _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8")))
-    paths = [link.partition("#")[0] for link in found if not _ELSEWHERE.match(link)]
-    return [path for path in paths if path and not (page.parent / path).exists()]
+    lost = []
+    for link in found:
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if _ELSEWHERE.match(link):
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            lost.append(link)
+    return lost
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -30,8 +51,35 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "[a](page.md#part) [b](https://example.org/x) [c](#here) ![d](gone.png) [e](gone/x.md#y 'z')\n"
+        "# A *part*, of `it`\n[a](page.md#a-part-of-it) [a](page.md#apart) [b](https://example.org/x)\n"
+        "[c](#a-part-of-it) ![d](gone.png) [e](gone/x.md#y 'z')\n"
         "```\n[f](in_code.md)\n```\nand `[g](in_code.md)`\n",
         encoding="utf-8",
     )
-    assert missing(page) == ["gone.png", "gone/x.md"]
+    assert missing(page) == ["page.md#apart", "gone.png", "gone/x.md#y"]
+
+
+def floor_plan() -> dict[str, set[str]]:
+    """Return the words that the floor plan of docs/architecture.md has for each package."""
+    plan = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    entries = re.split(r"^(\w+)/ ", plan, flags=re.MULTILINE)[1:]
+    return {
+        name: set(re.findall(r"\w+", words)) for name, words in zip(entries[::2], entries[1::2], strict=True)
+    }
+
+
+@pytest.mark.parametrize("package", ["simulator", "topologies", "traces", "tracer"])
+def test_the_floor_plan_names_every_folder(package: str) -> None:
+    folders = {path.name for path in (ROOT / package).iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders - floor_plan()[package] == set()
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        seen.add(page)
+        found = _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8")))
+        linked = {(page.parent / link.partition("#")[0]).resolve() for link in found}
+        waiting += [one for one in linked if one in PAGES and one not in seen]
+    assert set(PAGES) - seen == set()
