@@ -36,6 +36,7 @@ from simulator.validate.ranking import evenly
 from simulator.validate.steps_job import StepJob, step_job
 from simulator.validate.table import Row, read_table
 from topologies.device import Device
+from traces.report.format import format_share
 
 Change = Callable[[StepJob], StepJob]
 
@@ -94,7 +95,7 @@ def table(found: Mapping[str, Errors], n_rows: int) -> Iterable[str]:
     for name, errors in found.items():
         worse = [score(own) - score(whole[source]) for source, own in by_source(errors).items()]
         counts = (str(sum(one > CHANGED for one in worse)), str(sum(one < -CHANGED for one in worse)))
-        figures = (f"{100 * score(errors):.1f} %", f"{100 * bias(errors):+.1f} %")
+        figures = (format_share(score(errors)), format_share(bias(errors), "+.1f"))
         yield "| " + " | ".join((name, *figures, *(counts if name != WHOLE else ("", "")))) + " |"
 
 

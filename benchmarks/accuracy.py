@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from traces.report.format import format_share
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "accuracy.md"
 
@@ -183,7 +184,7 @@ def _rows(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterable[st
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in rows:
-        cells = [f"{100 * cell:.1f} %" if isinstance(cell, float) else str(cell) for cell in row]
+        cells = [format_share(cell) if isinstance(cell, float) else str(cell) for cell in row]
         yield "| " + " | ".join(cells) + " |"
 
 

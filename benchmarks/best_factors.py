@@ -27,6 +27,7 @@ from simulator.validate.steps import COLUMNS
 from simulator.validate.steps_run import Step, run_rows
 from simulator.validate.steps_scores import is_main, score
 from simulator.validate.table import read_table
+from traces.report.format import format_share
 
 FACTORS: Final = np.linspace(-0.6, 0.6, 241)
 """Logarithms of the factors that are tried: half per cents."""
@@ -63,12 +64,12 @@ def _figures(clusters: Sequence[Cluster]) -> list[str]:
     draw = random.Random(SEED)
     drawn = [_score(clusters, draw.choice) for _ in range(DRAWS)]
     figures = [
-        f"{score(one for runs in clusters for one in runs if one is not middle(runs)):.1%}",
-        f"{_score(clusters, middle):.1%}",
-        f"{fmean(drawn):.1%} ± {100 * pstdev(drawn):.1f}",
-        f"{_score(clusters, _best):.1%}",
-        f"{_bound(clusters, (1.0,)):.1%}",
-        f"{_bound(clusters, RATIOS):.1%}",
+        format_share(score(one for runs in clusters for one in runs if one is not middle(runs))),
+        format_share(_score(clusters, middle)),
+        f"{format_share(fmean(drawn))} ± {100 * pstdev(drawn):.1f}",
+        format_share(_score(clusters, _best)),
+        format_share(_bound(clusters, (1.0,))),
+        format_share(_bound(clusters, RATIOS)),
     ]
     return [figure.replace("%", " %") for figure in figures]
 

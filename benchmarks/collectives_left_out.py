@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from simulator.network.collectives import measured_s
 from topologies.link import Table
+from traces.report.format import format_share
 
 KIND = {"alltoall": "all_to_all"}
 BYTES_PER_S = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9, "gb200": 900e9}
@@ -85,7 +86,7 @@ def main(path: str) -> None:
     kinds = sorted({kind for row in found.values() for kind in row})
     sys.stdout.write(f"{'left out':28}" + "".join(f"{kind:>16}" for kind in kinds) + "\n")
     for what, row in found.items():
-        cells = (f"{median(row[kind]):16.1%}" if kind in row else f"{'-':>16}" for kind in kinds)
+        cells = (f"{format_share(median(row[kind])):>17}" if kind in row else f"{'-':>16}" for kind in kinds)
         sys.stdout.write(f"{what:28}" + "".join(cells) + "\n")
 
 

@@ -63,6 +63,7 @@ from tracer.ingest.ingest import ingest
 from traces.analysis.device_time import device_times
 from traces.analysis.metrics import breakdown
 from traces.store import open_run
+from traces.report.format import format_share
 def asked():
     ingest(sys.argv[2:], sys.argv[1])
     run = open_run(sys.argv[1])
@@ -116,7 +117,7 @@ def show(path: Path, files: list[Path], hta_python: Path | None, scratch: Path) 
         return
     print(f"  ours: {figures(ours)}")
     if len(files) == 1 and size < LARGEST_EXACT:
-        print(f"  ours differs from exact arithmetic by {from_exact(files[0], ours):.4%} of the window")
+        print(f"  ours differs from exact arithmetic by {format_share(from_exact(files[0], ours), '.4f')} of the window")
     if hta_python is None:
         return
     if "rows" not in theirs:
@@ -178,14 +179,14 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
         for row in theirs["rows"]:
             rank = own[int(row["rank"])]
             off.append(abs(row[their_key] * 1000 - rank[our_key]) / rank["window_ns"])
-        yield f"{name}: differs by at most {max(off):.4%} of the window"
+        yield f"{name}: differs by at most {format_share(max(off), '.4f')} of the window"
     shared = []
     for rank, percent in theirs["overlap"].items():
         row = own[int(rank)]
         if row["communication_ns"] and percent == percent:  # noqa: PLR0124 - NaN
             shared.append(abs(percent / 100 - row["overlap_ns"] / row["communication_ns"]))
     yield (
-        f"overlap: differs by at most {max(shared):.4%} of the communication"
+        f"overlap: differs by at most {format_share(max(shared), '.4f')} of the communication"
         if shared
         else "overlap: HTA has none"
     )

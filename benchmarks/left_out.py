@@ -26,6 +26,7 @@ from simulator.validate.ranking import evenly
 from simulator.validate.steps_job import step_job
 from simulator.validate.table import Row, read_table
 from topologies.catalog import load_device
+from traces.report.format import format_share
 
 DEVICES: Final = ("a100-80gb", "h100-sxm", "gb200")
 """GPUs whose clock in training several sources have a say in."""
@@ -98,7 +99,7 @@ def _at_hosts(hosts: Sequence[Host], row: Row) -> tuple[str, dict[Host, float]]:
 
 
 def _percent(error: float) -> str:
-    return f"{100 * error:.1f} %"
+    return format_share(error)
 
 
 if __name__ == "__main__":

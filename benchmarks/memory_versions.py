@@ -22,6 +22,7 @@ from simulator.validate.memory import completed, figure_bytes, stage_memories
 from simulator.validate.table import Row, read_table
 from topologies.errors import TopologyError
 from traces.errors import TraceError
+from traces.report.format import format_share
 
 CONVENTION = "keeps_gathered_inputs"
 
@@ -60,7 +61,7 @@ def main() -> None:
     for name, pairs in sorted(groups.items()):
         again, kept = (median(pair[i] for pair in pairs) for i in (0, 1))
         nearer = median(min(pair) for pair in pairs)
-        print(f"{name:44} {len(pairs):5} {again:7.1%} {kept:7.1%} {nearer:7.1%}")
+        print(f"{name:44} {len(pairs):5} {format_share(again):>8} {format_share(kept):>8} {format_share(nearer):>8}")
 
 
 if __name__ == "__main__":

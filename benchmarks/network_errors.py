@@ -17,6 +17,7 @@ from statistics import median
 
 from simulator.validate.collectives import validate_collectives
 from simulator.validate.scores import Scored, Validation
+from traces.report.format import format_share
 
 WIDTH, HEIGHT, LEFT, RIGHT, GAP = 860, 260, 60, 740, 34
 PANELS = (("single-node", "Inside a node"), ("multi-node", "Between nodes"))
@@ -57,8 +58,8 @@ def table(validation: Validation) -> str:
             families[row.family].append(abs(row.log_ratio))
         errors = sorted(median(values) for values in families.values())
         lines.append(
-            f"| {name} | {len(errors)} | {len(found)} | {100 * median(errors):.0f} % "
-            f"| {100 * errors[-1]:.0f} % |"
+            f"| {name} | {len(errors)} | {len(found)} | {format_share(median(errors), '.0f')} "
+            f"| {format_share(errors[-1], '.0f')} |"
         )
     return "\n".join(lines)
 

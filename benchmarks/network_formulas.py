@@ -20,6 +20,7 @@ from statistics import median
 from simulator.network.nccl import ALGORITHMS, TEXTBOOK
 from simulator.validate.collectives import validate_collectives
 from simulator.validate.scores import Scored
+from traces.report.format import format_share
 
 WIDTH, LEFT, ROW = 860, 250, 26
 MOST = math.log(16)
@@ -67,8 +68,8 @@ def table(rows: Sequence[Scored]) -> str:
         errors = families(found)
         bias = math.expm1(median(row.log_ratio for row in found))
         lines.append(
-            f"| {name} | {len(errors)} | {len(found)} | {100 * median(errors):.0f} % "
-            f"| {100 * errors[-1]:.0f} % | {100 * bias:+.0f} % |"
+            f"| {name} | {len(errors)} | {len(found)} | {format_share(median(errors), '.0f')} "
+            f"| {format_share(errors[-1], '.0f')} | {format_share(bias, '+.0f')} |"
         )
     known = {row.by.partition("/")[0] for row in rows}
     silent = [name for name in (*ALGORITHMS, *TEXTBOOK) if name in WITHOUT and name not in known]

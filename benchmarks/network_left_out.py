@@ -25,6 +25,7 @@ from topologies.catalog import load_cluster
 from topologies.cluster import Cluster
 from topologies.link import LinkSpec
 from topologies.words import machine
+from traces.report.format import format_share
 
 STATED = (("A100 DGX", "dgx-a100-staged"),)
 """What rows show and do not say: docs/network.md has why."""
@@ -187,9 +188,9 @@ def main(path: str) -> None:
             }
             value = min(rest, key=lambda value: rest[value])
             errors.append(score(iter([by_value[value][part]])))
-            sys.stdout.write(f"  {part[:60]:62}{value:8g} {errors[-1]:8.1%}\n")
+            sys.stdout.write(f"  {part[:60]:62}{value:8g} {format_share(errors[-1]):>9}\n")
         sys.stdout.write(
-            f"{constant.name}: {best:g} fits all, {within:.1%} in sample, {fmean(errors):.1%} left out\n"
+            f"{constant.name}: {best:g} fits all, {format_share(within)} in sample, {format_share(fmean(errors))} left out\n"
         )
 
 

@@ -27,6 +27,7 @@ from math import ceil, floor, sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
+from traces.report.format import format_share
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, BLOCKS = 512, 10
@@ -198,7 +199,7 @@ def report(title: str, taken: Times, writer_s: float, path: Path) -> None:
         for way, other in pairs:
             base = median(row[column] for row in taken[other])
             found = interval([a[column] - b[column] for a, b in zip(taken[way], taken[other], strict=True)])
-            shares = ", ".join(f"{value / base:+.2%}" for value in found)
+            shares = ", ".join(format_share(value / base, "+.2f") for value in found)
             print(
                 f"{title}: {unit:9} {way} against {other}: {base * 1e3:.1f} ms, {len(taken[way])} pairs, "
                 f"{found[0] * 1e6:+.0f} us; median and its 95 % interval {shares}"

@@ -18,6 +18,7 @@ from accuracy import replaced
 from simulator.config import job_from
 from simulator.errors import SimulationError
 from simulator.simulate import simulate
+from traces.report.format import format_share
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "rules-of-thumb.md"
 
@@ -119,22 +120,22 @@ def rate(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:
 
 def relative(one: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Return tokens per second and GPU over those of *base*."""
-    return f"{100 * one['tokens_per_s_per_gpu'] / base['tokens_per_s_per_gpu']:.0f} %"
+    return format_share(one['tokens_per_s_per_gpu'] / base['tokens_per_s_per_gpu'], ".0f")
 
 
 def slower(one: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Return how much more time a token takes than in *base*."""
-    return f"{100 * (base['tokens_per_s_per_gpu'] / one['tokens_per_s_per_gpu'] - 1):+.0f} %"
+    return format_share(base['tokens_per_s_per_gpu'] / one['tokens_per_s_per_gpu'] - 1, "+.0f")
 
 
 def bubble(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:
     """Return the share of the step in which stages wait for each other."""
-    return f"{100 * one['bubble_fraction']:.0f} %"
+    return format_share(one['bubble_fraction'], ".0f")
 
 
 def exposed(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:
     """Return the share of the step in which data moves and nothing computes."""
-    return f"{100 * one['exposed_comm_fraction']:.0f} %"
+    return format_share(one['exposed_comm_fraction'], ".0f")
 
 
 def memory(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:

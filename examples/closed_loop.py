@@ -25,6 +25,7 @@ from statistics import mean, median
 from typing import Any
 
 import click
+from traces.report.format import format_share
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = EXAMPLES / "tiny-llama.json"
@@ -83,11 +84,11 @@ def main(output: Path, turns: int, steps: int, others: float, *, as_json: bool) 
     click.echo(f"{'':30}{'measured':>10}{'noise':>8}{'catalogue':>11}{'calibrated':>12}")
     for row in rows:
         click.echo(
-            f"{row['title']:30}{row['measured_s'] * 1e3:7.0f} ms{row['noise']:8.1%}"
-            f"{row['error_before']:+11.1%}{row['error_after']:+12.1%}"
+            f"{row['title']:30}{row['measured_s'] * 1e3:7.0f} ms{format_share(row['noise']):>9}"
+            f"{format_share(row['error_before'], '+.1f'):>12}{format_share(row['error_after'], '+.1f'):>13}"
         )
     click.echo("noise: how far turns are from their mean, on average; errors: predicted / measured - 1")
-    click.echo(f"others used {mean(used):.0%} of the processor meanwhile, {max(used):.0%} at most")
+    click.echo(f"others used {format_share(mean(used), '.0f')} of the processor meanwhile, {format_share(max(used), '.0f')} at most")
 
 
 def record(run: Run, output: Path, turn: int, steps: int, others: float) -> float:

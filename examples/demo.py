@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from traces.report.format import format_share
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = EXAMPLES / "tiny-llama.json"
@@ -130,8 +131,8 @@ def conclude(
     heading(f"What came out, after {elapsed_s:.0f} s")
     click.echo(
         f"Llama-3-70B on 512 H100s: {big['step_time_s']:.2f} s per step, "
-        f"{big['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {big['mfu']:.1%}; "
-        f"bubble {big['bubble_fraction']:.1%}, exposed communication {big['exposed_comm_fraction']:.1%}; "
+        f"{big['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {format_share(big['mfu'])}; "
+        f"bubble {format_share(big['bubble_fraction'])}, exposed communication {format_share(big['exposed_comm_fraction'])}; "
         f"{big['peak_memory_bytes'] / 1e9:.0f} GB at most on a GPU, "
         f"{'which fits' if big['fits'] else 'which does not fit'}."
     )
@@ -140,7 +141,7 @@ def conclude(
         worst = max(answer["causes"], key=lambda cause: abs(cause["difference_s"]))
         click.echo(
             f"{run.title[0].upper()}{run.title[1:]}: {a_ms:.0f} ms simulated, {b_ms:.0f} ms recorded "
-            f"({answer['ratio'] - 1:+.0%}); most of the difference is {worst['name']} "
+            f"({format_share(answer['ratio'] - 1, '+.0f')}); most of the difference is {worst['name']} "
             f"({worst['difference_s'] * 1e3:+.0f} ms)."
         )
     click.echo("\nOpen in a browser:")

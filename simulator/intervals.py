@@ -18,6 +18,7 @@ from importlib import resources
 from typing import Any, Final, NamedTuple
 
 from simulator.job import FULLY_SHARDED, Job
+from traces.report.format import format_share
 
 LEAST_FAMILIES: Final = 5
 """Fewest families of runs that the errors of a class are taken from; else those of a wider class are."""
@@ -48,7 +49,7 @@ class Interval(NamedTuple):
         'measured figures of FSDP: at least 80 % of 300 runs in 12 families lie within'
         """
         return (
-            f"measured figures of {self.what}: at least {self.level:.0%} of {self.rows:,} runs in "
+            f"measured figures of {self.what}: at least {format_share(self.level, '.0f')} of {self.rows:,} runs in "
             f"{self.families:,} families lie within"
         ).replace("%", " %")
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
 from topologies.units import format_bytes, format_capacity, format_time
+from traces.report.format import format_share
 
 if TYPE_CHECKING:
     from simulator.simulate import Simulation
@@ -120,7 +121,7 @@ def _cost(simulation: Simulation, given: str | None) -> str:
 def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     """Return the figures that a person looks at first."""
     exposed = summary["exposed_by_axis"]
-    by_axis = ", ".join(f"{axis} {_percent(share)}" for axis, share in exposed.items() if share > LEAST_SHARE)
+    by_axis = ", ".join(f"{axis} {format_share(share)}" for axis, share in exposed.items() if share > LEAST_SHARE)
     likely = summary.get("intervals", {})
 
     def with_interval(name: str, value: str, shown: Callable[[float], str]) -> str:
@@ -135,15 +136,15 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         + f", {summary['tokens_per_s']:,.0f} in all"
         if summary[per_gpu]
         else f"{summary['rows_per_s_per_gpu']:,.0f} rows of the model's input/s per GPU",
-        "MFU": with_interval("mfu", _percent(summary["mfu"]), _percent),
+        "MFU": with_interval("mfu", format_share(summary["mfu"]), format_share),
         "peak memory": with_interval(
             "peak_memory_bytes", format_bytes(summary["peak_memory_bytes"]), format_bytes
         )
         + f", of {format_capacity(summary['memory_limit_bytes'])}",
-        "bubble": _percent(summary["bubble_fraction"]),
-        "exposed communication": f"{_percent(summary['exposed_comm_fraction'])}"
+        "bubble": format_share(summary["bubble_fraction"]),
+        "exposed communication": f"{format_share(summary['exposed_comm_fraction'])}"
         + (f"  ({by_axis})" if by_axis else ""),
-        "waiting for other ranks": _percent(summary["waiting_fraction"]),
+        "waiting for other ranks": format_share(summary["waiting_fraction"]),
         **_rare(summary),
         "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
         f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
@@ -165,9 +166,9 @@ def _rare(summary: Mapping[str, Any]) -> dict[str, str]:
     """Return figures that most runs have nothing of: what the host does, and steps that differ."""
     rows, shares = {}, summary["shares"]
     if (share := shares.get("host:optimizer", 0)) > LEAST_SHARE:
-        rows["optimizer on the host"] = _percent(share)
+        rows["optimizer on the host"] = format_share(share)
     if (share := shares.get("other", 0)) > LEAST_SHARE:
-        rows["other"] = f"{_percent(share)}  (host, data, checkpoints, gaps between kernels)"
+        rows["other"] = f"{format_share(share)}  (host, data, checkpoints, gaps between kernels)"
     times = summary.get("step_times_s", ())
     if len(times) > 1 and max(times) > min(times) * (1 + LEAST_SHARE):
         mean = format_time(sum(times) / len(times))
@@ -195,13 +196,9 @@ def _memory(summary: Mapping[str, Any]) -> Table:
             str(stage["layers"]),
             str(stage["in_flight"]),
             f"[{colour}]{format_bytes(stage['peak_bytes'])}[/]",
-            f"[{colour}]{_percent(stage['peak_bytes'] / limit)}[/]",
+            f"[{colour}]{format_share(stage['peak_bytes'] / limit)}[/]",
             ", ".join(f"{name} {format_bytes(size)}" for name, size in items),
         )
     if len(stages) > len(fullest):
         table.caption = f"the fullest {len(fullest)} of {len(stages)} stages"
     return table
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")

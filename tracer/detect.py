@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from tracer.device_file import DeviceFigures, device_toml
 from tracer.errors import RecordError
+from traces.report.format import format_share
 
 TIMEOUT_S: Final = 180
 """How long the processes may take; some 15 s on a machine that has nothing else to do."""
@@ -103,7 +104,7 @@ class Measured:
         found = [
             f"{self.cores} cores, {self.memory_bytes / 1e9:.0f} GB, torch {self.torch}",
             f"one process: {c.peak_flops_per_s / 1e9:.0f} GFLOP/s, {c.operation_s * 1e6:.0f} us an operation",
-            f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {100 * c.memory_fraction:.0f} % element-wise",
+            f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {format_share(c.memory_fraction, '.0f')} element-wise",
         ]
         for kind, rows in self.times_s.items():
             for n, times in rows.items():

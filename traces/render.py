@@ -17,7 +17,7 @@ from traces.analysis.hang import Wait
 from traces.analysis.metrics import Breakdown, breakdown
 from traces.analysis.mismatch import Mismatch
 from traces.compare import Comparison, typical_step
-from traces.report.format import format_si, format_time
+from traces.report.format import format_share, format_si, format_time
 from traces.run import Run
 
 SHOWN_RANKS: Final = 16
@@ -70,9 +70,9 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         return
     console.print(_steps(summary), soft_wrap=True)
     console.print(
-        f"exposed communication [bold]{100 * summary['exposed_comm_fraction']:.1f} %[/]   "
-        f"bubble [bold]{100 * summary['bubble_fraction']:.1f} %[/]   "
-        f"waiting for ranks [bold]{100 * summary['waiting_fraction']:.1f} %[/]"
+        f"exposed communication [bold]{format_share(summary['exposed_comm_fraction'])}[/]   "
+        f"bubble [bold]{format_share(summary['bubble_fraction'])}[/]   "
+        f"waiting for ranks [bold]{format_share(summary['waiting_fraction'])}[/]"
     )
     averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
     console.print(
@@ -90,13 +90,13 @@ def show_critical_path(run: Run) -> None:
     shown = [(kind, ns / path.length_ns) for kind, ns in list(kinds.items())[:SHOWN_KINDS]]
     gap = _gap(run, path)
     parts = ", ".join(
-        f"{gap if kind == GAP else f'{kind} {100 * share:.0f} %'}"
+        f"{gap if kind == GAP else f'{kind} {format_share(share, '.0f')}'}"
         for kind, share in shown
         if share > LEAST_PART
     )
     largest = next((kind for kind in kinds if kind != GAP), "")
     saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
-    asked = f"; {largest} in half the time saves at most {100 * saved:.0f} % of the step" if largest else ""
+    asked = f"; {largest} in half the time saves at most {format_share(saved, '.0f')} of the step" if largest else ""
     Console(highlight=False).print(
         f"critical path: {parts}{asked}",
         style="dim",
@@ -108,12 +108,12 @@ def _gap(run: Run, path: CriticalPath) -> str:
     """Return how much of the path nothing runs in, and why as far as the trace knows."""
     total = path.by_kind().get(GAP, 0)
     told = [
-        f"{GAP_CAUSES.get(cause, cause)} {100 * (ns / path.length_ns):.0f} %"
+        f"{GAP_CAUSES.get(cause, cause)} {format_share(ns / path.length_ns, '.0f')}"
         for cause, ns in gaps_on_path(run, path).items()
         if ns > LEAST_PART * path.length_ns
     ]
     why = f" ({', '.join(told)})" if told else ""
-    return f"nothing runs {total / path.length_ns:.0%}{why}"
+    return f"nothing runs {format_share(total / path.length_ns, '.0f')}{why}"
 
 
 def _wide() -> Console:
@@ -151,7 +151,7 @@ def show_findings(run: Run, found: Sequence[Finding]) -> None:
     console = Console(highlight=False)
     if not found and not run.is_timeless:
         console.print(
-            f"no finding: nothing that is known costs {100 * LEAST_SHARE:.1f} % of a step or more",
+            f"no finding: nothing that is known costs {format_share(LEAST_SHARE)} of a step or more",
             style="dim",
         )
     for one in found[:SHOWN_FINDINGS]:
@@ -240,11 +240,11 @@ def show_comparison(found: Comparison) -> None:
             table.add_row(
                 escape(cause.name.replace(":", " ")),
                 *times,
-                f"{100 * (cause.difference_ns / found.b_step_ns):+.1f} %",
+                format_share(cause.difference_ns / found.b_step_ns, "+.1f"),
             )
     total_ns = found.b_step_ns - found.a_step_ns
     sums = (format_time(ns / 1e9) for ns in (found.a_step_ns, found.b_step_ns, total_ns))
-    table.add_row("step", *sums, f"{100 * (total_ns / found.b_step_ns):+.1f} %", style="bold")
+    table.add_row("step", *sums, format_share(total_ns / found.b_step_ns, "+.1f"), style="bold")
     console.print(table)
     _show_joined(console, found.spans.to_dict())
     show_warnings(console, found.warnings)

@@ -12,6 +12,7 @@ from simulator.job import Job
 from simulator.search.ties import difference
 from simulator.workload.micro_batch import layer_blocks
 from topologies.units import format_bytes, format_capacity, format_time
+from traces.report.format import format_share
 
 
 class Advice(NamedTuple):
@@ -100,7 +101,7 @@ def _take(best: Rung, by_rate: Sequence[Rung]) -> Advice:
     take = f"take {_title(best)}, micro-batch {numbers['micro_batch']}"
     if not close:
         return Advice(f"{take}: the fastest that trains all parameters", numbers)
-    below = f"less than {100 * (difference().ratio - 1):.0f} % apart, measurements often turn the order round"
+    below = f"less than {format_share(difference().ratio - 1, '.0f')} apart, measurements often turn the order round"
     if best is fastest:
         others = " and ".join(map(_title, close))
         return Advice(f"{take}: the fastest that trains all parameters; {others}: tied ({below})", numbers)

@@ -11,6 +11,7 @@ import click
 
 from simulator.flags import dollars
 from traces.flags import Number
+from traces.report.format import format_share
 
 
 @click.command()
@@ -145,7 +146,7 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             "nine times in ten",
             f"{_days(days['5%'])} to {_days(days['95%'])}, the last of them on {ends['95%']}",
         ),
-        ("goodput", f"{100 * found['goodput']:.1f} %  ({_shares(found['shares'])})"),
+        ("goodput", f"{format_share(found['goodput'])}  ({_shares(found['shares'])})"),
     ]
     if found["hours_between_failures"] is not None:
         lines.append(
@@ -165,17 +166,17 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "expected_usd" in found:
         lines.append(("cost", _cost(found)))
     if "chance_by" in found:
-        lines.append((f"done by {found['by']}", f"{100 * found['chance_by']:.1f} % likely"))
+        lines.append((f"done by {found['by']}", f"{format_share(found['chance_by'])} likely"))
     if "chance_in_budget" in found:
         lines.append(
-            (f"within {found['budget_usd']:,.0f} USD", f"{100 * found['chance_in_budget']:.1f} % likely")
+            (f"within {found['budget_usd']:,.0f} USD", f"{format_share(found['chance_in_budget'])} likely")
         )
     return lines
 
 
 def _shares(shares: Mapping[str, float]) -> str:
     return ", ".join(
-        f"{name} {100 * share:.1f} %" for name, share in shares.items() if share and name != "training"
+        f"{name} {format_share(share)}" for name, share in shares.items() if share and name != "training"
     )
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.flags import JobCommand, job_settings_options
+from traces.report.format import format_share
 
 if TYPE_CHECKING:
     from simulator.recorded.calibrate import Calibrated
@@ -132,7 +133,7 @@ def _show_on_time(found: OneTime, output: str | None) -> None:
     console.print(factors)
     for when, predicted_s in (("before", found.before_s), ("after", found.after_s)):
         off = predicted_s / found.measured_s - 1
-        console.print(f"{when}: {format_time(predicted_s)} predicted, {100 * off:+.1f} %")
+        console.print(f"{when}: {format_time(predicted_s)} predicted, {format_share(off, '+.1f')}")
     console.print(
         "part of any one time is its run's own: only what runs of a model share is taken over",
         style="dim",
@@ -180,11 +181,11 @@ def _show(found: Calibrated, output: str | None) -> None:
     for row in found.errors:
         cells = [format_time(row.measured_s)]
         for predicted_s in (row.before_s, row.after_s):
-            off = f"{100 * (predicted_s / row.measured_s - 1):+.1f} %" if row.measured_s else ""
+            off = format_share(predicted_s / row.measured_s - 1, "+.1f") if row.measured_s else ""
             cells += [format_time(predicted_s), off]
         errors.add_row(row.name, *cells, style="bold" if row.name == "step" else "")
     console.print(errors)
-    console.print(f"steps vary by {100 * found.spread:.1f} % (standard deviation)", style="dim")
+    console.print(f"steps vary by {format_share(found.spread)} (standard deviation)", style="dim")
     for said in found.left_out:
         console.print(f"[yellow]left out[/] {escape(said)}", soft_wrap=True)
     if not found.is_better:
@@ -211,6 +212,6 @@ def _why_not(found: Calibrated) -> str:
         return ": no factor is left, and simulate --calibration changes nothing"
     step = found.errors[0]
     if abs(step.off_after - step.off_before) < ALIKE:
-        return f": {100 * step.off_after:+.1f} % with it and without"
-    after, before = (f"{100 * off:+.1f} %" for off in (step.off_after, step.off_before))
+        return f": {format_share(step.off_after, '+.1f')} with it and without"
+    after, before = (format_share(off, "+.1f") for off in (step.off_after, step.off_before))
     return f": {after} instead of {before}; without it errors of parts cancel"

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from topologies.units import format_bytes, format_time
+from traces.report.format import format_share
 
 WIDE: Final = 120
 """Letters from which a line holds all figures."""
@@ -38,9 +39,9 @@ def show_machines(said: Mapping[str, Any]) -> None:
             escape(f"{row['gpus']} {row['cluster']}"),
             *([row["links"]] if several else []),
             format_time(row["step_time_s"]),
-            f"{100 * row['mfu']:.1f} %",
+            format_share(row['mfu']),
             *([f"{row['tokens_per_s_per_gpu']:,.0f}"] if is_wide else []),
-            f"{100 * row['exposed_comm_fraction']:.1f} %",
+            format_share(row['exposed_comm_fraction']),
             memory + limit,
             *("-" if row[one] is None else f"{row[one]:,.4g}" for one in costs),
         )

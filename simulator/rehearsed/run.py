@@ -37,6 +37,7 @@ from traces.rehearsal import (
     rehearsal_folder,
 )
 from traces.timeline import MEMORY
+from traces.report.format import format_share
 
 OPERATIONS_PER_KERNEL: Final = 0.65
 """Operations of a model, which ``launch`` of a device is the host's time of, per kernel of eager PyTorch: the
@@ -228,7 +229,7 @@ def _unknown(tables: Mapping[int, RankTables], costs: Mapping[int, Priced]) -> l
                 seconds[name] += n * s
     if not seconds:
         return []
-    listed = ", ".join(f"{name} {100 * (s / total):.1f} %" for name, s in seconds.most_common(SHOWN))
+    listed = ", ".join(f"{name} {format_share(s / total)}" for name, s in seconds.most_common(SHOWN))
     return [
         f"kernels that are priced by the bytes of their operands alone, with their share of compute: {listed}"
     ]

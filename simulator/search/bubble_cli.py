@@ -9,6 +9,7 @@ import click
 
 from simulator.search.flags import several
 from traces.flags import Number
+from traces.report.format import format_share
 
 if TYPE_CHECKING:
     from simulator.search.bubbles import Bubble
@@ -75,7 +76,7 @@ def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None]
         table.add_column(name, justify="left" if name == "schedule" else "right", no_wrap=not wraps)
     for row in rows:
         times = f" ×{row.virtual_stages}" if row.virtual_stages > 1 else ""
-        shares = (f"{100 * share:.1f} %" for share in (row.fraction, row.overhead, row.efficiency))
+        shares = (format_share(share) for share in (row.fraction, row.overhead, row.efficiency))
         table.add_row(f"{row.schedule}{times}", str(row.n_microbatches), *shares, str(row.in_flight))
     console.print(table)
     for line in refused:
@@ -86,4 +87,4 @@ def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None]
             if n_microbatches is None
             else f"from {n_microbatches} micro-batches on"
         )
-        console.print(f"{name} reaches {100 * efficiency:g} % {from_}", markup=False)
+        console.print(f"{name} reaches {format_share(efficiency, 'g')} {from_}", markup=False)

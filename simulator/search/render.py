@@ -11,6 +11,7 @@ from rich.table import Table
 
 from simulator.search.ties import difference
 from topologies.units import format_bytes, format_time
+from traces.report.format import format_share
 
 BAR: Final = 30
 """Letters that the longest bar of a waterfall takes."""
@@ -70,7 +71,7 @@ def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
             _degrees(one),
             _states(one),
             format_time(one["step_time_s"]),
-            f"{100 * one['mfu']:.1f} %",
+            format_share(one['mfu']),
             *(_amount(one[name]) for name in extra),
             "over budget" if machine["within_budget"] is False else "",
         )
@@ -103,7 +104,7 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
             *([] if narrow else [_schedule(one), _states(one)]),
             format_time(one["step_time_s"]),
             *([_likely(one["step_time_interval_s"])] if wide else []),
-            f"{100 * one['mfu']:.1f} %",
+            format_share(one['mfu']),
             format_bytes(one["peak_memory_bytes"]),
             *(_amount(one[name]) for name in extra),
         )
@@ -174,7 +175,7 @@ def _what_if(one: Mapping[str, Any]) -> str:
     loses = (
         ""
         if slower is None
-        else f"; the one above takes {format_time(kept['step_time_s'])}, {100 * slower:+.1f} %"
+        else f"; the one above takes {format_time(kept['step_time_s'])}, {format_share(slower, '+.1f')}"
     )
     batch = f"{best['micro_batch']}×{best['n_microbatches']}"
     layout = [part for part in (_degrees(best), batch, _schedule(best), _states(best)) if part != "-"]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
+from traces.report.format import format_share
 
 
 class Difference(NamedTuple):
@@ -38,7 +39,7 @@ class Difference(NamedTuple):
         'measured layouts less than 6.0 % apart came in the predicted order less than 8 times in 10'
         """
         return (
-            f"measured layouts less than {100 * (self.ratio - 1):.1f} % apart came in the predicted order "
+            f"measured layouts less than {format_share(self.ratio - 1)} apart came in the predicted order "
             f"less than {10 * self.level:.0f} times in 10"
         )
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from simulator.validate.fit import FitValidation
 from simulator.validate.scores import Failed, Spread, Validation, reasons
+from traces.report.format import format_share
 
 SHOWN_REASONS: Final = 12
 """Most reasons for failures that are listed; all of them are in ``--json``."""
@@ -40,7 +41,7 @@ def show(validation: Validation, console: Console, n_worst: int) -> None:
     console.print(
         f"[bold]{validation.kind}[/]: {len(validation.rows):,} rows predicted, "
         f"{len(validation.failures):,} failed, {len(validation.families):,} families, "
-        f"score {'-' if score is None else _percent(score)}",
+        f"score {'-' if score is None else format_share(score)}",
         highlight=False,
     )
     if not validation.rows:
@@ -86,11 +87,11 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
     ]
     for name, figure in lines:
         if figure is not None:
-            console.print(f"{name}: {_percent(figure)}", highlight=False)
+            console.print(f"{name}: {format_share(figure)}", highlight=False)
     for name, key in CALIBRATED.items():
         after, before = (extra.get(f"{key}_{when}") for when in ("score", "before"))
         if after is not None and before is not None:
-            figures = f"{_percent(after)}, the same runs before {_percent(before)}"
+            figures = f"{format_share(after)}, the same runs before {format_share(before)}"
             console.print(f"calibrated on one run per {name}: {figures}", highlight=False)
     if extra["kendall_tau"] is not None:
         console.print(
@@ -109,7 +110,7 @@ def _choices(sources: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(head, justify="right")
     for name, found in sources.items():
         tau = "-" if found["kendall_tau"] is None else f"{found['kendall_tau']:.2f}"
-        regrets = (_percent(found[key]) for key in ("regret_median", "regret_mean"))
+        regrets = (format_share(found[key]) for key in ("regret_median", "regret_mean"))
         table.add_row(escape(name), str(found["groups"]), tau, *regrets)
     return table
 
@@ -119,7 +120,7 @@ def _scores(name: str, scores: dict[str, float]) -> Table:
     table.add_column(name)
     table.add_column("score", justify="right")
     for key, value in scores.items():
-        table.add_row(escape(key), _percent(value))
+        table.add_row(escape(key), format_share(value))
     return table
 
 
@@ -128,7 +129,7 @@ def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
     score = found.score
     console.print(
         f"[bold]fit[/]: {len(found.verdicts):,} runs, {len(found.failures):,} not predicted, "
-        f"score {'-' if score is None else _percent(score)} (mean share of wrong verdicts)",
+        f"score {'-' if score is None else format_share(score)} (mean share of wrong verdicts)",
         highlight=False,
     )
     table = Table(box=None, header_style="dim")
@@ -160,13 +161,9 @@ def _table(name: str, spreads: Iterable[Spread], scores: dict[str, float] | None
         table.add_column(head, justify="right")
     for found in spreads:
         figures = [found.median_error, found.mean_error, found.p90_error, found.bias]
-        cells = [f"{found.n:,}", *map(_percent, figures)]
-        table.add_row(escape(found.name), *cells, *([_percent(scores[found.name])] if scores else []))
+        cells = [f"{found.n:,}", *map(format_share, figures)]
+        table.add_row(escape(found.name), *cells, *([format_share(scores[found.name])] if scores else []))
     return table
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")
 
 
 def _reasons(failures: Iterable[Failed], console: Console) -> None:

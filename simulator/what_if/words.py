@@ -9,7 +9,7 @@ from simulator.job import Job
 from simulator.simulate import Simulation
 from simulator.summary import job_name
 from simulator.what_if.fitting import ways_to_fit
-from traces.report.format import format_si
+from traces.report.format import format_share, format_si
 from traces.report.words import figure, headline, subtitle
 from traces.run import Run
 
@@ -100,7 +100,7 @@ def _against(
         return {**one, "was": f"A {before['value']}"}
     change = value / value_before - 1
     better = (change < 0) == (one["name"] in LOWER_IS_BETTER)
-    sign = f"{change:+.1%}".replace("%", " %").replace("-", "−")
+    sign = format_share(change, "+.1f").replace("%", " %").replace("-", "−")
     return {
         **one,
         "was": f"A {before['value']}, {'no change' if abs(change) < 5e-4 else sign}",

@@ -1,8 +1,6 @@
 """Loads of experts that are stated: no token is lost, and all ranks tell the same story."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ from tracer.rehearse.stated import Stated  # noqa: E402
 SCRIPT = Path(__file__).parent / "loaded.py"
 
 N_RANKS, EXPERTS, TOP_K, TOKENS = 4, 8, 2, 48
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
 
 SHARES = "0.3,0.25,0.15,0.1,0.1,0.1,0,0"
 
@@ -129,15 +125,15 @@ def test_ranks_with_other_experts_are_classes_of_their_own() -> None:
     assert Classes(8, groups, 0).members == (0, 4)
 
 
-def test_a_rehearsal_has_the_splits_of_a_run_on_gloo_whose_routers_choose_so(tmp_path: Path) -> None:
+def test_a_rehearsal_has_the_splits_of_a_run_on_gloo_whose_routers_choose_so(
+    tmp_path: Path, ranks: Any
+) -> None:
     """What i sends to j is what j receives from i; all tokens arrive; ranks are as full as their experts."""
     rehearsed = _rehearsed(SHARES, tmp_path)
     real = tmp_path / "real"
     real.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
-    subprocess.run(
-        [*command, str(SCRIPT), SHARES, str(real)], check=True, capture_output=True, env=ENVIRONMENT
-    )
+    done = ranks.run([sys.executable, str(SCRIPT), SHARES, str(real)], ranks.env(), N_RANKS, fresh=real)
+    assert done.status == (0,) * N_RANKS, done.errors
     assert rehearsed == _splits(real)
     shape = parsed(SHARES)
     assert isinstance(shape, Loads)

@@ -1,12 +1,12 @@
 """Whatever goes wrong with a recording, the training goes on, to the same numbers, and is told once."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import Done
 from traces.analysis.hang import hang
 from traces.errors import RunError
 from traces.store import open_run
@@ -65,8 +65,6 @@ for way in sys.argv[2:]:
         setattr(owner, name, whole)
 """
 
-Done = subprocess.CompletedProcess[str]
-
 WAYS = {
     "full disk": "cannot write",
     "broken hook": "a fault of ours",
@@ -80,10 +78,10 @@ WAYS = {
 def trained(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> tuple[Path, Done]:
     """One process that trains and records in every way, one after the other."""
     folder = tmp_path_factory.mktemp("safety")
-    script = folder / "train.py"
+    script = tmp_path_factory.mktemp("script") / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-W", "ignore", str(script), str(folder), *sorted(WAYS)]
-    return folder, subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)
+    return folder, ranks.launch(command, fresh=folder)[0]
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))

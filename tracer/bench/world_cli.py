@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from traces.flags import Number
+from traces.report.format import format_share
 
 SIZES: Final = "64 KiB,1 MiB,16 MiB"
 """Where latency rules, where bandwidth does, and in between."""
@@ -135,7 +136,7 @@ def _show(found: Mapping[str, Any]) -> None:
             cells += (
                 ["-", "-"]
                 if time_s is None
-                else [f"{time_s * 1e6:,.0f}", f"{100 * (time_s / row['time_s']):.0f} %"]
+                else [f"{time_s * 1e6:,.0f}", format_share(time_s / row['time_s'], ".0f")]
             )
         rows.append(cells)
     _table(head, rows)

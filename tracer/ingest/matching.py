@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels
+from traces.report.format import format_share
 
 SYMMETRIC: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end at the same moment on all ranks: nobody is done before everybody has contributed."""
@@ -95,7 +96,7 @@ def _misfit(a: Ends, b: Ends) -> str:
     offset = int(np.median(a.end_ns[left] - b.end_ns[right]))
     together = (b.start_ns[right] + offset <= a.end_ns[left]) & (a.start_ns[left] <= b.end_ns[right] + offset)
     if together.mean() < FIT:
-        return f"only {100 * together.mean():.0f} % were running at the same time"
+        return f"only {format_share(together.mean(), '.0f')} were running at the same time"
     return ""
 
 

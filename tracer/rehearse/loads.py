@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tracer.rehearse.errors import RehearsalError
+from traces.report.format import format_share
 
 ROUTERS: Final = re.compile(r"moe|router|routing|gate$|gating|experts?|mixture|switch", re.IGNORECASE)
 """What the class of a module that chooses experts is called, by Zipf's law; a list of shares is for every
@@ -72,8 +73,8 @@ class Loads:
         shares = self.shares or _zipf(self.exponent, n_experts, 1 / top_k)
         if max(shares) * top_k > 1 + _SLACK:
             raise RehearsalError(
-                f"--expert-load {self.shown}: {max(shares):.1%} of all choices cannot go to one of "
-                f"{n_experts} experts: a token chooses {top_k} different ones, so at most {1 / top_k:.1%} can"
+                f"--expert-load {self.shown}: {format_share(max(shares))} of all choices cannot go to one of "
+                f"{n_experts} experts: a token chooses {top_k} different ones, so at most {format_share(1 / top_k)} can"
             )
         total = sum(map(Fraction, shares))
         exact = [Fraction(share) * n_tokens * top_k / total for share in shares]

@@ -12,7 +12,7 @@ from traces.analysis.metrics import breakdown, summarize
 from traces.analysis.offloaded import HOST_OPTIMIZER
 from traces.errors import RunError
 from traces.replay.whatif import what_if
-from traces.report.format import along, format_si, format_time
+from traces.report.format import along, format_share, format_si, format_time
 from traces.run import Run
 
 LEAST_SHARE: Final = 0.005
@@ -91,7 +91,7 @@ def findings(
     found = [
         Finding(
             what=what,
-            text=f"{text}: {format_time(share * step_s)} a step, {100 * share:.1f} %",
+            text=f"{text}: {format_time(share * step_s)} a step, {format_share(share)}",
             cost_s=share * step_s,
             share=share,
             usd_per_hour=None if rate is None else rate * share,

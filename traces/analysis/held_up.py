@@ -10,7 +10,7 @@ from traces.analysis.activity import is_pipelined
 from traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
 from traces.analysis.roots import Root, roots
 from traces.info import rank_list
-from traces.report.format import along
+from traces.report.format import along, format_share
 from traces.run import Run
 
 MOST: Final = 3
@@ -111,7 +111,7 @@ def _sentence(run: Run, chosen: Sequence[Root], compute: _Compute, cost_ns: floa
     text += f": {n} other{'s wait' if n != 1 else ' waits'} for it, most {along(axis)}"
     indirect = 1 - sum(one.direct_ns for one in chosen) / sum(one.caused_ns for one in chosen)
     if indirect >= INDIRECT:
-        text += f", {100 * indirect:.0f} % of that behind ranks that it makes late"
+        text += f", {format_share(indirect, '.0f')} of that behind ranks that it makes late"
     return HeldUp(f"held up:{worst.rank}", text, cost_ns)
 
 

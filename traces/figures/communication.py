@@ -20,6 +20,7 @@ from traces.report.kinds import axis_label
 from traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
 from traces.report.words import title
 from traces.run import Run
+from traces.report.format import format_share
 
 MOST_LINKS: Final = 512
 """Lines of the picture of links; of more ways, the fullest are drawn."""
@@ -115,7 +116,7 @@ def links(run: Run, *, step: int | None = None, theme: str = "light") -> go.Figu
             colorscale=[[0, surface["grid"]], [0.85, forward], [1, surface["limit"]]],
             colorbar={"title": "in use", "tickformat": ".0%"},
             showscale=number == 1,
-            hovertemplate="%{y}, %{x:.2f} ms: %{z:.0%}<extra></extra>",
+            hovertemplate="%{y}, %{x:.2f} ms: %{format_share(z, '.0f')}<extra></extra>",
             row=number,
             col=1,
         )

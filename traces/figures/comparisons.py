@@ -14,7 +14,7 @@ from traces.errors import FigureError
 from traces.figures.drawing import empty_figure, heading
 from traces.report.colours import palette
 from traces.report.compare import cause_name
-from traces.report.format import format_time
+from traces.report.format import format_share, format_time
 from traces.report.kinds import Kinds
 from traces.run import Run
 
@@ -44,7 +44,7 @@ def compare(a: Run, b: Run, *, theme: str = "light") -> go.Figure:
     share = difference_ns / found.a_step_ns
     said = (
         f"{a.info.origin} {format_time(found.a_step_ns / 1e9)} → {b.info.origin} "
-        f"{format_time(found.b_step_ns / 1e9)} ({100 * share:+.1f} %)"
+        f"{format_time(found.b_step_ns / 1e9)} ({format_share(share, '+.1f')})"
     )
     figure = empty_figure(
         heading("What makes the difference", said), theme, height=170 + 30 * (len(causes) + 1)
@@ -88,8 +88,8 @@ def accuracy(rows: Sequence[Mapping[str, Any]], *, theme: str = "light") -> go.F
     if not families:
         raise FigureError("no prediction to draw: give rows with predicted and measured")
     error = np.median([abs(np.log(row["predicted"] / row["measured"])) for row in rows])
-    median = f"median error {100 * np.expm1(error):.1f} %"
-    said = f"{len(rows)} predictions, {median}; the band is ± {100 * BAND:.0f} %"
+    median = f"median error {format_share(np.expm1(error))}"
+    said = f"{len(rows)} predictions, {median}; the band is ± {format_share(BAND, '.0f')}"
     figure = empty_figure(heading("Measured over predicted", said), theme, height=460)
     surface, series = palette()[theme]["surface"], palette()[theme]["series"]
     figure.add_hrect(y0=1 - BAND, y1=1 + BAND, fillcolor=surface["grid"], line_width=0, layer="below")

@@ -51,13 +51,15 @@ def format_si(value: float, unit: str) -> str:
     return f"{_three_digits(value)} {unit}"
 
 
-def format_share(share: float) -> str:
-    """Return a share of 1 as a percentage.
+def format_share(share: float, form: str = ".1f") -> str:
+    """Return a share of 1 as a percentage; *form* is how Python is to format the number.
 
-    >>> format_share(0.1234), format_share(0)
-    ('12.3 %', '0 %')
+    Everything that people read says a share through here.
+
+    >>> format_share(0.1234), format_share(0.1234, "+.0f")
+    ('12.3 %', '+12 %')
     """
-    return f"{share * 100:.1f} %" if share else "0 %"
+    return f"{100 * share:{form}} %"
 
 
 def along(axis: str) -> str:

@@ -209,7 +209,7 @@ def share_words(parts: Sequence[tuple[int, int]], window_ns: int, kinds: Kinds) 
         total[name] = total.get(name, 0) + ns
     largest = sorted(total, key=lambda name: -total[name])[:_SAID]
     return [
-        f"{100 * total[name] / window_ns:.0f} % {name}"
+        f"{format_share(total[name] / window_ns, '.0f')} {name}"
         for name in largest
         if total[name] >= 0.005 * window_ns  # what rounds to 0 % says nothing
     ]
