@@ -16,20 +16,23 @@ _LAUNCH: Final = Leave("where processes start; not how long a step takes")
 _LOADING: Final = Leave("how weights are loaded or saved; not how long a step takes")
 _OTHER: Final = Leave("of other hardware")
 
-HYBRID: Final = ("hybrid", "hybrid_zero2")
+HYBRID: Final = ("hybrid", "hybrid_keeps")
 """Forms of FSDP that shard within a node and replicate over nodes."""
+
+KEEPING: Final = ("keeps", "hybrid_keeps")
+"""Forms whose gathered parameters stay from forward to backward; the rest is sharded as in any other form."""
 
 _FORMS: Final = {
     "full_shard": "full",
-    "shard_grad_op": "zero2",
+    "shard_grad_op": "keeps",
     "no_shard": "none",
     "hybrid_shard": "hybrid",
-    "hybrid_shard_zero2": "hybrid_zero2",
+    "hybrid_shard_zero2": "hybrid_keeps",
     "1": "full",
-    "2": "zero2",
+    "2": "keeps",
     "3": "none",
     "4": "hybrid",
-    "5": "hybrid_zero2",
+    "5": "hybrid_keeps",
 }
 
 
@@ -145,7 +148,7 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     else:
         reading.assume("framework", "transformers", "Accelerate's, with models of Hugging Face")
         reading.assume("sharding", "ddp" if form == "none" else "fsdp", "distributed_type and its strategy")
-    if form in ("zero2", "hybrid_zero2"):
+    if form in KEEPING:
         facts["convention.reshard_after_forward"] = False
     if form in HYBRID:
         nodes, gpus = facts.get("nodes", 1), given.get("gpus", facts.get("gpus"))

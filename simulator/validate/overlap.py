@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from simulator.validate.spelling import keeps_parameters
+
 ON: Final = True
 OFF: Final = False
 
@@ -64,8 +66,6 @@ SCALINGS: Final = {"cs": "current", "ds": "delayed", "sc": "blockwise"}
 """Current, delayed, sub-channel: NVIDIA-NeMo/Megatron-Bridge scripts/performance/utils/precision.py."""
 
 P2P_ON: Final = re.compile(r"p2p overlap on")
-KEEPS_PARAMETERS: Final = re.compile(r"zero2-fsdp|shard_grad_op|hybrid_shard_zero2")
-"""FSDP that frees gathered parameters after backward only."""
 
 
 def conventions_of(overlap: str, sharding: str, notes: str = "") -> tuple[tuple[str, object], ...]:
@@ -81,7 +81,7 @@ def conventions_of(overlap: str, sharding: str, notes: str = "") -> tuple[tuple[
         for pattern, settings in patterns:
             if re.search(pattern, text):
                 found.update(settings)
-    if KEEPS_PARAMETERS.search(sharding.lower()):
+    if keeps_parameters(sharding):
         found["reshard_after_forward"] = OFF
     return tuple(found.items())
 

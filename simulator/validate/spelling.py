@@ -36,6 +36,10 @@ SHARDINGS: Final = (
 )
 """What tables call a sharding, in lower case without what separates words; the first that is found counts."""
 
+KEEPS_PARAMETERS: Final = re.compile(r"shardgradop|shardzero2|(?=.*fsdp|.*hsdp)(?=.*(?:zero|stage)2)")
+"""FSDP that frees gathered parameters after backward only, in the same letters. Optimizer and gradients are
+sharded, as in ZeRO 2; parameters too, from step to step (torch.distributed.fsdp ``SHARD_GRAD_OP``)."""
+
 STAGES: Final = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}
 """A stage of ZeRO alone."""
 
@@ -160,13 +164,29 @@ def sharding_of(text: str) -> str:
     >>> sharding_of("ZeRO-1 (group 8)"), sharding_of("FULL_SHARD"), sharding_of("3"), sharding_of("none(DDP)")
     ('zero1', 'fsdp', 'fsdp', 'ddp')
     """
-    word = re.sub(r"[^a-z0-9]", "", stated(text).lower())
+    word = _letters(text)
     if word in STAGES:
         return STAGES[word]
     for form, name in SHARDINGS:
         if (re.fullmatch if form == SHARDINGS[-1][0] else re.search)(form, word):
             return name
     raise TableError(f"sharding {text!r}: one of none, ddp, zero1, zero2, zero3, fsdp, hsdp")
+
+
+def keeps_parameters(text: str) -> bool:
+    """Return whether *text* names FSDP whose gathered parameters stay from forward to backward.
+
+    >>> keeps_parameters("ShardingStrategy.SHARD_GRAD_OP"), keeps_parameters("FSDP (ZeRO-2)")
+    (True, True)
+    >>> keeps_parameters("ZeRO-2"), keeps_parameters("fsdp2(zero3)")
+    (False, False)
+    """
+    return bool(KEEPS_PARAMETERS.search(_letters(text)))
+
+
+def _letters(text: str) -> str:
+    """Return letters and digits of *text* in lower case, nothing if it says that nothing is stated."""
+    return re.sub(r"[^a-z0-9]", "", stated(text).lower())
 
 
 def is_hybrid(text: str) -> bool:

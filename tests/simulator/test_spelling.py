@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulator.errors import TableError
 from simulator.job import PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
 from simulator.schedules import SCHEDULES
+from simulator.validate.overlap import conventions_of
 from simulator.validate.recomputed import recomputed
 from simulator.validate.spelling import (
     attention_kernel,
@@ -43,6 +44,22 @@ WORDS = st.text(alphabet="abcdefglmnoprstuzx0123456789 -_()/+.,", max_size=24)
 )
 def test_a_sharding_is_the_same_however_it_is_written(meant: str, spellings: str) -> None:
     assert {sharding_of(word) for word in spellings.split()} == {meant}
+
+
+@pytest.mark.parametrize(
+    ("keeps", "spellings"),
+    [
+        (True, "SHARD_GRAD_OP ShardGradOp shard-grad-op ShardingStrategy.SHARD_GRAD_OP fsdp(shard_grad_op)"),
+        (True, "HYBRID_SHARD_ZERO2 _HYBRID_SHARD_ZERO2 zero2-fsdp FSDP(ZeRO-2) fsdp-stage2 hsdp-zero2"),
+        (False, "FULL_SHARD fsdp FSDP2 fsdp2(zero3) zero3-fsdp HYBRID_SHARD hsdp zero3 zero2 2 ddp none"),
+    ],
+)
+def test_fsdp_that_keeps_its_parameters_does_so_however_it_is_written(keeps: bool, spellings: str) -> None:
+    """Such a spelling is fully sharded, and says that nothing is gathered a second time for backward."""
+    for word in spellings.split():
+        said = dict(conventions_of("", word))
+        assert said.get("reshard_after_forward") == (False if keeps else None), word
+        assert not keeps or sharding_of(word) == "fsdp", word
 
 
 @pytest.mark.parametrize(
