@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
 from traces.report.format import format_share
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "accuracy.md"

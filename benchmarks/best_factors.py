@@ -63,15 +63,14 @@ def main() -> None:
 def _figures(clusters: Sequence[Cluster]) -> list[str]:
     draw = random.Random(SEED)
     drawn = [_score(clusters, draw.choice) for _ in range(DRAWS)]
-    figures = [
-        format_share(score(one for runs in clusters for one in runs if one is not middle(runs))),
+    return [
+        format_share(score(one for runs in clusters for one in runs if one is not middle(runs)) or 0.0),
         format_share(_score(clusters, middle)),
         f"{format_share(fmean(drawn))} ± {100 * pstdev(drawn):.1f}",
         format_share(_score(clusters, _best)),
         format_share(_bound(clusters, (1.0,))),
         format_share(_bound(clusters, RATIOS)),
     ]
-    return [figure.replace("%", " %") for figure in figures]
 
 
 def _score(clusters: Iterable[Cluster], chosen: Callable[[Cluster], Step]) -> float:

@@ -84,9 +84,9 @@ def main(path: str) -> None:
     for what, kind, error in left_out(read(path)):
         found[what][kind].append(error)
     kinds = sorted({kind for row in found.values() for kind in row})
-    sys.stdout.write(f"{'left out':28}" + "".join(f"{kind:>16}" for kind in kinds) + "\n")
+    sys.stdout.write(f"{'left out':28}" + "".join(f"{kind:>17}" for kind in kinds) + "\n")
     for what, row in found.items():
-        cells = (f"{format_share(median(row[kind])):>17}" if kind in row else f"{'-':>16}" for kind in kinds)
+        cells = (f"{format_share(median(row[kind])):>17}" if kind in row else f"{'-':>17}" for kind in kinds)
         sys.stdout.write(f"{what:28}" + "".join(cells) + "\n")
 
 

@@ -27,6 +27,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from traces.report.format import format_share
+
 LARGEST_EXACT = 8_000_000
 """Stored bytes of a file that is added up a second time, exactly and slowly."""
 
@@ -63,7 +65,6 @@ from tracer.ingest.ingest import ingest
 from traces.analysis.device_time import device_times
 from traces.analysis.metrics import breakdown
 from traces.store import open_run
-from traces.report.format import format_share
 def asked():
     ingest(sys.argv[2:], sys.argv[1])
     run = open_run(sys.argv[1])
@@ -117,7 +118,10 @@ def show(path: Path, files: list[Path], hta_python: Path | None, scratch: Path) 
         return
     print(f"  ours: {figures(ours)}")
     if len(files) == 1 and size < LARGEST_EXACT:
-        print(f"  ours differs from exact arithmetic by {format_share(from_exact(files[0], ours), '.4f')} of the window")
+        print(
+            "  ours differs from exact arithmetic by "
+            f"{format_share(from_exact(files[0], ours), '.4f')} of the window"
+        )
     if hta_python is None:
         return
     if "rows" not in theirs:

@@ -65,7 +65,7 @@ def _clocks(rows: Sequence[Row], device: str, workers: int) -> Iterator[tuple[st
     sources = sorted(by_source(found[used]))
     for source in sources if len(sources) > 1 else ():
         others = best_clock(found, [other for other in sources if other != source])
-        now, then = (_percent(score(by_source(found[clock])[source])) for clock in (used, others))
+        now, then = (format_share(score(by_source(found[clock])[source])) for clock in (used, others))
         yield source, f"clock of {device}", f"{used:.2f}", now, f"{others:.2f}", then
 
 
@@ -84,7 +84,7 @@ def _hosts(rows: Sequence[Row], workers: int) -> Iterator[tuple[str, ...]]:
     for name, other in (MODELS, MODELS[::-1]):
         best = min(found, key=lambda host: found[host][other])
         words = [f"{work:g}, {rank:g}" for work, rank in (used, best)]
-        now, then = (_percent(found[host][name]) for host in (used, best))
+        now, then = (format_share(found[host][name]) for host in (used, best))
         yield name, "host of nanotron, and per TP rank", words[0], now, words[1], then
 
 
@@ -96,10 +96,6 @@ def _at_hosts(hosts: Sequence[Host], row: Row) -> tuple[str, dict[Host, float]]:
         job = replace(step.job, conventions=(*step.job.conventions, *own))
         found[work, rank] = log_ratio(row, replace(step, job=job))
     return row.text("model"), found
-
-
-def _percent(error: float) -> str:
-    return format_share(error)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,10 @@ def main() -> None:
     for name, pairs in sorted(groups.items()):
         again, kept = (median(pair[i] for pair in pairs) for i in (0, 1))
         nearer = median(min(pair) for pair in pairs)
-        print(f"{name:44} {len(pairs):5} {format_share(again):>8} {format_share(kept):>8} {format_share(nearer):>8}")
+        print(
+            f"{name:44} {len(pairs):5} {format_share(again):>8} {format_share(kept):>8} "
+            f"{format_share(nearer):>8}"
+        )
 
 
 if __name__ == "__main__":

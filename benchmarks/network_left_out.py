@@ -190,7 +190,8 @@ def main(path: str) -> None:
             errors.append(score(iter([by_value[value][part]])))
             sys.stdout.write(f"  {part[:60]:62}{value:8g} {format_share(errors[-1]):>9}\n")
         sys.stdout.write(
-            f"{constant.name}: {best:g} fits all, {format_share(within)} in sample, {format_share(fmean(errors))} left out\n"
+            f"{constant.name}: {best:g} fits all, {format_share(within)} in sample, "
+            f"{format_share(fmean(errors))} left out\n"
         )
 
 

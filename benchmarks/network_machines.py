@@ -96,14 +96,16 @@ def main(path: str) -> None:
         from_others.append([by_meant[other][name][family] for other, family in pairs])
         sys.stdout.write(
             f"{name[:56]:58}{len(found):3d} families {format_share(fmean(named[-1])):>7} as named, "
-            f"{format_share(fmean(with_labels[-1])):>7} at best ({meant}), {format_share(fmean(from_others[-1])):>7} by the others\n"
+            f"{format_share(fmean(with_labels[-1])):>7} at best ({meant}), "
+            f"{format_share(fmean(from_others[-1])):>7} by the others\n"
         )
     n = sum(len(values) for values in named)
     for label, values in (("as named", named), ("at best", with_labels), ("by the others", from_others)):
         sys.stdout.write(f"all {n} families, {label}: {format_share(sum(map(sum, values)) / n)}\n")
     changed = [old for old, new in zip(named, with_labels, strict=True) if sum(old) > 2 * sum(new)]
     sys.stdout.write(
-        f"as named, were all names exact but those that gain half: {format_share(sum(map(sum, changed)) / n)}\n"
+        "as named, were all names exact but those that gain half: "
+        f"{format_share(sum(map(sum, changed)) / n)}\n"
     )
 
 

@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
+
 from traces.report.format import format_share
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,7 +91,8 @@ def report(name: str, taken: Times, folder: Path) -> None:
     for column, unit in enumerate(("wall", "processor")):
         plain, recorded = (median(row[column] for row in taken[flag]) * 1e3 for flag in (False, True))
         print(
-            f"{name:12} {unit:9} {plain:7.1f} ms plain, {recorded:7.1f} recorded: {format_share(recorded / plain - 1, '+.1f')}"
+            f"{name:12} {unit:9} {plain:7.1f} ms plain, {recorded:7.1f} recorded: "
+            f"{format_share(recorded / plain - 1, '+.1f')}"
         )
     open_run = import_module("traces.store").open_run
     spells = [open_run(path).spans([0]).num_rows for path in sorted(folder.iterdir())]

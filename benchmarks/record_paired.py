@@ -27,6 +27,7 @@ from math import ceil, floor, sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
+
 from traces.report.format import format_share
 
 ROOT = Path(__file__).resolve().parents[1]

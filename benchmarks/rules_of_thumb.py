@@ -120,22 +120,22 @@ def rate(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:
 
 def relative(one: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Return tokens per second and GPU over those of *base*."""
-    return format_share(one['tokens_per_s_per_gpu'] / base['tokens_per_s_per_gpu'], ".0f")
+    return format_share(one["tokens_per_s_per_gpu"] / base["tokens_per_s_per_gpu"], ".0f")
 
 
 def slower(one: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Return how much more time a token takes than in *base*."""
-    return format_share(base['tokens_per_s_per_gpu'] / one['tokens_per_s_per_gpu'] - 1, "+.0f")
+    return format_share(base["tokens_per_s_per_gpu"] / one["tokens_per_s_per_gpu"] - 1, "+.0f")
 
 
 def bubble(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:
     """Return the share of the step in which stages wait for each other."""
-    return format_share(one['bubble_fraction'], ".0f")
+    return format_share(one["bubble_fraction"], ".0f")
 
 
 def exposed(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:
     """Return the share of the step in which data moves and nothing computes."""
-    return format_share(one['exposed_comm_fraction'], ".0f")
+    return format_share(one["exposed_comm_fraction"], ".0f")
 
 
 def memory(one: Mapping[str, Any], _: Mapping[str, Any]) -> str:

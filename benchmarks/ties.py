@@ -27,6 +27,7 @@ from simulator.validate.steps import COLUMNS
 from simulator.validate.steps_run import Step, run_rows
 from simulator.validate.steps_scores import is_main
 from simulator.validate.table import read_table
+from traces.report.format import format_share
 
 FILE: Final = Path(__file__).parents[1] / "simulator" / "search" / "ties.toml"
 
@@ -93,7 +94,7 @@ def lines(groups: Mapping[Group, Sequence[Pair]]) -> Iterable[str]:
     yield "# on, the order of measured ones was the predicted one in so many pairs; sources count the same."
     yield "# Share in order at a predicted difference of about:"
     for gap in (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25):
-        yield f"# {100 * gap:3.0f} %  {right(shares.items(), gap):.2f}"
+        yield f"# {format_share(gap, '3.0f')}  {right(shares.items(), gap):.2f}"
     yield f"level = {LEVEL}"
     yield f"ratio = {1 + threshold(shares.items())}"
     yield "# 8 of 10 times between these, if groups are drawn again:"

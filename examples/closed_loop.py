@@ -25,6 +25,7 @@ from statistics import mean, median
 from typing import Any
 
 import click
+
 from traces.report.format import format_share
 
 EXAMPLES = Path(__file__).resolve().parent
@@ -81,14 +82,17 @@ def main(output: Path, turns: int, steps: int, others: float, *, as_json: bool) 
     if as_json:
         click.echo(json.dumps({"calibration": found, "runs": rows, "others": used}))
         return
-    click.echo(f"{'':30}{'measured':>10}{'noise':>8}{'catalogue':>11}{'calibrated':>12}")
+    click.echo(f"{'':30}{'measured':>10}{'noise':>9}{'catalogue':>12}{'calibrated':>13}")
     for row in rows:
         click.echo(
             f"{row['title']:30}{row['measured_s'] * 1e3:7.0f} ms{format_share(row['noise']):>9}"
             f"{format_share(row['error_before'], '+.1f'):>12}{format_share(row['error_after'], '+.1f'):>13}"
         )
     click.echo("noise: how far turns are from their mean, on average; errors: predicted / measured - 1")
-    click.echo(f"others used {format_share(mean(used), '.0f')} of the processor meanwhile, {format_share(max(used), '.0f')} at most")
+    click.echo(
+        f"others used {format_share(mean(used), '.0f')} of the processor meanwhile, "
+        f"{format_share(max(used), '.0f')} at most"
+    )
 
 
 def record(run: Run, output: Path, turn: int, steps: int, others: float) -> float:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from traces.report.format import format_share
 
 EXAMPLES = Path(__file__).resolve().parent
@@ -132,7 +133,8 @@ def conclude(
     click.echo(
         f"Llama-3-70B on 512 H100s: {big['step_time_s']:.2f} s per step, "
         f"{big['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {format_share(big['mfu'])}; "
-        f"bubble {format_share(big['bubble_fraction'])}, exposed communication {format_share(big['exposed_comm_fraction'])}; "
+        f"bubble {format_share(big['bubble_fraction'])}, exposed communication "
+        f"{format_share(big['exposed_comm_fraction'])}; "
         f"{big['peak_memory_bytes'] / 1e9:.0f} GB at most on a GPU, "
         f"{'which fits' if big['fits'] else 'which does not fit'}."
     )

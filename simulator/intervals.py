@@ -49,9 +49,9 @@ class Interval(NamedTuple):
         'measured figures of FSDP: at least 80 % of 300 runs in 12 families lie within'
         """
         return (
-            f"measured figures of {self.what}: at least {format_share(self.level, '.0f')} of {self.rows:,} runs in "
-            f"{self.families:,} families lie within"
-        ).replace("%", " %")
+            f"measured figures of {self.what}: at least {format_share(self.level, '.0f')} of "
+            f"{self.rows:,} runs in {self.families:,} families lie within"
+        )
 
 
 def layout_class(job: Job) -> str:

@@ -121,7 +121,9 @@ def _cost(simulation: Simulation, given: str | None) -> str:
 def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     """Return the figures that a person looks at first."""
     exposed = summary["exposed_by_axis"]
-    by_axis = ", ".join(f"{axis} {format_share(share)}" for axis, share in exposed.items() if share > LEAST_SHARE)
+    by_axis = ", ".join(
+        f"{axis} {format_share(share)}" for axis, share in exposed.items() if share > LEAST_SHARE
+    )
     likely = summary.get("intervals", {})
 
     def with_interval(name: str, value: str, shown: Callable[[float], str]) -> str:

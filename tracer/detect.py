@@ -101,10 +101,11 @@ class Measured:
     def lines(self) -> list[str]:
         """Return what a person wants to know, in a few lines."""
         c = self.compute
+        element_wise = format_share(c.memory_fraction, ".0f")
         found = [
             f"{self.cores} cores, {self.memory_bytes / 1e9:.0f} GB, torch {self.torch}",
             f"one process: {c.peak_flops_per_s / 1e9:.0f} GFLOP/s, {c.operation_s * 1e6:.0f} us an operation",
-            f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {format_share(c.memory_fraction, '.0f')} element-wise",
+            f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {element_wise} element-wise",
         ]
         for kind, rows in self.times_s.items():
             for n, times in rows.items():

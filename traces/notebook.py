@@ -38,7 +38,11 @@ def comparison_html(found: Comparison) -> str:
     rows = [
         ("step, first run", format_time(found.a_step_ns / 1e9), found.a_name),
         ("step, second run", format_time(found.b_step_ns / 1e9), found.b_name),
-        ("difference", _signed(difference), f"{format_share(difference / found.a_step_ns, '+.1f')} of the first"),
+        (
+            "difference",
+            _signed(difference),
+            f"{format_share(difference / found.a_step_ns, '+.1f')} of the first",
+        ),
         *((cause.name, _signed(cause.difference_ns), "") for cause in causes),
     ]
     return _card("Two runs", "what differs, by cause; the causes add up", rows, found.warnings)

@@ -90,13 +90,14 @@ def show_critical_path(run: Run) -> None:
     shown = [(kind, ns / path.length_ns) for kind, ns in list(kinds.items())[:SHOWN_KINDS]]
     gap = _gap(run, path)
     parts = ", ".join(
-        f"{gap if kind == GAP else f'{kind} {format_share(share, '.0f')}'}"
+        f"{gap if kind == GAP else f'{kind} ' + format_share(share, '.0f')}"
         for kind, share in shown
         if share > LEAST_PART
     )
     largest = next((kind for kind in kinds if kind != GAP), "")
     saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
-    asked = f"; {largest} in half the time saves at most {format_share(saved, '.0f')} of the step" if largest else ""
+    most = format_share(saved, ".0f")
+    asked = f"; {largest} in half the time saves at most {most} of the step" if largest else ""
     Console(highlight=False).print(
         f"critical path: {parts}{asked}",
         style="dim",

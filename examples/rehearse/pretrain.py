@@ -219,7 +219,7 @@ class Trainer:
             used = stats["reserved_bytes.all.peak"] / torch.cuda.get_device_properties(0).total_memory
             torch.cuda.reset_peak_memory_stats()
         text = f"{step}: loss {mean:.3f}, at most {most:.3f}; norm {norm.item():.3f}"
-        print(f"{text}; {speed:.0f} tokens/s, {used:.0%} of the memory")
+        print(f"{text}; {speed:.0f} tokens/s, {100 * used:.0f} % of the memory")
 
     def step(self, number: int) -> None:
         """Do step *number*, from 1."""

@@ -101,7 +101,8 @@ def _take(best: Rung, by_rate: Sequence[Rung]) -> Advice:
     take = f"take {_title(best)}, micro-batch {numbers['micro_batch']}"
     if not close:
         return Advice(f"{take}: the fastest that trains all parameters", numbers)
-    below = f"less than {format_share(difference().ratio - 1, '.0f')} apart, measurements often turn the order round"
+    apart = format_share(difference().ratio - 1, ".0f")
+    below = f"less than {apart} apart, measurements often turn the order round"
     if best is fastest:
         others = " and ".join(map(_title, close))
         return Advice(f"{take}: the fastest that trains all parameters; {others}: tied ({below})", numbers)
@@ -193,7 +194,7 @@ def _mfu(rung: Rung) -> str:
 
 
 def _percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
+    return format_share(share, f".{digits}f")
 
 
 def _exposed(summary: dict[str, Any]) -> str:

@@ -21,8 +21,8 @@ from simulator.recorded.compute import compute_factors, measured, pass_seconds
 from simulator.recorded.network import network_factors
 from simulator.simulate import Simulation, simulate
 from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from traces.run import Run
 from traces.report.format import format_share
+from traces.run import Run
 
 LEAST_STEPS: Final = 4
 """Averaged steps that a calibration needs: two to fit on, two held back."""
@@ -187,8 +187,9 @@ def _kept(one: Calibration, errors: Sequence[Error]) -> tuple[Calibration, tuple
         for key in factors:
             holder.pop(key, None)
         said.append(
-            f"{what}: with its factors {name} of held-back steps is {format_share(error.off_after, '+.1f')} off "
-            f"instead of {format_share(error.off_before, '+.1f')}; not better than the catalogue, which is kept"
+            f"{what}: with its factors {name} of held-back steps is {format_share(error.off_after, '+.1f')} "
+            f"off instead of {format_share(error.off_before, '+.1f')}; not better than the catalogue, which "
+            "is kept"
         )
     return replace(one, compute=compute, network=network), tuple(said)
 

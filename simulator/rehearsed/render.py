@@ -39,9 +39,9 @@ def show_machines(said: Mapping[str, Any]) -> None:
             escape(f"{row['gpus']} {row['cluster']}"),
             *([row["links"]] if several else []),
             format_time(row["step_time_s"]),
-            format_share(row['mfu']),
+            format_share(row["mfu"]),
             *([f"{row['tokens_per_s_per_gpu']:,.0f}"] if is_wide else []),
-            format_share(row['exposed_comm_fraction']),
+            format_share(row["exposed_comm_fraction"]),
             memory + limit,
             *("-" if row[one] is None else f"{row[one]:,.4g}" for one in costs),
         )

@@ -36,8 +36,8 @@ from traces.rehearsal import (
     read_rehearsal,
     rehearsal_folder,
 )
-from traces.timeline import MEMORY
 from traces.report.format import format_share
+from traces.timeline import MEMORY
 
 OPERATIONS_PER_KERNEL: Final = 0.65
 """Operations of a model, which ``launch`` of a device is the host's time of, per kernel of eager PyTorch: the

@@ -71,7 +71,7 @@ def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
             _degrees(one),
             _states(one),
             format_time(one["step_time_s"]),
-            format_share(one['mfu']),
+            format_share(one["mfu"]),
             *(_amount(one[name]) for name in extra),
             "over budget" if machine["within_budget"] is False else "",
         )
@@ -104,7 +104,7 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
             *([] if narrow else [_schedule(one), _states(one)]),
             format_time(one["step_time_s"]),
             *([_likely(one["step_time_interval_s"])] if wide else []),
-            format_share(one['mfu']),
+            format_share(one["mfu"]),
             format_bytes(one["peak_memory_bytes"]),
             *(_amount(one[name]) for name in extra),
         )

@@ -100,7 +100,7 @@ def _against(
         return {**one, "was": f"A {before['value']}"}
     change = value / value_before - 1
     better = (change < 0) == (one["name"] in LOWER_IS_BETTER)
-    sign = format_share(change, "+.1f").replace("%", " %").replace("-", "−")
+    sign = format_share(change, "+.1f").replace("-", "−")
     return {
         **one,
         "was": f"A {before['value']}, {'no change' if abs(change) < 5e-4 else sign}",

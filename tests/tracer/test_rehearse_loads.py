@@ -102,7 +102,7 @@ def test_a_share_that_no_router_can_give_is_refused() -> None:
     listed, law = parsed("6,1,1,1"), parsed("zipf:9")
     assert isinstance(listed, Loads)
     assert isinstance(law, Loads)
-    with pytest.raises(RehearsalError, match=r"66\.7% .* at most 50\.0% can"):
+    with pytest.raises(RehearsalError, match=r"66\.7 % .* at most 50\.0 % can"):
         listed.counts(10, 2, 4)
     assert law.counts(1000, 2, 4)[0] == 1000
 

@@ -14,6 +14,7 @@ import click
 from tracer.bench.world_cli import clock, collectives
 from tracer.errors import RecordError
 from traces.flags import Number
+from traces.report.format import format_share
 
 if TYPE_CHECKING:
     from tracer.bench.cases import Kernel
@@ -236,8 +237,7 @@ def _percent(share: float) -> str:
     >>> _percent(0.874), _percent(0.0031)
     ('87 %', '0.31 %')
     """
-    percent = 100 * share
-    return f"{percent:.0f} %" if percent >= TWO_DIGITS else f"{percent:.2g} %"
+    return format_share(share, ".0f" if 100 * share >= TWO_DIGITS else ".2g")
 
 
 def _shape(one: Kernel) -> str:

@@ -136,7 +136,7 @@ def _show(found: Mapping[str, Any]) -> None:
             cells += (
                 ["-", "-"]
                 if time_s is None
-                else [f"{time_s * 1e6:,.0f}", format_share(time_s / row['time_s'], ".0f")]
+                else [f"{time_s * 1e6:,.0f}", format_share(time_s / row["time_s"], ".0f")]
             )
         rows.append(cells)
     _table(head, rows)

@@ -74,7 +74,8 @@ class Loads:
         if max(shares) * top_k > 1 + _SLACK:
             raise RehearsalError(
                 f"--expert-load {self.shown}: {format_share(max(shares))} of all choices cannot go to one of "
-                f"{n_experts} experts: a token chooses {top_k} different ones, so at most {format_share(1 / top_k)} can"
+                f"{n_experts} experts: a token chooses {top_k} different ones, so at most "
+                f"{format_share(1 / top_k)} can"
             )
         total = sum(map(Fraction, shares))
         exact = [Fraction(share) * n_tokens * top_k / total for share in shares]

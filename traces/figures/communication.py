@@ -20,7 +20,6 @@ from traces.report.kinds import axis_label
 from traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
 from traces.report.words import title
 from traces.run import Run
-from traces.report.format import format_share
 
 MOST_LINKS: Final = 512
 """Lines of the picture of links; of more ways, the fullest are drawn."""
@@ -110,13 +109,13 @@ def links(run: Run, *, step: int | None = None, theme: str = "light") -> go.Figu
         figure.add_heatmap(
             x=times_ms,
             y=[way_name(*lines[row]) for row in fullest],
-            z=used[fullest].astype(np.float32),
+            z=(100 * used[fullest]).astype(np.float32),
             zmin=0,
-            zmax=1,
+            zmax=100,
             colorscale=[[0, surface["grid"]], [0.85, forward], [1, surface["limit"]]],
-            colorbar={"title": "in use", "tickformat": ".0%"},
+            colorbar={"title": "in use", "ticksuffix": " %"},
             showscale=number == 1,
-            hovertemplate="%{y}, %{x:.2f} ms: %{format_share(z, '.0f')}<extra></extra>",
+            hovertemplate="%{y}, %{x:.2f} ms: %{z:.0f} %<extra></extra>",
             row=number,
             col=1,
         )

@@ -55,7 +55,7 @@ def comparison_headline(found: Comparison, names: Sequence[str], kinds: Kinds) -
         figure(
             "Difference",
             _signed(difference),
-            f"{format_share(share, '+.1f')} of {names[0]}".replace("-", "−", 1).replace("%", " %", 1),
+            f"{format_share(share, '+.1f')} of {names[0]}".replace("-", "−", 1),
             "bad" if abs(share) > 0.1 else "good",  # a prediction within 10 % ranks layouts well
         ),
     ]

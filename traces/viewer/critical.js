@@ -27,7 +27,7 @@ function criticalLine(run) {
     element('span', {}, element('b', {}, 'Critical path'), ` ${whose} ${about.step}: ${about.n_pieces.toLocaleString('en')} pieces on ${about.n_ranks} rank${about.n_ranks > 1 ? 's' : ''}`),
     element('span', { class: 'stack', 'aria-hidden': 'true' }, ...parts.map(([kind, ns]) =>
       element('span', { title: `${KINDS[kind].label}: ${formatTime(ns)}`, style: { width: `${100 * ns / about.length_ns}%`, background: cssFill(KINDS[kind]) } }))),
-    element('span', {}, parts.filter(([, ns]) => ns >= 0.005 * about.length_ns).map(([kind, ns]) => `${(100 * ns / about.length_ns).toFixed(0)} % ${KINDS[kind].short}`).join(' · ')));
+    element('span', {}, parts.filter(([, ns]) => ns >= 0.005 * about.length_ns).map(([kind, ns]) => `${formatShare(ns / about.length_ns, 0)} ${KINDS[kind].short}`).join(' · ')));
 }
 
 /** Draw or take away the critical path. */

@@ -36,11 +36,11 @@ function formatSI(value, unit) {
 /** Return words in which a number and its unit stay on one line. */
 const unbroken = words => words.replace(/(\d) (?=[%\p{L}])/gu, '$1\u00a0');
 
-/** Return a share of 1 as a percentage. */
-function formatShare(share) {
+/** Return a share of 1 as a percentage, with one digit behind the point unless told otherwise. */
+function formatShare(share, digits = 1) {
   if (!(share > 0)) return '0 %';
   if (share < 0.001) return '< 0.1 %';
-  return (share * 100).toFixed(1) + ' %';
+  return (share * 100).toFixed(digits) + ' %';
 }
 
 /** Return round tick positions between two values, about `count` of them, and their distance. */
