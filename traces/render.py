@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,6 +37,8 @@ LEAST_PART: Final = 0.005
 
 FILE_WIDTH: Final = 160
 """Columns of a table that goes to a file or a pipe."""
+
+NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 SHOWN_KINDS: Final = 5
 """Parts of the critical path that a person reads."""
@@ -98,11 +101,22 @@ def show_critical_path(run: Run) -> None:
     saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
     most = format_share(saved, ".0f")
     asked = f"; {largest} in half the time saves at most {most} of the step" if largest else ""
-    Console(highlight=False).print(
-        f"critical path: {parts}{asked}",
-        style="dim",
-        markup=False,
-    )
+    console = Console(highlight=False)
+    text = _wrapped(f"critical path: {parts}{asked}", console.width)
+    console.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def _wrapped(text: str, columns: int) -> str:
+    """Return *text* in lines of at most *columns*; no number is parted from its percent sign.
+
+    >>> print(_wrapped("forward 17 %, backward 40 %", 11))
+    forward
+    17 %,
+    backward
+    40 %
+    """
+    joined = text.replace(" %", f"{NO_BREAK}%")
+    return textwrap.fill(joined, columns, break_on_hyphens=False).replace(NO_BREAK, " ")
 
 
 def _gap(run: Run, path: CriticalPath) -> str:
