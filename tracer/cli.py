@@ -68,12 +68,14 @@ def record(
     from tracer.finish import restarts
     from tracer.launch import launch
     from tracer.launched import is_first, is_one_of_many
+    from tracer.run_directory import no_empty_folders
 
     path = _free_directory(command) if output is None else output
     if is_one_of_many() and output is None:
         raise click.UsageError(
             "every rank starts a recording of its own: give all of them one directory, -o DIR"
         )
+    context.with_resource(no_empty_folders(path))
     before = restarts(path.absolute())
     status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps, depth=depth)
     if is_one_of_many():  # the others may not have ended, and no rank knows when

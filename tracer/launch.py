@@ -16,7 +16,7 @@ from tracer.attach import DEPTH_VARIABLE, NAME_VARIABLE, RANKS_VARIABLE, RUN_VAR
 from tracer.errors import LaunchError, RecordError
 from tracer.launched import is_one_of_many
 from tracer.native.build import ensure
-from tracer.run_directory import check_new
+from tracer.run_directory import check_new, no_empty_folders
 from tracer.window import Window
 
 SITE: Final = Path(__file__).resolve().parent / "site"
@@ -66,8 +66,8 @@ def launch(
     if path.is_dir() and any(path.iterdir()) and not is_one_of_many():
         raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
     program = _program(command[0])
-    _check_writable(path)
-    try:
+    with no_empty_folders(path):
+        _check_writable(path)
         with _ended_by_request():
             ensure(_tell)
         with _signals_passed_on() as children:
@@ -82,9 +82,6 @@ def launch(
                 raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
             children.append(process)
             status = process.wait()
-    finally:
-        with suppress(OSError):  # nothing was recorded
-            path.rmdir()
     return status if status >= 0 else 128 - status
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,3 +25,16 @@ def check_new(path: Path) -> None:
         for entry in path.iterdir()
     ):
         raise RecordError(f"{path} has files in it; give a directory that is new or empty")
+
+
+@contextmanager
+def no_empty_folders(path: Path) -> Iterator[None]:
+    """Take away the folder *path*, and those above it, if they were made meanwhile and end up empty."""
+    path = path.absolute()
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    try:
+        yield
+    finally:
+        for one in missing:
+            with suppress(OSError):  # something is in it, or it was never made
+                one.rmdir()

@@ -73,6 +73,15 @@ def test_a_command_without_torch_is_said_to_have_recorded_nothing(tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+def test_a_command_that_records_nothing_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
+    """Neither the run nor ``runs`` above it; a folder that somebody has made stays."""
+    (tmp_path / "mine").mkdir()
+    for words in ((), ("-o", "deep/er/run"), ("-o", "mine")):
+        result = record(*words, "--", sys.executable, "-c", "", cwd=tmp_path)
+        assert (result.returncode, "nothing recorded" in result.stderr) == (0, True)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
 def test_an_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = 'yes'\n")
     env = environment(tmp_path / "run", "run", {"PYTHONPATH": str(tmp_path)})
@@ -188,12 +197,13 @@ def test_why_a_process_was_not_recorded_is_said_again_at_the_end(tmp_path: Path)
         "import torch.distributed as d\n"
         "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
     )
-    result = record("-o", "run", "--ranks", "7", "--", sys.executable, "-c", script, cwd=tmp_path)
+    run = Path("runs", "run")
+    result = record("-o", str(run), "--ranks", "7", "--", sys.executable, "-c", script, cwd=tmp_path)
     assert result.returncode == 0
     why = "ranks 7: none of them is in a world of 1; give some of 0 to 0"
     said = [line for line in result.stderr.splitlines() if line.startswith("foretrace: ")]
-    assert said == [f"foretrace: not recording: {why}", f"foretrace: nothing recorded in run: {why}"]
-    assert not (tmp_path / "run").exists()
+    assert said == [f"foretrace: not recording: {why}", f"foretrace: nothing recorded in {run}: {why}"]
+    assert list(tmp_path.iterdir()) == []
 
 
 RESTARTED = """
