@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from fitting import Floats, log_error, minimize, split
 
-from simulator.compute.gemm import tiled_s
+from simulator.compute.tiling import Rates, tiled_s
 from simulator.validate.table import read_table
 from topologies.catalog import load_device
 from topologies.device import Device
@@ -70,14 +70,8 @@ def predictor(device: Device, table: Floats) -> Callable[[GemmTiles, float], Flo
     moved = 2 * (m * k + k * n + m * n)
 
     def predict(tiles: GemmTiles, latency_s: float) -> Floats:
-        found = tiled_s(
-            tiles,
-            table[:3],
-            peak=device.peak("bf16"),
-            bandwidth=device.memory_bytes_per_s,
-            clock=1.0,
-            moved=moved,
-        )
+        on = Rates(tiles, peak=device.peak("bf16"), bandwidth=device.memory_bytes_per_s, clock=1.0)
+        found = tiled_s(on, table[:3], moved=moved)
         return found + latency_s
 
     return predict

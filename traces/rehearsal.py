@@ -71,6 +71,10 @@ WORKS: Final = pa.schema(
         pa.field("causal", pa.bool_(), nullable=False),
         pa.field("kernels", pa.int32(), nullable=False),
         pa.field("is_known", pa.bool_(), nullable=False),  # False: priced by the bytes of its operands alone
+        pa.field("rows", pa.list_(pa.int64()), nullable=False),  # of each expert of a grouped product
+        pa.field(
+            "along", pa.string(), nullable=False
+        ),  # m, n or k, that rows are of; empty: rows are unknown
     ]
 )
 """The distinct operations of a rank."""
@@ -84,6 +88,9 @@ MESSAGES: Final = pa.schema(
         pa.field("peer", pa.int32(), nullable=False),  # global rank, -1: a collective
         pa.field("is_async", pa.bool_(), nullable=False),
         pa.field("name", pa.string(), nullable=False),
+        # of an uneven all-to-all, by place in the group; else empty
+        pa.field("sent_bytes", pa.list_(pa.int64()), nullable=False),
+        pa.field("received_bytes", pa.list_(pa.int64()), nullable=False),
     ]
 )
 """The distinct communications of a rank."""
@@ -113,6 +120,11 @@ class RankTables(NamedTuple):
 
 
 _SCHEMAS: Final = (EVENTS, WORKS, MESSAGES, PLACES)
+
+_ADDED: Final[Mapping[str, Any]] = {
+    "trains": True, "rows": [], "along": "", "sent_bytes": [], "received_bytes": [],
+}  # fmt: skip
+"""Columns that came later, and what those files have that are without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +251,8 @@ def write_rank(folder: Path, rank: int, tables: RankTables) -> None:
 def read_rank(folder: Path, rank: int) -> RankTables:
     """Return what *rank* does.
 
-    One that was written before passes without gradients were told apart is taken to have none.
+    One that was written before passes without gradients were told apart is taken to have none, and before
+    rows of experts and sizes of uneven all-to-alls were written to have even ones.
 
     Raises:
         RunError: a table is missing or damaged.
@@ -250,8 +263,10 @@ def read_rank(folder: Path, rank: int) -> RankTables:
         try:
             with pa.memory_map(str(file)) as source:
                 table = ipc.open_file(source).read_all()
-            if schema is PLACES and "trains" not in table.column_names:
-                table = table.append_column("trains", pa.array([True] * len(table)))
+            for name, default in _ADDED.items():
+                if name in schema.names and name not in table.column_names:
+                    column = pa.array([default] * len(table), schema.field(name).type)
+                    table = table.append_column(name, column)
             found.append(table.select(schema.names).cast(schema))
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             raise RunError(f"{file} cannot be read: {error}") from error

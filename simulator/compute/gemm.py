@@ -1,4 +1,4 @@
-"""How long a matrix product takes: tiles of the output, dealt to processors in waves, at a limited clock."""
+"""How long a matrix product takes: plain, batched or grouped, in tiles or from three constants."""
 
 from __future__ import annotations
 
@@ -6,19 +6,11 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.workload.ops import DTYPE_BYTES, Op, operand_bytes, result_bytes
+from simulator.compute.grouped import members, members_s, plain_bytes
+from simulator.compute.tiling import Rates, tiled_s
+from simulator.workload.ops import DTYPE_BYTES, Op, result_bytes
 from topologies.device import Device
-from topologies.kernel import GemmTiles
-
-Floats = npt.NDArray[np.float64]
-
-K_STEP: Final = 64
-"""Depth of the operand slices that a main loop steps over; k is rounded up to it (CUTLASS tile shapes)."""
-
-SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Ways to split k among processors when the output has too few tiles to occupy them."""
 
 SUMS_EXPOSED: Final = 0.25
 """Share of the traffic of sums in the output that no main loop hides.
@@ -101,7 +93,7 @@ def gemm_s(op: Op, device: Device) -> float:
     member on a few streams, as Transformer Engine issues them: tiles of the next member fill processors that
     the last wave of one leaves, so that each takes its share of one kernel and ``MEMBER_S``, and
     ``SPACING_S`` at least; or, with the kernel ``"torch"``, one kernel over all members at
-    ``TORCH_GROUPED_SHARE`` of the rate.
+    ``TORCH_GROUPED_SHARE`` of the rate, also where members have unlike rows (``simulator.compute.grouped``).
     """
     if is_unaligned(op):
         return op.flops / (UNALIGNED_SHARE * device.peak("fp32")) + op.count * device.gemm_latency_s
@@ -131,70 +123,13 @@ def _tiled_s(device: Device, op: Op) -> float:
     tiles = device.gemm_tiles
     if tiles is None:
         return roofline_s(op, device)
-    busy = tiled_s(
-        tiles,
-        np.array([[op.m], [op.n], [op.k]], float),
-        peak=peak_of(op, device),
-        bandwidth=device.memory_bytes_per_s,
-        clock=clock_of(op, device),
-        moved=np.array([float(op.bytes_moved)]),
-        batch=op.batch,
+    moved, bandwidth = float(op.bytes_moved), device.memory_bytes_per_s
+    on = Rates(tiles, peak=peak_of(op, device), bandwidth=bandwidth, clock=clock_of(op, device))
+    if op.rows:
+        busy_s = members_s(on, members(op), moved)
+    else:
+        shape = np.array([[op.m], [op.n], [op.k]], float)
+        busy_s = float(tiled_s(on, shape, moved=np.array([moved]), batch=op.batch)[0])
+    return busy_s + max(op.bytes_moved - plain_bytes(op), 0) * SUMS_EXPOSED / (
+        tiles.memory_fraction * bandwidth
     )
-    operands = operand_bytes(op.m * op.k + op.k * op.n, op.dtype)
-    plain = (operands + op.m * op.n * result_bytes(op.dtype)) * op.batch
-    bandwidth = tiles.memory_fraction * device.memory_bytes_per_s
-    return float(busy[0]) + max(op.bytes_moved - plain, 0) * SUMS_EXPOSED / bandwidth
-
-
-def tiled_s(
-    tiles: GemmTiles,
-    shapes: Floats,
-    *,
-    peak: float,
-    bandwidth: float,
-    clock: float,
-    moved: Floats,
-    batch: int = 1,
-) -> Floats:
-    """Return the time of matrix products, the best over all tiles and splits, without fixed latency.
-
-    With ``T`` tiles of ``a x b``, each split ``s`` ways along k, on ``S`` processors:
-
-    - one tile takes ``2 a b k/s / (e P/S) * (1 + side (a + b) / (a b)) + overhead``;
-    - there are ``T s / S`` waves, the last one counted up to a whole for ``1 - wave_overlap`` of it;
-    - the clock stretches that by ``1 + throttle t / (t + throttle_s)``, or by ``1 / clock`` if that is more;
-    - operands take ``bytes / (b BW)``, and a split writes and reads its fp32 parts.
-
-    Args:
-        tiles: the constants.
-        shapes: m, n and k; shape ``(3, n_products)``.
-        peak: peak rate of the dtype, FLOP/s.
-        bandwidth: bandwidth of the memory, bytes/s.
-        clock: clock under lasting load over that in a short burst.
-        moved: bytes each product reads and writes; shape ``(n_products,)``.
-        batch: members that run as one kernel.
-
-    Returns:
-        Seconds; shape ``(n_products,)``.
-    """
-    m, n, k = (values[:, None, None] for values in shapes)
-    a, b = (np.array(sides, float)[None, :, None] for sides in zip(*tiles.tiles, strict=True))
-    splits = np.array(SPLITS, float)[None, None, :]
-    whole = np.ceil(m / a) * np.ceil(n / b) * batch
-    depth = np.ceil(k / splits / K_STEP) * K_STEP
-    rate = tiles.efficiency * peak / tiles.processors
-    per_tile = 2 * a * b * depth / rate * (1 + tiles.operand_side * (a + b) / (a * b)) + tiles.tile_overhead_s
-    filled = whole * splits / tiles.processors
-    waves = tiles.wave_overlap * filled + (1 - tiles.wave_overlap) * np.ceil(filled)
-    compute = np.maximum(waves, 1.0) * per_tile
-    compute = compute * np.maximum(1 + tiles.throttle * compute / (compute + tiles.throttle_s), 1 / clock)
-    parts = np.where(splits > 1, 8 * splits * m * n * batch, 0.0)
-    memory = (moved[:, None, None] + parts) / (tiles.memory_fraction * bandwidth)
-    # a library does not split further once every processor has a part
-    possible = (splits == 1) | (whole * (splits - 1) < tiles.processors)
-    scale = np.maximum(compute, memory)
-    blended = scale * ((compute / scale) ** tiles.blend + (memory / scale) ** tiles.blend) ** (
-        1 / tiles.blend
-    )
-    best: Floats = np.where(possible, blended, np.inf).min(axis=(1, 2))
-    return best

@@ -81,6 +81,8 @@ def op_of(row: Mapping[str, Any], device: Device) -> Op:
         v_dim=row["v_dim"],
         causal=row["causal"],
         kernel="torch" if "grouped" in name else _kernel(device) if is_attention else "",
+        rows=tuple(row["rows"] or ()),
+        along=row["along"] or "",
     )
 
 

@@ -43,6 +43,8 @@ class Op:
         kernel: fused attention kernel, empty for the device's own choice; or how a grouped product runs.
         rate: of a product over that of a plain one of its dtype.
         launches: operations of the model that the host is charged for; None means as many as ``count``.
+        rows: of each member of a grouped product, if they are not even.
+        along: the dimension that they are of, ``"m"``, ``"n"`` or ``"k"``; its own is their mean then.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Op:
     kernel: str = ""
     rate: float = 1.0
     launches: int | None = None
+    rows: tuple[int, ...] = ()
+    along: str = ""
 
     @property
     def n_launches(self) -> int:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from simulator.compute.gemm import SPACING_S, gemm_s, tiled_s
+from simulator.compute.gemm import SPACING_S, gemm_s
+from simulator.compute.tiling import Rates, tiled_s
 from simulator.compute.timing import ComputeModel
 from simulator.models.model import Linear
 from simulator.workload.ops import gemm, weight_gradient
@@ -107,11 +108,10 @@ def test_a_grouped_product_takes_at_least_its_starts(m: int, groups: int) -> Non
 
 def test_many_products_at_once_are_the_products_one_by_one() -> None:
     shapes = np.array([[100.0, 4096.0], [200.0, 4096.0], [300.0, 4096.0]])
-    both = tiled_s(TILES, shapes, peak=1e15, bandwidth=1e15, clock=1.0, moved=np.array([1e6, 1e8]))
+    on = Rates(TILES, peak=1e15, bandwidth=1e15, clock=1.0)
+    both = tiled_s(on, shapes, moved=np.array([1e6, 1e8]))
     for at, moved in enumerate((1e6, 1e8)):
-        alone = tiled_s(
-            TILES, shapes[:, at : at + 1], peak=1e15, bandwidth=1e15, clock=1.0, moved=np.array([moved])
-        )
+        alone = tiled_s(on, shapes[:, at : at + 1], moved=np.array([moved]))
         assert alone[0] == both[at]
 
 

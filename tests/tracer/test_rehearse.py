@@ -154,7 +154,7 @@ def issued(n_ops: int) -> RankTables:
     work = {**row, "m": 1, "n": 1, "k": 1, "batch": 1, "v_dim": 0, "causal": False, "kernels": 1}
     return RankTables(
         pa.Table.from_pylist([event] * n_ops, EVENTS),
-        pa.Table.from_pylist([{**work, "is_known": True}], WORKS),
+        pa.Table.from_pylist([{**work, "is_known": True, "rows": (), "along": ""}], WORKS),
         MESSAGES.empty_table(),
         PLACES.empty_table(),
     )

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 SCRIPT = Path(__file__).parent / "libraries.py"
 
 WIDTH, EXPERTS, ROWS = 64, 4, 128
+EXPERT_ROWS = (5, 0, 65, 58)
 
 
 def _rehearsed(folder: Path, *arguments: str) -> tuple[Rehearsal, list[dict[str, Any]]]:
@@ -63,6 +64,14 @@ def test_products_of_experts_keep_their_type_and_ask_where_each_begins(tmp_path:
     _, works = _rehearsed(tmp_path, "experts")
     products = [work for work in works if work.get("name") == "aten._grouped_mm"]
     assert {work["flops"] for work in products} == {2 * ROWS * WIDTH * WIDTH}
+    assert {tuple(work["rows"]) for work in products} == {EXPERT_ROWS}
+    assert sorted(work["along"] for work in products) == ["k"] * 2 + ["m"] * 3
+    for work in products:
+        weights = (
+            3 if work["along"] == "m" else EXPERTS
+        )  # nobody reads those of the second; its gradient is 0
+        n_elements = 2 * ROWS * WIDTH + weights * WIDTH * WIDTH
+        assert work["bytes_moved"] == n_elements * (2 if work["dtype"] == "bf16" else 4)
     kernels = [(work["dtype"], work["kernels"]) for work in products]
     assert sorted(kernels) == [("bf16", 1)] * 3 + [("fp32", EXPERTS)] * 2  # the input has no gradient
     assert sum(work["what"] == 5 for work in works) == 2

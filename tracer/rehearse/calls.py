@@ -16,12 +16,14 @@ class Call(NamedTuple):
         args: positional arguments.
         named: arguments by name, positional ones included.
         out: what it returned.
+        ends: where the rows of each expert end, where that is known.
     """
 
     name: str
     args: Sequence[Any]
     named: Mapping[str, Any]
     out: Any
+    ends: Sequence[int] = ()
 
 
 def tensors_in(values: Any) -> list[Any]:

@@ -12,6 +12,8 @@ from tracer.operators import Operator, dtype_name, tensor_bytes
 from tracer.records import Position
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.questions import Kernel
+from tracer.rehearse.splits import EVEN, Exchange, Splits, exchange_of
+from tracer.rehearse.stated import EXCHANGE
 from tracer.rehearse.tape import WAIT, Message
 from tracer.rehearse.waits import work_class
 
@@ -101,7 +103,7 @@ class Communications:
         """Return the handler of a ``c10d`` operator."""
         at = internals.async_flag(func)
         default = _default_of(func, at)
-        n_returns = len(func._schema.returns)
+        n_returns, called = len(func._schema.returns), func._schema.name.partition("::")[2]
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             group = self._session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
@@ -109,7 +111,11 @@ class Communications:
             tensor = operator.tensor(args)
             size = operator.size(args, len(group.ranks))
             peer = group.ranks[args[operator.peer]] if operator.peer >= 0 else -1
-            number = self._issue(operator.kind, group, size, tensor, is_async=is_async, peer=peer)
+            exchange = exchange_of(called, args)
+            splits = EVEN if exchange is None else exchange.splits(len(group.ranks))
+            number = self._issue(
+                operator.kind, group, size, tensor, is_async=is_async, peer=peer, splits=splits
+            )
             outputs = tensors_in(list(operator.outputs(args)))
             for output in outputs:
                 self._under_way[_storage_key(output)] = number
@@ -118,10 +124,9 @@ class Communications:
             self._session.stated.exchange(operator.kind, source, outputs, factor)
             if operator.kind == "all_gather":
                 self._gathered(outputs)
-            if operator.kind == "all_to_all" and outputs and args[0] is outputs[0]:
-                sizes = args[4] if len(args) > 4 else ()
-                if not self._is_dealt(args[1], outputs, group, sizes):
-                    self._session.stated.note("_c10d_functional.all_to_all_single", args[1:2], args[0])
+            if exchange is not None and not self._is_dealt(exchange, group):
+                for sent, got in zip(tensors_in(exchange.source), outputs, strict=False):
+                    self._session.stated.note(EXCHANGE, (sent,), got)
             if not self._fake:
                 return func(*args, **kwargs)
             work = self._work(number if is_async else -1, outputs)
@@ -131,21 +136,24 @@ class Communications:
 
         return handler
 
-    def _is_dealt(self, source: Any, outputs: list[Any], group: Any, sizes: Any) -> bool:
-        """Follow an all-to-all of numbers that come of choices of experts; return whether it is one.
-
-        Args:
-            source: what this rank sends.
-            outputs: what it gets.
-            group: among whom.
-            sizes: rows to each of them; empty or None: even.
-        """
+    def _is_dealt(self, exchange: Exchange, group: Any) -> bool:
+        """Follow choices of experts through an *exchange* in *group*; return whether numbers come of any."""
         routing = self._session.stated.routing
         return routing is not None and routing.exchange(
-            source, outputs, self._session.rank, group.ranks, sizes
+            exchange.source, tensors_in(exchange.filled), self._session.rank, group.ranks, exchange.rows_in
         )
 
-    def _issue(self, kind: str, group: Any, size: int, tensor: Any, *, is_async: bool, peer: int = -1) -> int:
+    def _issue(
+        self,
+        kind: str,
+        group: Any,
+        size: int,
+        tensor: Any,
+        *,
+        is_async: bool,
+        peer: int = -1,
+        splits: Splits = EVEN,
+    ) -> int:
         """Write a communication down; return its number."""
         session = self._session
         session.group_infos[group.id] = group
@@ -160,7 +168,7 @@ class Communications:
             sequence = group.next_collective()
         if (position or session.position).step < 0:
             return -1
-        message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind)
+        message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind, *splits)
         return session.tape.communication(message, sequence, position)
 
     def functional(self, kind: str) -> Kernel:
@@ -177,14 +185,16 @@ class Communications:
             self._made(out)
             inputs, outputs = tensors_in(args[0]), tensors_in(out)
             name = func._schema.name.partition("::")[2]
-            if name != "all_to_all_single" or not self._is_dealt(inputs[0], outputs, group, args[2]):
+            exchange = exchange_of(name, args, out)
+            splits = EVEN if exchange is None else exchange.splits(len(group.ranks))
+            if exchange is None or not self._is_dealt(exchange, group):
                 self._session.stated.note(f"{func.namespace}.{name}", args, out)
             if kind in {"all_reduce", "all_gather", "broadcast"}:
                 factor = self._factor(str(args[1]), len(group.ranks))
                 self._session.stated.exchange(kind, inputs[0], outputs, factor)
             whole = outputs if kind == "all_gather" else inputs
             size = sum(map(tensor_bytes, whole))
-            number = self._issue(kind, group, size, inputs[0], is_async=True)
+            number = self._issue(kind, group, size, inputs[0], is_async=True, splits=splits)
             for output in outputs:
                 self._under_way[_storage_key(output)] = number
             return out

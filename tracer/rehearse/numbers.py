@@ -234,8 +234,8 @@ class Numbers:
         """Follow an all-to-all of *source* among *n_ranks* that all send what this one, number *place*, does.
 
         Args:
-            source: what this rank sends.
-            outputs: what it gets, in one tensor.
+            source: what this rank sends, in one tensor, or one for each rank.
+            outputs: what it gets, in the same way.
             place: of this rank in the group.
             n_ranks: of the group.
             sizes: rows to each rank; empty: even.
@@ -243,16 +243,18 @@ class Numbers:
         Returns:
             Whether *outputs* are known.
         """
-        real = self.of(source)
-        if real is None or len(outputs) != 1 or not real.dim() or (not sizes and len(real) % n_ranks):
+        is_listed = isinstance(source, list | tuple)
+        real = self.of(source[place] if is_listed else source)
+        if real is None or not real.dim() or not (is_listed or sizes or len(real) % n_ranks == 0):
             return False
         rows = list(sizes) or [len(real) // n_ranks] * n_ranks
         with self.really():
-            ours = real[sum(rows[:place]) : sum(rows[: place + 1])]
-            whole = ours.repeat(n_ranks, *[1] * (ours.dim() - 1))
-        if whole.shape != outputs[0].shape or whole.dtype != outputs[0].dtype:
+            ours = real if is_listed else real[sum(rows[:place]) : sum(rows[: place + 1])]
+            whole = ours if is_listed else ours.repeat(n_ranks, *[1] * (ours.dim() - 1))
+        if any(whole.shape != one.shape or whole.dtype != one.dtype for one in outputs):
             return False
-        self.keep(outputs[0], whole, is_shared=True)
+        for one in outputs:
+            self.keep(one, whole, is_shared=True)
         return True
 
     def _shared(self, tensor: Any, *, is_shared: bool) -> None:

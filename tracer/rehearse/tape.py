@@ -36,6 +36,8 @@ class Message(NamedTuple):
     peer: int
     is_async: bool
     name: str
+    sent_bytes: tuple[int, ...] = ()
+    received_bytes: tuple[int, ...] = ()
 
 
 class Place(NamedTuple):

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from tracer.rehearse import numbers
-from tracer.rehearse.calls import Call, tensors_in
+from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
 from tracer.rehearse.memory import OF_KIND
+from tracer.rehearse.pricing import Pricing
 from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.remembered import Memo
-from tracer.rehearse.stated import FOLLOWED, asker
+from tracer.rehearse.stated import FOLLOWED
 from tracer.rehearse.tape import HOST_WAIT
-from tracer.rehearse.words import STUB
-from tracer.rehearse.works import SILENT, Work, work_of
+from tracer.rehearse.works import GROUPED, SILENT, Work
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -42,8 +42,7 @@ class Watcher:
 
         self._session, self._torch, self._fake = session, torch, fake
         self._FakeTensor = FakeTensor
-        self._numbers: dict[Any, int] = {}
-        self._found_empty = False
+        self._pricing = Pricing(session)
         self._call = Memo().call if fake else _unremembered
         self._handlers: dict[Any, Kernel] = {}
         self._by_numbers = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -159,6 +158,7 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
+        is_grouped = name in GROUPED  # whose work depends on numbers, too
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if host.is_used and (part := host.part(name, args)):
@@ -172,9 +172,9 @@ class Watcher:
             if follows:
                 note(name, args, out)
             if position.step >= 0:
-                number = -1 if known is None else known.work
+                number = -1 if known is None or is_grouped else known.work
                 if number < 0:
-                    number = self._number(name, func, args, kwargs, out)
+                    number = self._pricing.number(name, func, args, kwargs, out)
                     if known is not None:
                         known.work = number
                 tape.op(number)
@@ -190,7 +190,7 @@ class Watcher:
         if name in FOLLOWED:
             session.stated.note(name, args, out)
         if session.position.step >= 0:
-            work = host.work(part, self._priced(name, func, args, kwargs, out), args)
+            work = host.work(part, self._pricing.work(name, func, args, kwargs, out), args)
             session.tape.op(session.tape.number_of(work))
             is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
             host.waited(part, non_blocking=is_free is True)
@@ -201,27 +201,7 @@ class Watcher:
         self._made(out)
         if self._session.position.step >= 0:
             name = ".".join(func._schema.name.split("::"))
-            self._session.tape.op(self._number(name, func, args, kwargs, out))
-
-    def _number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-        """Return the number of the work of a call."""
-        key = (func, _signature(args), _signature(out))
-        if key not in self._numbers:
-            work = self._priced(name, func, args, kwargs, out)
-            if work.kind == "gemm" and not work.flops and not self._found_empty:
-                self._found_empty = True
-                self._session.warn(
-                    f"{asker()}: a product of nothing ({work.shapes}): look at what the script was told of "
-                    f"numbers, and state those that decide sizes in a stub ({STUB})"
-                )
-            self._numbers[key] = self._session.tape.number_of(work)
-        return self._numbers[key]
-
-    def _priced(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
-        names = [argument.name for argument in func._schema.arguments]
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
-        positional = (*args, *(value for key, value in kwargs.items() if key != "out"))
-        return work_of(Call(name, positional, named, out))
+            self._session.tape.op(self._pricing.number(name, func, args, kwargs, out))
 
     def _inert(self, name: str) -> Kernel:
         """Return the handler of an operator that is written down and not called."""
@@ -295,12 +275,3 @@ def _through(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _unremembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, None]:
     """Call an operator on tensors that have numbers."""
     return func(*args, **kwargs), None
-
-
-def _signature(values: Any) -> Any:
-    """Return what the work of a call depends on: shapes, types and switches."""
-    if hasattr(values, "element_size"):
-        return (values.shape, values.dtype)
-    if isinstance(values, list | tuple):
-        return tuple(map(_signature, values))
-    return values if values is None or isinstance(values, bool) else 0

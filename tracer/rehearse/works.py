@@ -8,6 +8,7 @@ per multiply-add, half of the scores under a causal mask; element-wise arithmeti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,8 @@ class Work(NamedTuple):
         causal: attention skips what a causal mask hides.
         kernels: on the device.
         is_known: whether the formula is that of the operator, not only the bytes of its operands.
+        rows: of each expert of a grouped product, none if nobody knows them.
+        along: the dimension that they are dealt out of: ``"m"``, ``"n"`` or ``"k"``; its own is their mean.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Work(NamedTuple):
     causal: bool = False
     kernels: int = 1
     is_known: bool = True
+    rows: tuple[int, ...] = ()
+    along: str = ""
 
 
 KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
@@ -73,6 +78,12 @@ TENSORS_PER_LAUNCH: Final = 64
 
 ELEMENTS_PER_LAUNCH: Final = 65536 * 320
 """Elements that one launch takes at most: ``kChunkSize * depth_to_max_blocks`` of the same file."""
+
+GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2"})
+"""Operators that multiply for every expert at once, told by ``offs`` where the rows of each end."""
+
+_AT_ONCE: Final = ("bf16", "fp8")
+"""Types of operands for which there is one kernel for all experts."""
 
 BACKWARD_PRODUCTS: Final = 5
 """Matrix products of a fused attention backward; a forward has two (FlashAttention-2, arXiv:2307.08691)."""
@@ -162,23 +173,41 @@ def _bmm(call: Call) -> Work:
 
 
 def _grouped(call: Call) -> Work:
-    """Products of experts: rows of the one operand are dealt out over the members of the other, evenly.
+    """Products of experts: rows of the one operand are dealt out over the members of the other.
 
-    One kernel in bf16, and a product for each of the experts in other types (``_grouped_mm_fallback`` in
-    ATen/native/GroupedMMUtils.h).
+    As the call says, or evenly. One kernel in bf16 and fp8, and a product for each of the experts in
+    other types (``_grouped_mm_fallback`` in ATen/native/GroupedMMUtils.h). Weights of an expert without rows
+    are not read, its gradients are written all the same.
     """
     a, b = call.args[:2]
-    out = next(iter(tensors_in(call.out)))
-    members = next(t.shape[0] for t in (b, a, out) if len(t.shape) == 3)
-    flops = (
-        2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (members if len(a.shape) == len(b.shape) == 3 else 1)
+    members = next(t.shape[0] for t in (b, a, *tensors_in(call.out)) if len(t.shape) == 3)
+    sides = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    along = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}.get((len(a.shape), len(b.shape)), "")
+    total = sides.get(along, 0)
+    flops = 2 * prod(sides.values()) * (1 if along else members)
+    if along:
+        sides[along] = max(total // members, 1)
+    found = _product(call, a, (sides["m"], sides["n"], sides["k"]), batch=members)._replace(
+        flops=flops, kernels=1 if dtype_name(a) in _AT_ONCE else members
     )
-    m, n = (
-        (a.shape[-2], b.shape[-1]) if len(out.shape) == 3 else (max(a.shape[-2] // members, 1), b.shape[-1])
-    )
-    k = max(flops // (2 * m * n * members), 1)
-    one = _product(call, a, (m, n, k), batch=members)
-    return one if dtype_name(a) == "bf16" else one._replace(kernels=members)
+    rows = rows_between(call.ends, members, total) if along else ()
+    if not rows:
+        return found
+    width, out_width = a.element_size(), next(iter(tensors_in(call.out))).element_size()
+    each = [{**sides, along: n} for n in rows]
+    read = sum(s["k"] * (s["m"] + s["n"]) for s in each if s[along])
+    written = sum(s["m"] * s["n"] for s in each)
+    return found._replace(bytes_moved=read * width + written * out_width, rows=rows, along=along)
+
+
+def rows_between(ends: Sequence[int], members: int, total: int) -> tuple[int, ...]:
+    """Return the rows of each of *members* from where each of them *ends*; none if *total* are too few.
+
+    >>> rows_between([3, 3, 4], 3, 5)
+    (3, 0, 1)
+    """
+    rows = tuple(after - before for before, after in pairwise((0, *ends)))
+    return rows if len(rows) == members and min(rows) >= 0 and sum(rows) <= total else ()
 
 
 def _convolution(call: Call) -> Work:
@@ -207,7 +236,7 @@ _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
         "aten.addmm": _addmm,
         "aten.bmm": _bmm,
         "aten.baddbmm": _bmm,
-        "aten._grouped_mm": _grouped,
+        **dict.fromkeys(GROUPED, _grouped),
         "aten.convolution": _convolution,
         "aten.convolution_backward": _convolution,
     }
