@@ -131,7 +131,8 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
         click.echo(json.dumps({**cluster.describe(), "tiers": rows}))
         return
     click.echo(f"{cluster.name}: {cluster.description}" if cluster.description else cluster.name)
-    click.echo(f"{cluster.n_gpus} devices in {cluster.n_nodes} node(s), fabric {cluster.fabric_spec.kind}\n")
+    size = f"{_count(cluster.n_gpus, 'device')} in {_count(cluster.n_nodes, 'node')}"
+    click.echo(f"{size}, fabric {cluster.fabric_spec.kind}\n")
     table = _table("what one device can send, all at once", "per direction", "one way")
     for tier in distances:
         _add(table, _DISTANCE[tier.name], bandwidth(tier.bytes_per_s), format_time(tier.latency_s))
@@ -174,9 +175,11 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
+    domains = _count(found["n_domains"], f"{_WIRES.get(cluster.intra.kind, '')}domain")
+    switches = _count(found["n_switches"], "switch", "es")
     click.echo(
-        f"{path}: {found['n_gpus']} GPUs in {found['n_domains']} {_WIRES.get(cluster.intra.kind, '')}"
-        f"domain(s), {found['n_switches']} switches, {found['n_links']} links; every GPU reaches every other"
+        f"{path}: {_count(found['n_gpus'], 'GPU')} in {domains}, {switches}, "
+        f"{_count(found['n_links'], 'link')}; every GPU reaches every other"
     )
 
 
@@ -223,13 +226,30 @@ def read(path: str, *, device: str, output: str | None) -> None:
     click.echo(f"{output}: try foretrace topology check {output}")
 
 
+def _count(n: int, what: str, plural: str = "s") -> str:
+    return f"{n} {what}{'' if n == 1 else plural}"
+
+
 def _write(path: str, text: str) -> None:
+    """Write *text* to the file *path*, in place of one that is there: all of it or nothing."""
+    import os
     from pathlib import Path
 
     from topologies.errors import CatalogError
 
+    target = Path(path)
+    final = target.resolve()  # where it is a link, what that leads to is replaced
+    fresh = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not target.is_file():  # a pipe or a device
+            target.write_text(text, encoding="utf-8")
+            return
+        try:
+            fresh.write_text(text, encoding="utf-8")
+            fresh.replace(final)
+        finally:
+            fresh.unlink(missing_ok=True)
     except OSError as error:
         raise CatalogError(f"{path} cannot be written: {error.strerror or error}") from None
 

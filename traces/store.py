@@ -49,7 +49,8 @@ def write_run(
 ) -> Path:
     """Write a complete run to the directory *path*, all of it or nothing; return the directory.
 
-    A run that is there already is replaced, other files beside it are kept.
+    A run that is there already is replaced, other files beside it are kept. Only a recording replaces a
+    recording: what ran once cannot be had again.
 
     Args:
         path: the run directory.
@@ -59,11 +60,11 @@ def write_run(
         links: how full links were, for ``links.arrow``; None if that is not known.
 
     Raises:
-        RunError: *path* is something else than a run, or cannot be written.
+        RunError: *path* is something else than a run, or a recording, or cannot be written.
         TimelineError: *spans* is not a timeline, *memory* not memory over time.
     """
     target = Path(path).absolute()
-    _check_replaceable(target)
+    _check_replaceable(target, info)
     tables = [spans] if isinstance(spans, pa.Table) else spans
     if memory is not None:
         memory = _checked_memory(memory)
@@ -103,14 +104,26 @@ def write_info(path: str | os.PathLike[str], info: RunInfo, rank: int | None = N
     write_atomically(Path(path) / name, info.to_json())
 
 
-def _check_replaceable(target: Path) -> None:
-    """Raise RunError if something other than a run, or an empty directory, is at *target*."""
+def _check_replaceable(target: Path, info: RunInfo) -> None:
+    """Raise RunError unless *target* is new, empty or a run that the run of *info* may replace."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise RunError(f"{target} is a file or a link; give a directory that is new, empty or a run")
-    if not target.is_dir() or (target / "run.json").is_file():
+    if not target.is_dir():
+        return
+    if (target / "run.json").is_file():
+        if info.origin != "recorded" and _origin(target) == "recorded":
+            raise RunError(f"{target} holds a recording: nothing written; give a new directory")
         return
     if {entry.name for entry in target.iterdir()} - BEFORE_A_RUN:
         raise RunError(f"{target} has files in it and is not a run: nothing written; give a new directory")
+
+
+def _origin(path: Path) -> str:
+    """Return where the run at *path* is from; empty if its description cannot be read."""
+    try:
+        return RunInfo.from_json((path / "run.json").read_text(encoding="utf-8"), str(path)).origin
+    except (RunError, UnicodeDecodeError):
+        return ""
 
 
 def _checked_ranks(spans: pa.Table, world_size: int) -> pa.Table:

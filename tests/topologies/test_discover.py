@@ -163,9 +163,11 @@ def test_the_verb_writes_a_machine_that_checks(tmp_path: Path) -> None:
     printed = runner.invoke(topology, ["read", str(source)], catch_exceptions=False).stdout
     assert printed.startswith('device = "h100-sxm" # 18 NVLinks: an H100;')
     assert "\ngpus_per_node = 4\n" in printed
+    target.write_text("an older machine", encoding="utf-8")
     runner.invoke(topology, ["read", str(source), "-o", str(target)], catch_exceptions=False)
+    assert {*tmp_path.iterdir()} == {source, target}
     checked = runner.invoke(topology, ["check", str(target)], catch_exceptions=False)
-    assert "4 GPUs in 1 NVLink domain(s)" in checked.stdout
+    assert "4 GPUs in 1 NVLink domain," in checked.stdout
 
 
 def test_the_maker_of_the_processor_is_read(tmp_path: Path) -> None:

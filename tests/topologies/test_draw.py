@@ -66,11 +66,11 @@ def test_a_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert not re.findall(r'(?:src|href)="', text)
 
 
-def test_a_picture_that_cannot_be_written_is_one_line() -> None:
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "nowhere").write_text("a file, not a folder", encoding="utf-8")
+    path = tmp_path / "nowhere" / "fabric.html"
     with pytest.raises(CatalogError, match=r"nowhere/fabric\.html cannot be written"):
-        CliRunner().invoke(
-            topology, ["draw", "dgx-h100", "-o", "nowhere/fabric.html"], catch_exceptions=False
-        )
+        CliRunner().invoke(topology, ["draw", "dgx-h100", "-o", str(path)], catch_exceptions=False)
 
 
 def test_without_a_file_it_is_text() -> None:

@@ -98,7 +98,7 @@ def test_a_machine_is_shown_as_one_json_object() -> None:
 def test_a_file_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('device = "h100-sxm"\ngpus_per_node = 8\nintra = "nvlink4"\n', encoding="utf-8")
-    assert "8 GPUs in 1 NVLink domain(s), 1 switches, 8 links; every GPU" in printed("check", str(path))
+    assert "8 GPUs in 1 NVLink domain, 1 switch, 8 links; every GPU" in printed("check", str(path))
     assert json.loads(printed("check", str(path), "--json"))["n_links"] == 8
 
 

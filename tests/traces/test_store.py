@@ -1,6 +1,7 @@
 """Writing and reading a run returns the same table."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,19 @@ def test_nothing_is_written_over_what_is_not_a_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(RunError, match="is a file or a link"):
         write_run(tmp_path / "thesis.tex", info(), timeline(some(1)))
+
+
+@pytest.mark.parametrize("origin", ["simulated", "ingested"])
+def test_a_recording_is_replaced_by_no_other_kind_of_run(tmp_path: Path, origin: str) -> None:
+    """A simulation can be had again, a training that has been recorded cannot."""
+    other = replace(info(), origin=origin)
+    recorded = write_run(tmp_path / "run", replace(info(), origin="recorded"), timeline(some(1)))
+    before = {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="holds a recording: nothing written"):
+        write_run(recorded, other, timeline(some(2)))
+    assert {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()} == before
+    again = write_run(tmp_path / "again", other, timeline(some(1)))
+    assert open_run(write_run(again, other, timeline(some(2)))).spans().num_rows == 2
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
