@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import Final
 
 from simulator.clock import to_ns
 from simulator.errors import SimulationError
 from simulator.network.collectives import KINDS, ring_steps
-from simulator.network.exchange import load
+from simulator.network.exchange import is_even, load, over_links
 from simulator.network.experts import over_nics, over_rails
-from simulator.network.nccl import Choice
+from simulator.network.nccl import P2P_CHANNELS, Choice
 from simulator.network.way import Way
 from simulator.network.ways import Between
 from simulator.network.within import Within
@@ -100,6 +101,10 @@ class Network:
     def all_to_all_v(self, sent_bytes: Sequence[Sequence[int]], ranks: Sequence[int]) -> Transfer:
         """Return the cost of an all-to-all in which ranks send each other different amounts.
 
+        The fullest sender, the fullest receiver or the fullest way between two of them sets the pace. What
+        leaves a node counts as if all of it went as far as the widest apart are, so that no link above is
+        fuller than the way up of the fullest rank.
+
         Args:
             sent_bytes: what each of *ranks*, in turn, sends to each of them; shape ``(n, n)``.
             ranks: the group.
@@ -110,11 +115,24 @@ class Network:
         """
         nodes = [self._reach.domain(self.placement[rank]) for rank in ranks]
         busiest, shape = load(sent_bytes, nodes), self.shape(ranks)
+        if is_even(sent_bytes):
+            return self._transfer("all_to_all", sent_bytes[0][-1] * shape.n_ranks, tuple(ranks))
+        busiest = over_links(
+            busiest, sent_bytes, nodes, shape, lambda i, j: self._link_bytes_per_s(ranks[i], ranks[j])
+        )
         if shape.n_domains > 1:
             return self._priced(self._between.exchange(busiest, shape), "all_to_all", shape)
         n = shape.n_ranks
         array_bytes = round(busiest.near_bytes * n / (n - 1)) if n > 1 else 0
         return self._transfer("all_to_all", array_bytes, tuple(ranks))
+
+    def _link_bytes_per_s(self, a: int, b: int) -> float:
+        """Return what the way from rank *a* to rank *b* carries, one connection per channel between nodes."""
+        shape, nic = self.shape((a, b)), self.cluster.nic
+        if shape.n_domains == 1:
+            return shape.intra_bytes_per_s
+        flow = inf if nic is None else P2P_CHANNELS * nic.flow_bytes_per_s
+        return min(shape.inter_bytes_per_s, flow)
 
     def ways(self, kind: str, size_bytes: int, ranks: Sequence[int]) -> list[Way]:
         """Return every way to do a collective, the fastest first, whichever of them NCCL would take.

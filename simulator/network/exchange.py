@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from simulator.errors import SimulationError
+from topologies.shape import GroupShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,48 @@ def load(sent_bytes: Sequence[Sequence[int]], nodes: Sequence[int]) -> Load:
             far = [size for peer, size in sizes.items() if nodes[peer] != home and size]
             far_bytes, far_peers = max(far_bytes, sum(far)), max(far_peers, len(far))
     return Load(near_bytes=near_bytes, far_bytes=far_bytes, far_peers=far_peers)
+
+
+def is_even(sent_bytes: Sequence[Sequence[int]]) -> bool:
+    """Return whether all ranks send all others as much.
+
+    >>> is_even([[9, 2], [2, 0]]), is_even([[0, 1], [2, 0]])
+    (True, False)
+    """
+    sizes = {size for i, row in enumerate(sent_bytes) for j, size in enumerate(row) if i != j}
+    return len(sizes) < 2
+
+
+def over_links(
+    ports: Load,
+    sent_bytes: Sequence[Sequence[int]],
+    nodes: Sequence[int],
+    shape: GroupShape,
+    link: Callable[[int, int], float],
+) -> Load:
+    """Return *ports* with what the way between two ranks has to carry, if that takes longer.
+
+    Between two ranks there may be less than what a rank sends to all others at once, as where each pair of
+    GPUs has a cable of its own. Of the pair that has most to send, inside a node and between two, the bytes
+    then count as those that a port would move in that time.
+
+    Args:
+        ports: what the busiest ranks move.
+        sent_bytes: as ``load`` takes it.
+        nodes: the node of each rank.
+        shape: of the group.
+        link: returns what the way between two ranks, by their place in the group, carries in bytes/s.
+    """
+    sizes = {(i, j): sent_bytes[i][j] for i, j in permutations(range(len(nodes)), 2)}
+    wide = {True: shape.intra_bytes_per_s, False: shape.inter_bytes_per_s / shape.n_local}
+    moved = {True: ports.near_bytes, False: ports.far_bytes}
+    for is_near, bytes_per_s in wide.items():
+        pairs = [pair for pair in sizes if (nodes[pair[0]] == nodes[pair[1]]) == is_near]
+        if pairs:
+            fullest = max(pairs, key=lambda pair: sizes[pair])
+            as_port = sizes[fullest] * bytes_per_s / link(*fullest)
+            moved[is_near] = max(moved[is_near], round(as_port))
+    return Load(near_bytes=moved[True], far_bytes=moved[False], far_peers=ports.far_peers)
 
 
 def skewed(size_bytes: int, n_ranks: int, imbalance: float) -> list[list[int]]:

@@ -10,6 +10,7 @@ import numpy as np
 from simulator.network.collectives import KINDS
 from simulator.network.cost import Network
 from simulator.program import Int32Array, Program, Transfer
+from simulator.rehearsed.exchanges import even, sent_bytes
 from simulator.rehearsed.rank import Meeting, RankTask
 from traces.layout import Group
 
@@ -32,6 +33,11 @@ class Joiner:
         network: what communications cost.
         groups: process groups by number.
         representatives: index rank, value the rehearsed rank that stands for it.
+
+    Attributes:
+        keys: numbers of the communications, by what their participants have in common.
+        meetings: of each, the rank that decides about it, and its part.
+        participants: of each, how many there are.
     """
 
     def __init__(self, network: Network, groups: Mapping[int, Group], representatives: Sequence[int]) -> None:
@@ -42,6 +48,8 @@ class Joiner:
         self.keys: dict[tuple[Any, ...], int] = {}
         self.meetings: list[tuple[int, Meeting]] = []
         self.participants: list[int] = []
+        self._exchanges: dict[int, dict[int, Meeting]] = {}
+        self._n_assumed = 0
         self._transfers: dict[Transfer, int] = {}
         self._costs: dict[tuple[Any, ...], int] = {}
 
@@ -53,6 +61,8 @@ class Joiner:
             self.meetings.append((rank, meeting))
             self.participants.append(0)
         self.participants[number] += 1
+        if meeting.kind == "all_to_all":
+            self._exchanges.setdefault(number, {})[rank] = meeting
         if meeting.size_bytes > self.meetings[number][1].size_bytes and meeting.peer < 0:
             self.meetings[number] = (rank, meeting)  # of unlike parts the largest decides
         return number
@@ -90,7 +100,10 @@ class Joiner:
 
     def costs(self) -> tuple[tuple[Transfer, ...], Int32Array]:
         """Return the distinct costs, and which one each communication has."""
-        which = [self._cost(rank, meeting) for rank, meeting in self.meetings]
+        which = [
+            self._uneven(number) if self._is_uneven(number) else self._cost(rank, meeting)
+            for number, (rank, meeting) in enumerate(self.meetings)
+        ]
         return tuple(self._transfers), np.array(which, np.int32)
 
     def _cost(self, rank: int, meeting: Meeting) -> int:
@@ -103,6 +116,30 @@ class Joiner:
         )
         if key not in self._costs:
             transfer = self._transfer(rank, meeting)
+            self._costs[key] = self._transfers.setdefault(transfer, len(self._transfers))
+        return self._costs[key]
+
+    def assumed(self) -> list[str]:
+        """Return a sentence about uneven all-to-alls with ranks that were not rehearsed, if there are any."""
+        if not self._n_assumed:
+            return []
+        words = f"{self._n_assumed} all-to-alls are uneven, and ranks that were not rehearsed take part"
+        return [f"{words}: each sends to each place of the group what the rank that stands for it does"]
+
+    def _is_uneven(self, number: int) -> bool:
+        parts = self._exchanges.get(number, {})
+        return any(part.splits is not None for part in parts.values())
+
+    def _uneven(self, number: int) -> int:
+        """Return which cost an all-to-all has in which ranks send each other different amounts."""
+        parts = self._exchanges[number]
+        ranks = self._groups[self.meetings[number][1].group].ranks
+        known = {rank: part.splits or even(part.size_bytes, len(ranks)) for rank, part in parts.items()}
+        self._n_assumed += len(known) < len(ranks)
+        key = (ranks, tuple(known.items()))
+        if key not in self._costs:
+            sent = sent_bytes(ranks, known, self._stands_for)
+            transfer = self._network.all_to_all_v(sent, ranks)
             self._costs[key] = self._transfers.setdefault(transfer, len(self._transfers))
         return self._costs[key]
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from simulator.clock import to_ns
 from simulator.engine.slowdown import MILLION
 from simulator.program import Label
+from simulator.rehearsed.exchanges import Splits
 from simulator.rehearsed.works import Priced
 from traces.layout import Group
 from traces.rehearsal import HOST_KINDS, ON_HOST, WHAT, RankTables
@@ -40,6 +41,7 @@ class Meeting(NamedTuple):
         sequence: number within the group, or within the pair and direction.
         size_bytes: as in the timeline.
         peer: other rank of a transfer, -1 for a collective.
+        splits: of an uneven all-to-all, None of all else.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class Meeting(NamedTuple):
     sequence: int
     size_bytes: int
     peer: int
+    splits: Splits | None = None
 
 
 class RankTask(NamedTuple):
@@ -126,6 +129,7 @@ class RankWriter:
         self.places = tables.places.to_pylist()
         self._priced, self._groups, self._launch_s = priced, groups, launch_s
         self._messages = tables.messages.to_pylist()
+        self._splits = [_splits(message) for message in self._messages]
         self._kept = [row["step"] in steps for row in self.places]
         self._open: dict[int, _Open] = {}
         self._tail: dict[int, tuple[int, ...]] = {}
@@ -261,7 +265,9 @@ class RankWriter:
             place=place,
             duration_ns=0,
             after=after,
-            meeting=Meeting(kind, message["group"], sequence, message["size_bytes"], message["peer"]),
+            meeting=Meeting(
+                kind, message["group"], sequence, message["size_bytes"], message["peer"], self._splits[item]
+            ),
             allocated_bytes=allocated,
         )
         number = self._add(task)
@@ -280,3 +286,9 @@ class RankWriter:
     def _add(self, task: RankTask) -> int:
         self.tasks.append(task)
         return len(self.tasks) - 1
+
+
+def _splits(message: Mapping[str, Any]) -> Splits | None:
+    """Return how uneven an all-to-all is, None if it is even or something else."""
+    found = Splits(tuple(message["sent_bytes"]), tuple(message["received_bytes"]))
+    return found if found.sent else None

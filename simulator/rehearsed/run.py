@@ -132,7 +132,7 @@ def simulate_rehearsal(
         spans=spans,
         memory=_memory(ranks, program, spans, rehearsal),
     )
-    rests_on = [*compute.notes, *RULES, *rehearsal.checked]
+    rests_on = [*compute.notes, *RULES, *joiner.assumed(), *rehearsal.checked]
     if host_bound:
         rests_on.append(f"launching takes longer than computing on rank {', '.join(map(str, host_bound))}")
     simulation.info.summary.update(  # type: ignore[attr-defined]

@@ -2,11 +2,12 @@
 collective."""
 
 import json
+from random import Random
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
-from hypothesis.strategies import DrawFn, composite, floats, integers, lists
+from hypothesis.strategies import DrawFn, composite, floats, integers, lists, randoms, sampled_from
 
 from foretrace import main
 from simulator.errors import SimulationError
@@ -17,6 +18,7 @@ from simulator.program import Transfer
 from topologies.catalog import load_cluster
 
 H100 = Network(load_cluster("dgx-h100", 32))
+MACHINES = {"dgx-h100": H100, "mi300x": Network(load_cluster("mi300x", 32))}
 
 
 def total_ns(transfer: Transfer) -> int:
@@ -43,13 +45,52 @@ def test_the_busiest_rank_counts_in_both_directions(sent: list[list[int]]) -> No
 
 @given(power=integers(5, 30), n_nodes=integers(1, 4))
 def test_an_even_exchange_is_an_all_to_all(power: int, n_nodes: int) -> None:
+    """And a byte more from one rank to another makes no difference but that byte."""
     n = 8 * n_nodes
     ranks, each = range(n), 2**power // n
-    even = H100.all_to_all_v([[each] * n for _ in ranks], ranks)
+    sent = [[each] * n for _ in ranks]
     known = H100.collective("all_to_all", each * n, ranks)
+    assert H100.all_to_all_v(sent, ranks) == known
+    sent[0][-1] += 1
+    nearly = H100.all_to_all_v(sent, ranks)
     if each:
-        assert even.latency_ns == known.latency_ns
-        assert even.wire_ns == pytest.approx(known.wire_ns, rel=1e-6, abs=2)
+        assert nearly.latency_ns == known.latency_ns
+        assert nearly.wire_ns == pytest.approx(known.wire_ns, rel=1 / each, abs=2)
+
+
+@given(sent=matrices(), name=sampled_from(["dgx-h100", "mi300x"]), order=randoms())
+def test_it_does_not_matter_what_ranks_are_called(sent: list[list[int]], name: str, order: Random) -> None:
+    """Nor which way bytes go: turned round, so that all get what they sent, they take as long."""
+    network, n = MACHINES[name], len(sent)
+    places = order.sample(range(n), n)
+    renamed = [[sent[i][j] << 20 for j in places] for i in places]
+    there = [[size << 20 for size in row] for row in sent]
+    back = [list(column) for column in zip(*there, strict=True)]
+    gpus = [5 * rank for rank in range(n)]  # in up to four nodes
+    found = network.all_to_all_v(there, gpus)
+    assert network.all_to_all_v(renamed, [gpus[at] for at in places]) == found
+    assert network.all_to_all_v(back, gpus) == found
+
+
+@given(sent=matrices())
+def test_no_port_moves_more_than_it_can(sent: list[list[int]]) -> None:
+    """What a rank sends out of its node, and what it gets, takes the time of its own NIC, of 50 GB/s."""
+    there = [[size << 20 for size in row] for row in sent]
+    gpus = [8 * (rank // 2) + rank % 2 for rank in range(len(sent))]
+    found = H100.all_to_all_v(there, gpus)
+    for way in (there, list(zip(*there, strict=True))):
+        for rank, sizes in enumerate(way):
+            far = sum(size for peer, size in enumerate(sizes) if peer // 2 != rank // 2)
+            assert found.wire_ns + 1 >= far / 50
+
+
+def test_a_cable_of_its_own_bounds_a_pair() -> None:
+    """On a full mesh a GPU that sends one other 1 GiB takes as long as one that sends 1 GiB to each."""
+    network, size = MACHINES["mi300x"], 1 << 30
+    one = [[size if (i, j) == (0, 1) else 0 for j in range(8)] for i in range(8)]
+    assert network.all_to_all_v(one, range(8)) == network.collective("all_to_all", 8 * size, range(8))
+    switched = H100.all_to_all_v(one, range(8))
+    assert switched == H100.collective("all_to_all", round(size * 8 / 7), range(8))
 
 
 @given(imbalance=floats(1.0, 16.0), power=integers(10, 30))

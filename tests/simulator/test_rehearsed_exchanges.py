@@ -1,0 +1,89 @@
+"""Uneven all-to-alls of a rehearsal: what was rehearsed counts, others are as the rank that stands for them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import DrawFn, composite, integers, lists
+
+from simulator.network.cost import Network
+from simulator.program import Transfer
+from simulator.rehearsed.exchanges import Splits, sent_bytes
+from simulator.rehearsed.program import Joiner
+from simulator.rehearsed.rank import Meeting
+from topologies.catalog import load_cluster
+from traces.layout import Group
+
+N = 4
+NETWORK = Network(load_cluster("dgx-h100", 8))
+GROUP = Group(id=1, axis="ep", ranks=tuple(range(N)))
+
+
+@composite
+def matrices(draw: DrawFn) -> list[list[int]]:
+    return draw(lists(lists(integers(0, 1 << 26), min_size=N, max_size=N), min_size=N, max_size=N))
+
+
+def splits(sent: list[list[int]], rank: int) -> Splits:
+    """Return what *rank* sends and gets."""
+    return Splits(tuple(sent[rank]), tuple(row[rank] for row in sent))
+
+
+def joined(parts: dict[int, Meeting], stands_for: tuple[int, ...]) -> tuple[Transfer, list[str]]:
+    """Return what an exchange costs, and what is assumed."""
+    joiner = Joiner(NETWORK, {1: GROUP}, stands_for)
+    for rank, part in parts.items():
+        joiner.number(rank, part)
+    (found,), _ = joiner.costs()
+    return found, joiner.assumed()
+
+
+def part(found: Splits | None, size_bytes: int) -> Meeting:
+    return Meeting("all_to_all", 1, 0, size_bytes, -1, found)
+
+
+@given(sent=matrices())
+def test_what_all_ranks_say_is_what_they_send(sent: list[list[int]]) -> None:
+    known = {rank: splits(sent, rank) for rank in range(N)}
+    assert sent_bytes(range(N), known, range(N)) == sent
+    found, assumed = joined({rank: part(one, sum(one.sent)) for rank, one in known.items()}, tuple(range(N)))
+    assert found == NETWORK.all_to_all_v(sent, range(N))
+    assert not assumed
+
+
+@given(row=lists(integers(0, 1 << 26), min_size=N, max_size=N), place=integers(0, N - 1))
+def test_a_rank_that_stands_for_all_tells_what_each_of_them_sends(row: list[int], place: int) -> None:
+    """Where all send alike, as where routers choose alike, one rank knows all."""
+    alike = [row] * N
+    known = {place: splits(alike, place)}
+    assert sent_bytes(range(N), known, (place,) * N) == alike
+    found, assumed = joined({place: part(known[place], sum(row))}, (place,) * N)
+    assert found == NETWORK.all_to_all_v(alike, range(N))
+    assert len(assumed) == 1
+    assert "stands for it" in assumed[0]
+
+
+def test_the_fullest_receiver_decides_as_the_fullest_sender_does() -> None:
+    """A rank told to get 1.5 times what it sends: there it gets that much, back it sends it."""
+    each = 1 << 24
+    there, back = (each,) * N, (3 * each // 2,) * N
+    dispatch, _ = joined({0: part(Splits(there, back), sum(there))}, (0,) * N)
+    combine, _ = joined({0: part(Splits(back, there), sum(back))}, (0,) * N)
+    assert dispatch == combine
+    even, _ = joined({0: part(None, sum(there))}, (0,) * N)
+    assert even == NETWORK.collective("all_to_all", sum(there), range(N))
+    assert dispatch.wire_ns > even.wire_ns * 1.2
+
+
+def test_a_rank_with_even_sizes_beside_others_counts_as_it_is() -> None:
+    """A rank whose tokens all went elsewhere sends nothing, and gets nothing."""
+    sent = [[0, 8 << 20, 8 << 20, 0], [1 << 20] * 3 + [0], [2 << 20] * 3 + [0], [0] * 4]
+    parts = {rank: part(splits(sent, rank), sum(sent[rank])) for rank in range(3)}
+    found, _ = joined({**parts, 3: part(None, 0)}, tuple(range(N)))
+    assert found == NETWORK.all_to_all_v(sent, range(N))
+
+
+def test_a_collective_of_unlike_parts_costs_the_largest() -> None:
+    """Where no rank says that it is uneven."""
+    found, _ = joined({0: part(None, 4096), 1: part(None, 1 << 28)}, (0, 1, 0, 1))
+    assert found.wire_ns == pytest.approx(NETWORK.collective("all_to_all", 1 << 28, range(N)).wire_ns)
