@@ -1,4 +1,4 @@
-"""Uneven all-to-alls of a rehearsal: what was rehearsed counts, others are as the rank that stands for them."""
+"""Uneven all-to-alls of a rehearsal: what was rehearsed counts, others are as who stands for them."""
 
 from __future__ import annotations
 
