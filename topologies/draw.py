@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from html import escape
 from itertools import pairwise
 from typing import Final
@@ -47,10 +48,23 @@ _STANDS_FOR: Final = (
 )
 """What one mark in a picture is, in words."""
 
-_ROW_PIXELS: Final = 120
+_ROW_PIXELS: Final = (120, 220)
+"""From one row to the next, least and most."""
+
+_SLOPE: Final = 0.35
+"""Height between two rows over how far their links reach sideways, within those bounds."""
+
+_MARGIN_PIXELS: Final = 40
 _LEFT_PIXELS: Final = 150
 _ARC_PIXELS: Final = 150
 """Height of the highest arc between nodes of one row."""
+
+_FILLED: Final = 0.2
+"""Most of a row that the links at its nodes fill: neighbours can be told apart."""
+
+_THIN_PIXELS: Final = 0.6
+_THICK_PIXELS: Final = 5
+"""What the widest link has beside that of one that carries nothing, where there is room."""
 
 _TIGHT_PIXELS: Final = 1.5
 """Least width of a link that carries less than what arrives below it, for nobody to miss it."""
@@ -70,21 +84,34 @@ text{fill:#ddd} .width{fill:#99a} .narrow{stroke:#ff6b5a} b{color:#ff6b5a}}
 
 
 def lines(cluster: Cluster) -> list[str]:
-    """Return how many links of each kind join which tiers, widest first, one line each."""
+    """Return how many links of each kind join which tiers, from the top down, one line each."""
     graph = cluster.fabric()
     found: Counter[tuple[str, str, float, float, str]] = Counter()
     for a, b, data in graph.edges(data=True):
-        ends = sorted((_tier(a), _tier(b)), key=ROWS.index, reverse=True)
+        ends = sorted((_tier(a), _tier(b)), key=ROWS.index)
         key = (ends[0], ends[1], data["bandwidth_bytes_per_s"], data["latency_s"], data["kind"])
         found[key] += 1
     tiers = Counter(_tier(name) for name in graph)
-    said = [", ".join(f"{tiers[tier]} {tier}" for tier in ROWS if tiers[tier])]
-    for (a, b, bytes_per_s, latency_s, kind), count in sorted(found.items(), key=lambda item: -item[0][2]):
+    said = [", ".join(_called(graph, tier, tiers[tier]) for tier in ROWS if tiers[tier])]
+    for key, count in sorted(found.items(), key=_from_the_top):
+        upper, lower, bytes_per_s, latency_s, kind = key
         said.append(
-            f"{a:>8} - {b:8} {count // 2:6} x {format_bandwidth(bytes_per_s):>10}  "
-            f"{format_time(latency_s):>8}  {kind}"
+            f"{_called(graph, upper):>11} - {_called(graph, lower):11} {count // 2:6} x "
+            f"{format_bandwidth(bytes_per_s):>10}  {format_time(latency_s):>8}  {kind}"
         )
     return said
+
+
+def _from_the_top(item: tuple[tuple[str, str, float, float, str], int]) -> tuple[int, int, float]:
+    """Return by what links are listed: as they stand in the picture, the wider ones first."""
+    (upper, lower, bytes_per_s, _, _), _ = item
+    return ROWS.index(upper), ROWS.index(lower), -bytes_per_s
+
+
+def _called(graph: nx.DiGraph[str], tier: str, count: int = 0) -> str:
+    """Return what people call one of a *tier*, or *count* of them."""
+    one, several = _CALLED["router" if tier == "leaf" and _routers(graph) else tier]
+    return f"{count} {one if count == 1 else several}" if count else one
 
 
 def drawn(cluster: Cluster) -> Cluster:
@@ -106,7 +133,7 @@ def page(cluster: Cluster) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(_described(cluster))}</p>"
-        f'<p class="said">{_legend(graph)}</p>{svg(graph)}'
+        f'<p class="said">{_legend(graph)}{_more(cluster)}</p>{svg(graph)}'
         f"<pre>{escape(chr(10).join(lines(cluster)))}</pre></html>\n"
     )
 
@@ -129,6 +156,13 @@ def _legend(graph: nx.DiGraph[str]) -> str:
     return " ".join(said)
 
 
+def _more(cluster: Cluster) -> str:
+    """Return what a picture of one node does not show of a machine of several."""
+    if cluster.nic is None or cluster.n_nodes > 1:
+        return ""
+    return f" NICs and what is behind them are drawn from two nodes on: --gpus {2 * cluster.gpus_per_node}."
+
+
 def _routers(graph: nx.DiGraph[str]) -> bool:
     """Return whether the leaves are joined to each other, as the routers of a torus are."""
     return any(_tier(a) == _tier(b) == "leaf" for a, b in graph.edges)
@@ -137,15 +171,16 @@ def _routers(graph: nx.DiGraph[str]) -> bool:
 def svg(graph: nx.DiGraph[str]) -> str:
     """Return *graph* as an SVG: a row per tier, every link once, its figures on hover."""
     places = _places(graph)
-    margin = _ROW_PIXELS // 3
+    margin = _MARGIN_PIXELS
     width, height = _LEFT_PIXELS + _WIDTH_PIXELS + 20, max(y for _, y in places.values()) + 2 * margin
     box = f'viewBox="0 {-margin} {width} {height}"'
+    rows = Counter(_tier(name) for name in graph)
     parts = [f'<svg {box} role="img" xmlns="http://www.w3.org/2000/svg">']
-    widest = max((data["bandwidth_bytes_per_s"] for _, _, data in graph.edges(data=True)), default=1.0)
+    scale = _pixels_per_byte_s(graph, rows)
     for a, b, data in graph.edges(data=True):
         if a < b:
-            parts.append(_link(graph, (a, b), (places[a], places[b]), data["bandwidth_bytes_per_s"] / widest))
-    rows = Counter(_tier(name) for name in graph)
+            thick = _THIN_PIXELS + scale * data["bandwidth_bytes_per_s"]
+            parts.append(_link(graph, (a, b), (places[a], places[b]), thick))
     for name, (x, y) in places.items():
         radius = min(7.0, max(1.5, 0.38 * _WIDTH_PIXELS / rows[_tier(name)]))
         parts.append(
@@ -153,6 +188,16 @@ def svg(graph: nx.DiGraph[str]) -> str:
             f"<title>{escape(name)}</title></circle>"
         )
     return "".join([*parts, *_words(graph, places), "</svg>"])
+
+
+def _pixels_per_byte_s(graph: nx.DiGraph[str], rows: Mapping[str, int]) -> float:
+    """Return how much thicker a link is for each byte/s, the same for all; *rows* are the nodes in each."""
+    found = []
+    for a, b, data in graph.edges(data=True):
+        room = _FILLED * _WIDTH_PIXELS / max(rows[_tier(a)], rows[_tier(b)])
+        pixels = min(_THICK_PIXELS, max(_THIN_PIXELS, room - _THIN_PIXELS))
+        found.append(pixels / data["bandwidth_bytes_per_s"])
+    return min(found, default=0.0)
 
 
 def narrow(graph: nx.DiGraph[str], a: str, b: str) -> bool:
@@ -171,14 +216,14 @@ def narrow(graph: nx.DiGraph[str], a: str, b: str) -> bool:
 
 
 def _link(
-    graph: nx.DiGraph[str], ends: tuple[str, str], places: tuple[tuple[float, int], ...], share: float
+    graph: nx.DiGraph[str], ends: tuple[str, str], places: tuple[tuple[float, int], ...], thick: float
 ) -> str:
-    """Return a link between *places*: a line, or an arc above a row that both ends stand in."""
+    """Return a link between *places*, *thick* in pixels: a line, or an arc above a row of both its ends."""
     (x1, y1), (x2, y2) = places
     data = graph.edges[ends]
     said = f"{ends[0]} - {ends[1]}: {format_bandwidth(data['bandwidth_bytes_per_s'])} per direction"
     tight = narrow(graph, *ends)
-    drawn_as = f'stroke-width="{max(_TIGHT_PIXELS if tight else 0, 0.6 + 5 * share):.1f}"'
+    drawn_as = f'stroke-width="{max(_TIGHT_PIXELS if tight else 0, thick):.1f}"'
     if tight:
         drawn_as += ' class="narrow"'
     title = f"<title>{escape(said)}, {format_time(data['latency_s'])}, {data['kind']}</title>"
@@ -192,12 +237,9 @@ def _words(graph: nx.DiGraph[str], places: dict[str, tuple[float, int]]) -> list
     """Return the name of each row with the nodes in it, and of the links below it how wide they are."""
     rows = {_tier(name): y for name, (_, y) in places.items()}
     counts = Counter(_tier(name) for name in graph)
-    names = {"leaf": "router"} if _routers(graph) else {}
-    found = []
-    for tier, y in rows.items():
-        one, several = _CALLED[names.get(tier, tier)]
-        called = f"{counts[tier]} {one if counts[tier] == 1 else several}"
-        found.append(f'<text x="4" y="{y + 4}">{called}</text>')
+    found = [
+        f'<text x="4" y="{y + 4}">{_called(graph, tier, counts[tier])}</text>' for tier, y in rows.items()
+    ]
     joints = [*pairwise(rows), *((tier, tier) for tier in rows)]
     for upper, lower in joints:
         widths = sorted(
@@ -219,14 +261,23 @@ def _places(graph: nx.DiGraph[str]) -> dict[str, tuple[float, int]]:
     tiers = [tier for tier in ROWS if any(_tier(name) == tier for name in graph)]
     joined = {_tier(a) for a, b in graph.edges if _tier(a) == _tier(b)}
     found: dict[str, tuple[float, int]] = {}
-    y = 0
-    for tier in tiers:
-        names = [name for name in graph if _tier(name) == tier]
+    y, left = 0, {name: x for tier in tiers for name, x in _row(graph, tier)}
+    for tier, below in zip(tiers, [*tiers[1:], ""], strict=True):
         y += _ARC_PIXELS if tier in joined else 0
-        for at, name in enumerate(names):
-            found[name] = (_LEFT_PIXELS + _WIDTH_PIXELS * (at + 0.5) / len(names), y)
-        y += _ROW_PIXELS
+        found |= {name: (left[name], y) for name in left if _tier(name) == tier}
+        reach = max(
+            (abs(left[a] - left[b]) for a, b in graph.edges if (_tier(a), _tier(b)) == (tier, below)),
+            default=0,
+        )
+        least, most = _ROW_PIXELS
+        y += round(min(most, max(least, _SLOPE * reach)))
     return found
+
+
+def _row(graph: nx.DiGraph[str], tier: str) -> list[tuple[str, float]]:
+    """Return the nodes of a *tier*, each with how far from the left it stands."""
+    names = [name for name in graph if _tier(name) == tier]
+    return [(name, _LEFT_PIXELS + _WIDTH_PIXELS * (at + 0.5) / len(names)) for at, name in enumerate(names)]
 
 
 def _tier(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -40,12 +41,12 @@ def test_links_that_carry_less_than_arrives_below_are_marked(oversubscription: f
 
 def test_text_counts_links_by_kind() -> None:
     said, *links = lines(load_cluster("dgx-h100", 16))
-    assert said == "1 spine, 8 leaf, 16 nic, 16 gpu, 2 nvswitch"
+    assert said == "1 spine, 8 leaf switches, 16 NICs, 16 GPUs, 2 NVSwitches"
     assert [" ".join(line.split()) for line in links] == [
-        "leaf - spine 8 x 1.6 TB/s 200 ns infiniband",
-        "nvswitch - gpu 16 x 450 GB/s 500 ns nvlink",
-        "gpu - nic 16 x 50 GB/s 0 ns pcie",
-        "nic - leaf 16 x 50 GB/s 1.35 us infiniband",
+        "spine - leaf switch 8 x 1.6 TB/s 200 ns infiniband",
+        "leaf switch - NIC 16 x 50 GB/s 1.35 us infiniband",
+        "NIC - GPU 16 x 50 GB/s 0 ns pcie",
+        "GPU - NVSwitch 16 x 450 GB/s 500 ns nvlink",
     ]
 
 
@@ -75,7 +76,7 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_without_a_file_it_is_text() -> None:
     result = CliRunner().invoke(topology, ["draw", "localhost"], catch_exceptions=False)
-    assert "host - gpu" in result.stdout
+    assert "GPU - host" in result.stdout
 
 
 def test_a_picture_says_what_its_marks_stand_for(tmp_path: Path) -> None:
@@ -88,3 +89,20 @@ def test_a_picture_says_what_its_marks_stand_for(tmp_path: Path) -> None:
     assert ">4 routers<" in page(torus)
     assert "A spine" not in page(torus)
     assert ">200 GB/s<" in svg(torus.fabric())  # the arcs between routers
+
+
+@pytest.mark.parametrize("n_gpus", [72, 144])
+def test_a_link_is_thicker_than_another_if_it_carries_more_and_leaves_room_beside_it(n_gpus: int) -> None:
+    cluster = load_cluster("gb200-nvl72", n_gpus)
+    picture = ET.fromstring(svg(cluster.fabric()))
+    drawn_as = {
+        float(element.attrib["stroke-width"]): element[0].text or ""
+        for element in picture
+        if element.tag.endswith("line")
+    }
+    by_width = [re.search(r"([\d.]+ [GT]B/s)", drawn_as[width]) for width in sorted(drawn_as)]
+    expected = ["900 GB/s"] if n_gpus == 72 else ["50 GB/s", "400 GB/s", "900 GB/s"]
+    assert [found[1] for found in by_width if found] == expected
+    circles = [one for one in picture if one.tag.endswith("circle")]
+    columns = sorted(float(one.attrib["cx"]) for one in circles if (one[0].text or "").startswith("gpu"))
+    assert max(drawn_as) < 0.3 * min(b - a for a, b in pairwise(columns))
