@@ -11,7 +11,8 @@ from traces.compare import Comparison
 from traces.errors import TraceError
 from traces.report.format import format_share, format_time
 from traces.report.kinds import Kinds
-from traces.report.words import headline, story, subtitle, title
+from traces.report.naming import subtitle, title
+from traces.report.words import headline, story
 from traces.run import Run
 
 _TABLE: Final = "border-collapse:collapse;font:13px system-ui,sans-serif"

@@ -33,8 +33,12 @@ def write_page(path: str, said: Mapping[str, Any], spaces: Sequence[Space]) -> N
 
 
 def _row(one: Mapping[str, Any], rank: int | None) -> dict[str, Any]:
-    """Return a row of the page; *rank* is its place in the list, None if it is on the front alone."""
-    return {**one, "rank": rank, "tied": "with the best" if one.get("tied") else None}
+    """Return a row of the page; *rank* is its place in the list, None if it is on the front alone.
+
+    Without a pipeline nothing is scheduled.
+    """
+    own = {"rank": rank, "tied": "with the best" if one.get("tied") else None}
+    return {**one, **own, "schedule": one["schedule"] if one["pp"] > 1 else None}
 
 
 def _layout(one: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -10,7 +10,8 @@ from simulator.simulate import Simulation
 from simulator.summary import job_name
 from simulator.what_if.fitting import ways_to_fit
 from traces.report.format import format_share, format_si
-from traces.report.words import figure, headline, subtitle
+from traces.report.naming import subtitle
+from traces.report.words import figure, headline
 from traces.run import Run
 
 SHOWN_REMEDIES: Final = 6

@@ -55,6 +55,7 @@ def test_the_page_has_what_is_listed_and_the_front(tmp_path: Path) -> None:
     assert meta
     shown = json.loads(meta[1])["layouts"]
     assert [one["rank"] for one in shown[:3]] == [1, 2, None]
+    assert all((one["schedule"] is None) == (one["pp"] == 1) for one in shown)
     assert said["front"][0]["step_time_s"] == said["layouts"][0]["step_time_s"]
     steps = [one["step_time_s"] for one in shown]
     assert {one["step_time_s"] for one in [*said["layouts"], *said["front"]]} == set(steps)

@@ -19,7 +19,7 @@ from simulator.memory.ranks import rank_memories
 from simulator.simulate import simulate
 from traces.analysis.metrics import breakdown
 from traces.errors import RunError
-from traces.report.words import subtitle
+from traces.report.naming import subtitle
 from traces.store import open_run
 from traces.timeline import TIMELINE
 

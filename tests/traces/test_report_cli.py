@@ -1,6 +1,7 @@
 """The verb ``report``: writes one file, says what it says, and what went wrong in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 from traces.errors import RunError
 from traces.report.cli import report
 from traces.run import Run
+from traces.store import write_run
 
 
 def test_report_says_what_the_page_says(fsdp_run: Run, tmp_path: Path) -> None:
@@ -29,6 +31,19 @@ def test_json_is_one_object_and_nothing_else(
     assert said["report"] == str(target)
     assert said["size_bytes"] == target.stat().st_size
     assert {"Step time, simulated", "Step time, recorded", "Difference"} <= set(said["headline"])
+
+
+def test_long_names_of_two_runs_are_cut_to_what_tells_them_apart(fsdp_run: Run, tmp_path: Path) -> None:
+    """Every value stands apart from the name of its figure, however long that is."""
+    paths = []
+    for run, degrees in ((fsdp_run, "tp8 pp4 dp16"), (fsdp_run, "tp4 pp8 dp16")):
+        info = replace(run.info, origin="simulated", name=f"llama3-70b on 512 dgx-h100, {degrees}")
+        paths.append(str(write_run(tmp_path / degrees[:3], info, run.spans())))
+    words = [*paths, "-o", str(tmp_path / "r.html")]
+    lines = CliRunner().invoke(report, words, catch_exceptions=False).output.splitlines()
+    assert lines[0].endswith(": tp8 pp4 dp16 and tp4 pp8 dp16")
+    figures = [line for line in lines if line.startswith("  Step time, ")]
+    assert [line.split(", ")[1][:14] for line in figures] == ["tp8 pp4 dp16  ", "tp4 pp8 dp16  "]
 
 
 def test_without_a_name_the_page_is_called_after_the_run(

@@ -18,7 +18,7 @@ from traces.figures.drawing import chosen_ranks, empty_figure, heading, row_name
 from traces.report.colours import palette
 from traces.report.kinds import axis_label
 from traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
-from traces.report.words import title
+from traces.report.naming import title
 from traces.run import Run
 
 MOST_LINKS: Final = 512

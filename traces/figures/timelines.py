@@ -19,7 +19,8 @@ from traces.report.format import format_si
 from traces.report.kinds import Kinds
 from traces.report.labels import Labels
 from traces.report.memory import curves
-from traces.report.words import memory_limit_bytes, subtitle, title
+from traces.report.naming import subtitle, title
+from traces.report.words import memory_limit_bytes
 from traces.run import Run
 
 MOST_CELLS: Final = 3_000

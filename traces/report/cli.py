@@ -35,8 +35,9 @@ def report(run: str, other: str | None, output: Path | None, *, partial: bool, a
         click.echo(json.dumps(written))
         return
     click.echo(written["title"])
+    width = max(map(len, written["headline"]), default=0)
     for name, value in written["headline"].items():
-        click.echo(f"  {name:<28}{value}")
+        click.echo(f"  {name:<{width}}  {value}")
     for warning in written["warnings"]:
         click.echo(f"  warning: {warning}")
     click.echo(f"{written['report']} ({written['size_bytes'] / 1e6:.1f} MB): open it in a browser")

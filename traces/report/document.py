@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
 
 from traces.analysis.activity import is_pipelined
@@ -21,11 +20,12 @@ from traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry
 from traces.report.kinds import Kinds
 from traces.report.labels import Labels
 from traces.report.links import links_entry
+from traces.report.naming import run_labels, subtitle, title
 from traces.report.rows import MOST_ROWS, picks
 from traces.report.run import overview_entry, run_entry
 from traces.report.slowest import slowest
 from traces.report.view import View, view_of
-from traces.report.words import basis, headline, memory_limit_bytes, story, subtitle, title
+from traces.report.words import basis, headline, memory_limit_bytes, story
 from traces.run import Run
 
 FORMAT: Final = 1
@@ -195,17 +195,6 @@ def _of_window(run: Run, window: Window) -> dict[str, Any]:
     """Return what a page has to know to ask for another window."""
     times = step_times_ns(breakdown(run))
     return {"windowed": True, "pick": window.pick, "all_steps": [list(item) for item in times.items()]}
-
-
-def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return a short word for each run: where it comes from, or, if that is the same, its name or folder."""
-    origins = tuple(run.info.origin for run in runs)
-    if len(set(origins)) == len(runs):
-        return origins
-    names = tuple(run.info.name for run in runs)
-    folders = tuple(Path(run.path).name for run in runs)
-    apart = (one for one in (names, folders) if len(set(one)) == len(runs) and all(one))
-    return next(apart, ("first", "second"))
 
 
 def _groups(runs: Sequence[Run]) -> tuple[list[list[int]], dict[int, int] | None]:

@@ -1,4 +1,4 @@
-"""What a report says in words: title, key figures, the story of a step, and what the figures rest on."""
+"""What a report says in words: key figures, the story of a step, and what the figures rest on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from traces.analysis.activity import is_pipelined
 from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from traces.report.format import format_share, format_si, format_time, lines, number, quantity
-from traces.report.kinds import AXIS_WORDS, Kinds, axis_label
+from traces.report.format import format_share, format_si, format_time, lines, number
+from traces.report.kinds import Kinds, axis_label
 from traces.report.likely import likely, likely_section
 from traces.run import Run
 
@@ -20,83 +20,6 @@ _CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")
 
 _SAID: Final = 3
 """Losses that the story of a step names."""
-
-
-def title(run: Run) -> str:
-    """Return what a run is, in one line: its script or its model on its machine, else its name."""
-    model, cluster = _script(run) or _name(run.info.model), _name(run.info.cluster)
-    if not model:
-        return run.info.name or run.path.rstrip("/").rpartition("/")[2]
-    ranks = f"{run.info.world_size} {_device_words(run)}"
-    where = f"{ranks} ({cluster})" if cluster else ranks
-    return f"{model} on {where}"
-
-
-def subtitle(run: Run) -> str:
-    """Return how a run was laid out, in words."""
-    job, model = run.info.job or {}, _name(run.info.model)
-    if _script(run):
-        parts = ["rehearsed", _stages(run) if is_pipelined(run) else model, layout_words(run)]
-    else:
-        parts = [
-            run.info.origin,
-            run.info.name if model and model not in run.info.name else "",
-            layout_words(run),
-        ]
-    if batches := number(job.get("n_microbatches")):
-        each = [quantity("", job[key]) for key in ("micro_batch", "seq_len") if number(job.get(key))]
-        of = f" of {' × '.join(each)} tokens" if len(each) == 2 else ""
-        parts.append(f"{batches:.0f} micro-batch{'es' if batches > 1 else ''}{of}")
-    for key, noun in (("schedule", ""), ("sharding", ""), ("recompute", "recompute "), ("precision", "")):
-        value = job.get(key)
-        if isinstance(value, str) and value not in ("", "none") and (key != "schedule" or is_pipelined(run)):
-            parts.append(f"{noun}{value}")
-    parts += _unusual(job)
-    return " · ".join(part for part in parts if part)
-
-
-def _unusual(job: Mapping[str, Any]) -> list[str]:
-    """Return settings that most jobs leave alone and that change what a step is made of, in words."""
-    said = []
-    if job.get("fp8"):
-        said.append(f"products in fp8{f' ({recipe})' if (recipe := job.get('recipe')) else ''}")
-    if shards := number(job.get("shard_ranks")):
-        said.append(f"shards over {shards:.0f} ranks")
-    if rank := number(job.get("lora_rank")):
-        said.append(f"LoRA of rank {rank:.0f}{', base in 4 bits' if job.get('quantized_base') else ''}")
-    if (offload := job.get("offload", "none")) != "none":
-        n_layers = number(job.get("offload_layers"))
-        of = f" of {n_layers:.0f} layers" if n_layers else ""
-        said.append(f"{'everything' if offload == 'all' else offload}{of} on {job.get('offload_to', 'host')}")
-    return said
-
-
-def _script(run: Run) -> str:
-    """Return the name of the script of which a run is a rehearsal, empty if it is none."""
-    return run.info.name.partition(" on ")[0] if (run.info.job or {}).get("rehearsed") else ""
-
-
-def _stages(run: Run) -> str:
-    """Return how large the model of a pipeline is: the modules that were called are called after stages.
-
-    Empty if stages are missing, whose parameters nobody has seen.
-    """
-    layout, model = run.info.layout, run.info.model or {}
-    n_params, structure = model.get("n_params"), model.get("structure")
-    if layout is None or len(run.stored_ranks) < layout.pp or not isinstance(structure, Mapping):
-        return ""
-    layers = {layer for part in structure.values() for layer in part.get("layers", ())}
-    return f"{quantity('', n_params)} parameters in {len(layers)} layers" if n_params and layers else ""
-
-
-def layout_words(run: Run) -> str:
-    """Return the parallel degrees above 1 in words, and the number of ranks."""
-    layout = run.info.layout
-    ranks = f"{run.info.world_size} rank{'s' if run.info.world_size > 1 else ''}"
-    if layout is None:
-        return ranks
-    axes = [axis for axis in ("tp", "cp", "ep", "pp", "dp") if layout.degrees[axis] > 1]
-    return ranks + "".join(f" · {AXIS_WORDS[axis]} {layout.degrees[axis]}" for axis in axes)
 
 
 def figure(name: str, value: str, note: str = "", tone: str = "", likely: str = "") -> dict[str, str]:
@@ -284,18 +207,6 @@ def memory_limit_bytes(run: Run) -> float | None:
     """Return the memory of one device, None if the machine is not described."""
     device = (run.info.cluster or {}).get("device")
     return number(device.get("memory_bytes")) if isinstance(device, Mapping) else None
-
-
-def _device_words(run: Run) -> str:
-    device = (run.info.cluster or {}).get("device")
-    name = device.get("name") if isinstance(device, Mapping) else None
-    return f"× {name}" if isinstance(name, str) and name else "ranks"
-
-
-def _name(description: Mapping[str, Any] | None) -> str:
-    """Return the name that a description gives itself, "" if none."""
-    name = (description or {}).get("name")
-    return name if isinstance(name, str) else ""
 
 
 def _tone(loss: float) -> str:

@@ -22,7 +22,7 @@ from traces.pack import Pack
 from traces.report.document import Window, document, findings_document, outlier, overview_document
 from traces.report.format import format_share, format_time, number
 from traces.report.html import served_page
-from traces.report.words import layout_words, title
+from traces.report.naming import layout_words, title
 from traces.run import Run
 from traces.serving.server import Answer, Route, document_answer, page
 from traces.timeline import MEMORY
