@@ -21,7 +21,7 @@ from accuracy import PAGE, replaced
 from fit_training_clock import at_clocks, best_clock, dense_rows
 from published import by_source, counted, log_ratio, score, table_parser, together
 
-from simulator.framework import load_framework
+from simulator.profiles import load_framework
 from simulator.validate.ranking import evenly
 from simulator.validate.steps_job import step_job
 from simulator.validate.table import Row, read_table

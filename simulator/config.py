@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from simulator.dealing import check_chunks, check_heads
 from simulator.errors import ConfigError, JobError
-from simulator.framework import OVERRIDABLE, load_framework
 from simulator.job import Job
 from simulator.models.model import Model
 from simulator.models.sources import SHAPE_FIELDS, is_preset, load_model, model_fields, model_from_fields
 from simulator.nearest import near_name
+from simulator.profiles import OVERRIDABLE, load_framework
 from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked
 from simulator.variation import Variation
 from topologies.catalog import load_cluster

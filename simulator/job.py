@@ -9,7 +9,7 @@ from typing import Final
 
 from simulator.builder.stage_layers import ENDS, check_layers
 from simulator.errors import JobError
-from simulator.framework import Framework, framework_names, profile, profile_meant
+from simulator.framework import Framework
 from simulator.job_checks import (
     check_batch,
     check_layout,
@@ -20,6 +20,7 @@ from simulator.job_checks import (
     check_shards,
 )
 from simulator.models.model import Model
+from simulator.profiles import framework_names, profile, profile_meant
 from simulator.variation import Variation
 from simulator.workload.recipes import RECIPES
 from topologies.cluster import Cluster
@@ -119,7 +120,7 @@ class Job:
         kernels: ``"fused"``: element-wise work runs in fused kernels (Transformer Engine, Apex,
             ``torch.compile``); ``"eager"``: every line of the model is a kernel of its own; empty: what
             the framework does.
-        framework: whose conventions hold, a name of ``simulator.framework.framework_names``.
+        framework: whose conventions hold, a name of ``simulator.profiles.framework_names``.
         conventions: conventions of that framework that are different here, as names and values.
         capacity_factor: tokens that every expert computes over their even share, padded or cut to that; 0:
             as many as come.

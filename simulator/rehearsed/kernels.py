@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from simulator.framework import load_framework
+from simulator.profiles import load_framework
 from traces.rehearsal import RankTables
 
 PYTORCH: Final = "torchtitan"

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 from simulator.builder.offload import ACTIVATIONS
 from simulator.dealing import counted_layers
 from simulator.errors import SimulationError
-from simulator.framework import profile
 from simulator.job import RECOMPUTES, Job
 from simulator.job_checks import why_not_schedule
 from simulator.models.model import Model
+from simulator.profiles import profile
 from simulator.schedules import SCHEDULES
 from topologies.cluster import Cluster
 from traces.layout import Layout

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any, Final
 
 from simulator.errors import TableError
-from simulator.framework import framework_of, load_framework
 from simulator.job import FULLY_SHARDED, Job
+from simulator.profiles import framework_of, load_framework
 from simulator.validate.hardware import device_of
 from simulator.validate.model import model_of
 from simulator.validate.overlap import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simulator.framework import framework_of
 from simulator.job import Job
+from simulator.profiles import framework_of
 from simulator.validate.job import job_of
 from simulator.validate.memory import stage_memories
 from simulator.validate.model import DOCUMENT, is_packed

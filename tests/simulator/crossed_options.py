@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from simulator.config import job_from
 from simulator.errors import SimulationError
-from simulator.framework import framework_names
 from simulator.job import OFFLOADS, PRECISIONS, RECOMPUTES, SHARDINGS
 from simulator.models.model import Model
+from simulator.profiles import framework_names
 from simulator.schedules import SCHEDULES
 from simulator.simulate import simulate
 from simulator.workload.recipes import RECIPES

@@ -12,8 +12,8 @@ from simulator.builder.groups import OF_REPLICAS
 from simulator.builder.stages import Unit, units_by_stage
 from simulator.builder.tensors import buckets, tensors
 from simulator.config import job_from
-from simulator.framework import framework_names
 from simulator.job import Job
+from simulator.profiles import framework_names
 from simulator.simulate import simulate
 from simulator.workload.ops import DTYPE_BYTES
 

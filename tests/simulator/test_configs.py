@@ -17,9 +17,9 @@ from simulator.configs.read import TOOLS, read_files
 from simulator.configs.rules import SETTLED, Use, flattened
 from simulator.configs.shell import arguments
 from simulator.errors import ConfigError, JobError
-from simulator.framework import OVERRIDABLE
 from simulator.models.model import Model
 from simulator.models.sources import load_model
+from simulator.profiles import OVERRIDABLE
 from simulator.settings import KINDS
 from tests.simulator.config_files import BESIDE, DEEPSPEED, FILES, MEGATRON, job_of, written
 

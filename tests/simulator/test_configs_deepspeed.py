@@ -10,8 +10,8 @@ import pytest
 
 from simulator.config import job_from
 from simulator.configs.read import read_files
-from simulator.framework import load_framework
 from simulator.job import Job
+from simulator.profiles import load_framework
 from tests.simulator.config_files import BESIDE, DEEPSPEED, MEGATRON, written
 
 

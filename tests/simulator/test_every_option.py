@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from simulator.framework import OVERRIDABLE, Framework, framework_names, load_framework
+from simulator.framework import Framework
+from simulator.profiles import OVERRIDABLE, framework_names, load_framework
 from tests.simulator.crossed_options import ASKED, CONVENTIONS, NEEDS, OPTIONS, outcome
 
 

@@ -13,12 +13,13 @@ from hypothesis.strategies import booleans, sampled_from
 from simulator import framework
 from simulator.builder.stages import stage_layers
 from simulator.errors import JobError
-from simulator.framework import OVERRIDABLE, Framework, framework_names, framework_of, load_framework
+from simulator.framework import Framework
 from simulator.job import Job
 from simulator.memory.activations import kept_bytes, logits_bytes
 from simulator.memory.stage import stage_memory
 from simulator.memory.states import bucket_bytes, sharding_units
 from simulator.models.sources import load_model
+from simulator.profiles import OVERRIDABLE, framework_names, framework_of, load_framework
 from simulator.validate.memory import stage_memories
 from topologies.catalog import load_cluster
 from traces.layout import Layout

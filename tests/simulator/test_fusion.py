@@ -12,10 +12,11 @@ from hypothesis.strategies import sampled_from
 from simulator.compute.fusion import EAGER, FUSED, is_separate
 from simulator.compute.timing import ComputeModel
 from simulator.errors import JobError
-from simulator.framework import EAGER_PARTS, Framework, framework_names, load_framework
+from simulator.framework import EAGER_PARTS, Framework
 from simulator.job import Job
 from simulator.memory.activations import kept_bytes
 from simulator.models.sources import load_model
+from simulator.profiles import framework_names, load_framework
 from simulator.workload.micro_batch import Block, Op, embedding_block, head_block, layer_blocks, optimizer_ops
 from simulator.workload.ops import PHASES
 from topologies.catalog import load_cluster

@@ -14,11 +14,11 @@ from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
 from simulator.engine import compiled
 from simulator.errors import JobError
-from simulator.framework import OVERRIDABLE
 from simulator.idle import REASONS, SETTINGS, idle, idle_conventions
 from simulator.job import Job
 from simulator.memory.ranks import rank_memories
 from simulator.network.cost import Network
+from simulator.profiles import OVERRIDABLE
 from simulator.simulate import simulate
 
 OTHER = {

@@ -19,10 +19,10 @@ from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
 from simulator.engine import choose
 from simulator.errors import JobError, SimulationError
-from simulator.framework import OVERRIDABLE, framework_names
 from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
 from simulator.models.sources import load_model
 from simulator.network.cost import Network
+from simulator.profiles import OVERRIDABLE, framework_names
 from topologies.catalog import load_cluster
 from topologies.errors import TopologyError
 from traces.errors import TraceError

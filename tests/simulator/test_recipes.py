@@ -11,9 +11,9 @@ from hypothesis.strategies import integers, sampled_from
 from simulator.compute.timing import ComputeModel
 from simulator.config import job_from
 from simulator.errors import JobError
-from simulator.framework import framework_names, load_framework
 from simulator.job import Job
 from simulator.models.sources import load_model
+from simulator.profiles import framework_names, load_framework
 from simulator.simulate import simulate
 from simulator.workload.micro_batch import layer_blocks
 from simulator.workload.ops import Op, gemm, operand_bytes
