@@ -10,19 +10,16 @@ middle half of the calls behind them.
 
 from __future__ import annotations
 
-import os
 import random
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from recording_alone import recording_alone
+
 ROUNDS, CALLS = 30, 10
 WAYS = ("plain", "again", "empty", "muted", "recorded")
 NOTHING, EVERYTHING = (False,) * 3, (True,) * 3
@@ -31,25 +28,19 @@ NOTHING, EVERYTHING = (False,) * 3, (True,) * 3
 
 def main() -> None:
     """Measure, and print."""
-    sys.path.insert(0, str(ROOT))
-    torch, distributed = import_module("torch"), import_module("torch.distributed")
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    chance = random.Random(0)
-    with import_module("foretrace").record(Path(tempfile.mkdtemp()) / "run") as recording:
+    torch, chance = import_module("torch"), random.Random(0)
+    with recording_alone() as (session, _):
         calls = {"block": computing(torch), "collective": reducing(torch)}
         taken: dict[tuple[str, str], list[float]] = {(name, way): [] for name in calls for way in WAYS}
         for call in calls.values():
             call()
-        recording.session.unhook()
+        session.unhook()
         for _ in range(ROUNDS):
             for way in chance.sample(WAYS, len(WAYS)):
-                with hooked(way, recording.session):
+                with hooked(way, session):
                     for name, call in calls.items():
                         call()
                         taken[name, way] += [call() / 1e3 for _ in range(CALLS)]
-    distributed.destroy_process_group()
     for (name, way), values in taken.items():
         low, middle, high = quantiles(values, n=4)
         print(f"{name:10} {way:8}: {middle:.1f} us ({low:.1f} to {high:.1f})")

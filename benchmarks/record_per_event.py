@@ -10,35 +10,25 @@ the thread; and bytes of a span on disk. Caches are warm here: ``record_paired.p
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from recording_alone import recording_alone
+
 CALLS, ROUNDS = 500, 21
 
 
 def main() -> None:
     """Measure, and print."""
-    sys.path.insert(0, str(ROOT))
-    torch, distributed = import_module("torch"), import_module("torch.distributed")
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    path = Path(tempfile.mkdtemp()) / "run"
-    with import_module("foretrace").record(path) as recording:
-        session = recording.session
+    torch = import_module("torch")
+    with recording_alone() as (session, path):
         session.unhook()
         kind = "compiled" if session.native is not None else "Python"
         for name, call in (("collective", reducing(torch)), ("block", computing(torch))):
             print(f"hooks in {kind}: {added_us(call, session):.1f} us a {name}")
-    distributed.destroy_process_group()
     n_spans = import_module("traces.store").open_run(path).spans().num_rows
     n_bytes = sum(file.stat().st_size for file in (path / "spans").iterdir())
     print(f"hooks in {kind}: {n_bytes / n_spans:.1f} bytes a span, of {n_spans}")

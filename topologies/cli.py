@@ -165,21 +165,20 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
     cluster = load_cluster(path, n_gpus)
     graph = cluster.fabric()
     shape = Reach(graph, range(cluster.n_gpus)).shape(range(cluster.n_gpus))
-    found = {
-        "name": cluster.name,
+    counts = {
         "n_gpus": cluster.n_gpus,
         "n_domains": shape.n_domains,
         "n_switches": sum(data["tier"] not in {"gpu", "nic"} for _, data in graph.nodes(data=True)),
         "n_links": graph.number_of_edges() // 2,
     }
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps({"name": cluster.name, **counts}))
         return
-    domains = _count(found["n_domains"], f"{_WIRES.get(cluster.intra.kind, '')}domain")
-    switches = _count(found["n_switches"], "switch", "es")
+    domains = _count(counts["n_domains"], f"{_WIRES.get(cluster.intra.kind, '')}domain")
+    switches = _count(counts["n_switches"], "switch", "es")
     click.echo(
-        f"{path}: {_count(found['n_gpus'], 'GPU')} in {domains}, {switches}, "
-        f"{_count(found['n_links'], 'link')}; every GPU reaches every other"
+        f"{path}: {_count(counts['n_gpus'], 'GPU')} in {domains}, {switches}, "
+        f"{_count(counts['n_links'], 'link')}; every GPU reaches every other"
     )
 
 
