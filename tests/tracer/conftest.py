@@ -16,6 +16,7 @@ import pytest
 from tests.processes import Ranks, Runner
 from tracer.native import build
 from tracer.native.build import SWITCH
+from tracer.rehearse.acting import Loaded
 from traces.run import Run
 from traces.store import open_run
 
@@ -92,6 +93,14 @@ def ranks() -> type[Runner]:
     """How to run processes of one world."""
     pytest.importorskip("torch")
     return Runner
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Loaded]:
+    """A process that has loaded torch, for all rehearsals of a module, which then take a second each."""
+    pytest.importorskip("torch")
+    with Loaded() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

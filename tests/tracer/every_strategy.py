@@ -53,6 +53,19 @@ class Branches(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return out
 
 
+def lists() -> Step:
+    """Sequences for heads and back, by lists of tensors: gloo takes those of one size."""
+    model, n = layers(1), dist.get_world_size()
+
+    def exchanged(x: Tensor) -> Tensor:
+        parts = [part.contiguous() for part in x.chunk(n)]
+        found = [torch.empty_like(part) for part in parts]
+        dist.all_to_all(found, parts)
+        return torch.cat(found)
+
+    return trained(lambda x: model(exchanged(exchanged(x))), model.parameters())
+
+
 def ddp_unused() -> Step:
     """DDP that asks which parameters were used, with a bucket for each few."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=1e-4)
@@ -211,6 +224,7 @@ def pretraining(pp: int) -> Step:
 MADE |= {f"pretraining_pp{pp}": functools.partial(pretraining, pp) for pp in (1, 2)}
 MADE |= {
     "ddp_unused": ddp_unused,
+    "lists": lists,
     "ddp_static": ddp_static,
     "ddp_reentrant": ddp_reentrant,
     "taught": taught,

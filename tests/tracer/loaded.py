@@ -1,12 +1,14 @@
 """A mixture of experts, dealt out over all ranks, whose routers choose by the loads that are asked for.
 
-``loaded.py LOAD FOLDER``: where tensors are real, routers choose as ``Routing`` has them choose, so that a
-run on gloo has the loads that a rehearsal is told of. Each rank writes the splits of its exchanges to FOLDER.
+``loaded.py LOAD FOLDER [lists]``: where tensors are real, routers choose as ``Routing`` has them choose, so
+that a run on gloo has the loads that a rehearsal is told of. Each rank writes the splits of its exchanges to
+FOLDER. With ``lists`` they are of lists of tensors, of which gloo takes none but those of one size.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +19,33 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from tracer.rehearse.loads import Loads, parsed
 
 EXPERTS, TOP_K, WIDTH, TOKENS = 8, 2, 16, 48
-LOAD, FOLDER = sys.argv[1:]
+LOAD, FOLDER, *HOW = sys.argv[1:]
 splits: list[list[list[int]]] = []
+
+
+class ByLists(torch.autograd.Function):  # type: ignore[misc]
+    """Rows to each rank and from each, by a tensor for each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        """Return what comes; shape ``(sum(received), WIDTH)``."""
+        ctx.splits = received, sent
+        out = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all(list(out.split(received)), list(x.split(sent)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradients of what was sent."""
+        received, sent = ctx.splits
+        return ByLists.apply(grad.contiguous(), sent, received), None, None
+
+
+def exchanged(x: Tensor, received: list[int], sent: list[int]) -> Tensor:
+    """Return what comes where *sent* rows of *x* go to each rank."""
+    if HOW:
+        return ByLists.apply(x, received, sent)
+    return all_to_all_single_autograd(x, received, sent, dist.group.WORLD)
 
 
 class MoE(nn.Module):  # type: ignore[misc]
@@ -36,19 +63,22 @@ class MoE(nn.Module):  # type: ignore[misc]
         chosen = scored(self.gate(x)).topk(TOP_K, -1)[1].view(-1)
         counts = torch.bincount(chosen, minlength=EXPERTS)
         theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts)
+        if HOW:
+            dist.all_to_all(list(theirs.chunk(self.n_ranks)), list(counts.chunk(self.n_ranks)))
+        else:
+            dist.all_to_all_single(theirs, counts)
         sent = counts.view(self.n_ranks, -1).sum(1).tolist()
         received = theirs.view(self.n_ranks, -1).sum(1).tolist()
         rows = theirs.view(self.n_ranks, -1).sum(0).tolist()
         splits.append([sent, received, rows])
         order = chosen.argsort(stable=True)
-        there = all_to_all_single_autograd(x[order // TOP_K], received, sent, dist.group.WORLD)
+        there = exchanged(x[order // TOP_K], received, sent)
         owners = torch.arange(self.n_local, device=x.device).repeat(self.n_ranks).repeat_interleave(theirs)
         by_expert = owners.argsort(stable=True)
         parts = there[by_expert].split(rows)
         made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
         made = torch.empty_like(there).index_copy(0, by_expert, made)
-        back = all_to_all_single_autograd(made, sent, received, dist.group.WORLD)
+        back = exchanged(made, sent, received)
         return x.index_add(0, order // TOP_K, back)
 
 

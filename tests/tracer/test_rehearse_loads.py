@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracer.rehearse.acting import Loaded
 from tracer.rehearse.classes import Classes
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.loads import Loads, parsed
 from traces.layout import Group
+from traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 
@@ -126,10 +128,10 @@ def test_ranks_with_other_experts_are_classes_of_their_own() -> None:
 
 
 def test_a_rehearsal_has_the_splits_of_a_run_on_gloo_whose_routers_choose_so(
-    tmp_path: Path, ranks: Any
+    tmp_path: Path, ranks: Any, rehearsed_shares: Splits
 ) -> None:
     """What i sends to j is what j receives from i; all tokens arrive; ranks are as full as their experts."""
-    rehearsed = _rehearsed(SHARES, tmp_path)
+    rehearsed = rehearsed_shares
     real = tmp_path / "real"
     real.mkdir()
     done = ranks.run([sys.executable, str(SCRIPT), SHARES, str(real)], ranks.env(), N_RANKS, fresh=real)
@@ -146,23 +148,61 @@ def test_a_rehearsal_has_the_splits_of_a_run_on_gloo_whose_routers_choose_so(
         assert [rows for _, _, experts in here for rows in experts] == [N_RANKS * n for n in counts]
 
 
-def test_an_even_shape_is_what_a_number_of_one_says(tmp_path: Path) -> None:
+def test_lists_of_tensors_are_exchanged_as_one_with_those_splits(
+    rehearsed_folder: Path, rehearsed_shares: Splits, loaded: Loaded
+) -> None:
+    """The same rows, and the same kind, bytes, types and splits of all that ranks send each other.
+
+    Gloo takes no lists of unlike tensors, so that what they are held against is one tensor with splits.
+    """
+    assert _rehearsed(SHARES, rehearsed_folder / "lists", loaded, how=("lists",)) == rehearsed_shares
+    for rank in range(N_RANKS):
+        by_lists, by_splits = (_messages(rehearsed_folder / way / "run", rank) for way in ("lists", ""))
+        assert by_lists == by_splits
+        assert any(sent for *_, sent, _ in by_lists)
+
+
+def test_an_even_shape_is_what_a_number_of_one_says(tmp_path: Path, loaded: Loaded) -> None:
     """The same rows sent, received and for each expert."""
-    assert _rehearsed("zipf:0", tmp_path / "even", "3") == _rehearsed(1.0, tmp_path / "one", "3")
+    even, one = (_rehearsed(load, tmp_path / str(load), loaded, (3,)) for load in ("zipf:0", 1.0))
+    assert even == one
 
 
-def test_shares_for_another_number_of_experts_are_refused(tmp_path: Path) -> None:
+def test_shares_for_another_number_of_experts_are_refused(tmp_path: Path, loaded: Loaded) -> None:
     """The script chooses among eight."""
     with pytest.raises(RehearsalError, match=r"--expert-load 1,2,3: .* no choice among 3 experts"):
-        _rehearsed("1,2,3", tmp_path, "0")
+        _rehearsed("1,2,3", tmp_path, loaded, (0,))
 
 
-def _rehearsed(load: str | float, folder: Path, ranks: str = "") -> Splits:
+@pytest.fixture(scope="module")
+def rehearsed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a rehearsal of all ranks is written, which several tests look at."""
+    return tmp_path_factory.mktemp("loads")
+
+
+@pytest.fixture(scope="module")
+def rehearsed_shares(rehearsed_folder: Path, loaded: Loaded) -> Splits:
+    """Rehearse all ranks by shares; return their splits."""
+    return _rehearsed(SHARES, rehearsed_folder, loaded)
+
+
+def _messages(run: Path, rank: int) -> set[tuple[Any, ...]]:
+    """Return what *rank* sends, but for who waits for it when."""
+    rows = read_rank(rehearsal_folder(run), rank).messages.to_pylist()
+    sizes = ("sent_bytes", "received_bytes")
+    return {
+        (row["kind"], row["size_bytes"], row["dtype"], *(tuple(row[name]) for name in sizes)) for row in rows
+    }
+
+
+def _rehearsed(
+    load: str | float, folder: Path, loaded: Loaded, chosen: tuple[int, ...] = (), how: tuple[str, ...] = ()
+) -> Splits:
     written = folder / "written"
     written.mkdir(parents=True)
-    chosen = tuple(int(rank) for rank in ranks.split(",") if rank)
     asked: Any = {"world_size": N_RANKS, "warmup": 0, "expert_load": load, "ranks": chosen}
-    found = rehearse(Asked(command=(str(SCRIPT), str(load), str(written)), **asked), folder / "run")
+    command = (str(SCRIPT), str(load), str(written), *how)
+    found = rehearse(Asked(command=command, **asked), folder / "run", on=loaded)
     if not chosen:
         assert found.ranks == tuple(range(N_RANKS))  # none stands for another
     return _splits(written)

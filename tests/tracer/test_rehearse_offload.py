@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tracer.rehearse.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
 
@@ -19,13 +20,14 @@ ADAM_BYTES = 7 * SHARDS_BYTES  # parameter, gradient and moments are read, all b
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def rehearsed(tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> Any:
     """Return a function that rehearses the script with arguments, once each."""
 
     @cache
     def run(*how: str) -> tuple[Rehearsal, RankTables]:
         folder = tmp_path_factory.mktemp("run") / "run"
-        found = rehearse(Asked(command=(str(SCRIPT), *how), world_size=RANKS, ranks=(0,)), folder)
+        asked = Asked(command=(str(SCRIPT), *how), world_size=RANKS, ranks=(0,))
+        found = rehearse(asked, folder, on=loaded)
         return found, read_rank(rehearsal_folder(folder), 0)
 
     return run

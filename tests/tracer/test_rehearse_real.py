@@ -33,6 +33,7 @@ ON_TWO = (
         "tp",
         "ep",
         "cp",
+        "lists",
         "ring",
     ),
     "classic",

@@ -24,46 +24,85 @@ Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
 
 
-class Troupe:
-    """The process that loads torch, and those of the ranks.
+class Loaded:
+    """The process that loads torch: for one rehearsal, or for several one after the other.
 
-    Args:
-        spec: what every rank is told.
-        folder: where they write what they know.
-        tell: told about progress.
+    It has the environment and the folder of the moment in which it starts, which is when it is first needed.
     """
 
-    def __init__(self, spec: Mapping[str, Any], folder: Path, tell: Progress) -> None:
-        self._spec, self._folder, self._tell = dict(spec), folder, tell
-        self._n_at_once = max(os.cpu_count() or 1, 1)
-        self._log = folder / "troupe.log"
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        read, write = os.pipe()
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tracer.rehearse.child", str(write)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write,),
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            )
-        os.close(write)
-        self._lines = os.fdopen(read, encoding="utf-8")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if error is not None:
-            self._process.terminate()  # which ends the ranks, too
-        self._process.wait()
+        self.end(at_once=error is not None)
+
+    def start(self) -> None:
+        """Start it, if it does not run."""
+        if self._process is not None:
+            return
+        read, write = os.pipe()
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tracer.rehearse.child", str(write)],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write,),
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        os.close(write)
+        self._lines = os.fdopen(read, encoding="utf-8")
+
+    def end(self, *, at_once: bool) -> None:
+        """End it: when its ranks are done, or *at_once* with them."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        if at_once:
+            process.terminate()  # which ends the ranks, too
+        process.wait()
         self._lines.close()
+        self._log.close()
+
+    def ask(self, spec: Mapping[str, Any]) -> None:
+        """Ask it to act out the rank of *spec*."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(spec).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def said(self) -> str:
+        """Return the next line that it or a rank says. Raises RehearsalError if it is gone."""
+        for line in self._lines:
+            return line.rstrip("\n")
+        self._log.seek(0)
+        status = self._process.wait() if self._process is not None else 0
+        last = _last_line(self._log.read().decode(errors="replace"))
+        raise RehearsalError(f"the process of all ranks died with status {status}: {last}")
+
+
+class Troupe:
+    """The ranks of a rehearsal.
+
+    Args:
+        spec: what every rank is told.
+        folder: where they write what they know.
+        tell: told about progress.
+        loaded: the process that acts them out.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], folder: Path, tell: Progress, loaded: Loaded) -> None:
+        self._spec, self._folder, self._tell, self._loaded = dict(spec), folder, tell, loaded
+        self._n_at_once = max(os.cpu_count() or 1, 1)
+        loaded.start()
 
     def act(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Act out *ranks*; return what each of them knows.
@@ -71,6 +110,13 @@ class Troupe:
         Raises:
             RehearsalError: one of them cannot be acted out.
         """
+        try:
+            return self._act(ranks)
+        except BaseException:
+            self._loaded.end(at_once=True)  # others may be under way
+            raise
+
+    def _act(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
         waiting, under_way = list(ranks), set[int]()
         found: dict[int, dict[str, Any]] = {}
         repeats = dict.fromkeys(ranks, bool(self._spec["repeats"]))
@@ -91,19 +137,15 @@ class Troupe:
 
     def _start(self, rank: int, *, repeats: bool) -> None:
         spec = {**self._spec, "rank": rank, "log": str(self._log_of(rank)), "repeats": repeats}
-        if self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(spec).encode() + b"\n")
-            self._process.stdin.flush()
+        self._loaded.ask(spec)
 
     def _ended(self) -> tuple[int, int]:
         """Return the next rank that has come to its end, and how; tell what others do meanwhile."""
-        for line in self._lines:
-            kind, rank, words = line.rstrip("\n").split(" ", 2)
+        while True:
+            kind, rank, words = self._loaded.said().split(" ", 2)
             if kind == "ended":
                 return int(rank), int(words)
             self._tell(f"rank {rank}: {words}")
-        last = _last_line(self._log)
-        raise RehearsalError(f"the process of all ranks died with status {self._process.wait()}: {last}")
 
     def _outcome(self, rank: int, status: int) -> dict[str, Any]:
         log, file = self._log_of(rank), self._folder / f"outcome-{rank:05d}.json"
@@ -132,14 +174,15 @@ def _cause(status: int) -> str:
 
 def _last_words(log: Path) -> str:
     """Return where a process was that died of a signal, by ``faulthandler``, else its last line."""
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+    words = log.read_text(encoding="utf-8", errors="replace")
+    for line in words.splitlines():
         if line.startswith('  File "'):
             return "in " + line.strip()
-    return _last_line(log)
+    return _last_line(words)
 
 
-def _last_line(log: Path) -> str:
-    return " ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:])
+def _last_line(words: str) -> str:
+    return " ".join(words.strip().splitlines()[-1:])
 
 
 def _kept_log(log: Path) -> str:

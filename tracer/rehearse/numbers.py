@@ -228,33 +228,26 @@ class Numbers:
             self.keep(tensor, whole, is_shared=True)
         return bool(outputs)
 
-    def deal(
-        self, source: Any, outputs: Sequence[Any], place: int, n_ranks: int, sizes: Sequence[int]
-    ) -> bool:
-        """Follow an all-to-all of *source* among *n_ranks* that all send what this one, number *place*, does.
+    def fill(self, tensors: Sequence[Any], real: Any) -> bool:
+        """Let *real* be the elements of each of *tensors*, sent by other ranks; return whether they can be.
 
-        Args:
-            source: what this rank sends, in one tensor, or one for each rank.
-            outputs: what it gets, in the same way.
-            place: of this rank in the group.
-            n_ranks: of the group.
-            sizes: rows to each rank; empty: even.
-
-        Returns:
-            Whether *outputs* are known.
+        They may be parts of one storage, if together they are all of it.
         """
-        is_listed = isinstance(source, list | tuple)
-        real = self.of(source[place] if is_listed else source)
-        if real is None or not real.dim() or not (is_listed or sizes or len(real) % n_ranks == 0):
-            return False
-        rows = list(sizes) or [len(real) // n_ranks] * n_ranks
-        with self.really():
-            ours = real if is_listed else real[sum(rows[:place]) : sum(rows[: place + 1])]
-            whole = ours if is_listed else ours.repeat(n_ranks, *[1] * (ours.dim() - 1))
-        if any(whole.shape != one.shape or whole.dtype != one.dtype for one in outputs):
-            return False
-        for one in outputs:
-            self.keep(one, whole, is_shared=True)
+        filled: dict[int, list[Any]] = {}
+        for tensor in tensors:
+            filled.setdefault(_key(tensor), []).append(tensor)
+            if tensor.shape != real.shape or tensor.dtype != real.dtype:
+                return False
+        for parts in filled.values():
+            storage = parts[0].untyped_storage()
+            n_elements = sum(part.numel() for part in parts)
+            if n_elements > self.most or storage.nbytes() != n_elements * real.element_size():
+                return False
+            with self.really():
+                flat = self._torch.empty(n_elements, dtype=real.dtype)
+                for part in parts:
+                    flat.as_strided(part.shape, part.stride(), part.storage_offset()).copy_(real)
+            self._hold(storage, flat, is_shared=True)
         return True
 
     def _shared(self, tensor: Any, *, is_shared: bool) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tracer.rehearse.acting import Progress, Troupe
+from tracer.rehearse.acting import Loaded, Progress, Troupe
 from tracer.rehearse.classes import Classes, differences
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.launchers import accelerate_flags, script_of
@@ -52,8 +52,17 @@ class Asked:
     expert_load: float | str = 1.0
 
 
-def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Rehearsal:
+def rehearse(
+    asked: Asked, output: Path, progress: Progress | None = None, *, on: Loaded | None = None
+) -> Rehearsal:
     """Rehearse what is *asked* and write it to the run directory *output*, all of it or nothing.
+
+    Args:
+        asked: what to rehearse.
+        output: the run directory.
+        progress: told about each phase.
+        on: the process that loads torch, for several rehearsals one after the other; by default one of its
+            own.
 
     Raises:
         RehearsalError: the script cannot be rehearsed, *output* holds something else, torch is not installed.
@@ -64,8 +73,8 @@ def rehearse(asked: Asked, output: Path, progress: Progress | None = None) -> Re
         _folder(target.parent),
         tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=target.parent) as scratch,
     ):
-        acted = _Acted(asked, Path(scratch), tell)
-        found = acted.all()
+        with Loaded() if on is None else nullcontext(on) as loaded:
+            found = _Acted(asked, Path(scratch), tell).all(loaded)
         folder = Path(scratch) / FOLDER
         for rank in found.ranks:
             shutil.move(Path(scratch) / f"rank-{rank:05d}", folder / f"rank-{rank:05d}")
@@ -120,16 +129,16 @@ class _Acted:
         self._load = parsed(asked.expert_load)
         self.outcomes: dict[int, dict[str, Any]] = {}
 
-    def all(self) -> Rehearsal:
+    def all(self, loaded: Loaded) -> Rehearsal:
         """Act out every rank that is asked for, or one of each class: the first alone, then the others."""
         asked = self._asked
         ranks = sorted(asked.ranks) or [0]
-        with Troupe(self._spec(), self._folder, self._tell) as troupe:
-            self._act(troupe, ranks[:1])
-            classes = self._classes(ranks[0])
-            samples = [] if asked.ranks else list(classes.samples(asked.samples))
-            self._act(troupe, [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)])
-            self._act_again(troupe)
+        troupe = Troupe(self._spec(), self._folder, self._tell, loaded)
+        self._act(troupe, ranks[:1])
+        classes = self._classes(ranks[0])
+        samples = [] if asked.ranks else list(classes.samples(asked.samples))
+        self._act(troupe, [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)])
+        self._act_again(troupe)
         self._check_choices()
         if asked.ranks:
             classes = self._classes(ranks[0])

@@ -62,10 +62,34 @@ class Routing:
     ) -> bool:
         """Follow an all-to-all among *ranks*; return whether *outputs*, what this *rank* gets, are known."""
         group = tuple(ranks)
-        known = self._numbers.deal(source, outputs, group.index(rank), len(group), list(sizes or ()))
+        ours = self._sent(source, group.index(rank), len(group), list(sizes or ()))
+        known = ours is not None and self._numbers.fill(outputs, ours)
         if known and group not in self.groups and len(group) > 1:
             self.groups.append(group)
         return known
+
+    def _sent(self, source: Any, place: int, n_ranks: int, sizes: Sequence[int]) -> Any | None:
+        """Return what one of *n_ranks* gets of an all-to-all of *source*, which all of them send alike.
+
+        Args:
+            source: what each rank sends, in one tensor, or one for each rank.
+            place: of the rank that gets it in the group.
+            n_ranks: of the group.
+            sizes: rows to each rank; empty: even.
+
+        Returns:
+            Numbers: what it gets of all ranks, or of one of them where there is a tensor for each; None if
+            nobody knows.
+        """
+        if isinstance(source, list | tuple):
+            return self._numbers.of(source[place])
+        real = self._numbers.of(source)
+        if real is None or not real.dim() or (not sizes and len(real) % n_ranks):
+            return None
+        rows = sizes or [len(real) // n_ranks] * n_ranks
+        with self._numbers.really():
+            ours = real[sum(rows[:place]) : sum(rows[: place + 1])]
+            return ours.repeat(n_ranks, *[1] * (ours.dim() - 1))
 
     @staticmethod
     def _made(counts: Sequence[int], n_tokens: int, top_k: int, shape: tuple[int, ...]) -> Any:
