@@ -10,9 +10,10 @@ from typing import Any, Final
 from tracer.importing import Expectation
 from tracer.launched import is_one_of_many
 from tracer.optimizing import optimizer_steps
-from tracer.record import Recording, activate, begin_now, wrap_init
+from tracer.record import Recording, activate
 from tracer.run_directory import RESTART
 from tracer.window import Window
+from tracer.with_group import begin_now, wrap_init
 
 RUN_VARIABLE: Final = "FORETRACE_RUN"
 """Environment variable with the absolute path of the run directory."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
 from tracer.launched import is_first
 from tracer.native import build
-from tracer.run_directory import REFUSED, check_new
+from tracer.run_directory import check_new
 from tracer.window import Window
+from tracer.with_group import begin_with_group, first_line
 
 if TYPE_CHECKING:
     from tracer.drift import RunClock
@@ -88,7 +87,7 @@ class Recording:
     def note_error(self, error: BaseException) -> None:
         """Note the exception that ends the training."""
         if self.session is not None and not isinstance(error, SystemExit):
-            said = ": ".join(filter(None, (type(error).__name__, _first_line(error))))
+            said = ": ".join(filter(None, (type(error).__name__, first_line(error))))
             self.session.warn(f"the training ended with {said}")
 
     def end(self) -> None:
@@ -200,65 +199,6 @@ def check_depth(depth: str) -> None:
         raise RecordError(f"depth {depth!r}: one of {', '.join(DEPTHS)}")
 
 
-def begin_with_group(recording: Recording) -> None:
-    """Begin *recording* when this process calls ``init_process_group``; end it when the process does."""
-    from torch.distributed import distributed_c10d
-
-    wrap_init(distributed_c10d, recording)
-    import torch.distributed as dist
-
-    dist.init_process_group = distributed_c10d.init_process_group
-
-
-def wrap_init(module: Any, recording: Recording) -> None:
-    """Let *recording* live from ``init_process_group`` to ``destroy_process_group`` of *module*.
-
-    Args:
-        module: ``torch.distributed.distributed_c10d``, perhaps while it is being imported.
-        recording: what to begin.
-    """
-    init, destroy = module.init_process_group, module.destroy_process_group
-
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        init(*args, **kwargs)
-        begin_now(recording)
-
-    def destroy_process_group(group: Any = None) -> None:
-        if group is None:
-            recording.end()
-        destroy(group)
-
-    module.init_process_group = functools.wraps(init)(init_process_group)
-    module.destroy_process_group = functools.wraps(destroy)(destroy_process_group)
-
-
-def begin_now(recording: Recording) -> None:
-    """Begin *recording* unless it has begun or ended, and see that it ends with the process; never raises."""
-    if recording.session is not None or recording.is_over:
-        return
-    try:
-        recording.begin()
-    except Exception as error:  # the training goes on without a recording
-        why = _first_line(error)
-        sys.stderr.write(f"foretrace: not recording: {why}\n")
-        with contextlib.suppress(OSError):  # for the end of the command, far below that line
-            (recording.path / REFUSED).write_text(why, encoding="utf-8")
-        return
-    atexit.register(recording.leave)
-    _note_uncaught(recording)
-
-
-def _note_uncaught(recording: Recording) -> None:
-    """Have an uncaught exception noted in the run, and then shown as ever."""
-    shown = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        recording.note_error(error)
-        shown(kind, error, trace)
-
-    sys.excepthook = hook
-
-
 def _awaits_group() -> bool:
     """Whether a launcher has started this process as one of several, and it has not joined them yet."""
     from tracer.process import is_distributed
@@ -294,9 +234,5 @@ def _joined(folder: Path) -> tuple[int, int, RunClock]:
     except RuntimeError as error:
         raise RecordError(
             f"not all of the {world_size} ranks began to record within {JOIN_TIMEOUT.total_seconds():.0f} s: "
-            f"{_first_line(error)}; record every rank, or none"
+            f"{first_line(error)}; record every rank, or none"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
