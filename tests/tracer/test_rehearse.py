@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
-from hypothesis.strategies import integers
+from hypothesis.strategies import integers, lists, sampled_from
 
 import foretrace
 from tracer.rehearse.calls import Call
@@ -78,6 +79,42 @@ def test_a_batch_of_products_is_that_many(batch: int, m: int, n: int, k: int) ->
     many = Tensor((batch, m, k)), Tensor((batch, k, n))
     found = work_of(call("aten.bmm", *many, out=Tensor((batch, m, n))))
     assert (found.flops, found.bytes_moved) == (batch * one.flops, batch * one.bytes_moved)
+
+
+@given(
+    rows=lists(integers(0, 300), min_size=2, max_size=6).filter(any),
+    side=sampled_from("mnk"),
+    name=sampled_from(["aten._grouped_mm", "aten._scaled_grouped_mm"]),
+    spare=integers(0, 50),
+)
+def test_a_product_of_experts_is_one_of_the_rows_of_each(
+    rows: list[int], side: str, name: str, spare: int
+) -> None:
+    """Operations and bytes add up, but for weights without rows, and rows to spare, which nobody reads."""
+    sides = {"m": 48, "n": 80, "k": 32}
+    each = [{**sides, side: n} for n in rows]
+    products = [
+        work_of(
+            call("aten.mm", Tensor((s["m"], s["k"])), Tensor((s["k"], s["n"])), out=Tensor((s["m"], s["n"])))
+        )
+        for s in each
+    ]
+    m, n, k = ({**sides, side: sum(rows) + spare}[of] for of in "mnk")
+    e, ends = len(rows), tuple(accumulate(rows))
+    shapes = {
+        "m": ((m, k), (e, k, n), (m, n)),
+        "n": ((e, m, k), (k, n), (m, n)),
+        "k": ((m, k), (k, n), (e, m, n)),
+    }
+    a, b, out = map(Tensor, shapes[side])
+    found = work_of(call(name, a, b, out=out)._replace(ends=ends))
+    unread = 0 if side == "k" else 2 * rows.count(0) * {"m": k * n, "n": m * k}[side]
+    assert (found.rows, found.along, found.batch) == (tuple(rows), side, e)
+    assert found.bytes_moved == sum(one.bytes_moved for one in products) - unread
+    assert found.flops == sum(one.flops for one in products) * (sum(rows) + spare) // sum(rows)
+    if not spare and len(set(rows)) == 1:
+        assert work_of(call(name, a, b, out=out)) == found._replace(rows=(), along="")
+    assert not work_of(call(name, a, b, out=out)._replace(ends=ends[1:])).rows  # those are of other experts
 
 
 @given(heads=integers(1, 64), tokens=integers(1, 512), width=integers(1, 128))
