@@ -52,4 +52,5 @@ def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:
         return of_kind("cpu" if is_foreign(device_type) else device_type)
 
     base.__init__ = init
+    torch.get_autocast_gpu_dtype = lambda: of_kind("cpu")
     torch.is_autocast_enabled, torch.get_autocast_dtype = is_enabled, dtype_of

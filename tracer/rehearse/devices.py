@@ -7,9 +7,7 @@ the processor, as fake tensors without memory. Its own ``torch.device("cuda")`` 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,17 +64,25 @@ def is_foreign(device: Any) -> bool:
     return kind in FOREIGN or (kind == "cpu" and bool(number))
 
 
-def device_mode(moving: Callable[..., Any]) -> Any:
+def is_gpu(device: Any) -> bool:
+    """Whether *device* names a GPU."""
+    return is_foreign(device) and not str(device).startswith("cpu")
+
+
+def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
     """Return a mode under which functions of torch make and keep tensors on the processor.
 
     Args:
         moving: takes the place of functions that move a tensor between host and device.
+        making: takes the place of functions that are told a device, or might have been.
     """
     import torch
     from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
 
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
-    cpu = torch.device("cpu")
+    moves.add(torch.Tensor.type_as)
+    makes = _device_constructors()
     is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
@@ -87,11 +93,8 @@ def device_mode(moving: Callable[..., Any]) -> Any:
         ) -> Any:
             if func in moves:
                 return moving(func, args, kwargs or {})
-            if kwargs and is_foreign(kwargs.get("device")):
-                kwargs = {**kwargs, "device": cpu}
-            if kwargs and kwargs.get("pin_memory"):
-                made = func(*args, **{**kwargs, "pin_memory": False})
-                return moving(torch.Tensor.pin_memory, (made,), {})
+            if func in makes or (kwargs and "device" in kwargs):
+                return making(func, args, kwargs or {})
             if getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
                 args, kwargs = cast(args, kwargs or {})
             return func(*args, **(kwargs or {}))
@@ -174,6 +177,8 @@ def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
         "memory_stats": stats,
         "memory_summary": constant(""),
         "memory_snapshot": constant([]),
+        "_exchange_device": lambda device: local_rank(),
+        "_maybe_exchange_device": lambda device: local_rank(),
     }
 
 
@@ -202,9 +207,7 @@ def install(streams: Streams, memory: Callable[[], tuple[int, int]]) -> None:
         setattr(accelerator, name, getattr(streams, name))
     accelerator.current_device_index = local_rank
     accelerator.set_device_index = lambda device=None: None
-    _generators(torch)
     _numbers(torch)
-    _is_cuda()
     attention.install(torch)
     autocast.install(torch, is_foreign)
 
@@ -220,31 +223,3 @@ def _numbers(torch: Any) -> None:
         return parse(*args, **kwargs)
 
     nn._parse_to = parse_to  # noqa: SLF001
-
-
-def _is_cuda() -> None:
-    """Let scripts and libraries take tensors for those of a GPU; torch itself asks for what is there."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    not_told = (f"{os.sep}torch{os.sep}", str(Path(__file__).parents[1]))
-
-    def is_cuda(tensor: Any) -> bool:
-        del tensor
-        who = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - says who asks
-        return not any(part in who for part in not_told)
-
-    kind: Any = FakeTensor
-    kind.is_cuda = property(is_cuda)
-
-
-def _generators(torch: Any) -> None:
-    """Make generators of random numbers on the processor, whatever device is asked for."""
-
-    class Generator(torch.Generator):  # type: ignore[misc]
-        """A generator on the processor."""
-
-        def __new__(cls, device: Any = "cpu") -> Any:
-            del device
-            return super().__new__(cls)
-
-    torch.Generator = Generator

@@ -115,12 +115,14 @@ class Memory:
         found: dict[str, Any] = {"peak_bytes": self.peak, "bytes": self.at_peak}
         return found | ({"host": self.host.described()} if self.host is not None and self.host.peak else {})
 
-    def add(self, storage: Any, category: str) -> None:
-        """Count *storage* from now on, unless it is counted already, here or on the host."""
+    def add(self, storage: Any, category: str) -> bool:
+        """Count *storage* from now on, unless it is, here or on the host; return whether it is new."""
         key = storage._cdata
-        if key not in self._numbers and (self.host is None or self.host.number_of(storage) < 0):
-            number = self.hold(rounded(storage.nbytes()), category)
-            self._numbers[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
+        if key in self._numbers or (self.host is not None and self.host.number_of(storage) >= 0):
+            return False
+        number = self.hold(rounded(storage.nbytes()), category)
+        self._numbers[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
+        return True
 
     def move(self, storage: Any, category: str) -> None:
         """Count *storage* under another category."""

@@ -1,4 +1,4 @@
-"""What puts tensors on the host: functions of tensors, both FSDPs, and saved activations.
+"""What puts tensors on the host beside functions of tensors: modules, both FSDPs, and saved activations.
 
 References: ``foreach_reduce`` and ``FSDPParam.all_gather_inputs`` of torch/distributed/fsdp/_fully_shard;
 ``FlatParamHandle`` of torch/distributed/fsdp/_flat_param.py; ``save_on_cpu`` of torch/autograd/graph.py.
@@ -7,12 +7,10 @@ References: ``foreach_reduce`` and ``FSDPParam.all_gather_inputs`` of torch/dist
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
-
-from tracer.rehearse.devices import is_foreign
 
 if TYPE_CHECKING:
     from tracer.rehearse.host import Host
@@ -25,57 +23,6 @@ ACTED_OUT: Final = (
     "machine's link to it, and what a processor computes is priced by the bytes that it moves alone"
 )
 
-TORCH: Final = f"{os.sep}torch{os.sep}"
-"""In the path of a file of torch, where ``"cpu"`` may be the device of a mesh that is acted out."""
-
-
-def moving(host: Host) -> Callable[..., Any]:
-    """Return what takes the place of ``Tensor.to``, ``cuda``, ``cpu`` and ``pin_memory``.
-
-    ``torch.device("cpu")`` is what every tensor here says it is on, so that it means the device: what is
-    there stays, and what is on the host goes there.
-    """
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    cpu, kinds = torch.device("cpu"), (str, torch.device, int)
-
-    def target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
-        """Return whether ``to`` means the host, None if it means no place."""
-        given = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
-        if isinstance(given, torch.Tensor):
-            return host.holds(given)
-        if isinstance(given, bool) or not isinstance(given, kinds):
-            return None
-        if is_foreign(given):
-            return False
-        is_said = given == "cpu" and TORCH not in sys._getframe(3).f_code.co_filename
-        return is_said or (host.is_meant and given == cpu)
-
-    def plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what *func* makes of a tensor that stays where it is."""
-        if func in {torch.Tensor.cuda, torch.Tensor.pin_memory}:
-            return args[0]
-        if is_foreign(kwargs.get("device")):
-            kwargs = {**kwargs, "device": cpu}
-        if len(args) > 1 and is_foreign(args[1]):
-            args = (args[0], cpu, *args[2:])
-        return func(*args, **kwargs)
-
-    def move(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor = args[0]
-        if type(getattr(tensor, "_local_tensor", tensor)) is not FakeTensor:
-            return plain(func, args, kwargs)
-        if func is torch.Tensor.pin_memory:
-            return host.settle(tensor)
-        to_host = target(args, kwargs) if func is torch.Tensor.to else func is torch.Tensor.cpu
-        if to_host is None or host.holds(tensor) == to_host:
-            return plain(func, args, kwargs)
-        dtype, non_blocking = _how(args, kwargs)
-        return host.moved(tensor, dtype, to_host=to_host, non_blocking=non_blocking)
-
-    return move
-
 
 def install(session: RehearsalSession) -> None:
     """Let torch offload as it is asked to, and say so."""
@@ -85,19 +32,25 @@ def install(session: RehearsalSession) -> None:
     _told(session, CPUOffloadPolicy, STATES, lambda policy: True)
     _told(session, CPUOffload, STATES, lambda policy: policy.offload_params)
     _told(session, torch.autograd.graph.save_on_cpu, "activations", lambda hooks: True)
+    _modules(session)
     _fsdp2(session.host)
     _fsdp1(session.host)
 
 
-def _how(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-    """Return the type that is asked for, None for the same, and whether the host need not wait."""
+def _modules(session: RehearsalSession) -> None:
+    """Let the processor be the host where a script moves a module there: torch itself does it, for it."""
     import torch
 
-    given = (*args[1:], *kwargs.values())
-    dtypes = [one.dtype if isinstance(one, torch.Tensor) else one for one in given]
-    dtype = next((one for one in dtypes if isinstance(one, torch.dtype)), None)
-    first = next((one for one in args[1:] if isinstance(one, bool)), False)
-    return dtype, bool(kwargs.get("non_blocking", first))
+    modules: Any = torch.nn.Module
+    original, is_torch = modules.to, session.placement.asker.is_torch
+    parse: Any = torch._C._nn._parse_to
+
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device = None if is_torch(sys._getframe(1)) else parse(*args, **kwargs)[0]
+        with session.host.meant() if device == torch.device("cpu") else nullcontext():
+            return original(self, *args, **kwargs)
+
+    modules.to = moved
 
 
 def _fsdp2(host: Host) -> None:

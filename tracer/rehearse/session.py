@@ -19,6 +19,7 @@ from tracer.rehearse.errors import Finished
 from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.memory import Memory
+from tracer.rehearse.placement import Placement
 from tracer.rehearse.stated import Stated
 from tracer.rehearse.tape import Tape
 from tracer.steps import Steps
@@ -77,6 +78,7 @@ class RehearsalSession(Training[IssueLane]):
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated)
         self.host = Host(self)
+        self.placement = Placement(self)
         self.stated = Stated(expert_load)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
@@ -142,6 +144,7 @@ class RehearsalSession(Training[IssueLane]):
         for tensor in (*model.parameters(), *model.buffers()):  # copied ones come from no operator
             own = getattr(tensor, "_local_tensor", tensor)
             self.memory.add(own.untyped_storage(), "parameters")
+            self.placement.put(own)  # where what it is called with is, however it came there
         return super().met_model(model, args)
 
     def sweep(self) -> None:

@@ -99,6 +99,7 @@ def _loaders(session: RehearsalSession) -> None:
             if mode is None or isinstance(tensor, FakeTensor):
                 return tensor
             found = mode.from_tensor(tensor)
+            session.placement.leave(found)
             if not tensor.dtype.is_floating_point:
                 session.stated.numbers.keep(found, tensor)
             return found

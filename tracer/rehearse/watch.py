@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
@@ -166,7 +167,7 @@ class Watcher:
             out, known = call(func, args, kwargs)
             if known is None and not is_ours(args, kwargs, out):
                 return out
-            made(out)
+            made(out, args)
             if name in _UNSHARDS:
                 self._gathered(kwargs["out"])
             if follows:
@@ -198,7 +199,7 @@ class Watcher:
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Write down a kernel whose results were made up."""
-        self._made(out)
+        self._made(out, args)
         if self._session.position.step >= 0:
             name = ".".join(func._schema.name.split("::"))
             self._session.tape.op(self._pricing.number(name, func, args, kwargs, out))
@@ -224,7 +225,7 @@ class Watcher:
         if host.is_used and (part := host.part("", args)):
             host.count(out, self._category(), part)
         elif known is not None or self._is_ours(args, kwargs, out):
-            self._made(out)
+            self._made(out, args)
         return out
 
     def _viewing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -233,6 +234,7 @@ class Watcher:
         if type(args[0]) is self._torch.Tensor and self._fake:
             for view in tensors_in(out):
                 self._session.stated.numbers.adopt(view, args[0])
+                self._session.placement.leave(view)
         return out
 
     def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
@@ -250,11 +252,13 @@ class Watcher:
         between = not lane.depth and category != "parameters"  # the parts of a step
         return "activations" if between else category
 
-    def _made(self, out: Any) -> None:
-        """Count the memory of new tensors."""
+    def _made(self, out: Any, operands: Sequence[Any] = ()) -> None:
+        """Count the memory of new tensors, which are where the *operands* are that they were made of."""
         session, category = self._session, self._category()
         for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
-            session.memory.add(tensor.untyped_storage(), category)
+            storage = tensor.untyped_storage()
+            if session.memory.add(storage, category):
+                session.placement.follow(storage, operands)
 
     def _gathered(self, tensors: Any) -> None:
         """Count the memory of *tensors* as that of gathered parameters."""

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.devices import is_gpu
 from traces.info import stable_group_id
 from traces.layout import Group
 
 if TYPE_CHECKING:
-    from tracer.rehearse.numbers import Numbers
     from tracer.rehearse.session import RehearsalSession
 
 UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
@@ -36,17 +36,14 @@ class World:
         self.made: dict[str, tuple[tuple[int, ...], str]] = {}
         self._backends: dict[str, str] = {"": "undefined"}
 
-    def install(self, numbers: Numbers) -> None:
-        """Replace how processes meet; torch must have been imported.
-
-        Args:
-            numbers: those that are known of fake tensors.
-        """
+    def install(self, session: RehearsalSession) -> None:
+        """Replace how processes meet in *session*; torch must have been imported."""
         import torch.distributed as dist
         from torch.distributed import device_mesh
         from torch.distributed import distributed_c10d as c10d
 
         self._dist: Any = dist
+        self._placement = session.placement
         anywhere: Any = c10d
         meshes: Any = device_mesh
         self._join, self._new_group = c10d.init_process_group, c10d.new_group
@@ -61,7 +58,7 @@ class World:
         self._dist.get_backend, self._dist.is_nccl_available = self._backend, lambda: True
         self._dist.ProcessGroupNCCL = NcclGroup
         anywhere.monitored_barrier = self._dist.monitored_barrier = lambda *args, **kwargs: None
-        _meshes_without_fakes(numbers)
+        _meshes_without_fakes(session)
         _reduce_as_nccl()
 
     def groups(self, session: RehearsalSession) -> tuple[Group, ...]:
@@ -80,6 +77,7 @@ class World:
         """Join the world, whatever rendezvous is asked for; remember the backend that was."""
         asked = kwargs.get("backend", args[0] if args else None)
         self._backends[""] = str(asked or ("nccl" if kwargs.get("device_id") is not None else "undefined"))
+        self._placement.is_met |= "nccl" in self._backends[""]
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         self._join("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
@@ -152,8 +150,8 @@ def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
     ]
 
 
-def _meshes_without_fakes(numbers: Numbers) -> None:
-    """Let meshes compute with real *numbers*: they ask for elements. Every device is the processor."""
+def _meshes_without_fakes(session: RehearsalSession) -> None:
+    """Let meshes compute with real numbers: they ask for elements. Every device is the processor."""
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.distributed import device_mesh as module
 
@@ -176,15 +174,15 @@ def _meshes_without_fakes(numbers: Numbers) -> None:
     made, original = kind.__init__, module.init_device_mesh
 
     def known(ranks: Any) -> Any:
-        own = numbers.of(ranks) if isinstance(ranks, FakeTensor) else None
+        own = session.stated.numbers.of(ranks) if isinstance(ranks, FakeTensor) else None
         return ranks if own is None else own.clone()
 
     def init(self: Any, device_type: str, mesh: Any = None, *args: Any, **kwargs: Any) -> None:
-        del device_type
+        session.placement.is_met |= is_gpu(device_type)
         made(self, "cpu", known(mesh), *args, **kwargs)
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        del device_type
+        session.placement.is_met |= is_gpu(device_type)
         return real(original)("cpu", *args, **kwargs)
 
     kind.__init__ = init

@@ -1,0 +1,169 @@
+"""Functions of torch that make a tensor somewhere, or move it between host and device.
+
+Whatever device they are told, tensors are made on the processor; ``Host`` and ``Placement`` keep where a real
+run has them.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.devices import is_foreign, is_gpu
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+class Moves:
+    """Takes the place of functions of torch that are told where tensors are to be.
+
+    In torch's own code ``cpu`` is what a tensor says it is on, so that it means the device there: what is
+    there stays, and what is on the host goes there.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+        from torch.utils import _device
+
+        self._torch, self._kind, self._default = torch, FakeTensor, _device
+        self._session, self._host, self._placement = session, session.host, session.placement
+        self._cpu, self._kinds = torch.device("cpu"), (str, torch.device, int)
+        self._makes = _device._device_constructors()
+
+    def make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call *func*, which makes a tensor, or changes one as ``torch.as_tensor`` and ``zeros_like`` do."""
+        device, asks = kwargs.get("device"), sys._getframe(2)
+        is_plain = device is None and func in self._makes
+        if is_plain:  # the mode of ``torch.set_default_device`` comes after this one
+            device = self._default.CURRENT_DEVICE
+        if is_foreign(device):
+            kwargs = {**kwargs, "device": self._cpu}
+        is_pinned = bool(kwargs.get("pin_memory"))
+        made = func(*args, **({**kwargs, "pin_memory": False} if is_pinned else kwargs))
+        if is_pinned:
+            return self.move(self._torch.Tensor.pin_memory, (made,), {})
+        given = args[0] if args and isinstance(args[0], self._torch.Tensor) else None
+        if device is None:
+            return self._placed(made, to_host=True) if is_plain and given is None else made
+        self._placement.is_met |= is_gpu(device)
+        if not is_gpu(device) and (self._placement.asker.is_torch(asks) or str(device) != "cpu"):
+            return made
+        if given is not None and _is_same_memory(made, given):
+            return self._moved(made, to_host=not is_gpu(device))
+        return self._placed(made, to_host=not is_gpu(device))
+
+    def _placed(self, made: Any, *, to_host: bool) -> Any:
+        """Take what was *made* to be where it was asked for, and return it."""
+        if type(made) is not self._kind:
+            return made
+        if to_host:
+            self._placement.leave(made)
+        else:
+            self._placement.put(made)
+            if self._host.holds(made):  # like a tensor that is there
+                self._host.settle(made, to_host=False)
+        return made
+
+    def _moved(self, tensor: Any, *, to_host: bool) -> Any:
+        """Return *tensor* where it is asked for."""
+        if self._is_on_device(tensor) != to_host:
+            return tensor
+        return self.move(self._torch.Tensor.cpu if to_host else self._torch.Tensor.cuda, (tensor,), {})
+
+    def move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Move a tensor as *func* does: ``to``, ``cuda``, ``cpu``, ``type_as`` or ``pin_memory``."""
+        tensor, host, place = args[0], self._host, self._placement
+        is_pinned = func is self._torch.Tensor.pin_memory
+        to_host = None if is_pinned else self._target(func, args, kwargs, sys._getframe(2))
+        if type(tensor) is self._torch.Tensor and to_host is False:
+            tensor = self._faked(tensor)
+        if type(getattr(tensor, "_local_tensor", tensor)) is not self._kind:
+            return self._plain(func, (tensor, *args[1:]), kwargs)
+        if is_pinned:
+            return host.settle(tensor)
+        if to_host is False and type(tensor) is self._kind and place.is_left(tensor):
+            tensor = place.moved(tensor) if not host.holds(tensor) else tensor
+        if to_host is None or host.holds(tensor) == to_host:
+            return self._plain(func, (tensor, *args[1:]), kwargs)
+        dtype, non_blocking = self._how(args, kwargs)
+        return host.moved(tensor, dtype, to_host=to_host, non_blocking=non_blocking)
+
+    def _target(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asks: FrameType
+    ) -> bool | None:
+        """Return whether *func* means the host, None if it means no place."""
+        methods = self._torch.Tensor
+        if func not in {methods.to, methods.type_as}:
+            self._placement.is_met |= func is methods.cuda
+            return bool(func is methods.cpu)
+        given = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
+        if isinstance(given, methods):
+            return self._beside(args[0], given)
+        if isinstance(given, bool) or not isinstance(given, self._kinds):
+            return None
+        if is_foreign(given):
+            self._placement.is_met |= is_gpu(given)
+            return False
+        return self._to_cpu(args[0], given, asks) if self._cpu == self._torch.device(given) else None
+
+    def _to_cpu(self, tensor: Any, given: Any, asks: FrameType) -> bool | None:
+        """Return what ``_target`` does where the processor is *given* for *tensor* by who *asks*."""
+        if not self._host.is_meant and self._placement.asker.is_torch(asks):
+            return False if self._on_host(tensor) else None
+        is_left = type(tensor) is self._kind and self._placement.is_left(tensor)
+        return None if is_left and (self._host.is_meant or given != "cpu") else True
+
+    def _beside(self, tensor: Any, other: Any) -> bool | None:
+        """Return whether *other* is on the host, None if *tensor* is where it is."""
+        if self._on_host(other):
+            return True
+        is_here, is_there = self._is_on_device(tensor), self._is_on_device(other)
+        return None if is_here == is_there else not is_there
+
+    def _is_on_device(self, tensor: Any) -> bool:
+        own = getattr(tensor, "_local_tensor", tensor)
+        return type(own) is self._kind and self._placement.holds(own)
+
+    def _on_host(self, tensor: Any) -> bool:
+        own = getattr(tensor, "_local_tensor", tensor)
+        return type(own) is self._kind and self._host.holds(own)
+
+    def _plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what *func* makes of a tensor that stays where it is."""
+        if func in {self._torch.Tensor.cuda, self._torch.Tensor.pin_memory}:
+            return args[0]
+        if is_foreign(kwargs.get("device")):
+            kwargs = {**kwargs, "device": self._cpu}
+        if len(args) > 1 and isinstance(args[1], self._kinds) and is_foreign(args[1]):
+            args = (args[0], self._cpu, *args[2:])
+        return func(*args, **kwargs)
+
+    def _faked(self, tensor: Any) -> Any:
+        """Return the real *tensor* as it is on the device, unless all are real now."""
+        torch = self._torch
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+            return tensor
+        with self._session.aside():
+            found = torch.ops.aten._to_copy.default(tensor)
+        if not tensor.dtype.is_floating_point:
+            self._session.stated.numbers.keep(found, tensor)
+        return found
+
+    def _how(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """Return the type that is asked for, None for the same, and whether the host need not wait."""
+        torch, given = self._torch, (*args[1:], *kwargs.values())
+        dtypes = [one.dtype if isinstance(one, torch.Tensor) else one for one in given]
+        dtype = next((one for one in dtypes if isinstance(one, torch.dtype)), None)
+        first = next((one for one in args[1:] if isinstance(one, bool)), False)
+        return dtype, bool(kwargs.get("non_blocking", first))
+
+
+def _is_same_memory(one: Any, other: Any) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)

@@ -1,0 +1,256 @@
+"""Where tensors are, as every code but torch's own is told.
+
+All tensors of a rehearsal are fake ones of a processor, and torch and its dispatcher have to find them there.
+A script or a library that asks one for its device is told that of the GPU, unless a real run had it on the
+host: it was put there (``host``), or it was made without a device and has not been moved since. What is made
+of nothing but such tensors is such a one, too.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.rehearse.devices import is_gpu, local_rank
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+LEFT: Final = "rehearsed_left"
+"""Attribute of a storage that nobody has put on the device."""
+
+
+class Askers:
+    """Tells torch's code, and this package's, from that of scripts and libraries."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._roots = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+        self._passing_on = torch.utils._device.__file__
+        self._known: dict[str, bool] = {}
+
+    def is_torch(self, frame: FrameType) -> bool:
+        """Whether *frame* runs code that has to find tensors where they are."""
+        name = frame.f_code.co_filename
+        found = self._known.get(name)
+        if found is None:
+            if name == self._passing_on and frame.f_back is not None:  # of ``with torch.device(...)``
+                return self.is_torch(frame.f_back)
+            found = self._known[name] = name.startswith(self._roots)
+        return found
+
+
+class Placement:
+    """Which tensors are on the device.
+
+    Args:
+        session: the rehearsal.
+
+    Attributes:
+        device: that of this rank.
+        asker: tells who asks.
+        is_met: whether the script has spoken of a GPU so far.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self._session, self._torch, self._kind = session, torch, FakeTensor
+        self.device = torch.device("cuda", local_rank())
+        self.asker = Askers()
+        self.is_met = False
+
+    def leave(self, tensor: Any) -> None:
+        """Take the fake *tensor* to have been made without a device."""
+        setattr(tensor.untyped_storage(), LEFT, True)
+
+    def put(self, tensor: Any) -> None:
+        """Take *tensor* to have been on the device from the start, or have been moved there as a whole."""
+        vars(_own(tensor).untyped_storage()).pop(LEFT, None)
+
+    def is_left(self, tensor: Any) -> bool:
+        """Whether *tensor* was made without a device, or of nothing but such ones."""
+        return LEFT in vars(tensor.untyped_storage())
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether a real run has the fake *tensor* on the device."""
+        if not self.is_met or self.is_left(tensor):
+            return False
+        host = self._session.host
+        return not (host.is_used and host.holds(tensor))
+
+    def follow(self, storage: Any, operands: Sequence[Any]) -> None:
+        """Leave *storage*, which an operator has made of *operands*, where all of these are."""
+        host, found = self._session.host, False
+        for value in operands:
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if type(tensor) is self._kind:
+                    if not (self.is_left(tensor) or (host.is_used and host.holds(tensor))):
+                        return
+                    found = True
+        if found:
+            setattr(storage, LEFT, True)
+
+    def moved(self, tensor: Any) -> Any:
+        """Return the fake *tensor* as it is on the device; the copy is not written down.
+
+        Memory counts the copy in place of what it was made of.
+        """
+        session, copy = self._session, self._torch.ops.aten._to_copy.default
+        with session.aside():
+            out = copy(tensor)
+        vars(out.untyped_storage()).pop(LEFT, None)
+        if category := session.memory.forget(tensor.untyped_storage()):
+            session.memory.add(out.untyped_storage(), category)
+        session.stated.numbers.follow("aten._to_copy", copy, (tensor,), {}, out)
+        session.stated.note("aten._to_copy", (tensor,), out)
+        return out
+
+    def told(self, tensor: Any) -> Any:
+        """Return the device that code which is not torch's is told of the fake *tensor*, None: its own."""
+        if tensor.fake_mode.in_kernel_invocation or tensor.fake_device.type != "cpu":
+            return None
+        return self.device if self.holds(tensor) else None
+
+
+def install(session: RehearsalSession) -> None:
+    """Let tensors, meshes and generators name the device that a script has asked for."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.distributed.tensor import DTensor
+
+    placement = session.placement
+    for kind in (FakeTensor, DTensor):
+        _tensors(placement, kind)
+    _moves(placement)
+    _meshes(placement)
+    _generators(placement)
+    _defaults(placement)
+
+
+def _own(tensor: Any) -> Any:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _tensors(placement: Placement, kind: Any) -> None:
+    """Let tensors of a *kind* say where they are."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    is_torch, frame = placement.asker.is_torch, sys._getframe
+    device, is_cuda, is_cpu = kind.device, kind.is_cuda, kind.is_cpu
+    get_device, type_of = kind.get_device, kind.type
+
+    def told(tensor: Any, asks: FrameType) -> Any:
+        """Return what to say to who *asks*, None if that is what torch says itself."""
+        own = _own(tensor)
+        return None if is_torch(asks) or type(own) is not FakeTensor else placement.told(own)
+
+    def told_device(self: Any) -> Any:
+        return told(self, frame(1)) or device.__get__(self)
+
+    def told_is_cuda(self: Any) -> bool:
+        return told(self, frame(1)) is not None or bool(is_cuda.__get__(self))
+
+    def told_is_cpu(self: Any) -> bool:
+        return told(self, frame(1)) is None and bool(is_cpu.__get__(self))
+
+    def told_get_device(self: Any) -> int:
+        found = told(self, frame(1))
+        return int(get_device(self) if found is None else found.index)
+
+    def told_type(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_asked = not args and not kwargs and told(self, frame(1)) is not None
+        found = type_of(self, *args, **kwargs)
+        return found.replace("torch.", "torch.cuda.", 1) if is_asked else found
+
+    kind.device = property(told_device, getattr(device, "__set__", None))
+    kind.is_cuda, kind.is_cpu = property(told_is_cuda), property(told_is_cpu)
+    kind.get_device, kind.type = told_get_device, told_type
+
+
+def _moves(placement: Placement) -> None:
+    """Follow what torch itself puts on the device: it finds that to be there."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+    from torch.distributed.tensor import _api
+
+    states, distribute = _fsdp_init._move_states_to_device, _api.distribute_tensor
+
+    def move_states(params: Sequence[Any], buffers: Sequence[Any], *args: Any) -> None:
+        for tensor in (*params, *buffers):
+            placement.put(tensor)
+        states(params, buffers, *args)
+
+    def distributed(*args: Any, **kwargs: Any) -> Any:
+        found = distribute(*args, **kwargs)
+        placement.put(found)
+        return found
+
+    _everywhere("_move_states_to_device", states, move_states)
+    _everywhere("distribute_tensor", distribute, distributed)
+
+
+def _meshes(placement: Placement) -> None:
+    """Let meshes name the device of their tensors."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    kind: Any = DeviceMesh
+    original, is_torch = kind.device_type, placement.asker.is_torch
+
+    def device_type(self: Any) -> str:
+        is_told = placement.is_met and not is_torch(sys._getframe(1))
+        return placement.device.type if is_told else str(original.__get__(self))
+
+    kind.device_type = property(device_type)
+
+
+def _generators(placement: Placement) -> None:
+    """Make generators of random numbers on the processor, which name the device that was asked for."""
+    import torch
+
+    is_torch = placement.asker.is_torch
+
+    class Generator(torch.Generator):  # type: ignore[misc]  # torch is untyped here
+        """A generator on the processor."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            found = super().__new__(cls)
+            found.told = placement.device if is_gpu(device) else torch.device("cpu")
+            return found
+
+        @property
+        def device(self) -> Any:
+            """Where its numbers are drawn."""
+            return super().device if is_torch(sys._getframe(1)) else self.told
+
+    anywhere: Any = torch
+    anywhere.Generator = Generator
+
+
+def _defaults(placement: Placement) -> None:
+    """Let torch say on what device it makes tensors by itself, and note that a GPU is chosen."""
+    import torch
+
+    anywhere: Any = torch
+    choose = anywhere.cuda.set_device
+
+    def default() -> Any:
+        made = torch.empty(0)
+        return placement.told(made) or made.device
+
+    def chosen(device: Any) -> None:
+        placement.is_met = True
+        choose(device)
+
+    anywhere.get_default_device, anywhere.cuda.set_device = default, chosen
+
+
+def _everywhere(name: str, original: Any, replaced: Callable[..., Any]) -> None:
+    """Put *replaced* in the place of a function of torch in all modules that know it by this *name*."""
+    for module in list(sys.modules.values()):
+        if getattr(module, name, None) is original:
+            setattr(module, name, replaced)
