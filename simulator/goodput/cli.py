@@ -114,6 +114,7 @@ def _show(found: Mapping[str, Any]) -> None:
     """Print the plan as a table, what it rests on below."""
     from rich.console import Console
     from rich.markup import escape
+    from rich.padding import Padding
     from rich.table import Table
 
     console = Console(highlight=False)
@@ -125,7 +126,7 @@ def _show(found: Mapping[str, Any]) -> None:
     if found["rests_on"]:
         console.print("rests on")
         for note in found["rests_on"]:
-            console.print(f"  {escape(note)}")
+            console.print(Padding(escape(note), (0, 0, 0, 2)))
 
 
 def _cost(found: Mapping[str, Any]) -> str:

@@ -158,8 +158,6 @@ class Joiner:
 def assembled(ranks: Sequence[RankTasks], joiner: Joiner, first_step: int) -> Program:
     """Return the program of *ranks*; steps are counted from *first_step*."""
     tasks = [task for one in ranks for task in one.tasks]
-    sizes = [len(one.tasks) for one in ranks]
-    offsets = np.cumsum(sizes) - sizes
     streams: dict[str, int] = {}
     labels: dict[Any, int] = {}
     instance = [
@@ -167,43 +165,55 @@ def assembled(ranks: Sequence[RankTasks], joiner: Joiner, first_step: int) -> Pr
         for one in ranks
         for task in one.tasks
     ]
-    after = [
-        [other + offset for other in task.after]
-        for one, offset in zip(ranks, offsets.tolist(), strict=True)
-        for task in one.tasks
-    ]
     places = [one.places[task.place] for one in ranks for task in one.tasks]
-
-    def ints(values: Sequence[int], kind: type[np.signedinteger[Any]]) -> Any:
-        return np.array(values, kind)
-
-    dep_start = np.zeros(len(tasks) + 1, np.int64)
-    np.cumsum([len(found) for found in after], out=dep_start[1:])
-    transfers, which = joiner.costs()
-    met = [meeting for _, meeting in joiner.meetings]
+    dep_start, deps = _dependencies(ranks)
     return Program(
-        rank=np.repeat(ints([one.rank for one in ranks], np.int32), sizes),
-        stream=ints([streams.setdefault(task.stream, len(streams)) for task in tasks], np.int32),
-        label=ints([labels.setdefault(task.label, len(labels)) for task in tasks], np.int32),
-        duration_ns=ints([task.duration_ns for task in tasks], np.int64),
-        instance=ints(instance, np.int64),
+        rank=_ints([one.rank for one in ranks for _ in one.tasks], np.int32),
+        stream=_ints([streams.setdefault(task.stream, len(streams)) for task in tasks], np.int32),
+        label=_ints([labels.setdefault(task.label, len(labels)) for task in tasks], np.int32),
+        duration_ns=_ints([task.duration_ns for task in tasks], np.int64),
+        instance=_ints(instance, np.int64),
         **{
-            name: ints([place[name] for place in places], np.int32)
+            name: _ints([place[name] for place in places], np.int32)
             for name in ("microbatch", "layer", "stage", "virtual_stage")
         },
-        step=ints([place["step"] - first_step for place in places], np.int32),
-        peer=ints([task.meeting.peer if task.meeting else -1 for task in tasks], np.int32),
-        flops=ints([task.flops for task in tasks], np.int64),
-        bytes_moved=ints([task.bytes_moved for task in tasks], np.int64),
-        memory_bound=ints([task.memory_bound for task in tasks], np.int32),
+        step=_ints([place["step"] - first_step for place in places], np.int32),
+        peer=_ints([task.meeting.peer if task.meeting else -1 for task in tasks], np.int32),
+        flops=_ints([task.flops for task in tasks], np.int64),
+        bytes_moved=_ints([task.bytes_moved for task in tasks], np.int64),
+        memory_bound=_ints([task.memory_bound for task in tasks], np.int32),
         dep_start=dep_start,
-        deps=ints([other for found in after for other in found], np.int64),
+        deps=deps,
         streams=tuple(streams),
         labels=tuple(labels),
-        instance_size_bytes=ints([meeting.size_bytes for meeting in met], np.int64),
-        instance_group=ints([meeting.group for meeting in met], np.int32),
-        instance_sequence=ints([meeting.sequence for meeting in met], np.int64),
-        instance_participants=ints(joiner.participants, np.int32),
-        transfers=transfers,
-        instance_transfer=which,
+        **_instances(joiner),
     )
+
+
+def _dependencies(ranks: Sequence[RankTasks]) -> tuple[Any, Any]:
+    """Return what every task of *ranks* waits for, as ``dep_start`` and ``deps`` of a program."""
+    after, offset = [], 0
+    for one in ranks:
+        after += [[other + offset for other in task.after] for task in one.tasks]
+        offset += len(one.tasks)
+    dep_start = np.zeros(len(after) + 1, np.int64)
+    np.cumsum([len(found) for found in after], out=dep_start[1:])
+    return dep_start, _ints([other for found in after for other in found], np.int64)
+
+
+def _instances(joiner: Joiner) -> dict[str, Any]:
+    """Return what a program says of its communications, by the names of its fields."""
+    transfers, which = joiner.costs()
+    met = [meeting for _, meeting in joiner.meetings]
+    return {
+        "instance_size_bytes": _ints([meeting.size_bytes for meeting in met], np.int64),
+        "instance_group": _ints([meeting.group for meeting in met], np.int32),
+        "instance_sequence": _ints([meeting.sequence for meeting in met], np.int64),
+        "instance_participants": _ints(joiner.participants, np.int32),
+        "transfers": transfers,
+        "instance_transfer": which,
+    }
+
+
+def _ints(values: Sequence[int], kind: type[np.signedinteger[Any]]) -> Any:
+    return np.array(values, kind)

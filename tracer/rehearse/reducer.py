@@ -15,15 +15,10 @@ have warmed up stands for all later ones: that is left out of it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tracer.rehearse.buckets import UNFINISHED, Bucket, Logger, reached
-from tracer.rehearse.tape import HOST_WAIT
-
-if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+from tracer.rehearse.buckets import UNFINISHED, Bucket, reached
 
 
 class Reducer:
@@ -236,60 +231,3 @@ class Reducer:
                         self._params[at].grad.copy_(self._view(at))
         self._expects = False
         self._restart()
-
-
-def install(session: RehearsalSession) -> None:
-    """Let DDP take this reducer, and send what it sends from C++ from here."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import distributed as module
-
-    def broadcast(group: Any, tensors: Sequence[Any], size: int, src: int = 0) -> None:
-        """Send tensors as one per type, as the coalesced broadcast of C++ does up to *size* bytes."""
-        del size
-        by_type: dict[Any, list[Any]] = {}
-        for tensor in tensors:
-            by_type.setdefault(tensor.dtype, []).append(tensor)
-        for dtype, found in by_type.items():
-            flat = torch.empty(sum(tensor.numel() for tensor in found), dtype=dtype)
-            dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
-
-    class ReducerOfSession(Reducer):
-        """Says how long it has buckets that are not those of later steps, and what they are for."""
-
-        def _set_static_graph(self) -> None:
-            super()._set_static_graph()
-            session.warm_up(2)
-
-        def _flat(self, bucket: Sequence[int]) -> Any:
-            found = super()._flat(bucket)
-            session.memory.move(found.untyped_storage(), "gradients")
-            return found
-
-        def _tell(self, lengths: Sequence[int]) -> None:
-            if session.warmup:
-                return
-            super()._tell(lengths)
-            session.tape.note(HOST_WAIT)
-
-    anywhere: Any = dist
-    anywhere.Reducer, anywhere.Logger = ReducerOfSession, Logger
-    anywhere._broadcast_coalesced = broadcast
-
-    def register(reducer: Reducer, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
-        """Let *hook* reduce buckets."""
-        reducer.hook = functools.partial(hook, state)
-
-    anywhere._register_comm_hook = register
-    names: Any = module
-    names._verify_param_shape_across_processes = lambda *args, **kwargs: None
-    original = module.DistributedDataParallel.__init__
-
-    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        kept = dict(kwargs)
-        kept.pop("device_ids", None)
-        kept.pop("output_device", None)
-        original(self, module, None, None, *args[2:], **kept)
-
-    names.DistributedDataParallel.__init__ = init
-    names.DistributedDataParallel._check_comm_hook = lambda self, hook: None  # asks for versions of NCCL
