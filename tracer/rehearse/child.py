@@ -108,7 +108,8 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     """
     began = time.process_time()
     _environment(spec)
-    from tracer.rehearse import devices, files, launchers, offloading, sharding, shims, under_ddp
+    from tracer.rehearse import devices, files, launchers, placement, sharding, shims, under_ddp
+    from tracer.rehearse.moving import Moves
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
     from tracer.rehearse.watch import Watcher
@@ -126,7 +127,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         tell=tell,
     )
     world = World(spec["rank"], spec["world_size"])
-    world.install(session.stated.numbers)
+    world.install(session)
     under_ddp.install(session)
     sharding.install(session)
     devices.install(Streams(session.tape), lambda: (session.memory.total, session.memory.peak))
@@ -134,10 +135,11 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
     if spec["accelerate"] is not None:
         launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
-    watcher = Watcher(session)
+    placement.install(session)
+    watcher, moves = Watcher(session), Moves(session)
     guard = files.Files(Path(spec["folder"]), spec["rank"])
     guard.install()
-    _run(spec, session, (fake_mode, watcher.mode(), devices.device_mode(offloading.moving(session.host))))
+    _run(spec, session, (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make)))
     del kept
     session.notes += guard.said()
     if session.position.step < 0 or not session.tape.n_events:
