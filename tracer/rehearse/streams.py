@@ -7,7 +7,7 @@ FSDP and others ask the module of their device for streams; theirs is the proces
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tracer.rehearse.tape import HOST_WAIT, WAIT_MARK, Tape
 
@@ -15,104 +15,114 @@ NAMES: Final = ("Stream", "Event", "stream", "current_stream", "default_stream",
 """What a module of devices offers, and this one replaces."""
 
 
+class Event:
+    """A point on a stream."""
+
+    streams: ClassVar[Streams]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs  # timing, blocking, external: nothing here has a time
+        self.mark = -1
+
+    def record(self, stream: Any = None) -> Event:
+        """Mark what has been issued on *stream* so far."""
+        self.mark = self.streams.tape.mark(None if stream is None else stream.number)
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        """Let *stream* wait."""
+        (stream or self.streams.current).wait_event(self)
+
+    def query(self) -> bool:
+        """Say that it is reached."""
+        return True
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self.streams.tape.note(HOST_WAIT)
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return milliseconds between two events: one, for nothing has a time here."""
+        del other
+        return 1.0
+
+
+class Stream:
+    """An in-order queue."""
+
+    streams: ClassVar[Streams]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs  # device, priority
+        self.number = self.streams.next_number()
+        self.stream_id = self.cuda_stream = self.number
+        self.device_index = 0
+
+    def wait_event(self, event: Any) -> None:
+        """Go on when *event* is reached."""
+        if getattr(event, "mark", -1) >= 0:
+            self.streams.tape.note(WAIT_MARK, event.mark, stream=self.number)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Go on when what has been issued on *stream* is done."""
+        if stream is not None and stream.number != self.number:
+            self.wait_event(stream.record_event())
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return a mark of what has been issued so far."""
+        return (event or self.streams.Event()).record(self)
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self.streams.tape.note(HOST_WAIT, stream=self.number)
+
+    def query(self) -> bool:
+        """Say that it is done."""
+        return True
+
+    def __enter__(self) -> Stream:
+        self._before = self.streams.current
+        self.streams.switch(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.streams.switch(self._before)
+
+
+class Context(AbstractContextManager[Any]):
+    """Issues on a stream for a while."""
+
+    streams: ClassVar[Streams]
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._before: Any = None
+
+    def __enter__(self) -> Any:
+        self._before = self.streams.current
+        if self._stream is not None:
+            self.streams.switch(self._stream)
+        return self._stream
+
+    def __exit__(self, *error: object) -> None:
+        self.streams.switch(self._before)
+
+
 class Streams:
-    """The streams of one process.
+    """The streams of one process, and their types, whose constructors are called as those of torch are.
 
     Args:
         tape: where waits are written down.
     """
 
     def __init__(self, tape: Tape) -> None:
-        streams = self
         self.tape = tape
         self._n_streams = 0
 
-        class Event:
-            """A point on a stream."""
-
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                del args, kwargs  # timing, blocking, external: nothing here has a time
-                self.mark = -1
-
-            def record(self, stream: Any = None) -> Event:
-                """Mark what has been issued on *stream* so far."""
-                self.mark = tape.mark(None if stream is None else stream.number)
-                return self
-
-            def wait(self, stream: Any = None) -> None:
-                """Let *stream* wait."""
-                (stream or streams.current).wait_event(self)
-
-            def query(self) -> bool:
-                """Say that it is reached."""
-                return True
-
-            def synchronize(self) -> None:
-                """Let the host wait."""
-                tape.note(HOST_WAIT)
-
-            def elapsed_time(self, other: Any) -> float:
-                """Return milliseconds between two events: one, for nothing has a time here."""
-                del other
-                return 1.0
-
-        class Stream:
-            """An in-order queue."""
-
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                del args, kwargs  # device, priority
-                self.number = streams.next_number()
-                self.stream_id = self.cuda_stream = self.number
-                self.device_index = 0
-
-            def wait_event(self, event: Any) -> None:
-                """Go on when *event* is reached."""
-                if getattr(event, "mark", -1) >= 0:
-                    tape.note(WAIT_MARK, event.mark, stream=self.number)
-
-            def wait_stream(self, stream: Any) -> None:
-                """Go on when what has been issued on *stream* is done."""
-                if stream is not None and stream.number != self.number:
-                    self.wait_event(stream.record_event())
-
-            def record_event(self, event: Any = None) -> Any:
-                """Return a mark of what has been issued so far."""
-                return (event or Event()).record(self)
-
-            def synchronize(self) -> None:
-                """Let the host wait."""
-                tape.note(HOST_WAIT, stream=self.number)
-
-            def query(self) -> bool:
-                """Say that it is done."""
-                return True
-
-            def __enter__(self) -> Stream:
-                self._before = streams.current
-                streams.switch(self)
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                streams.switch(self._before)
-
-        class Context(AbstractContextManager[Any]):
-            """Issues on a stream for a while."""
-
-            def __init__(self, stream: Any) -> None:
-                self._stream = stream
-                self._before: Any = None
-
-            def __enter__(self) -> Any:
-                self._before = streams.current
-                if self._stream is not None:
-                    streams.switch(self._stream)
-                return self._stream
-
-            def __exit__(self, *error: object) -> None:
-                streams.switch(self._before)
-
-        self.Stream, self.Event, self.stream = Stream, Event, Context
-        self.default: Any = Stream()
+        self.Event: Any = type("Event", (Event,), {"streams": self})
+        self.Stream: Any = type("Stream", (Stream,), {"streams": self})
+        self.stream: Any = type("Context", (Context,), {"streams": self})
+        self.default: Any = self.Stream()
         self.current: Any = self.default
 
     def next_number(self) -> int:
