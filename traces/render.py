@@ -115,7 +115,7 @@ def _wrapped(text: str, columns: int) -> str:
     backward
     40 %
     """
-    joined = text.replace(" %", f"{NO_BREAK}%")
+    joined = text.replace(" %", NO_BREAK + "%")
     return textwrap.fill(joined, columns, break_on_hyphens=False).replace(NO_BREAK, " ")
 
 

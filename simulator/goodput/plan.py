@@ -25,6 +25,7 @@ from simulator.goodput.failures import (
 )
 from simulator.goodput.stragglers import SlowGpus, Stragglers
 from simulator.goodput.training import Training
+from traces.report.format import format_share
 
 STORAGE_BYTES_PER_S: Final = 2e9
 """What one node writes of a checkpoint per second where nothing is said: an assumption, and shown as one."""
@@ -104,7 +105,7 @@ def plan(
     reliability, rests_on = _reliability(training, risks)
     if step_error:
         rests_on.append(
-            f"true step times are {100 * step_error:.0f} % around the predicted one (log-normal)"
+            f"true step times are {format_share(step_error, '.0f')} around the predicted one (log-normal)"
             + (f": {told}" if told else "")
         )
     work_s = tokens / training.tokens_per_step * training.step_time_s

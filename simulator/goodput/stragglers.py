@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import GoodputError
+from traces.report.format import format_share
 
 _POINT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%\s*:\s*([0-9]+(?:\.[0-9]+)?)")
 _Factor = TypeVar("_Factor", float, NDArray[np.float64])
@@ -93,7 +94,7 @@ class SlowGpus:
         said = (
             f"the slowest of {self.n_gpus:,} GPUs computes {found['mean']:.3f} times as long ({low:.3f} to "
             f"{high:.3f}), if they are independent, to the end of training; everybody waits for all of that: "
-            f"{100 * self.compute_share:.0f} % of a step is compute"
+            f"{format_share(self.compute_share, '.0f')} of a step is compute"
         )
         return [said]
 

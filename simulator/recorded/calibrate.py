@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
@@ -125,15 +125,7 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
             f"{run.path} has {run.info.world_size} ranks, the job {job.layout.world_size}: give its layout"
         )
     times_ns = step_times_ns(breakdown(run))
-    steps = averaged_steps(run, times_ns)
-    if undisturbed:
-        steps = sorted(sorted(steps, key=times_ns.__getitem__)[: (len(steps) + 1) // 2])
-    if len(steps) < LEAST_STEPS:
-        raise CalibrationError(
-            f"{run.path} has {len(steps)} {'undisturbed ' if undisturbed else ''}"
-            f"step{'s' if len(steps) != 1 else ''} after warm-up; {LEAST_STEPS} are needed: "
-            "half of them are held back"
-        )
+    steps = _steps(run, times_ns, undisturbed=undisturbed)
     fitted, held_back = tuple(steps[::2]), tuple(steps[1::2])
     before = simulate(replace(job, n_steps=1))
     optimizer_s = _parts(before.run, [0])["optimizer"]
@@ -157,17 +149,39 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
 
     found = errors(calibration)
     kept, left_out = _kept(calibration, found)
-    mean_s = sum(held_s) / len(held_s)
-    spread = (sum((s - mean_s) ** 2 for s in held_s) / max(len(held_s) - 1, 1)) ** 0.5 / mean_s
     return Calibrated(
         calibration=kept,
         fitted=fitted,
         held_back=held_back,
         errors=errors(kept) if left_out else found,
-        spread=spread,
+        spread=_spread(held_s),
         left_out=left_out,
         warnings=tuple(run.warnings),
     )
+
+
+def _steps(run: Run, times_ns: Mapping[int, int], *, undisturbed: bool) -> list[int]:
+    """Return the steps of *run* that count, of *times_ns* each; the faster half of them if *undisturbed*.
+
+    Raises:
+        CalibrationError: there are too few.
+    """
+    steps = list(averaged_steps(run, times_ns))
+    if undisturbed:
+        steps = sorted(sorted(steps, key=times_ns.__getitem__)[: (len(steps) + 1) // 2])
+    if len(steps) < LEAST_STEPS:
+        raise CalibrationError(
+            f"{run.path} has {len(steps)} {'undisturbed ' if undisturbed else ''}"
+            f"step{'s' if len(steps) != 1 else ''} after warm-up; {LEAST_STEPS} are needed: "
+            "half of them are held back"
+        )
+    return steps
+
+
+def _spread(times_s: Sequence[float]) -> float:
+    """Return the standard deviation of *times_s* over their mean."""
+    mean_s = sum(times_s) / len(times_s)
+    return float((sum((s - mean_s) ** 2 for s in times_s) / max(len(times_s) - 1, 1)) ** 0.5 / mean_s)
 
 
 def _kept(one: Calibration, errors: Sequence[Error]) -> tuple[Calibration, tuple[str, ...]]:
