@@ -30,22 +30,34 @@ def sent_bytes(
     """Return what each of *ranks* sends to each of them; shape ``(n, n)``.
 
     What a rehearsed rank sends and gets is as it says; where two that were rehearsed do not agree, as where
-    this rank was told to be the one with the fullest experts, the larger counts. One that was not rehearsed
-    sends to each place of the group what the rank that stands for it does, or the first that is known.
+    this rank was told to be the one with the fullest experts, the larger counts. Of ranks that were not, one
+    sends to another in proportion to what the rank that stands for it sends to the other, and gets from it.
+    That is so where all send alike, as to experts that all routers choose alike, and on their way back, where
+    all get alike.
 
     Args:
         ranks: the group.
         known: those of its ranks that were rehearsed.
         stands_for: index rank, value the rehearsed rank that stands for it.
 
-    >>> sent_bytes((4, 5), {4: Splits((0, 3), (0, 7))}, [0] * 4 + [4, 4])
-    [[0, 3], [7, 3]]
+    >>> sent_bytes((4, 5), {4: Splits((9, 3), (9, 7))}, [0] * 4 + [4, 4])
+    [[9, 3], [7, 2]]
     """
-    first = next(iter(known.values()))
+    first = next(iter(known))
     rows = []
     for place, rank in enumerate(ranks):
-        row = list(known.get(rank, known.get(stands_for[rank], first)).sent)
-        for other, splits in ((at, known[to]) for at, to in enumerate(ranks) if to in known):
-            row[other] = max(row[other], splits.received[place]) if rank in known else splits.received[place]
+        stands = rank if rank in known else stands_for[rank]
+        stands = stands if stands in known else first
+        row = list(known[rank].sent) if rank in known else _alike(known[stands], ranks.index(stands), place)
+        for other, to in enumerate(ranks):
+            if to in known:
+                got = known[to].received[place]
+                row[other] = max(row[other], got) if rank in known else got
         rows.append(row)
     return rows
+
+
+def _alike(splits: Splits, own: int, place: int) -> list[int]:
+    """Return what the rank at *place* sends to each, if the one at *own* with *splits* stands for it."""
+    got, kept = splits.received[place], max(splits.sent[own], splits.received[own])
+    return [round(sent * got / kept) if kept else max(sent, got) for sent in splits.sent]

@@ -53,14 +53,15 @@ def test_what_all_ranks_say_is_what_they_send(sent: list[list[int]]) -> None:
 
 @given(row=lists(integers(0, 1 << 26), min_size=N, max_size=N), place=integers(0, N - 1))
 def test_a_rank_that_stands_for_all_tells_what_each_of_them_sends(row: list[int], place: int) -> None:
-    """Where all send alike, as where routers choose alike, one rank knows all."""
-    alike = [row] * N
-    known = {place: splits(alike, place)}
-    assert sent_bytes(range(N), known, (place,) * N) == alike
-    found, assumed = joined({place: part(known[place], sum(row))}, (place,) * N)
-    assert found == NETWORK.all_to_all_v(alike, range(N))
-    assert len(assumed) == 1
-    assert "stands for it" in assumed[0]
+    """Where all send alike, as to experts that routers choose alike, and back, where all get alike."""
+    there = [row] * N
+    for alike in (there, [list(column) for column in zip(*there, strict=True)]):
+        known = {place: splits(alike, place)}
+        assert sent_bytes(range(N), known, (place,) * N) == alike
+        found, assumed = joined({place: part(known[place], sum(alike[place]))}, (place,) * N)
+        assert found == NETWORK.all_to_all_v(alike, range(N))
+        assert len(assumed) == 1
+        assert "stands for them" in assumed[0]
 
 
 def test_the_fullest_receiver_decides_as_the_fullest_sender_does() -> None:
