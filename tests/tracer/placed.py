@@ -141,7 +141,7 @@ def named() -> None:
     """Hand the device of a tensor on to what takes one."""
     x = torch.zeros(ROWS, WIDTH, device="cuda")
     say("generator", torch.Generator(device=x.device).device, torch.Generator().device)
-    with torch.device(x.device):
+    with torch.device("cuda"):
         say("default", torch.get_default_device(), torch.zeros(1).device)
     torch.set_default_device(x.device)
     say("default", torch.get_default_device(), (torch.zeros(1) + torch.zeros(1, device="cuda")).device)

@@ -82,10 +82,8 @@ class Moves:
         tensor, host, place = args[0], self._host, self._placement
         is_pinned = func is self._torch.Tensor.pin_memory
         to_host = None if is_pinned else self._target(func, args, kwargs, sys._getframe(2))
-        if type(tensor) is self._torch.Tensor and to_host is False:
-            tensor = self._faked(tensor)
         if type(getattr(tensor, "_local_tensor", tensor)) is not self._kind:
-            return self._plain(func, (tensor, *args[1:]), kwargs)
+            return self._plain(func, args, kwargs)
         if is_pinned:
             return host.settle(tensor)
         if to_host is False and type(tensor) is self._kind and place.is_left(tensor):
@@ -144,17 +142,6 @@ class Moves:
         if len(args) > 1 and isinstance(args[1], self._kinds) and is_foreign(args[1]):
             args = (args[0], self._cpu, *args[2:])
         return func(*args, **kwargs)
-
-    def _faked(self, tensor: Any) -> Any:
-        """Return the real *tensor* as it is on the device, unless all are real now."""
-        torch = self._torch
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
-            return tensor
-        with self._session.aside():
-            found = torch.ops.aten._to_copy.default(tensor)
-        if not tensor.dtype.is_floating_point:
-            self._session.stated.numbers.keep(found, tensor)
-        return found
 
     def _how(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """Return the type that is asked for, None for the same, and whether the host need not wait."""

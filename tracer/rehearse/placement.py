@@ -234,13 +234,16 @@ def _generators(placement: Placement) -> None:
 def _defaults(placement: Placement) -> None:
     """Let torch say on what device it makes tensors by itself, and note that a GPU is chosen."""
     import torch
+    from torch import overrides
+    from torch.utils._device import DeviceContext
 
     anywhere: Any = torch
-    choose = anywhere.cuda.set_device
+    choose, original = anywhere.cuda.set_device, anywhere.get_default_device
 
     def default() -> Any:
-        made = torch.empty(0)
-        return placement.told(made) or made.device
+        modes = reversed(overrides._get_current_function_mode_stack())
+        chosen = next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+        return placement.device if is_gpu(chosen) else original()
 
     def chosen(device: Any) -> None:
         placement.is_met = True
