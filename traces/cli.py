@@ -62,14 +62,8 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
         opened = open_whole(run, partial=partial)
         summary = summarize(opened)
     except RunError:  # it may hang before anything has come to its end
-        stuck, differing = hang(run, None), mismatches(run, None)
-        if not stuck and not differing:
+        if not _say_stuck(run, as_json=as_json):
             raise
-        if as_json:
-            click.echo(json.dumps({"run": run, **_stuck(stuck, differing)}))
-        else:
-            show_mismatches(differing)
-            show_hang(stuck)
         return
     stuck, differing = hang(run, opened), mismatches(run, opened)
     if as_json:
@@ -88,6 +82,23 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
     show_hang(stuck)
     show_findings(opened, findings(opened, price, limit_bytes_per_s=limit))
     show_critical_path(opened)
+
+
+def _say_stuck(run: str, *, as_json: bool) -> bool:
+    """Say what a run waits for of which nothing else can be read; return whether anything is known."""
+    from traces.analysis.hang import hang
+    from traces.analysis.mismatch import mismatches
+    from traces.render import show_hang, show_mismatches
+
+    stuck, differing = hang(run, None), mismatches(run, None)
+    if not stuck and not differing:
+        return False
+    if as_json:
+        click.echo(json.dumps({"run": run, **_stuck(stuck, differing)}))
+    else:
+        show_mismatches(differing)
+        show_hang(stuck)
+    return True
 
 
 def _stuck(waits: Sequence[Wait], differing: Sequence[Mismatch]) -> dict[str, Any]:
