@@ -123,10 +123,9 @@ class Joiner:
         """Return a sentence about uneven all-to-alls with ranks that were not rehearsed, if there are any."""
         if not self._n_assumed:
             return []
-        words = f"{self._n_assumed} all-to-alls are uneven, and ranks that were not rehearsed take part: what these"
-        return [
-            f"{words} send each other is in proportion to what the rank that stands for them sends and gets"
-        ]
+        words = f"{self._n_assumed} all-to-alls are uneven, and ranks that were not rehearsed take part"
+        stands = "the rank that stands for them sends and gets"
+        return [f"{words}: what these send each other is in proportion to what {stands}"]
 
     def _is_uneven(self, number: int) -> bool:
         parts = self._exchanges.get(number, {})
