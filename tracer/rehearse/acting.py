@@ -43,8 +43,9 @@ class Loaded:
 
     def start(self) -> None:
         """Start it, if it does not run."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
+        self.end(at_once=True)
         read, write = os.pipe()
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
