@@ -49,6 +49,16 @@ class Trained(Attention):
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=self.bias[None]).mean()
 
 
+class Grouped(Attention):
+    """Two heads of queries for each of keys and values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.heads(x)
+        key, value = key[:, ::2], value[:, ::2]
+        found = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return found.mean()
+
+
 class Chosen(Attention):
     """By a kernel that the script asks for."""
 
@@ -89,6 +99,8 @@ MODES = {
     ),
     "scores": (functools.partial(Chosen, SDPBackend.MATH),),
     "context": (Context,),
+    "grouped": (Grouped,),
+    "grouped_fp32": (Grouped,),
     "none": (functools.partial(Chosen, SDPBackend.FLASH_ATTENTION),),
 }
 
@@ -98,6 +110,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(2):
     for one in model:
         x = torch.randn(BATCH, TOKENS, WIDTH, device="cuda")
-        with one.around(x), torch.autocast("cuda", torch.bfloat16, enabled=sys.argv[1] != "none"):
+        with (
+            one.around(x),
+            torch.autocast("cuda", torch.bfloat16, enabled=sys.argv[1] not in {"none", "grouped_fp32"}),
+        ):
             one(x).backward()
     optimizer.step()

@@ -140,6 +140,29 @@ def test_an_embedding_reads_the_rows_that_it_gives() -> None:
     assert work_of(call("aten.embedding", table, tokens, out=out)).bytes_moved == 2 * 2 * 640 + 20
 
 
+def test_what_is_put_somewhere_is_moved_once_for_each_time_that_it_is_touched() -> None:
+    """Added to it is read, and read and written where it goes; else read and written; a copy is of all."""
+    whole, rows, places = Tensor((1000, 8)), Tensor((10, 8)), Tensor((10,))
+    named = {"self": whole, "indices": [places], "values": rows}
+    put = call("aten.index_put_", whole, [places], rows, out=whole, **named)
+    added = call("aten.index_put_", whole, [places], rows, True, out=whole, **named, accumulate=True)
+    assert work_of(put).bytes_moved == (2 * 80 + 10) * 2
+    assert work_of(added).bytes_moved == (3 * 80 + 10) * 2
+    named = {"self": whole, "dim": 0, "index": places, "source": rows}
+    new = call("aten.index_add", whole, 0, places, rows, out=whole, **named)
+    assert work_of(new).bytes_moved == (3 * 80 + 10 + 2 * 8000) * 2
+
+
+def test_bags_read_a_row_for_each_place() -> None:
+    """Not the whole table; its gradient is written once, and rows are added to it."""
+    table, places, starts, sums = Tensor((1000, 8)), Tensor((20,)), Tensor((5,)), Tensor((5, 8))
+    assert work_of(call("aten._embedding_bag", table, places, starts, out=(sums,))).bytes_moved == 2 * (
+        20 * 8 + 20 + 5 + 40
+    )
+    back = call("aten._embedding_bag_backward", sums, places, starts, out=table)
+    assert work_of(back).bytes_moved == 2 * (3 * 20 * 8 + 40 + 20 + 5 + 8000)
+
+
 def test_fused_adam_reads_four_lists_and_writes_three() -> None:
     lists = [[Tensor((1000,))] for _ in range(4)]
     found = work_of(call("aten._fused_adamw_", *lists))

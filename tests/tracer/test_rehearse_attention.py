@@ -52,6 +52,18 @@ def test_scores_that_a_script_asks_for_are_computed(tmp_path: Path) -> None:
     assert products == [SEEN * 2 * WIDTH] * 6
 
 
+def test_heads_in_groups_are_fused_by_flash_alone(tmp_path: Path) -> None:
+    """In fp32 they go over all scores: forward two products, backward four."""
+    works, _ = _rehearsed("grouped", tmp_path)
+    assert [work["kind"] for work in works if work["flops"] and "attention" in work["kind"]] == [
+        "attention",
+        "attention_backward",
+    ]
+    works, _ = _rehearsed("grouped_fp32", tmp_path / "fp32")
+    assert not [work for work in works if "attention" in work["kind"]]
+    assert [work["flops"] for work in works if work["name"] == "aten.bmm"] == [SEEN * 2 * WIDTH] * 6
+
+
 def test_a_kernel_that_cannot_take_the_operands_is_not_replaced_by_another(tmp_path: Path) -> None:
     """Flash attention takes no fp32: a real run ends there, too."""
     with pytest.raises(

@@ -87,6 +87,8 @@ def _chosen(torch: Any, query: Any, key: Any, value: Any, mask: Any) -> str:
     is_square = width == value.shape[-1] <= WIDEST
     if is_half and is_square and mask is None and cuda.flash_sdp_enabled():
         return "flash"
+    if query.shape[1] != key.shape[1]:  # heads in groups are for flash alone, says torch of enable_gqa
+        return ""
     is_aligned = not any(one.shape[-1] * one.element_size() % ALIGNED_BYTES for one in (query, value))
     by_cudnn = is_half and is_square and cuda.cudnn_sdp_enabled()
     return "efficient" if is_aligned and (by_cudnn or cuda.mem_efficient_sdp_enabled()) else ""

@@ -24,6 +24,9 @@ ROUTERS: Final = re.compile(r"moe|router|routing|gate$|gating|experts?|mixture|s
 """What the class of a module that chooses experts is called, by Zipf's law; a list of shares is for every
 choice among so many."""
 
+MOST_EXPERTS: Final = 4096
+"""Experts of a layer, by Zipf's law, above which a choice is one of something else, as of the next word."""
+
 MOST_EXPONENT: Final = 10.0
 """Largest exponent of Zipf's law: the second expert then has a thousandth of what the first has."""
 
@@ -55,9 +58,15 @@ class Loads:
         """What to call them in messages."""
         return self.text if len(self.text) <= _SHOWN else f"{len(self.shares)} shares"
 
-    def is_of(self, n_experts: int, module: str) -> bool:
-        """Return whether a choice among *n_experts* in a module of the class *module* is one of experts."""
-        return len(self.shares) == n_experts if self.shares else ROUTERS.search(module) is not None
+    def is_of(self, n_experts: int, n_tokens: int, module: str) -> bool:
+        """Return whether *n_tokens* choices among *n_experts*, in a class called *module*, are of experts.
+
+        By Zipf's law they are not where few choose among more, as where experts choose tokens, nor where
+        there are as many as words.
+        """
+        if self.shares:
+            return len(self.shares) == n_experts
+        return n_experts <= min(n_tokens, MOST_EXPERTS) and ROUTERS.search(module) is not None
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - there is one of these in a process
     def counts(self, n_tokens: int, top_k: int, n_experts: int) -> tuple[int, ...]:

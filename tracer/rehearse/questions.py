@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.loads import ROUTERS
 from tracer.rehearse.tape import HOST_WAIT
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Questions:
     def local_scalar_dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a question for one number."""
         tensor = args[0]
-        self._wait()
+        self._wait(tensor)
         if not isinstance(tensor, self._FakeTensor) or tensor.constant is not None:
             return func(*args, **kwargs)
         return self._session.stated.scalar(tensor)
@@ -171,7 +172,7 @@ class Questions:
         if not isinstance(data, self._FakeTensor):
             return func(*args, **kwargs)
         if waits:
-            self._wait()
+            self._wait(data)
         real = self._session.stated.numbers.computed(func, args, kwargs)
         if real is not None:
             out = self._fakes(real, tensors_in(args))
@@ -195,13 +196,16 @@ class Questions:
         numbers.keep(found, real, is_shared=any(map(numbers.is_shared, operands)))
         return found
 
-    def _wait(self) -> None:
-        """Write down that the host waits for the device."""
-        if self._session.position.step >= 0:
+    def _wait(self, tensor: Any = None) -> None:
+        """Write down that the host waits for the device, unless *tensor* is on the host."""
+        is_there = tensor is not None and self._session.host.holds(tensor)
+        if self._session.position.step >= 0 and not is_there:
             self._session.tape.note(HOST_WAIT)
 
     def _depends(self, func: Any) -> RehearsalError:
+        is_routed = self._session.stated.routing is None and any(map(ROUTERS.search, self._session.classes()))
+        by_load = "say what routers choose, --expert-load zipf:0 for even loads, or " if is_routed else ""
         return RehearsalError(
             f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
-            f"give it a size in a stub file (--stub, docs/rehearse.md section 6)"
+            f"{by_load}give it a size in a stub file (--stub, docs/rehearse.md section 6)"
         )

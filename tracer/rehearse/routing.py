@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -18,33 +19,40 @@ class Routing:
         loads: of each expert.
         numbers: keeps the choices, and all that is computed from them.
         tell: takes what the script was told.
+        told: where that is kept, and taken back.
 
     Attributes:
-        inside: returns the class of the module that runs.
+        inside: returns the module that runs, None outside of all.
         n_choices: calls of operators for which experts were chosen.
         groups: members of groups among which counts of choices were exchanged: each holds experts of its own.
     """
 
-    def __init__(self, loads: Loads, numbers: Numbers, tell: Callable[[str], None]) -> None:
-        self._loads, self._numbers, self._tell = loads, numbers, tell
-        self.inside: Callable[[], str] = str
+    def __init__(
+        self,
+        loads: Loads,
+        numbers: Numbers,
+        tell: Callable[[str], None],
+        told: dict[str, int],
+    ) -> None:
+        self._loads, self._numbers, self._tell, self._told = loads, numbers, tell, told
+        self._widest: weakref.WeakKeyDictionary[Any, tuple[int, list[str]]] = weakref.WeakKeyDictionary()
+        self.inside: Callable[[], Any] = lambda: None
         self.n_choices = 0
         self.groups: list[tuple[int, ...]] = []
 
     def choose(self, scores: Any, places: Any, top_k: int, asker: str) -> bool:
         """Make up *places*, those of the largest *top_k* of *scores* along the last dimension.
 
-        The tokens of one expert follow each other, and begin again with the first token after the last, at
-        its next choice: none has an expert twice (R. McNaughton, Scheduling with Deadlines and Loss
-        Functions, Management Science 6(1), 1959).
-
         Returns:
             Whether it is a choice of experts.
         """
-        n_experts = scores.shape[-1]
-        if n_experts < 2 or not places.numel() or not self._loads.is_of(n_experts, self.inside()):
+        n_experts, n_tokens, module = scores.shape[-1], places.numel() // top_k, self.inside()
+        name = "" if module is None else type(module).__name__
+        if n_experts < 2 or not n_tokens or not self._loads.is_of(n_experts, n_tokens, name):
             return False
-        n_tokens = places.numel() // top_k
+        before, told = self._widest.get(module, (0, [])) if module is not None else (0, [])
+        if n_experts < before:
+            return False
         if places.numel() * n_experts > self._numbers.most:
             raise RehearsalError(
                 f"{asker} chooses {top_k} of {n_experts} experts for {n_tokens:,} tokens, too many to count "
@@ -53,7 +61,14 @@ class Routing:
             )
         counts = self._loads.counts(n_tokens, top_k, n_experts)
         self._numbers.keep(places, self._made(counts, n_tokens, top_k, tuple(places.shape)))
-        self._tell(f"{asker} chooses {top_k} of {n_experts} experts: told {self._loads.said(counts)}")
+        if n_experts > before:  # those were of groups of experts, among whose members is chosen now
+            for sentence in told:
+                self._told.pop(sentence, None)
+            told = []
+        told.append(f"{asker} chooses {top_k} of {n_experts} experts: told {self._loads.said(counts)}")
+        self._tell(told[-1])
+        if module is not None:
+            self._widest[module] = n_experts, list(dict.fromkeys(told))
         self.n_choices += 1
         return True
 
@@ -93,9 +108,18 @@ class Routing:
 
     @staticmethod
     def _made(counts: Sequence[int], n_tokens: int, top_k: int, shape: tuple[int, ...]) -> Any:
+        """Return choices in which each expert has its *counts*.
+
+        The tokens of one expert follow each other, and begin again with the first token after the last, at
+        its next choice: none has an expert twice (R. McNaughton, Scheduling with Deadlines and Loss
+        Functions, Management Science 6(1), 1959). Which of its experts comes first changes from token to
+        token, so that first choices are spread as all are.
+        """
         import torch
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         listed = list(chain.from_iterable(repeat(expert, n) for expert, n in enumerate(counts)))
         with unset_fake_temporarily():
-            return torch.tensor(listed).reshape(top_k, n_tokens).t().reshape(shape)
+            tokens = torch.arange(n_tokens)[:, None]
+            turned = (tokens + torch.arange(top_k)) % top_k
+            return torch.tensor(listed)[turned * n_tokens + tokens].reshape(shape)

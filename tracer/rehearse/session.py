@@ -97,7 +97,7 @@ class RehearsalSession(Training[IssueLane]):
         self.by_step: dict[int, int] = {}
         self._modules: list[Any] = []
         if self.stated.routing is not None:
-            self.stated.routing.inside = lambda: type(self._modules[-1]).__name__ if self._modules else ""
+            self.stated.routing.inside = lambda: self._modules[-1] if self._modules else None
         self._install()
 
     def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:
@@ -239,6 +239,10 @@ class RehearsalSession(Training[IssueLane]):
             if "schedule" not in self.job:
                 self.note_input(args)
         self.forwards += self._model() is module and found == self._model_is
+
+    def classes(self) -> list[str]:
+        """Return what the classes of the modules are called that run, the outermost first."""
+        return [type(module).__name__ for module in self._modules]
 
     def left(self, module: Any) -> None:
         """A module has returned."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tracer.rehearse.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
@@ -27,17 +28,6 @@ from tracer.rehearse.words import LIBRARIES
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
 """What a number is taken to be of which nothing is known."""
-
-KEEPS: Final = frozenset(
-    {
-        "aten._to_copy", "aten.clone", "aten.copy_", "aten.cat", "aten.stack", "aten.index",
-        "aten.index_select", "aten.gather", "aten.permute", "aten.sort", "aten.repeat", "aten.mean",
-        "aten.bitwise_and", "aten.logical_and", "_c10d_functional.all_to_all_single",
-        "_c10d_functional.all_gather_into_tensor",
-        "_c10d_functional.wait_tensor", "aten.contiguous", "aten.view", "aten._unsafe_view", "aten.squeeze",
-    }
-)  # fmt: skip
-"""Operators whose results have the mean of their first operand."""
 
 EXCHANGE: Final = "_c10d_functional.all_to_all_single"
 """Operator by which ranks tell each other how many tokens they will send."""
@@ -49,10 +39,6 @@ CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
 """Operators whose last result is a place along a dimension of their first operand."""
 
 SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
-
-COPIES: Final = frozenset({"all_gather", "broadcast", "gather", "scatter"})
-"""Collectives that hand on what ranks hold, unchanged."""
-
 
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
@@ -70,12 +56,14 @@ class Known:
         n_values: from how many values its elements are chosen, 0 if unknown.
         load: how many times an even share they are.
         is_own: whether it is of numbers that this rank has, and has told others.
+        each: what each element is told to be, where their means differ; shape of the tensor.
     """
 
     mean: float | None = None
     n_values: int = 0
     load: float = 1.0
     is_own: bool = False
+    each: Any = None
 
 
 class Stated:
@@ -99,8 +87,8 @@ class Stated:
         self._expert_load = 1.0 if isinstance(load, Loads) else load
         self._real = unset_fake_temporarily
         self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
-        self.routing = None if shape is None else Routing(shape, self.numbers, self._tell)
         self.told: dict[str, int] = {}
+        self.routing = None if shape is None else Routing(shape, self.numbers, self._tell, self.told)
         self._known: dict[int, tuple[Known, Any]] = {}
 
     def of(self, tensor: Any) -> Known:
@@ -161,11 +149,31 @@ class Stated:
         elif name in {"aten.scatter_", "aten.scatter"} and len(args) > 3 and isinstance(args[3], int | float):
             self._set(results[0], Known(mean=args[3] * args[2].numel() / max(results[0].numel(), 1)))
         elif name in KEEPS and hasattr(first, "numel"):
-            known = self.of(args[1] if name == "aten.copy_" else first)
-            if name == EXCHANGE and known.mean is not None and known.load == 1.0:
-                known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
-            if known.mean is not None or known.n_values:
-                self._set(results[0], known)
+            self._keep(name, args, first, results[0])
+
+    def _keep(self, name: str, args: tuple[Any, ...], first: Any, result: Any) -> None:
+        """Follow an operator that keeps means: *result* has that of the *first* operand."""
+        if name in PUTS_TOGETHER and self._put_together(name, args, result):
+            return
+        known = self.of(args[1] if name == "aten.copy_" else first)
+        if name == EXCHANGE and known.mean is not None and known.load == 1.0:
+            known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
+        if known.each is not None and (name not in COPIED or known.each.numel() != result.numel()):
+            return
+        if known.mean is not None or known.n_values:
+            self._set(result, known)
+
+    def _put_together(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
+        """Follow counts that are put together; return whether their means differ."""
+        found = [self.of(one) for one in args[0]]
+        means = [one.mean for one in found if one.mean is not None]
+        if len(means) < len(found) or len(set(means)) < 2 or result.numel() > MOST_ELEMENTS:
+            return False
+        with self._real():
+            each = put_together(name, args, means)
+            mean = float(each.double().mean())
+        self._set(result, Known(mean=mean, load=max(one.load for one in found), each=each))
+        return True
 
     def _choose(self, name: str, args: tuple[Any, ...], results: Sequence[Any]) -> None:
         """Follow a choice: what is chosen is made up if it is experts whose loads are stated."""
@@ -212,7 +220,8 @@ class Stated:
             why = SHARED
         elif kind is int:
             at = int(tensor.storage_offset())
-            value = int((at + 1) * mean) - int(at * mean)
+            with self._real():
+                value = share(mean, at) if known.each is None else int(known.each.view(-1)[at])
             why = "an even share"
         else:
             value, why = kind(mean), "a mean"

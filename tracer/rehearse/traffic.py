@@ -42,8 +42,32 @@ def _picked(call: Call) -> int:
 
 
 def _put(call: Call) -> int:
-    """What is put somewhere is read, and read, added to and written where it goes."""
-    return 3 * total_bytes(tensors_in(call.args[-1:])) + total_bytes(tensors_in(call.args[1:-1]))
+    """What is put somewhere is read and written where it goes, which is read before where it is added to.
+
+    An operator that is not in place copies all of its first operand before.
+    """
+    named = call.named
+    put = next((named[name] for name in ("values", "source", "src") if name in named), None)
+    places = tensors_in([named.get("indices"), named.get("index")])
+    n_times = 3 if "add" in call.name or named.get("accumulate") else 2
+    whole = 0 if call.name.endswith("_") else 2 * tensor_bytes(call.args[0])
+    return n_times * total_bytes(tensors_in(put)) + total_bytes(places) + whole
+
+
+def _bag(call: Call) -> int:
+    """A row of the table is read for each place; sums of bags are written."""
+    table, places = call.args[:2]
+    row = tensor_bytes(table) // max(int(table.shape[0]), 1)
+    return (
+        row * int(places.numel()) + total_bytes(tensors_in(call.args[1:])) + total_bytes(tensors_in(call.out))
+    )
+
+
+def _bag_backward(call: Call) -> int:
+    """Zeros are written, then a row is read, added to and written for every place."""
+    out = tensors_in(call.out)
+    row = total_bytes(out) // max(int(out[0].shape[0]), 1)
+    return 3 * row * int(call.args[1].numel()) + total_bytes(tensors_in(call.args)) + total_bytes(out)
 
 
 def _embedding_backward(call: Call) -> int:
@@ -92,7 +116,14 @@ _TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
         "aten.index_add_": _put,
         "aten.index_add": _put,
         "aten.scatter_add_": _put,
+        "aten.index_copy_": _put,
+        "aten.index_copy": _put,
+        "aten.scatter_add": _put,
         "aten.embedding_dense_backward": _embedding_backward,
+        "aten._embedding_bag": _bag,
+        "aten._embedding_bag_forward_only": _bag,
+        "aten._embedding_bag_backward": _bag_backward,
+        "aten._embedding_bag_dense_backward": _bag_backward,
         "aten.nll_loss_forward": _one_of_each_row,
         "aten.nll_loss_backward": _written,
         "aten._fused_adam_": _adam,

@@ -1,0 +1,96 @@
+"""What is a choice of experts and what is not, and what is known of counts that differ."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.rehearse.even import share
+from tracer.rehearse.loads import Loads, parsed
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tracer.rehearse.numbers import Numbers  # noqa: E402 - needs torch
+from tracer.rehearse.routing import Routing  # noqa: E402
+from tracer.rehearse.stated import EXCHANGE, Stated  # noqa: E402
+
+TOKENS, EXPERTS, BINS = 64, 8, 4
+
+
+class Router(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A module that is called after experts."""
+
+
+def _routing(load: str, module: Any) -> Routing:
+    shape = parsed(load)
+    assert isinstance(shape, Loads)
+    told: dict[str, int] = {}
+    routing = Routing(shape, Numbers(), lambda sentence: told.update({sentence: 1}), told)
+    routing.inside = lambda: module
+    return routing
+
+
+def _chosen(routing: Routing, rows: int, columns: int, top_k: int) -> bool:
+    """Return whether *top_k* of *columns* for each of *rows* is a choice of experts."""
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        scores = torch.empty(rows, columns)
+        places = scores.topk(top_k, -1)[1]
+    return routing.choose(scores, places, top_k, "moe.py:1")
+
+
+@given(st.floats(0, 2), st.integers(1, 200), st.integers(2, 6))
+def test_first_choices_are_spread_as_all_are(exponent: float, n_tokens: int, top_k: int) -> None:
+    """Also those that a router keeps of more than it uses: a column has its share, but for two tokens."""
+    load = parsed(f"zipf:{exponent}")
+    assert isinstance(load, Loads)
+    counts = load.counts(n_tokens, top_k, EXPERTS)
+    made = Routing._made(counts, n_tokens, top_k, (n_tokens, top_k))
+    assert made.view(-1).bincount(minlength=EXPERTS).tolist() == list(counts)
+    assert all(len(set(row)) == top_k for row in made.tolist())
+    for column in made.t():
+        for expert, n in enumerate(column.bincount(minlength=EXPERTS).tolist()):
+            assert abs(n - counts[expert] / top_k) <= 2
+
+
+def test_groups_of_experts_are_not_told_as_experts() -> None:
+    """A router that chooses groups first, and experts of them then, has chosen experts once."""
+    routing = _routing("zipf:0.5", Router())
+    assert _chosen(routing, TOKENS, EXPERTS // 2, 2)  # nobody knows better yet
+    assert _chosen(routing, TOKENS, EXPERTS, 2)
+    assert not _chosen(routing, TOKENS, EXPERTS // 2, 2)
+    assert [sentence.partition(":1 ")[2][:22] for sentence in routing._told] == ["chooses 2 of 8 experts"]
+
+
+def test_another_router_may_have_fewer_experts() -> None:
+    """As in a pyramid of experts: what is known of one module is not of another of its class."""
+    routing = _routing("zipf:0.5", Router())
+    assert _chosen(routing, TOKENS, EXPERTS, 2)
+    another = Router()
+    routing.inside = lambda: another
+    assert _chosen(routing, TOKENS, EXPERTS // 2, 2)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(EXPERTS, TOKENS), (TOKENS, 1 << 13), (1 << 14, 1 << 13)])
+def test_experts_that_choose_tokens_and_words_are_no_choice_of_experts(rows: int, columns: int) -> None:
+    """Few that choose among more are experts, for whom there is no load; more than 4,096 are words."""
+    assert not _chosen(_routing("zipf:1", Router()), rows, columns, 1)
+
+
+@pytest.mark.parametrize("together", [torch.stack, torch.cat])
+def test_counts_of_two_means_stay_two_where_they_are_put_together(together: Any) -> None:
+    """What is sent is even, what is received half as much again, also if both are read out of one tensor."""
+    stated = Stated(1.5)
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        sent, received = torch.empty(BINS, dtype=torch.int64), torch.empty(BINS, dtype=torch.int64)
+        stated.note("aten.bincount", (torch.empty(TOKENS),), sent)
+        stated.note(EXCHANGE, (sent,), received)
+        both = together([sent, received])
+        stated.note(f"aten.{together.__name__}", ([sent, received],), both)
+        copied = both.clone()
+        stated.note("aten.clone", (both,), copied)
+        found = [stated.scalar(one) for one in copied.view(-1)]
+    even = TOKENS // BINS
+    assert found == [even] * BINS + [share(1.5 * even, at) for at in range(BINS)]
