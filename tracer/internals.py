@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any, Final
 
 from tracer.errors import RecordError
@@ -95,6 +96,19 @@ def wait_tensor() -> Any:
     import torch
 
     return torch.ops._c10d_functional.wait_tensor.default
+
+
+def module_calls() -> tuple[Any, dict[str, Any], Callable[[], Any]]:
+    """Return what modules are called by, and what tells that torch traces (a name) or compiles (a function).
+
+    Raises AttributeError or TypeError if this torch has none of that.
+    """
+    import torch
+
+    call, names = torch.nn.Module._call_impl, vars(torch.compiler)
+    if not isinstance(call, FunctionType) or "_is_compiling_flag" not in names:
+        raise TypeError("torch calls modules in another way")
+    return call, names, torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def compiled_waited() -> Callable[[Any], None]:

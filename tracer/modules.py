@@ -47,7 +47,6 @@ class ModuleHook:
 
     def __init__(self, session: Session) -> None:
         import torch
-        from torch.nn.modules import module as hooks
 
         self._session = session
         self._lane = session.lane
@@ -56,6 +55,12 @@ class ModuleHook:
         self._inner: set[int] = set()
         self._lives: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[Any, Block, int, Any]] = []
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have the calls of modules seen from now on."""
+        from torch.nn.modules import module as hooks
+
         before, after = self._hooks()
         self._handles = [
             hooks.register_module_forward_pre_hook(before),

@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include "module_calls.hpp"
 #include "py_calls.hpp"
 #include "py_lane.hpp"
 #include "py_modules.hpp"
@@ -41,8 +42,8 @@ PyMethodDef METHODS[] = {
     {"is_own", safe<py_is_own>(), METH_NOARGS, nullptr},
     {"block", safe<py_block>(), METH_NOARGS, nullptr},
     {"depth", safe<py_depth>(), METH_NOARGS, nullptr},
-    {"entered", safe<py_entered>(), METH_FASTCALL, nullptr},
-    {"left", safe<py_left>(), METH_FASTCALL, nullptr},
+    {"watch_calls", safe<py_watch_calls>(), METH_VARARGS, nullptr},
+    {"unwatch_calls", safe<py_unwatch_calls>(), METH_NOARGS, nullptr},
     {"learn", safe<py_learn>(), METH_VARARGS, nullptr},
     {"forget", safe<py_forget>(), METH_O, nullptr},
     {"block_of", safe<py_block_of>(), METH_O, nullptr},

@@ -61,6 +61,7 @@ class Native:
     Attributes:
         lane: the compute stream.
         modules: the hooks of modules, while there are any.
+        module_calls: what modules are called by, and where it is told that torch compiles.
         waited: told of a work that was waited for if the module cannot tell from it what is over by that.
         met_stage: told of a stage of a pipeline that was made before the recording began.
     """
@@ -77,6 +78,7 @@ class Native:
         self.modules: NativeModuleHook | None = None
         self.lane = NativeLane(module)
         self._waited_boxed = internals.compiled_waited()
+        self.module_calls = internals.module_calls()
         self.met_stage: Callable[[Any], Any] = lambda stage: None
         self.waited = session.guarded("collectives", lambda work: self._waited_boxed(work.boxed()))
         names = {dtype: json.dumps(name) for dtype, name in self._dtypes.items()}
@@ -187,7 +189,7 @@ class NativeCollectiveHook:
 
 
 class NativeModuleHook(ModuleHook):
-    """Global hooks around the forward of every module, of which C++ knows the block.
+    """Calls of modules as C++ sees them, which knows the block of each.
 
     Args:
         session: the recording.
@@ -195,7 +197,7 @@ class NativeModuleHook(ModuleHook):
     """
 
     def __init__(self, session: Session, native: Native) -> None:
-        self._native = native.module
+        self._native, self._module_calls = native.module, native.module_calls
         native.modules = self
         native.switch(session.disabled)
         super().__init__(session)
@@ -204,25 +206,12 @@ class NativeModuleHook(ModuleHook):
         """Learn the blocks of a module that is called for the first time."""
         self._met(module, args)
 
-    def _hooks(self) -> tuple[Any, Any]:
-        import torch
+    def _watch(self) -> None:
+        self._native.watch_calls(*self._module_calls, *self._computed())
 
-        is_compiling = torch.compiler.is_compiling
-        traced = torch._C._get_tracing_state  # noqa: SLF001 - as in Python's hooks
-        entered, left = self._native.entered, self._native.left
-        computed, awaited = self._computed()
-
-        def before(module: Any, args: Any) -> None:
-            if not is_compiling() and not traced():
-                entered(module, args)
-
-        def after(*call: Any) -> None:
-            if not is_compiling() and not traced():
-                left(*call)
-                if awaited:
-                    computed(call[0], call[-1])
-
-        return before, after
+    def remove(self) -> None:
+        """Have modules called as they were."""
+        self._native.unwatch_calls()
 
     def _is_inside(self) -> bool:
         return bool(self._native.is_inside())

@@ -91,6 +91,28 @@ inline void tag(const NodePtr& node, int32_t block) {
 // Values of what a module takes or returns that are looked at for a tensor: the first of them has one.
 constexpr Py_ssize_t MOST_ASKED = 64;
 
+// What a module is called with: by position, and by name behind that.
+struct Values {
+  PyObject* const* items;
+  Py_ssize_t n, n_named = 0;
+
+  // Those by position as a tuple; nullptr with an error.
+  PyObject* tuple() const {
+    PyObject* found = PyTuple_New(n);
+    for (Py_ssize_t i = 0; found != nullptr && i < n; ++i) PyTuple_SET_ITEM(found, i, Py_NewRef(items[i]));
+    return found;
+  }
+};
+
+// The node that made the first tensor among values that has one; nullptr: none.
+inline NodePtr node_of(const Values& values) {
+  for (Py_ssize_t i = 0; i < std::min(values.n + values.n_named, MOST_ASKED); ++i) {
+    if (!THPVariable_Check(values.items[i])) continue;
+    if (NodePtr found = THPVariable_Unpack(values.items[i]).grad_fn()) return found;
+  }
+  return nullptr;
+}
+
 // The first values of a tuple, list or dict, as one that nobody else changes; nullptr with an error.
 inline PyObject* first_of(PyObject* values) {
   if (PyTuple_Check(values)) return PyTuple_GetSlice(values, 0, MOST_ASKED);
@@ -104,44 +126,48 @@ inline PyObject* first_of(PyObject* values) {
   return found;
 }
 
-// The node that made the first tensor of a tuple, list or dict that has one; nullptr, perhaps with an error.
-// Other things are not asked for what they hold: that may be without end, or be gone when it was asked for.
-inline NodePtr node_of(PyObject* values, bool is_inside = false) {
+// The same of what one returns: a tensor, or a tuple, list or dict of them; perhaps with an error. Other
+// things are not asked for what they hold: that may be without end, or be gone when it was asked for.
+inline NodePtr node_of(PyObject* values) {
   if (THPVariable_Check(values)) return THPVariable_Unpack(values).grad_fn();
-  if (is_inside || !(PyDict_Check(values) || PyTuple_Check(values) || PyList_Check(values))) return nullptr;
+  if (!(PyDict_Check(values) || PyTuple_Check(values) || PyList_Check(values))) return nullptr;
   PyObject* items = first_of(values);
   if (items == nullptr) return nullptr;
-  NodePtr found;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && !found; ++i) {
-    found = node_of(PySequence_Fast_GET_ITEM(items, i), true);
-  }
+  const NodePtr found = node_of(Values{PySequence_Fast_ITEMS(items), PySequence_Fast_GET_SIZE(items)});
   Py_DECREF(items);
   return found;
 }
 
-// A model is called from outside of any other and of actions of a pipeline; false with an error of Python.
-inline bool called(PyObject* model, PyObject* args) {
-  PyObject* done = ask("begin", model, args);
+// Whether a module is known as part of the block around it.
+inline bool is_inner(PyObject* module) {
+  const auto found = modules().known.find(module);
+  return found != modules().known.end() && found->second == INNER;
+}
+
+// Ask Python, with a module and what it is called with; false with an error.
+inline bool told(const char* method, PyObject* module, const Values& args) {
+  PyObject* given = args.tuple();
+  PyObject* done = given == nullptr ? nullptr : ask(method, module, given);
+  Py_XDECREF(given);
   Py_XDECREF(done);
   return done != nullptr;
 }
 
 // A module begins its forward; false with an error of Python.
-inline bool entered(PyObject* module, PyObject* args) {
+inline bool entered(PyObject* module, const Values& args) {
   if (!state().lane->is_own()) return true;
   Modules& all = modules();
   auto found = all.known.find(module);
   if (found == all.known.end()) {
-    PyObject* met = ask("met", module, args);
-    if (met == nullptr) return false;
-    Py_DECREF(met);
+    if (!told("met", module, args)) return false;
     found = all.known.find(module);
     if (found == all.known.end()) return true;
   }
   const int32_t block = found->second;
   if (block == INNER) return true;
   if (all.running.empty()) {
-    if (state().n_acting == 0 && !called(module, args)) return false;
+    // A model is called from outside of any other and of actions of a pipeline.
+    if (state().n_acting == 0 && !told("begin", module, args)) return false;
   } else if (all.layers[size_t(block)] < 0 && all.layers[size_t(all.running.back().block)] >= 0) {
     return true;  // shared by layers, as a table of rotations: part of the layer that calls it
   }
@@ -149,7 +175,7 @@ inline bool entered(PyObject* module, PyObject* args) {
   const int32_t kind = state().backward_depth > 0 ? state().recompute : state().forward;
   const int depth = state().lane->push({kind, block});
   all.running.push_back({module, block, depth, node_of(args)});
-  return !PyErr_Occurred();
+  return true;
 }
 
 // Whether a node makes another shape of what the block has computed, as that of a linear layer does.
@@ -163,35 +189,23 @@ inline bool is_view(const Node& node) {
   return found->second;
 }
 
-// A module has ended its forward; false with an error of Python. `kwargs` is nullptr after an exception.
-inline bool left(PyObject* module, PyObject* args, PyObject* kwargs, PyObject* output) {
-  if (!state().lane->is_own()) return true;
+// The module that has begun as number `at` of those that run has ended its forward, with all that run within.
+// Returns false with an error of Python. `output` is nullptr after an exception.
+inline bool left(size_t at, const Values& args, PyObject* output) {
   auto& stack = modules().running;
-  const auto is_it = [&](const Running& one) { return one.module == module; };
-  if (stack.empty() || (!is_it(stack.back()) && std::none_of(stack.begin(), stack.end(), is_it))) return true;
-  while (!stack.empty()) {  // what a graph keeps may run code of Python when it goes
-    Running one = std::move(stack.back());
+  while (stack.size() > at) {  // what a graph keeps may run code of Python when it goes
+    const Running one = std::move(stack.back());
     stack.pop_back();
     state().lane->pop(size_t(one.depth));
-    if (one.module != module) continue;
-    const int32_t around = stack.empty() ? state().lane->block() : stack.back().block;
-    const NodePtr node = node_of(output);
-    if (node) {
+    if (stack.size() > at || output == nullptr) continue;
+    if (const NodePtr node = node_of(output)) {
       tag(node, one.block);
       // A view is gone if the output is changed in place.
       if (is_view(*node)) tag(node->next_edge(0).function, one.block);
     }
-    NodePtr entry = one.entry ? one.entry : node_of(args);
-    const bool has_kwargs = kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0;
-    if (!entry && has_kwargs) entry = node_of(kwargs);
-    tag(entry, around);
-    if (stack.empty() && has_kwargs && !PyErr_Occurred()) {
-      PyObject* noted = ask("called_with", kwargs);
-      Py_XDECREF(noted);
-    }
-    return !PyErr_Occurred();
+    tag(one.entry ? one.entry : node_of(args), stack.empty() ? state().lane->block() : stack.back().block);
   }
-  return true;
+  return !PyErr_Occurred();
 }
 
 // A backward pass begins; returns what `backward_ends` takes. On any thread.

@@ -6,33 +6,6 @@
 namespace foretrace {
 namespace {
 
-// Hooks of modules never raise: the first error switches them off.
-PyObject* survived(bool is_well) {
-  if (!is_well || PyErr_Occurred()) disable(state().notes_modules, "modules", python_error());
-  Py_RETURN_NONE;
-}
-
-PyObject* py_entered(PyObject*, PyObject* const* args, Py_ssize_t) {
-  if (!state().notes_modules) Py_RETURN_NONE;
-  try {
-    return survived(entered(args[0], args[1]));
-  } catch (const std::exception& error) {
-    disable(state().notes_modules, "modules", error.what());
-    Py_RETURN_NONE;
-  }
-}
-
-// Module, arguments, those by name, output; after an exception torch leaves those by name out.
-PyObject* py_left(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!state().notes_modules) Py_RETURN_NONE;
-  try {
-    return survived(left(args[0], args[1], n > 3 ? args[2] : nullptr, args[n - 1]));
-  } catch (const std::exception& error) {
-    disable(state().notes_modules, "modules", error.what());
-    Py_RETURN_NONE;
-  }
-}
-
 PyObject* py_learn(PyObject*, PyObject* args) {
   PyObject *module, *block;
   if (!PyArg_ParseTuple(args, "OO", &module, &block)) return nullptr;

@@ -1,0 +1,140 @@
+"""How calls of modules are seen: nothing of torch is replaced, and hooks that modules have are not theirs."""
+
+import copy
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foretrace
+from traces.store import open_run
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+Linear: Any = nn.Linear
+
+pytestmark = pytest.mark.usefixtures("hooks")
+
+PAUSE_S = 0.05
+
+
+def scaled(module: Any, args: Any, output: Any) -> Any:
+    """A hook of a module, which takes a while and gives something else back."""
+    time.sleep(PAUSE_S)
+    return output * 2
+
+
+def model() -> Any:
+    """Return two layers, the first with a hook of its own, and weights that are always the same."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layers[0].register_forward_hook(scaled)
+    return layers
+
+
+def trained(parts: Any) -> list[float]:
+    """Train three steps and return the losses."""
+    optimizer, losses = torch.optim.SGD(parts.parameters(), lr=0.1), []
+    for step in range(3):
+        loss = parts(torch.full((2, 4), step + 1.0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def seconds(path: Path, kind: str, name: str) -> float:
+    """Return how long a block worked, s."""
+    rows = open_run(path).spans().to_pylist()
+    found = [row["duration_ns"] for row in rows if (row["kind"], row["name"]) == (kind, name)]
+    return float(sum(found) / 1e9)
+
+
+def test_what_a_hook_of_a_module_does_belongs_to_the_block_around(tmp_path: Path) -> None:
+    plain = trained(model())
+    with foretrace.record(tmp_path / "run"):
+        parts = model()
+        assert trained(parts) == plain
+        assert list(parts[0]._forward_hooks.values()) == [scaled]
+    assert open_run(tmp_path / "run").warnings == ()
+    assert seconds(tmp_path / "run", "forward", "Sequential") >= 3 * PAUSE_S
+    assert seconds(tmp_path / "run", "forward", "0") < PAUSE_S
+    assert seconds(tmp_path / "run", "backward", "0") > 0
+
+
+def test_an_error_in_a_hook_of_a_module_passes(tmp_path: Path) -> None:
+    def fail(*call: Any) -> None:
+        raise KeyError("mine")
+
+    with foretrace.record(tmp_path / "run"):
+        parts = model()
+        handle = parts[1].register_forward_hook(fail)
+        with pytest.raises(KeyError, match="mine"):
+            parts(torch.ones(2, 4))
+        assert list(parts[1]._forward_hooks.values()) == [fail]
+        handle.remove()
+        assert trained(parts) == trained(model())
+    rows = [row for row in open_run(tmp_path / "run").spans().to_pylist() if row["category"] == "compute"]
+    ends = [row["start_ns"] + row["duration_ns"] for row in rows]
+    assert all(row["start_ns"] >= end for row, end in zip(rows[1:], ends, strict=False))
+    assert {row["name"] for row in rows} == {"Sequential", "0", "1", "loss", "SGD"}
+
+
+def test_a_module_that_calls_itself_ends_as_often_as_it_begins(tmp_path: Path) -> None:
+    class Deep(Linear):  # type: ignore[misc]  # torch is untyped here
+        def forward(self, x: Any, depth: int = 3) -> Any:
+            return super().forward(self(x, depth=depth - 1) if depth else x)
+
+    parts = nn.Sequential(Deep(4, 4), nn.Linear(4, 4))
+    parts[0].register_forward_hook(scaled)
+    with foretrace.record(tmp_path / "run"):
+        trained(parts)
+        assert list(parts[0]._forward_hooks.values()) == [scaled]
+    rows = [row for row in open_run(tmp_path / "run").spans().to_pylist() if row["kind"] == "forward"]
+    assert [row["name"] for row in rows if row["name"] in "01"][-1] == "1"
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))])
+def test_a_recorded_model_can_be_copied(tmp_path: Path, way: Callable[[Any], Any]) -> None:
+    with foretrace.record(tmp_path / "run"):
+        parts = model()
+        trained(parts)
+        twin = way(parts)
+        assert trained(twin) == trained(parts)
+    assert open_run(tmp_path / "run").warnings == ()
+
+
+def test_compiled_hooks_leave_torch_as_it_is(tmp_path: Path, hooks: str) -> None:
+    if hooks == "python":
+        pytest.skip("hooks in Python are global hooks, which strict exports refuse")
+    names = ("__call__", "_call_impl", "_wrapped_call_impl")
+    before = [getattr(nn.Module, name) for name in names]
+    parts = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with foretrace.record(tmp_path / "run"):
+        parts(torch.ones(2, 4))
+        assert not nn.modules.module._global_forward_hooks
+        assert not nn.modules.module._global_forward_pre_hooks
+        assert all(getattr(nn.Module, name) is was for name, was in zip(names, before, strict=True))
+        exported = torch.export.export(parts, (torch.ones(2, 4),), strict=True).module()
+        compiled = torch.compile(lambda x: parts(x) + 0, backend="eager", fullgraph=True)
+        expected = parts(torch.ones(2, 4))
+        assert all(torch.equal(way(torch.ones(2, 4)), expected) for way in (exported, compiled))
+    assert open_run(tmp_path / "run").warnings == ()
+
+
+def test_calls_are_seen_while_hooks_stand(tmp_path: Path) -> None:
+    parts = model()
+    with foretrace.record(tmp_path / "run") as recording:
+        assert recording.session is not None
+        for stands in (True, False, True):
+            if not stands:
+                recording.session.unhook()
+            trained(parts)
+            if not stands:
+                recording.session.hook()
+    rows = open_run(tmp_path / "run").spans().to_pylist()
+    assert [row["name"] for row in rows if row["kind"] == "forward" and row["name"] in "01"] == ["0", "1"] * 6
