@@ -1,10 +1,10 @@
 """Sees the model at work: which block computes, forward, backward and when it recomputes.
 
-Forward: global module hooks tell when a block begins and ends. Backward: the nodes of the autograd graph at
-the border of each block get a pre-hook, which changes the owner of the time and touches no gradient. The
-engine runs nodes in the reverse order of their making, so that the owner changes in reverse, too. Backward
-hooks of modules would do as well but wrap inputs and outputs in functions of their own, which breaks
-modules that change them in place.
+Forward: global module hooks tell when a block begins and ends; the compiled kind has none and sees the calls
+(``native/module_calls.hpp``). Backward: the nodes of the autograd graph at the border of each block get a
+pre-hook, which changes the owner of the time and touches no gradient. The engine runs nodes in the reverse
+order of their making, so that the owner changes in reverse, too. Backward hooks of modules would do as well
+but wrap inputs and outputs in functions of their own, which breaks modules that change them in place.
 """
 
 from __future__ import annotations
