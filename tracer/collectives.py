@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.clock import now_ns
+from tracer.implementations import Implementations
 from tracer.lane import NOBODY
 from tracer.operators import RECORDED, Operator, dtype_name
 from tracer.records import Communication
@@ -45,25 +46,18 @@ class CollectiveHook:
         self._lane = session.lane
         self._unbox_group, self._unbox_work = dist.ProcessGroup.unbox, dist.Work.unbox
         self._after = internals.keys_after_backend_select()
-        self._library: Any = torch.library.Library("c10d", "IMPL")
-        self._functional: Any = torch.library.Library("_c10d_functional", "IMPL")
+        self._classic, self._functional = Implementations("c10d"), Implementations("_c10d_functional")
         for name, operator in RECORDED.items():
             if (packet := getattr(torch.ops.c10d, name, None)) is not None:
                 kernel = self._noting(name, operator, packet.default)
-                self._override(
-                    self._library, packet.default, self._pausing(kernel) if operator.waits else kernel
-                )
+                self._classic.add(packet.default, self._pausing(kernel) if operator.waits else kernel)
         wait_tensor = internals.wait_tensor()
-        self._override(self._functional, wait_tensor, self._waiting(wait_tensor))
+        self._functional.add(wait_tensor, self._waiting(wait_tensor))
 
     def remove(self) -> None:
         """Give the operators back as they were."""
-        for library in (self._library, self._functional):
-            internals.destroy_library(library)
-
-    @staticmethod
-    def _override(library: Any, operator: Any, kernel: Callable[..., Any]) -> None:
-        library.impl(operator, kernel, "BackendSelect", with_keyset=True)
+        self._classic.remove()
+        self._functional.remove()
 
     def _noting(self, name: str, operator: Operator, overload: Any) -> Callable[..., Any]:
         """Return the kernel that notes a call of one operator and passes it on."""

@@ -75,12 +75,15 @@ class Completions(DeviceWorks):
     Args:
         wait: the original ``Work.wait``.
         rank: own global rank.
+
+    Attributes:
+        watchers: the threads that wait in place of the training.
     """
 
     def __init__(self, wait: Callable[..., Any], rank: int) -> None:
         super().__init__()
         self._rank = rank
-        self._watchers = Watchers(wait, self._watched)
+        self.watchers = Watchers(wait, self._watched)
         self._lock = threading.Lock()
         self._unclaimed: deque[Communication] = deque()
         self._watched_ns = self._waited_ns = 0
@@ -126,10 +129,10 @@ class Completions(DeviceWorks):
         if communication.is_claimed or work is None:
             return True
         is_old = now - _issued_ns(communication) > LOOSE_NS
-        may_watch = is_old and self._watchers.has_room and not self._is_closing
+        may_watch = is_old and self.watchers.has_room and not self._is_closing
         if communication.is_p2p:
             if may_watch:
-                self._watchers.watch([communication])
+                self.watchers.watch([communication])
             return may_watch
         if work.is_completed():
             communication.end = now_ns()
@@ -137,7 +140,7 @@ class Completions(DeviceWorks):
             return True
         if may_watch and now - self._watched_ns > WATCH_EVERY_NS:
             self._watched_ns = now
-            self._watchers.watch([communication])
+            self.watchers.watch([communication])
             return True
         return False
 
@@ -164,7 +167,7 @@ class Completions(DeviceWorks):
             if len(self.loose) == n_loose:
                 time.sleep(NAP_S)
         self.loose.clear()
-        self._watchers.close(max(until_ns - now_ns(), 0) / 1e9)
+        self.watchers.close(max(until_ns - now_ns(), 0) / 1e9)
 
     def _watch_all(self) -> None:
         """Hand all collectives that nobody waits for to one watcher, in the order of their issue."""
@@ -177,7 +180,7 @@ class Completions(DeviceWorks):
                 elif not communication.is_claimed:
                     batch.append(communication)
             if batch:
-                self._watchers.watch(sorted(batch, key=_issued_ns))
+                self.watchers.watch(sorted(batch, key=_issued_ns))
 
     def claim(self, communication: Communication) -> Watch | None:
         """Keep watchers off *communication* because the training waits for it; return the one it has."""

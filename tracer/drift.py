@@ -152,6 +152,7 @@ class RunClock:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(2 * PATIENCE.total_seconds() + POLL_S)
+            self._thread = None  # as in Sink: it knows the process groups
 
     def _measure(self) -> None:
         wait_s, is_last = FIRST_S, False

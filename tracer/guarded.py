@@ -61,3 +61,8 @@ class Guarded:
         self.disabled.update(names)
         if self.native is not None:
             self.native.switch(self.disabled)
+
+    def release(self) -> None:
+        """Have compiled hooks, which stay until the process ends, let go of the recording: it is over."""
+        if self.native is not None:
+            self.native.close()

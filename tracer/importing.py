@@ -25,7 +25,10 @@ class _Telling(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then tell of it."""
+        """Run the module, which knows its own loader from here on, then tell of it."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._tell(module)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+import weakref
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -33,6 +36,12 @@ def process_groups(world_size: int) -> Groups:
         return [int(rank) for rank in get_process_group_ranks(group)]
 
     return Groups(world_size, backend_of, ranks_of)
+
+
+def in_children(method: Callable[[], Any]) -> None:
+    """Have a method called in each forked child, for as long as its object lives: that is not kept alive."""
+    known = weakref.WeakMethod(method)
+    os.register_at_fork(after_in_child=lambda: (living := known()) and living())
 
 
 def versions() -> dict[str, str]:

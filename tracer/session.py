@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -23,7 +22,7 @@ from tracer.native.build import load
 from tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
 from tracer.passes import Passes
 from tracer.pending import Pending
-from tracer.process import versions
+from tracer.process import in_children, versions
 from tracer.shape import describe_machine, describe_model
 from tracer.sink import FLUSH_S, Sink
 from tracer.stamps import Resolver
@@ -116,7 +115,7 @@ class Session(Training[Lane], Guarded):
             # What comes first into run.json stays: layout and device are known once they are used.
             write_info(path, replace(self.info(finished=False), layout=None, cluster=None))
         self._write_sidecar()
-        os.register_at_fork(after_in_child=self._forked)
+        in_children(self._forked)
 
     def _compiled(self) -> Any:
         """Return the compiled hooks, in whose memory the position is then; None: those in Python do."""
@@ -235,6 +234,7 @@ class Session(Training[Lane], Guarded):
         self.sink.close()
         self._tell_pending(last=True)
         self.issued.close()
+        self.release()
         if self._has_failed:  # and has said so; the disk may have room for what is known of the run
             with suppress(Exception):
                 write_info(self.path, self.info(finished=False), self.rank)

@@ -61,6 +61,7 @@ class Sink:
 
     Attributes:
         n_lost: records that came when too many waited to be written.
+        thread_id: identifier of the thread that writes, by which its processor time can be asked for.
     """
 
     def __init__(
@@ -89,15 +90,11 @@ class Sink:
         self._computed_ns = 0
         self._streams = Streams()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(
+        self._thread: threading.Thread | None = threading.Thread(
             target=self._run, args=(flush_s,), name="foretrace-writer", daemon=True
         )
         self._thread.start()
-
-    @property
-    def thread_id(self) -> int:
-        """Identifier of the thread that writes, by which its processor time can be asked for."""
-        return self._thread.ident or 0
+        self.thread_id = self._thread.ident or 0
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -124,10 +121,12 @@ class Sink:
     def close(self, timeout_s: float = 30.0) -> None:
         """Write what is left and finish the file."""
         self._stopping.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            self._failed(TimeoutError(f"a batch was not written within {timeout_s:.0f} s"))
-            return
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self._failed(TimeoutError(f"a batch was not written within {timeout_s:.0f} s"))
+                return
+            self._thread = None  # it knows the excepthook, and that of torch the process groups
         if self._is_broken:  # the stream has a prefix that can be read
             return
         try:

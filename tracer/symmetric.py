@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.clock import now_ns
+from tracer.implementations import Implementations
 from tracer.operators import dtype_name
 from tracer.records import Communication
 from tracer.stamps import cuda_stamp
@@ -85,15 +86,14 @@ class SymmetricHook:
         import torch
 
         self._session = session
-        self._library: Any = torch.library.Library("symm_mem", "IMPL")
+        self._implementations = Implementations("symm_mem")
         for name in FUSED:
             if (packet := getattr(torch.ops.symm_mem, name, None)) is not None:
-                kernel = self._noting(name, packet.default)
-                self._library.impl(packet.default, kernel, "BackendSelect", with_keyset=True)
+                self._implementations.add(packet.default, self._noting(name, packet.default))
 
     def remove(self) -> None:
         """Give the operators back as they were."""
-        internals.destroy_library(self._library)
+        self._implementations.remove()
 
     def _noting(self, name: str, overload: Any) -> Callable[..., Any]:
         """Return the kernel that notes a call of one operator and passes it on."""

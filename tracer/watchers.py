@@ -6,12 +6,13 @@ again when it is woken: ``tracer.completion`` says for what that is worth it.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -23,15 +24,23 @@ Batch = list[Communication]
 MOST_WATCHERS: Final = 64
 """Threads at most: who posts many transfers ahead and waits for them later should not get one for each."""
 
-GRACE_S: Final = 0.2
-"""How long a thread that is told to give up is waited for: it is in a wait, which ends soon or never."""
+SLICE: Final = timedelta(seconds=0.1)
+"""How long a thread waits for a collective before it looks whether it should give up: 0.2 ms of a processor
+each time. To give up waiting for a collective of gloo does nothing to it; for a transfer it closes the
+connection, so that transfers are waited for in one piece."""
 
+GRACE_S: Final = 0.2
+"""How long threads that are told to give up are waited for where they wait for transfers, which end soon or
+never."""
+
+LAST_S: Final = 5.0
+"""How long the others are waited for: each ends within `SLICE`, on a machine that lets it."""
 
 SET_TERMINATE: Final = "_ZSt13set_terminatePFvvE"
 """``std::set_terminate`` as compilers write it."""
 
-_left: list[threading.Thread] = []
-"""Threads that were inside of a wait when nobody wanted its end any more."""
+_left: list[Watchers] = []
+"""Those with threads inside of a wait for a transfer when nobody wanted its end any more."""
 
 
 def leave() -> None:
@@ -41,7 +50,7 @@ def leave() -> None:
     unwinds frames of C++ that allow no exception, and ``std::terminate`` would end the process by SIGABRT.
     What it calls is therefore ``pause``: the thread stands still, and the process ends as it would have.
     """
-    if not any(thread.is_alive() for thread in _left):
+    if not any(watchers.n_threads for watchers in _left):
         return
     with suppress(OSError, AttributeError):  # another C++ library: nothing can be done
         set_terminate = getattr(ctypes.CDLL("libstdc++.so.6"), SET_TERMINATE)
@@ -63,85 +72,114 @@ class Watch:
 class Watchers:
     """Threads that wait for a batch of works each; as many as batches were ever watched at once.
 
+    They are no objects of ``threading``: such a one knows ``sys.excepthook``, and with that of torch all
+    process groups, which would outlive Python with a thread that is left inside of a wait.
+
     Args:
         wait: the original ``Work.wait``.
         ended: called with each communication when its wait has returned.
+
+    Attributes:
+        n_threads: how many there are.
     """
 
-    def __init__(self, wait: Callable[[Any], Any], ended: Callable[[Communication], None]) -> None:
+    def __init__(self, wait: Callable[..., Any], ended: Callable[[Communication], None]) -> None:
         self._wait = wait
         self._ended = ended
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._queue: SimpleQueue[Batch] = SimpleQueue()
-        self._n_idle = 0
-        self._threads: list[threading.Thread] = []
+        self.n_threads = self._n_idle = self._n_in_transfers = 0
         self._gives_up = False
 
     @property
     def has_room(self) -> bool:
         """Whether a thread can be had for one batch more."""
-        return self._n_idle > 0 or len(self._threads) < MOST_WATCHERS
+        return self._n_idle > 0 or self.n_threads < MOST_WATCHERS
 
     def watch(self, batch: Batch) -> None:
         """Have a thread wait for the communications of *batch*, in that order, and note the end of each."""
         for communication in batch:
             if communication.is_p2p:
                 communication.watch = Watch()
-        with self._lock:
+        with self._changed:
             if self._n_idle:
                 self._n_idle -= 1
             else:
-                thread = threading.Thread(target=self._run, name="foretrace-watcher", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                _thread.start_new_thread(self._run, ())
+                self.n_threads += 1
         self._queue.put(batch)
 
     def close(self, timeout_s: float) -> bool:
         """Let each thread end when it has followed what it was given, or in time; nothing is watched then.
 
-        A thread that is left inside of a wait is a danger to the end of the process (``leave``).
+        Threads give up waiting for a collective. One that is left inside of a wait for a transfer is a danger
+        to the end of the process (``leave``).
 
         Returns:
-            Whether all threads have ended within *timeout_s*.
+            Whether all threads have ended.
         """
-        deadline = time.monotonic() + timeout_s
-        for _ in self._threads:
+        for _ in range(self.n_threads):
             self._queue.put([])
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0))
-        self._gives_up = True
-        deadline = time.monotonic() + GRACE_S
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0))
-        left = [thread for thread in self._threads if thread.is_alive()]
-        if left and not _left:
-            atexit.register(leave)
-        _left.extend(left)
-        return not left
+        with self._changed:
+            self._changed.wait_for(lambda: not self.n_threads, timeout_s)
+            self._gives_up = True
+            self._changed.wait_for(lambda: not self.n_threads, GRACE_S)
+            self._changed.wait_for(lambda: self.n_threads <= self._n_in_transfers, LAST_S)
+            if self.n_threads:
+                if not _left:
+                    atexit.register(leave)
+                _left.append(self)
+            return not self.n_threads
 
     def _run(self) -> None:
-        while batch := self._queue.get():
+        while not self._gives_up and (batch := self._queue.get()):
             for communication in batch:
-                if self._gives_up:
-                    return
-                self._follow(communication)
-            with self._lock:
+                if not self._gives_up:
+                    self._follow(communication)
+            with self._changed:
                 self._n_idle += 1
+        with self._changed:
+            self.n_threads -= 1
+            self._changed.notify_all()
 
     def _follow(self, communication: Communication) -> None:
         watch, work = communication.watch, communication.work
         if work is None:  # the training has waited for it meanwhile
             return
-        try:
-            self._wait(work)
-        except BaseException as error:  # handed on to whoever waits in the training
-            if watch is not None:
-                watch.error = error
+        if watch is None:
+            if not self._is_over(work):
+                return
+        else:
+            watch.error = self._waited_for(work)
         if communication.end is None:
             communication.end = now_ns()
         if watch is not None:
             watch.done.set()
         self._ended(communication)
+
+    def _is_over(self, work: Any) -> bool:
+        """Wait for a collective, whatever becomes of it; False: not to its end."""
+        while not self._gives_up:
+            try:
+                self._wait(work, SLICE)
+            except Exception:  # it has failed, or the time is over
+                if not work.is_completed():
+                    continue
+            return True
+        return False
+
+    def _waited_for(self, work: Any) -> BaseException | None:
+        """Wait for a transfer; return the error, which is handed on to whoever waits in the training."""
+        with self._changed:
+            self._n_in_transfers += 1
+        try:
+            self._wait(work)
+        except BaseException as error:
+            return error
+        finally:
+            with self._changed:
+                self._n_in_transfers -= 1
+        return None
 
 
 def join(watch: Watch, timeout: Any = None) -> bool:

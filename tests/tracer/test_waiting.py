@@ -123,7 +123,7 @@ def test_what_nobody_waits_for_is_followed_to_its_end(tmp_path: Path, ranks: Any
 
 
 ASKED = """
-import sys, threading, time
+import sys, time
 import torch, torch.distributed as dist
 import foretrace
 from tracer import completion
@@ -131,13 +131,13 @@ from tracer import completion
 completion.WATCH_EVERY_NS = completion.WAIT_EVERY_NS = 1 << 62
 dist.init_process_group("gloo")
 model = torch.nn.Linear(8, 8)
-with foretrace.record(sys.argv[1]):
+with foretrace.record(sys.argv[1]) as recording:
     for _ in range(20):
         dist.all_reduce(torch.zeros(1 << 10), async_op=True)
         dist.barrier()
         time.sleep(0.01)
         model(torch.ones(1, 8))
-    print(sum(thread.name == "foretrace-watcher" for thread in threading.enumerate()))
+    print(recording.session.completions.watchers.n_threads)
 """
 
 

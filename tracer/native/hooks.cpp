@@ -58,6 +58,7 @@ PyMethodDef METHODS[] = {
     {"take_segments", safe<py_take_segments>(), METH_NOARGS, nullptr},
     {"take_calls", safe<py_take_calls>(), METH_NOARGS, nullptr},
     {"begin", safe<py_begin>(), METH_VARARGS, nullptr},
+    {"end", safe<py_end>(), METH_NOARGS, nullptr},
     {"note", safe<py_note>(), METH_VARARGS, nullptr},
     {"install", safe<py_install>(), METH_NOARGS, nullptr},
     {"remove", safe<py_remove>(), METH_NOARGS, nullptr},

@@ -88,6 +88,10 @@ class Native:
         """Have the hooks note what is not *disabled*."""
         self.module.note(*(name not in disabled for name in ("collectives", "modules", "pipeline")))
 
+    def close(self) -> None:
+        """Let go of the session, which C++ would keep alive until the process ends: all is collected."""
+        self.module.end()
+
     def collect(self) -> Iterator[Record]:
         """Yield what was noted since the last time, and learn the ends of what was under way; not raced."""
         segments, n_lost = self.module.take_segments()

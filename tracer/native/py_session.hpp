@@ -71,5 +71,11 @@ PyObject* py_remove(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// The recording is over: nothing asks its session any more, nor keeps it alive.
+PyObject* py_end(PyObject*, PyObject*) {
+  Py_CLEAR(state().session);
+  Py_RETURN_NONE;
+}
+
 }  // namespace
 }  // namespace foretrace
