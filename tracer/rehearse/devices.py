@@ -37,6 +37,9 @@ FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
 """Devices that are acted out."""
 
 
+CHECKPOINTS: Final = "torch.utils.checkpoint"
+"""Module of the hooks of saved tensors that compute again."""
+
 COMMANDS: Final = (
     *("set_device", "empty_cache", "ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction", "seed"),
@@ -123,7 +126,7 @@ def _save_in(mode: Any, graph: Any) -> None:
         return run
 
     def init(self: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
-        if type(self) in {hooks, graph.save_on_cpu}:  # those of a checkpoint compute again, where it is found
+        if type(self).__module__ != CHECKPOINTS:  # those compute again, where it is found
             pack, unpack = in_mode(pack), in_mode(unpack)
         made(self, pack, unpack)
 

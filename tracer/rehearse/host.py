@@ -8,7 +8,7 @@ pinned memory. What comes of nothing but such tensors is on the host as well, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +43,7 @@ class Host:
         session.memory.host = self.memory
         self.is_meant = False
         self._direction = ""
+        self._moved = _moved(self._move)
 
     @property
     def is_used(self) -> bool:
@@ -70,16 +71,28 @@ class Host:
         Another *dtype* is made on the device, or on the host by a blocking copy (``copy_kernel_cuda`` in
         ATen/native/cuda/Copy.cu).
         """
-        import torch
-
         is_first = to_host == non_blocking
         source = tensor.to(dtype) if dtype is not None and is_first else tensor
+        out = self._moved.apply(source, to_host, non_blocking)
+        return out.to(dtype) if dtype is not None else out
+
+    def copy_as(self, written: Any, read: Any, *, to_host: bool, non_blocking: bool) -> Any:
+        """Copy *read* into *written*, of another type, on the other side; cast as ``moved`` does."""
+        import torch
+
+        if to_host == non_blocking:
+            cast = torch.ops.aten._to_copy.default(read, dtype=written.dtype)
+            return written.copy_(cast, non_blocking=non_blocking)
+        return written.copy_(self._move(read, to_host=to_host, non_blocking=non_blocking))
+
+    def _move(self, tensor: Any, *, to_host: bool, non_blocking: bool) -> Any:
+        import torch
+
         self._direction = TO_HOST if to_host else TO_DEVICE
         try:
-            out = torch.ops.aten._to_copy.default(source, non_blocking=non_blocking)
+            return torch.ops.aten._to_copy.default(tensor, non_blocking=non_blocking)
         finally:
             self._direction = ""
-        return out.to(dtype) if dtype is not None else out
 
     @contextmanager
     def meant(self) -> Iterator[None]:
@@ -93,7 +106,8 @@ class Host:
     def part(self, name: str, operands: Sequence[Any]) -> str:
         """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
 
-        As torch has it, a tensor of the device that is no single number is not computed with on the host.
+        Torch computes on the host with nothing but tensors that are there. Numbers that are not whole decide,
+        for a kernel of the device may be told places and lengths on the host; single numbers do not.
         """
         if self._direction and name == "aten._to_copy":
             return self._direction
@@ -101,11 +115,12 @@ class Host:
             written, read = (self._holds_first(value) for value in operands[:2])
             return (TO_HOST if written else TO_DEVICE) if written != read else ON_HOST if read else ""
         tensors = tensors_in(operands)
-        here = [self.holds(tensor) for tensor in tensors]
-        if not any(here):
+        if not any(map(self.holds, tensors)):
             return ""
-        elsewhere = (tensor.dim() for tensor, is_here in zip(tensors, here, strict=True) if not is_here)
-        return "" if any(elsewhere) else ON_HOST
+        large = [tensor for tensor in tensors if tensor.dim()]
+        decide = [tensor for tensor in large if tensor.dtype.is_floating_point] or large
+        is_on_host = any(map(self.holds, decide)) if decide else all(map(self.holds, tensors))
+        return ON_HOST if is_on_host else ""
 
     def _holds_first(self, values: Any) -> bool:
         return any(map(self.holds, tensors_in(values)[:1]))
@@ -130,3 +145,22 @@ class Host:
         """Note that the host waits for a copy, unless it need not."""
         if part != ON_HOST and not non_blocking:
             self._session.tape.note(HOST_WAIT)
+
+
+def _moved(move: Callable[..., Any]) -> Any:
+    """Return a function of autograd that moves a tensor, and its gradient back (``_to_copy_backward``)."""
+    from torch.autograd import Function
+
+    class Moved(Function):  # type: ignore[misc]  # torch is untyped here
+        """The gradient is moved by a copy that blocks."""
+
+        @staticmethod
+        def forward(ctx: Any, tensor: Any, to_host: bool, non_blocking: bool) -> Any:  # noqa: FBT001
+            ctx.to_host = to_host
+            return move(tensor, to_host=to_host, non_blocking=non_blocking)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return move(gradient, to_host=not ctx.to_host, non_blocking=False), None, None
+
+    return Moved

@@ -8,13 +8,23 @@ run has them.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.devices import is_foreign, is_gpu
+from tracer.rehearse.stated import asker
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
+
+SAID_BYTES: Final = 1 << 20
+"""Size from which it is said of a tensor that it counts where it is not."""
+
+MADE_ON_HOST: Final = (
+    '{where}: what is made with device="cpu" counts as the device\'s, in memory and in time; '
+    'what pinned memory, .cpu() or .to("cpu") have put on the host is told apart'
+)
 
 
 class Moves:
@@ -36,6 +46,7 @@ class Moves:
         self._session, self._host, self._placement = session, session.host, session.placement
         self._cpu, self._kinds = torch.device("cpu"), (str, torch.device, int)
         self._makes = _device._device_constructors()
+        self._modules = str(Path(torch.nn.modules.__file__).parent)
 
     def make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call *func*, which makes a tensor, or changes one as ``torch.as_tensor`` and ``zeros_like`` do."""
@@ -53,11 +64,22 @@ class Moves:
         if device is None:
             return self._placed(made, to_host=True) if is_plain and given is None else made
         self._placement.is_met |= is_gpu(device)
+        self._say(made, device, asks)
         if not is_gpu(device) and (self._placement.asker.is_torch(asks) or str(device) != "cpu"):
             return made
         if given is not None and _is_same_memory(made, given):
             return self._moved(made, to_host=not is_gpu(device))
         return self._placed(made, to_host=not is_gpu(device))
+
+    def _say(self, made: Any, device: Any, asks: FrameType) -> None:
+        """Say that what is *made* on the host by name, if it is large, counts as the device's."""
+        is_said = not self._placement.asker.is_torch(asks) or asks.f_code.co_filename.startswith(
+            self._modules
+        )
+        if str(device) != "cpu" or not (self._placement.is_met and is_said) or type(made) is not self._kind:
+            return
+        if made.untyped_storage().nbytes() >= SAID_BYTES:
+            self._session.warn(MADE_ON_HOST.format(where=asker()))
 
     def _placed(self, made: Any, *, to_host: bool) -> Any:
         """Take what was *made* to be where it was asked for, and return it."""

@@ -35,6 +35,34 @@ def install(session: RehearsalSession) -> None:
     _modules(session)
     _fsdp2(session.host)
     _fsdp1(session.host)
+    _groups(session.host)
+
+
+def _groups(host: Host) -> None:
+    """Let lists of tensors that are worked on together be of one place, as where devices tell them apart."""
+    import torch
+    from torch.nn.utils import clip_grad
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    there = torch.device("cpu", 0)
+    original = _foreach_utils._group_tensors_by_device_and_dtype
+
+    def grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as it is called
+        on_host = [one is not None and host.is_used and host.holds(one) for one in lists[0]]
+        if all(on_host) or not any(on_host):
+            return dict(original(lists, with_indices))
+        found: dict[Any, Any] = {}
+        for is_host in (False, True):
+            at = [i for i, one in enumerate(on_host) if one == is_host]
+            part = original([[one[i] for i in at] if one else [] for one in lists], with_indices)
+            for (device, dtype), (tensors, indices) in part.items():
+                found[there if is_host else device, dtype] = tensors, [at[i] for i in indices]
+        return found
+
+    for module in (_foreach_utils, optimizer, clip_grad):
+        anywhere: Any = module
+        anywhere._group_tensors_by_device_and_dtype = grouped
 
 
 def _modules(session: RehearsalSession) -> None:

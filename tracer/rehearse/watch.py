@@ -17,6 +17,7 @@ from tracer.rehearse.remembered import Memo
 from tracer.rehearse.stated import FOLLOWED
 from tracer.rehearse.tape import HOST_WAIT
 from tracer.rehearse.works import GROUPED, SILENT, Work
+from traces.rehearsal import ON_HOST, TO_HOST
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -186,6 +187,10 @@ class Watcher:
     def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator in which the host has a *part*."""
         session, host = self._session, self._session.host
+        is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
+        if part != ON_HOST and name == "aten.copy_" and args[0].dtype != args[1].dtype:
+            with self._mode:
+                return host.copy_as(*args[:2], to_host=part == TO_HOST, non_blocking=is_free)
         out = self._call(func, args, kwargs)[0]
         host.count(out, self._category(), part)
         if name in FOLLOWED:
@@ -193,8 +198,7 @@ class Watcher:
         if session.position.step >= 0:
             work = host.work(part, self._pricing.work(name, func, args, kwargs, out), args)
             session.tape.op(session.tape.number_of(work))
-            is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-            host.waited(part, non_blocking=is_free is True)
+            host.waited(part, non_blocking=is_free)
         return out
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
