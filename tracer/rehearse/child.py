@@ -108,7 +108,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     """
     began = time.process_time()
     _environment(spec)
-    from tracer.rehearse import devices, files, launchers, placement, sharding, shims, under_ddp
+    from tracer.rehearse import accelerators, devices, files, launchers, placement, sharding, shims, under_ddp
     from tracer.rehearse.moving import Moves
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
@@ -130,7 +130,12 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     world.install(session)
     under_ddp.install(session)
     sharding.install(session)
-    devices.install(Streams(session.tape), lambda: (session.memory.total, session.memory.peak))
+
+    def measured() -> tuple[int, int]:
+        return session.memory.total, session.memory.peak
+
+    devices.install(Streams(session.tape), measured)
+    accelerators.install(session.placement, measured)
     kept = shims.install(session)
     session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
     if spec["accelerate"] is not None:

@@ -29,6 +29,19 @@ GPU: Final = SimpleNamespace(
     gcnArchName="",
     L2_cache_size=50 * 2**20,
     max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=48 * 2**10,
+    shared_memory_per_block_optin=227 * 2**10,
+    shared_memory_per_multiprocessor=228 * 2**10,
+    clock_rate=1_980_000,
+    memory_clock_rate=2_619_000,
+    memory_bus_width=5120,
+    is_multi_gpu_board=0,
+    pci_bus_id=0,
+    pci_device_id=0,
+    pci_domain_id=0,
+    uuid="00000000-0000-0000-0000-000000000000",
 )
 """Properties of the GPU that a script is told of, those of an H100. Its own choices may depend on them; the
 time of what it does is that of the cluster for which it is simulated."""
@@ -180,6 +193,11 @@ def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
         "memory_stats": stats,
         "memory_summary": constant(""),
         "memory_snapshot": constant([]),
+        "_snapshot": constant({"segments": [], "device_traces": []}),
+        "get_allocator_backend": constant("native"),
+        "get_per_process_memory_fraction": constant(1.0),
+        "get_sync_debug_mode": constant(0),
+        "can_device_access_peer": constant(True),  # noqa: FBT003
         "_exchange_device": lambda device: local_rank(),
         "_maybe_exchange_device": lambda device: local_rank(),
     }

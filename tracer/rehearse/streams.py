@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final
 
+from tracer.rehearse.devices import local_rank
 from tracer.rehearse.tape import HOST_WAIT, WAIT_MARK, Tape
 
 NAMES: Final = ("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize")
@@ -52,11 +53,23 @@ class Stream:
 
     streams: ClassVar[Streams]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs  # device, priority
-        self.number = self.streams.next_number()
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        del device, kwargs  # there is one device
+        self.number, self.priority = self.streams.next_number(), priority
         self.stream_id = self.cuda_stream = self.number
-        self.device_index = 0
+        self.device_index = local_rank()
+
+    @property
+    def device(self) -> Any:
+        """The device of this rank."""
+        import torch
+
+        return torch.device("cuda", self.device_index)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the least and the greatest priority of an H100."""
+        return 0, -5
 
     def wait_event(self, event: Any) -> None:
         """Go on when *event* is reached."""

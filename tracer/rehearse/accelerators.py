@@ -1,0 +1,132 @@
+"""What scripts ask of the machine besides ``torch.cuda`` itself: accelerators, versions, profilers.
+
+``torch.accelerator`` names the GPU to every code but torch's own, which has to find the processor.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.rehearse.devices import answers
+
+if TYPE_CHECKING:
+    from tracer.rehearse.placement import Placement
+
+CUDA_VERSION: Final = "12.8"
+NCCL_VERSION: Final = (2, 27, 5)
+"""Versions that scripts are told of: those of the wheels of torch 2.9. By them they choose types."""
+
+OF_MEMORY: Final = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("memory_stats", "empty_cache", "reset_peak_memory_stats"),
+)
+"""Functions of ``torch.accelerator`` that say what those of ``torch.cuda`` of the same name do."""
+
+IGNORED: Final = (
+    *("_record_memory_history", "_dump_snapshot", "reset_accumulated_memory_stats"),
+    *("reset_max_memory_cached", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
+)
+"""Functions of ``torch.cuda.memory`` that change nothing here, or write of an allocator that is not there."""
+
+
+class Runtime:
+    """Stands for the library of CUDA: any function of it does nothing, and succeeds."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args: 0
+
+
+def install(placement: Placement, memory: Callable[[], tuple[int, int]]) -> None:
+    """Answer as a machine with GPUs does.
+
+    Args:
+        placement: knows who asks, and the device of this rank.
+        memory: returns the bytes that are allocated, and the most that were.
+    """
+    _versions()
+    _memory(memory)
+    _accelerator(placement)
+    _profilers()
+
+
+def _versions() -> None:
+    """Let scripts that choose a type by what CUDA and NCCL can do find them."""
+    import torch
+    import torch.cuda.nccl
+
+    anywhere: Any = torch
+    anywhere.version.cuda = CUDA_VERSION
+    anywhere.cuda.nccl.version = lambda: NCCL_VERSION
+    anywhere.cuda.nccl.is_available = lambda tensors: True
+    anywhere.backends.cuda.is_flash_attention_available = lambda: True
+
+
+def _memory(memory: Callable[[], tuple[int, int]]) -> None:
+    """Let ``torch.cuda.memory`` and ``torch.accelerator`` say what ``torch.cuda`` does."""
+    import torch
+
+    anywhere: Any = torch
+    module, accelerator = anywhere.cuda.memory, anywhere.accelerator
+    for name, function in answers(memory).items():
+        if getattr(getattr(module, name, None), "__module__", "") == module.__name__:
+            setattr(module, name, function)
+    for name in IGNORED:
+        for place in (anywhere.cuda, module):
+            if hasattr(place, name):
+                setattr(place, name, lambda *args, **kwargs: None)
+    for name in OF_MEMORY:
+        for place in (accelerator, getattr(accelerator, "memory", None)):
+            if hasattr(place, name):
+                setattr(place, name, getattr(anywhere.cuda, name))
+    accelerator.get_memory_info = anywhere.cuda.mem_get_info
+
+
+def _accelerator(placement: Placement) -> None:
+    """Let ``torch.accelerator`` name the GPU to code that is not torch's."""
+    import torch
+
+    anywhere: Any = torch.accelerator
+    is_torch, kind = placement.asker.is_torch, torch.device(placement.device.type)
+    told = {
+        "is_available": True,
+        "device_count": torch.cuda.device_count(),
+        "current_accelerator": kind,
+    }
+
+    def answering(name: str, answer: Any) -> Callable[..., Any]:
+        original = getattr(anywhere, name)
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs) if is_torch(sys._getframe(1)) else answer
+
+        return asked
+
+    for name, answer in told.items():
+        setattr(anywhere, name, answering(name, answer))
+    anywhere.device_index = lambda device: nullcontext()
+
+
+def _profilers() -> None:
+    """Let scripts start and stop the profilers of CUDA, which find nothing."""
+    import torch
+    import torch.cuda.nvtx
+    import torch.cuda.profiler
+    from torch.autograd import profiler
+
+    def ranges(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        del args, kwargs
+        return nullcontext()
+
+    anywhere: Any = torch.cuda
+    for module in (anywhere, anywhere.profiler):
+        module.cudart, module.check_error = Runtime, lambda status: None
+    for name in ("range_start", "range_end"):
+        setattr(anywhere.nvtx, name, lambda *args, **kwargs: 0)
+    named: Any = profiler
+    named.emit_nvtx = ranges
