@@ -108,7 +108,17 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     """
     began = time.process_time()
     _environment(spec)
-    from tracer.rehearse import accelerators, devices, files, launchers, placement, sharding, shims, under_ddp
+    from tracer.rehearse import (
+        accelerators,
+        devices,
+        files,
+        launchers,
+        old_types,
+        placement,
+        sharding,
+        shims,
+        under_ddp,
+    )
     from tracer.rehearse.moving import Moves
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
@@ -136,6 +146,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
 
     devices.install(Streams(session.tape), measured)
     accelerators.install(session.placement, measured)
+    old_types.install(session.placement)
     kept = shims.install(session)
     session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
     if spec["accelerate"] is not None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
-from tracer.rehearse import attention, autocast
+from tracer.rehearse import attention, autocast, old_types
 from tracer.rehearse.autocast import IN_FP32
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
 
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
     moves.add(torch.Tensor.type_as)
+    typed = torch.Tensor.type
     makes = _device_constructors()
     is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
 
@@ -107,6 +108,8 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
+            if func is typed:
+                func, args, kwargs = old_types.as_move(func, args, dict(kwargs or {}))
             if func in moves:
                 return moving(func, args, kwargs or {})
             if func in makes or (kwargs and "device" in kwargs):

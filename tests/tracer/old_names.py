@@ -1,0 +1,46 @@
+"""Trains two networks against each other in old names or new ones: ``old_names.py HOW``, a step of each."""
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+WIDTH, ROWS = 64, 8
+
+
+def old() -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], str]:
+    """Name types of tensors of the GPU."""
+    kind = torch.cuda.FloatTensor
+    here, there = torch.zeros(1), torch.zeros(1).cuda()
+    said = [isinstance(tensor, kind) for tensor in (here, there, there.half())]
+    long = torch.cuda.LongTensor([1, 2])
+    said.append(isinstance(long, torch.cuda.LongTensor))
+    return kind, lambda x: x.type(kind), f"{said} {long.tolist()} {here.type('torch.cuda.HalfTensor').dtype}"
+
+
+def new() -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], str]:
+    """Name the device."""
+    return lambda *shape: torch.empty(shape, device="cuda"), lambda x: x.to("cuda", torch.float32), ""
+
+
+def main(how: str) -> None:
+    """Train."""
+    make, move, said = old() if how == "old" else new()
+    maker, judge = nn.Linear(WIDTH, WIDTH).cuda(), nn.Linear(WIDTH, 1).cuda()
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (maker, judge)]
+    lossy = nn.BCEWithLogitsLoss()
+    real, valid, fake = torch.rand(ROWS, WIDTH), make(ROWS, 1).fill_(1.0), make(ROWS, 1).fill_(0.0)
+    real, made = move(real), maker(make(ROWS, WIDTH).normal_())
+    lossy(judge(made), valid).backward()
+    optimizers[0].step()
+    (lossy(judge(real), valid) + lossy(judge(made.detach()), fake)).backward()
+    optimizers[1].step()
+    if how == "old":
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        said += f" {torch.zeros(1).device} {real.device}"
+    sys.stdout.write(said + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
