@@ -16,6 +16,9 @@ def old() -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], str]:
     said = [isinstance(tensor, kind) for tensor in (here, there, there.half())]
     long = torch.cuda.LongTensor([1, 2])
     said.append(isinstance(long, torch.cuda.LongTensor))
+    for default in ("torch.cuda.FloatTensor", "torch.FloatTensor"):
+        torch.set_default_tensor_type(default)
+        said.append(torch.zeros(1).is_cuda)
     return kind, lambda x: x.type(kind), f"{said} {long.tolist()} {here.type('torch.cuda.HalfTensor').dtype}"
 
 
@@ -36,9 +39,6 @@ def main(how: str) -> None:
     optimizers[0].step()
     (lossy(judge(real), valid) + lossy(judge(made.detach()), fake)).backward()
     optimizers[1].step()
-    if how == "old":
-        torch.set_default_tensor_type("torch.cuda.FloatTensor")
-        said += f" {torch.zeros(1).device} {real.device}"
     sys.stdout.write(said + "\n")
 
 

@@ -77,7 +77,7 @@ def _default(original: Callable[[Any], None]) -> Callable[[Any], None]:
             original(kind)
         else:
             torch.set_default_dtype(dtype)
-            torch.set_default_device("cuda")
+        torch.set_default_device(None if dtype is None else "cuda")
 
     return set_default
 
