@@ -16,6 +16,7 @@ def old() -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], str]:
     said = [isinstance(tensor, kind) for tensor in (here, there, there.half())]
     long = torch.cuda.LongTensor([1, 2])
     said.append(isinstance(long, torch.cuda.LongTensor))
+    said += [made.is_cuda for x in (here, there) for made in (x.new([1.0]), x.new_tensor([1.0]))]
     for default in ("torch.cuda.FloatTensor", "torch.FloatTensor"):
         torch.set_default_tensor_type(default)
         said.append(torch.zeros(1).is_cuda)

@@ -30,9 +30,10 @@ def test_who_asks_for_the_device_does_what_is_done_by_who_names_it(tmp_path: Pat
 
 
 def test_old_names_of_types_do_what_devices_do(tmp_path: Path) -> None:
-    """Tensors made, moved and told apart by ``torch.cuda.FloatTensor``, and by default."""
+    """Tensors made, moved and told apart by ``torch.cuda.FloatTensor``, made beside others, by default."""
     said, old = _rehearsed(old_names, "old", tmp_path / "old")
     _, new = _rehearsed(old_names, "new", tmp_path / "new")
-    assert said == "[False, True, False, True, True, False] [1, 2] torch.float16"
+    kinds, beside, default = [False, True, False, True], [False, False, True, True], [True, False]
+    assert said == f"{kinds + beside + default} [1, 2] torch.float16"
     assert old.events.equals(new.events)
     assert old.works.equals(new.works)

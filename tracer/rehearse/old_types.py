@@ -1,4 +1,4 @@
-"""Types of tensors by which older scripts name a GPU: ``torch.cuda.FloatTensor`` and its like.
+"""Types of tensors by which older scripts name a GPU: ``torch.cuda.FloatTensor`` and its like, and ``x.new``.
 
 torch built for processors refuses to make any of them, and to change a tensor into one.
 """
@@ -65,6 +65,25 @@ def install(placement: Placement) -> None:
         found.__module__ = PREFIX.rstrip(".")
         setattr(anywhere.cuda, name, found)
     anywhere.set_default_tensor_type = _default(anywhere.set_default_tensor_type)
+    _beside(placement)
+
+
+def _beside(placement: Placement) -> None:
+    """Let ``x.new_tensor(numbers)`` and ``x.new(numbers)`` make a tensor where *x* is."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    kind: Any = FakeTensor
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(self, *args, **kwargs)
+            if kwargs.get("device") is None and type(found) is kind and placement.holds(self):
+                placement.put(found)
+            return found
+
+        return made
+
+    kind.new, kind.new_tensor = following(kind.new), following(kind.new_tensor)
 
 
 def _default(original: Callable[[Any], None]) -> Callable[[Any], None]:
