@@ -46,3 +46,54 @@ def test_rehearsals_on_one_process_are_those_on_their_own(tmp_path: Path) -> Non
         os.kill(loaded._process.pid, signal.SIGKILL)
         loaded._process.wait()
         assert rehearsed("third", loaded) == alone
+
+
+SHAPED = """
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+dist.init_process_group("nccl")
+rank, last = dist.get_rank(), dist.get_world_size() - 1
+if sys.argv[1] == "pp":
+    init_device_mesh("cuda", (2, 2), mesh_dim_names=("pp", "dp"))
+if rank == last and sys.argv[2] == "fails":
+    raise ValueError("the last one")
+x = torch.ones(8 if rank < last or sys.argv[2] == "same" else 16, 8, device="cuda")
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(x).sum().backward()
+dist.all_reduce(model.weight.grad)
+optimizer.step()
+"""
+
+
+STANDS_FOR = {
+    ("dp", "same"): (0, 0, 0, 0),
+    ("dp", "differs"): (0, 0, 0, 3),
+    ("dp", "fails"): (),
+    ("pp", "differs"): (0, 0, 2, 2),
+    ("pp", "fails"): (0, 0, 2, 2),
+}
+"""Of each script the rank that stands for each, none where it cannot be rehearsed."""
+
+
+@pytest.mark.parametrize("words", STANDS_FOR)
+@pytest.mark.parametrize("n_processors", [1, 2])
+def test_the_last_rank_is_acted_out_beside_the_first_and_kept_where_it_is_needed(
+    n_processors: int, words: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one processor it is not, and all is the same."""
+    monkeypatch.setattr(os, "cpu_count", lambda: n_processors)
+    script = tmp_path / "train.py"
+    script.write_text(SHAPED)
+    asked = Asked(command=(str(script), *words), world_size=4, warmup=0)
+    if not STANDS_FOR[words]:
+        with pytest.raises(RehearsalError, match=r"rank 3: .*the last one"):
+            rehearse(asked, tmp_path / "run")
+        return
+    found = rehearse(asked, tmp_path / "run")
+    assert found.representatives == STANDS_FOR[words]
+    assert found.ranks == tuple(sorted({*STANDS_FOR[words]}))
+    folders = sorted(one.name for one in rehearsal_folder(tmp_path / "run").glob("rank-*"))
+    assert folders == [f"rank-{rank:05d}" for rank in found.ranks]

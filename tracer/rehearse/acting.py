@@ -105,22 +105,28 @@ class Troupe:
         self._n_at_once = max(os.cpu_count() or 1, 1)
         loaded.start()
 
-    def act(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def act(self, ranks: Sequence[int], beside: int | None = None) -> dict[int, dict[str, Any]]:
         """Act out *ranks*; return what each of them knows.
 
+        Args:
+            ranks: those that are needed.
+            beside: one that may be needed later, if a processor would have nothing to do: it is none of the
+                result if it fails.
+
         Raises:
-            RehearsalError: one of them cannot be acted out.
+            RehearsalError: one of *ranks* cannot be acted out.
         """
+        has_room = len(ranks) < self._n_at_once
         try:
-            return self._act(ranks)
+            return self._act(ranks, None if beside in ranks or not has_room else beside)
         except BaseException:
             self._loaded.end(at_once=True)  # others may be under way
             raise
 
-    def _act(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-        waiting, under_way = list(ranks), set[int]()
+    def _act(self, ranks: Sequence[int], beside: int | None) -> dict[int, dict[str, Any]]:
+        waiting, under_way = [*ranks, *([] if beside is None else [beside])], set[int]()
         found: dict[int, dict[str, Any]] = {}
-        repeats = dict.fromkeys(ranks, bool(self._spec["repeats"]))
+        repeats = dict.fromkeys(waiting, bool(self._spec["repeats"]))
         while waiting or under_way:
             while waiting and len(under_way) < self._n_at_once:
                 rank = waiting.pop(0)
@@ -128,6 +134,9 @@ class Troupe:
                 self._start(rank, repeats=repeats[rank])
             rank, status = self._ended()
             under_way.discard(rank)
+            if rank == beside and not self._has_gone_well(rank):
+                self.forget(rank)
+                continue
             outcome = self._outcome(rank, status)
             if "unlike" in outcome:
                 repeats[rank] = False
@@ -148,8 +157,17 @@ class Troupe:
                 return int(rank), int(words)
             self._tell(f"rank {rank}: {words}")
 
+    def forget(self, rank: int) -> None:
+        """Take away what *rank* has told of itself, also to other ranks."""
+        self._told_by(rank).unlink(missing_ok=True)
+        stages_of(self._folder, rank).unlink(missing_ok=True)
+
+    def _has_gone_well(self, rank: int) -> bool:
+        file = self._told_by(rank)
+        return file.is_file() and not {"error", "unlike"} & {*json.loads(file.read_text(encoding="utf-8"))}
+
     def _outcome(self, rank: int, status: int) -> dict[str, Any]:
-        log, file = self._log_of(rank), self._folder / f"outcome-{rank:05d}.json"
+        log, file = self._log_of(rank), self._told_by(rank)
         if not file.is_file():
             raise RehearsalError(
                 f"rank {rank} died of {_cause(status)}: {_last_words(log)}; all of it is in {_kept_log(log)}"
@@ -160,8 +178,16 @@ class Troupe:
             raise RehearsalError(f"rank {rank}: {found['error'].replace(str(log), kept)}")
         return found
 
+    def _told_by(self, rank: int) -> Path:
+        return self._folder / f"outcome-{rank:05d}.json"
+
     def _log_of(self, rank: int) -> Path:
         return self._folder / f"rank-{rank:05d}.log"
+
+
+def stages_of(folder: Path, rank: int) -> Path:
+    """Return the file in which *rank* leaves what its stages of a pipeline send, for other ranks."""
+    return folder / f"stages-{rank:05d}.pickle"
 
 
 def _cause(status: int) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tracer.rehearse.acting import stages_of
 from tracer.rehearse.errors import Finished, RehearsalError, UnlikeError
 from tracer.rehearse.words import explain, place
 
@@ -242,7 +243,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     write_rank(folder, rank, session.tape.tables())
     shapes = session.shapes
     if shapes is not None and shapes.found:
-        file = folder / f"stages-{rank:05d}.pickle"
+        file = stages_of(folder, rank)
         file.with_suffix(".part").write_bytes(pickle.dumps(shapes.found))
         file.with_suffix(".part").replace(file)
     layout = session.groups.layout(rank)

@@ -130,14 +130,26 @@ class _Acted:
         self.outcomes: dict[int, dict[str, Any]] = {}
 
     def all(self, loaded: Loaded) -> Rehearsal:
-        """Act out every rank that is asked for, or one of each class: the first alone, then the others."""
+        """Act out every rank that is asked for, or one of each class: the first, then the others.
+
+        Where there is no pipeline the last rank of the world will be the sample: it is acted out beside the
+        first. Where it turns out to be of no use, nothing of it is kept.
+        """
         asked = self._asked
         ranks = sorted(asked.ranks) or [0]
         troupe = Troupe(self._spec(), self._folder, self._tell, loaded)
-        self._act(troupe, ranks[:1])
+        last = None if asked.ranks or not asked.samples else asked.world_size - 1
+        early = troupe.act(ranks[:1], beside=last)
+        self.outcomes = {ranks[0]: early.pop(ranks[0])}
         classes = self._classes(ranks[0])
         samples = [] if asked.ranks else list(classes.samples(asked.samples))
-        self._act(troupe, [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)])
+        wanted = [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)]
+        for rank in early:
+            if rank in wanted:
+                self.outcomes[rank] = early[rank]
+            else:
+                troupe.forget(rank)
+        self._act(troupe, wanted)
         self._act_again(troupe)
         self._check_choices()
         if asked.ranks:
