@@ -9,6 +9,7 @@ from torch import nn
 from torch.cuda import nccl
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity
 
 WIDTH, ROWS = 64, 8
 
@@ -52,8 +53,11 @@ def main(how: str) -> None:
     model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH).to(device))
     model.register_comm_hook(None, bf16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.autograd.profiler.emit_nvtx(), torch.autocast(device.type, dtype=dtype):
-        model(torch.zeros(ROWS, WIDTH, device=device)).sum().backward()
+    asked = {"activities": [ProfilerActivity.CPU, ProfilerActivity.CUDA], "profile_memory": True}
+    with torch.profiler.profile(**asked), torch.autograd.profiler.emit_nvtx():
+        with torch.autocast(device.type, dtype=dtype):
+            loss = model(torch.zeros(ROWS, WIDTH, device=device)).sum()
+        loss.backward()
     said = profile(device)
     optimizer.step()
     sys.stdout.write(f"{device} {dist.get_backend()} {len(set(said))} {min(said) > 0}\n")

@@ -130,3 +130,19 @@ def _profilers() -> None:
         setattr(anywhere.nvtx, name, lambda *args, **kwargs: 0)
     named: Any = profiler
     named.emit_nvtx = ranges
+    _traces()
+
+
+def _traces() -> None:
+    """Let torch's profiler look at the host alone: for a GPU that is not there it waits without end."""
+    from torch.profiler import ProfilerActivity, profiler
+
+    anywhere: Any = profiler._KinetoProfile
+    made = anywhere.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.activities = set(self.activities) - {ProfilerActivity.CUDA} or {ProfilerActivity.CPU}
+        self.use_device = None
+
+    anywhere.__init__ = init
