@@ -72,21 +72,9 @@ class Looked(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return self.table(torch.zeros(ROWS, dtype=torch.int64)).to(x.device, non_blocking=True)
 
 
-class Named(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A large table that is made on the host by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(8 * WORDS, WIDTH, device="cpu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return *x*."""
-        return x
-
-
 dist.init_process_group("nccl")
 torch.cuda.set_device(0)
-part: Any = {"hooks": Hooked, "types": Narrowed, "table": Looked, "named": Named}[HOW]()
+part: Any = {"hooks": Hooked, "types": Narrowed, "table": Looked}[HOW]()
 layer = nn.Linear(WIDTH, WIDTH, bias=False).cuda()
 if HOW == "hooks":
     part.cuda()

@@ -57,7 +57,7 @@ def n_steps(path: Path, rank: int) -> int:
     if not (path / "spans" / f"rank-0000{rank}.arrows").exists():
         return 0
     with suppress(RunError):  # not one batch is whole yet
-        return open_run(path).spans([rank])["category"].to_pylist().count("step")
+        return int(open_run(path).spans([rank])["category"].to_pylist().count("step"))
     return 0
 
 

@@ -80,12 +80,3 @@ def test_gradients_go_back_over_the_link_to_what_is_on_the_host(rehearsed: Any) 
     }
     lists = [work for work in tables.works.to_pylist() if work["name"] == "aten._foreach_add_"]
     assert sorted(work["bytes_moved"] for work in lists) == [3 * LAYER_BYTES, 3 * TABLE_BYTES]
-
-
-def test_what_is_made_on_the_host_by_name_is_said_to_count_as_the_device_s(rehearsed: Any) -> None:
-    """Where it is large, with its line; what is told apart is not spoken of."""
-    found, _ = rehearsed("named")
-    lines = SCRIPT.read_text(encoding="utf-8").splitlines()
-    line = next(number for number, text in enumerate(lines, 1) if text.endswith('device="cpu")'))
-    assert [note.partition(": what is made")[0] for note in found.notes] == [f"{SCRIPT.name}:{line}"]
-    assert not rehearsed("hooks")[0].notes

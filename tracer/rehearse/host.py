@@ -2,7 +2,8 @@
 
 All tensors of a rehearsal are fake ones of a processor. They count as the device's unless the script, or
 torch on its behalf, has put them on the host in words that mean nothing else: ``Tensor.cpu``, ``to("cpu")``,
-pinned memory. What comes of nothing but such tensors is on the host as well, and what computes it runs there.
+``device="cpu"``, pinned memory. What comes of nothing but such tensors is on the host as well, and what
+computes it runs there.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -42,13 +43,13 @@ class Host:
         self.memory = Memory(lambda n_bytes: None)
         session.memory.host = self.memory
         self.is_meant = False
-        self._direction = ""
+        self._direction, self._makes = "", False
         self._moved = _moved(self._move)
 
     @property
     def is_used(self) -> bool:
         """Whether an operator may have to do with the host."""
-        return bool(self._direction) or self.memory.holds_any
+        return bool(self._direction) or self._makes or self.memory.holds_any
 
     def holds(self, tensor: Any) -> bool:
         """Whether *tensor* is on the host."""
@@ -57,13 +58,25 @@ class Host:
 
     def settle(self, tensor: Any, *, to_host: bool = True) -> Any:
         """Take *tensor* to have been on the host from the start, or on the device, and return it."""
+        self.take(getattr(tensor, "_local_tensor", tensor).untyped_storage(), to_host=to_host)
+        return tensor
+
+    def take(self, storage: Any, *, to_host: bool = True) -> None:
+        """Do to a *storage* what ``settle`` does to a tensor."""
         here, there = self.memory, self._session.memory
         if not to_host:
             here, there = there, here
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
         if here.number_of(storage) < 0:
             here.add(storage, there.forget(storage) or "buffers")
-        return tensor
+
+    @contextmanager
+    def making(self, *, is_meant: bool) -> Iterator[None]:
+        """Let operators for a while make what they make on the host, if that *is_meant*."""
+        before, self._makes = self._makes, is_meant
+        try:
+            yield
+        finally:
+            self._makes = before
 
     def moved(self, tensor: Any, dtype: Any, *, to_host: bool, non_blocking: bool) -> Any:
         """Return *tensor* on the other side; a blocking copy holds up the host.
@@ -107,8 +120,11 @@ class Host:
         """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
 
         Torch computes on the host with nothing but tensors that are there. Numbers that are not whole decide,
-        for a kernel of the device may be told places and lengths on the host; single numbers do not.
+        for a kernel of the device may be told places and lengths on the host; single numbers do not. Of whole
+        numbers the first ones do: those that others are places in.
         """
+        if self._makes:
+            return ON_HOST
         if self._direction and name == "aten._to_copy":
             return self._direction
         if name in COPYING:
@@ -118,7 +134,7 @@ class Host:
         if not any(map(self.holds, tensors)):
             return ""
         large = [tensor for tensor in tensors if tensor.dim()]
-        decide = [tensor for tensor in large if tensor.dtype.is_floating_point] or large
+        decide = [tensor for tensor in large if tensor.dtype.is_floating_point] or large[:1]
         is_on_host = any(map(self.holds, decide)) if decide else all(map(self.holds, tensors))
         return ON_HOST if is_on_host else ""
 

@@ -10,21 +10,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse.devices import is_foreign, is_gpu
-from tracer.rehearse.stated import asker
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
-
-SAID_BYTES: Final = 1 << 20
-"""Size from which it is said of a tensor that it counts where it is not."""
-
-MADE_ON_HOST: Final = (
-    '{where}: what is made with device="cpu" counts as the device\'s, in memory and in time; '
-    'what pinned memory, .cpu() or .to("cpu") have put on the host is told apart'
-)
 
 
 class Moves:
@@ -56,30 +47,35 @@ class Moves:
             device = self._default.CURRENT_DEVICE
         if is_foreign(device):
             kwargs = {**kwargs, "device": self._cpu}
-        is_pinned = bool(kwargs.get("pin_memory"))
-        made = func(*args, **({**kwargs, "pin_memory": False} if is_pinned else kwargs))
+        is_pinned, is_named = bool(kwargs.get("pin_memory")), self._names_host(device, asks)
+        with self._host.making(is_meant=is_pinned or (is_named and self._placement.is_met)):
+            made = func(*args, **({**kwargs, "pin_memory": False} if is_pinned else kwargs))
         if is_pinned:
-            return self.move(self._torch.Tensor.pin_memory, (made,), {})
+            return self.move(self._torch.Tensor.pin_memory, (self._placed(made, to_host=True),), {})
         given = args[0] if args and isinstance(args[0], self._torch.Tensor) else None
         if device is None:
             return self._placed(made, to_host=True) if is_plain and given is None else made
         self._placement.is_met |= is_gpu(device)
-        self._say(made, device, asks)
-        if not is_gpu(device) and (self._placement.asker.is_torch(asks) or str(device) != "cpu"):
+        is_host = is_named or device is self._placement.unsaid
+        if not is_gpu(device) and not is_host:
             return made
         if given is not None and _is_same_memory(made, given):
-            return self._moved(made, to_host=not is_gpu(device))
-        return self._placed(made, to_host=not is_gpu(device))
+            return self._moved(made, to_host=is_host)
+        found = self._placed(made, to_host=is_host)
+        if is_named and type(found) is self._kind:
+            self._placement.keep(found)
+        return found
 
-    def _say(self, made: Any, device: Any, asks: FrameType) -> None:
-        """Say that what is *made* on the host by name, if it is large, counts as the device's."""
-        is_said = not self._placement.asker.is_torch(asks) or asks.f_code.co_filename.startswith(
-            self._modules
-        )
-        if str(device) != "cpu" or not (self._placement.is_met and is_said) or type(made) is not self._kind:
-            return
-        if made.untyped_storage().nbytes() >= SAID_BYTES:
-            self._session.warn(MADE_ON_HOST.format(where=asker()))
+    def _names_host(self, device: Any, asks: FrameType) -> bool:
+        """Whether the *device* that is told by who *asks* is the host: a script says so, or to a module.
+
+        In torch's own code it may be what a tensor says it is on, but for what modules are made with.
+        """
+        if device is None or device is self._placement.unsaid or str(device) != "cpu":
+            return False
+        code = asks.f_code
+        is_module = code.co_name == "__init__" and code.co_filename.startswith(self._modules)
+        return is_module or not self._placement.asker.is_torch(asks)
 
     def _placed(self, made: Any, *, to_host: bool) -> Any:
         """Take what was *made* to be where it was asked for, and return it."""
@@ -108,10 +104,16 @@ class Moves:
             return self._plain(func, args, kwargs)
         if is_pinned:
             return host.settle(tensor)
+        if to_host and not (place.is_met or host.is_meant):
+            to_host = None  # there is no device beside it
+        if to_host and type(tensor) is self._kind and place.is_unsaid(tensor):
+            place.keep(tensor)
+            to_host = None
         if to_host is False and type(tensor) is self._kind and place.is_left(tensor):
             tensor = place.moved(tensor) if not host.holds(tensor) else tensor
         if to_host is None or host.holds(tensor) == to_host:
             return self._plain(func, (tensor, *args[1:]), kwargs)
+        place.is_used |= not to_host
         dtype, non_blocking = self._how(args, kwargs)
         return host.moved(tensor, dtype, to_host=to_host, non_blocking=non_blocking)
 

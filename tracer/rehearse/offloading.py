@@ -74,7 +74,8 @@ def _modules(session: RehearsalSession) -> None:
     parse: Any = torch._C._nn._parse_to
 
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        device = None if is_torch(sys._getframe(1)) else parse(*args, **kwargs)[0]
+        is_asked = session.placement.is_met and not is_torch(sys._getframe(1))
+        device = parse(*args, **kwargs)[0] if is_asked else None
         with session.host.meant() if device == torch.device("cpu") else nullcontext():
             return original(self, *args, **kwargs)
 

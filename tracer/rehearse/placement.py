@@ -10,6 +10,7 @@ of nothing but such tensors is such a one, too.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -54,7 +55,8 @@ class Placement:
     Attributes:
         device: that of this rank.
         asker: tells who asks.
-        is_met: whether the script has spoken of a GPU so far.
+        unsaid: told of a tensor that nobody has put anywhere; handed on, it puts nothing on the host.
+        is_used: whether somebody has said so far that a tensor is on the device.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -63,20 +65,54 @@ class Placement:
 
         self._session, self._torch, self._kind = session, torch, FakeTensor
         self.device = torch.device("cuda", local_rank())
+        self.unsaid = torch.device("cpu")
         self.asker = Askers()
-        self.is_met = False
+        self.is_used = self._is_met = False
+        self._named: list[weakref.ref[Any]] = []
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the script has spoken of a GPU so far; until then there is no host beside its device."""
+        return self._is_met
+
+    @is_met.setter
+    def is_met(self, is_met: bool) -> None:
+        self._is_met = is_met
+        if is_met and self._named:
+            named, self._named = self._named, []
+            for storage in (found() for found in named):
+                if storage is not None and LEFT in vars(storage):
+                    self._session.host.take(storage)
+
+    def keep(self, tensor: Any) -> None:
+        """Take the fake *tensor* to have been made on the host by name; a single number counts nowhere."""
+        self.leave(tensor)
+        if not tensor.dim():
+            self._session.host.settle(tensor, to_host=False)
+        elif self.is_met:
+            self._session.host.take(tensor.untyped_storage())
+        else:
+            self._named.append(weakref.ref(tensor.untyped_storage()))
 
     def leave(self, tensor: Any) -> None:
         """Take the fake *tensor* to have been made without a device."""
         setattr(tensor.untyped_storage(), LEFT, True)
 
-    def put(self, tensor: Any) -> None:
+    def put(self, tensor: Any, *, is_said: bool = True) -> None:
         """Take *tensor* to have been on the device from the start, or have been moved there as a whole."""
-        vars(_own(tensor).untyped_storage()).pop(LEFT, None)
+        self.is_used |= is_said
+        own = _own(tensor)
+        vars(own.untyped_storage()).pop(LEFT, None)
+        if self._session.host.holds(own):
+            self._session.host.settle(own, to_host=False)
 
     def is_left(self, tensor: Any) -> bool:
         """Whether *tensor* was made without a device, or of nothing but such ones."""
         return LEFT in vars(tensor.untyped_storage())
+
+    def is_unsaid(self, tensor: Any) -> bool:
+        """Whether *tensor* was made without a device, and has not been put on the host either."""
+        return self.is_left(tensor) and not self._session.host.holds(tensor)
 
     def holds(self, tensor: Any) -> bool:
         """Whether a real run has the fake *tensor* on the device."""
@@ -105,7 +141,7 @@ class Placement:
         session, copy = self._session, self._torch.ops.aten._to_copy.default
         with session.aside():
             out = copy(tensor)
-        vars(out.untyped_storage()).pop(LEFT, None)
+        self.put(out)
         if category := session.memory.forget(tensor.untyped_storage()):
             session.memory.add(out.untyped_storage(), category)
         session.stated.numbers.follow("aten._to_copy", copy, (tensor,), {}, out)
@@ -151,7 +187,11 @@ def _tensors(placement: Placement, kind: Any) -> None:
         return None if is_torch(asks) or type(own) is not FakeTensor else placement.told(own)
 
     def told_device(self: Any) -> Any:
-        return told(self, frame(1)) or device.__get__(self)
+        if (found := told(self, frame(1))) is not None:
+            return found
+        found, own = device.__get__(self), _own(self)
+        is_unsaid = type(own) is FakeTensor and placement.is_unsaid(own) and not is_torch(frame(1))
+        return placement.unsaid if is_unsaid and found == placement.unsaid else found
 
     def told_is_cuda(self: Any) -> bool:
         return told(self, frame(1)) is not None or bool(is_cuda.__get__(self))

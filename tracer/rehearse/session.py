@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from tracer import internals
 from tracer.importing import Expectation
 from tracer.parallelism import MeshHook, data_parallel
+from tracer.rehearse import calling
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
@@ -141,10 +142,7 @@ class RehearsalSession(Training[IssueLane]):
 
     def met_model(self, model: Any, args: Any) -> dict[str, Any]:
         """Learn from a model that is called for the first time."""
-        for tensor in (*model.parameters(), *model.buffers()):  # copied ones come from no operator
-            own = getattr(tensor, "_local_tensor", tensor)
-            self.memory.add(own.untyped_storage(), "parameters")
-            self.placement.put(own)  # where what it is called with is, however it came there
+        calling.settle(self, model, args)
         return super().met_model(model, args)
 
     def sweep(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import checkpoints, exporting, kernels, libraries, offloading, stand_ins
+from tracer.rehearse import calling, checkpoints, exporting, kernels, libraries, offloading, stand_ins
 from tracer.rehearse.memory import rounded
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _loaders(session)
     checkpoints.install(session)
     offloading.install(session)
+    calling.install(session)
     exporting.install(session)
     _scaler()
     _storages(session)

@@ -1,0 +1,110 @@
+"""Trainings with tensors that are made on the host: ``made_on_host.py WAY``."""
+
+import sys
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, ROWS, WORDS, STEPS = 64, 8, 1000, 3
+
+
+def train(model: nn.Module, batch: Callable[[], Tensor], parameters: Iterable[Tensor] = ()) -> None:
+    """Train *model* and further *parameters* by one optimizer."""
+    optimizer = torch.optim.SGD([*model.parameters(), *parameters], lr=0.1, foreach=True)
+    for _ in range(STEPS):
+        model(batch()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def layer(device: str | None = "cuda") -> nn.Module:
+    """Return a product, made on a *device*."""
+    return nn.Linear(WIDTH, WIDTH, bias=False, device=device)
+
+
+def there() -> Tensor:
+    """Return a batch on the device."""
+    return torch.ones(ROWS, WIDTH, device="cuda")
+
+
+def named() -> Tensor:
+    """Return a batch that is made on the host by name."""
+    return torch.ones(ROWS, WIDTH, device="cpu")
+
+
+def table(device: str | None) -> None:
+    """Keep a table of embeddings on the host, and shards of a tower on the device."""
+    words, tower = nn.Embedding(WORDS, WIDTH, device=device), fully_shard(layer(None))
+    places = torch.zeros(ROWS, dtype=torch.int64)
+    train(tower, lambda: words(places).to("cuda", non_blocking=True), words.parameters())
+
+
+def pinned() -> None:
+    """Make a large buffer in pinned memory in each step."""
+
+    def batch() -> Tensor:
+        kept = torch.empty(1024, 1024, device="cpu", pin_memory=True)
+        return there() * kept.dim()
+
+    train(layer(), batch)
+
+
+class States(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A sum of what passes, kept on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.below = layer(), torch.zeros(ROWS, WIDTH, device="cpu")
+        self.total = torch.zeros_like(self.below)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what becomes of *x*, which is added below."""
+        with torch.no_grad():
+            self.below.copy_(x)
+            self.total.add_(self.below)
+            x.copy_(self.total, non_blocking=True)
+        found: Tensor = self.layer(x)
+        return found
+
+
+def alone() -> None:
+    """Train on a processor, which is named everywhere."""
+    model = layer("cpu").to("cpu")
+    train(
+        model, lambda: (torch.ones(ROWS, WIDTH, device="cpu").cpu() + next(model.parameters())[0]).to("cpu")
+    )
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    "table": lambda: table("cpu"),
+    "bare_table": lambda: table(None),
+    "plain": lambda: train(layer(), there),
+    "pinned": pinned,
+    "states": lambda: train(States(), there),
+    "batch": lambda: train(layer(), lambda: named().to("cuda")),
+    "free_batch": lambda: train(layer(), lambda: named().to("cuda", non_blocking=True)),
+    "bare_batch": lambda: train(layer(), lambda: torch.ones(ROWS, WIDTH).to("cuda")),
+    "ddp_batch": lambda: train(DistributedDataParallel(layer(), device_ids=[0]), named),
+    "fsdp2_batch": lambda: train(fully_shard(layer("cpu")), named),
+    "ddp": lambda: train(DistributedDataParallel(layer(), device_ids=[0]), there),
+    "fsdp2": lambda: train(fully_shard(layer()), there),
+    "moved": lambda: train(layer("cpu").to("cuda"), there),
+    "moved_ddp": lambda: train(DistributedDataParallel(layer("cpu").cuda(), device_ids=[0]), there),
+    "moved_fsdp2": lambda: train(fully_shard(layer("cpu")), there),
+    "alone": alone,
+}
+
+
+def early() -> Tensor:
+    """Return what is made on the host before the script speaks of a GPU."""
+    return torch.zeros(WIDTH, WIDTH, device="cpu")
+
+
+if __name__ == "__main__":
+    kept = early() if sys.argv[1] == "early" else None
+    dist.init_process_group("gloo" if sys.argv[1] == "alone" else "nccl")
+    WAYS[{"early": "plain"}.get(sys.argv[1], sys.argv[1])]()

@@ -1,0 +1,139 @@
+"""What is made on the host is its memory, and what goes up and down crosses the link: sums by hand."""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.rehearse.acting import Loaded
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
+
+pytest.importorskip("torch")
+
+SCRIPT, RANKS = Path(__file__).parent / "made_on_host.py", 4
+LAYER_BYTES, ROWS_BYTES, TABLE_BYTES, PLACES_BYTES = 64 * 64 * 4, 8 * 64 * 4, 1000 * 64 * 4, 8 * 8
+HOST_WAIT = 5
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> Any:
+    """Return a function that rehearses the script, once each way."""
+
+    @cache
+    def run(way: str) -> tuple[Rehearsal, RankTables]:
+        folder = tmp_path_factory.mktemp("run") / "run"
+        asked = Asked(command=(str(SCRIPT), way), world_size=RANKS, ranks=(0,))
+        return rehearse(asked, folder, on=loaded), read_rank(rehearsal_folder(folder), 0)
+
+    return run
+
+
+def _events(tables: RankTables) -> list[dict[str, Any]]:
+    """Return the events of the step that is kept, without those that prepare the next one."""
+    places = tables.places.to_pylist()
+    return [event for event in tables.events.to_pylist() if places[event["place"]]["step"] == 1]
+
+
+def _bytes(tables: RankTables) -> dict[tuple[str, str], int]:
+    """Return the bytes of all work of the host in the step, by its kind and operator; copies have none."""
+    works = tables.works.to_pylist()
+    found: Counter[tuple[str, str]] = Counter()
+    for event in _events(tables):
+        work = works[event["item"]] if event["what"] == 0 else None
+        if work and work["kind"] in {ON_HOST, TO_DEVICE, TO_HOST}:
+            name = work["name"] if work["kind"] == ON_HOST else ""
+            found[work["kind"], name.removeprefix("aten.")] += work["bytes_moved"]
+    return dict(found)
+
+
+def _waits(tables: RankTables) -> int:
+    return sum(event["what"] == HOST_WAIT for event in _events(tables))
+
+
+@pytest.mark.parametrize("way", ["table", "bare_table"])
+def test_a_table_is_on_the_host_beside_shards_on_the_device(rehearsed: Any, way: str) -> None:
+    """Rows go up, their gradients down; one optimizer works at both, in each place for itself.
+
+    The table may be named to be there, or never be moved from where it was made.
+    """
+    found, tables = rehearsed(way)
+    assert _bytes(tables) == {
+        (ON_HOST, "embedding"): 2 * ROWS_BYTES + PLACES_BYTES,
+        (TO_DEVICE, ""): ROWS_BYTES,
+        (TO_HOST, ""): ROWS_BYTES,
+        (ON_HOST, "embedding_dense_backward"): TABLE_BYTES + 3 * ROWS_BYTES + PLACES_BYTES,
+        (ON_HOST, "_foreach_add_"): 3 * TABLE_BYTES,
+    }
+    lists = [work for work in tables.works.to_pylist() if work["name"] == "aten._foreach_add_"]
+    assert sorted(work["bytes_moved"] for work in lists) == [3 * LAYER_BYTES // RANKS, 3 * TABLE_BYTES]
+    memory, places = found.memory["0"], 512  # whole numbers that nobody has put anywhere
+    assert memory["bytes"]["parameters"] == LAYER_BYTES // RANKS + places
+    assert memory["host"]["bytes"]["parameters"] == TABLE_BYTES
+    assert any("made without a device" in note for note in found.notes) == (way == "bare_table")
+
+
+def test_pinned_memory_is_never_on_the_device(rehearsed: Any) -> None:
+    """Not for the moment in which it is made either."""
+    (plain, _), (found, tables) = rehearsed("plain"), rehearsed("pinned")
+    assert found.memory["0"]["host"]["peak_bytes"] == 4 * 2**20
+    assert found.memory["0"]["peak_bytes"] - plain.memory["0"]["peak_bytes"] in {0, ROWS_BYTES}
+    assert not _bytes(tables)
+
+
+def test_states_on_the_host_are_worked_on_there(rehearsed: Any) -> None:
+    """A copy down that blocks, a sum of two operands into one of them, a copy up that does not."""
+    found, tables = rehearsed("states")
+    assert _bytes(tables) == {
+        (TO_HOST, ""): ROWS_BYTES,
+        (ON_HOST, "add_"): 3 * ROWS_BYTES,
+        (TO_DEVICE, ""): ROWS_BYTES,
+    }
+    assert _waits(tables) == 1
+    assert found.memory["0"]["host"]["peak_bytes"] == 2 * ROWS_BYTES
+    assert found.memory["0"]["peak_bytes"] == rehearsed("plain")[0].memory["0"]["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("way", "waits"), [("batch", 1), ("free_batch", 0), ("ddp_batch", 1), ("fsdp2_batch", 1)]
+)
+def test_a_batch_that_is_made_on_the_host_goes_up_once(rehearsed: Any, way: str, waits: int) -> None:
+    """By the script's hand, or by that of what wraps the model; what is computed of it is the device's."""
+    found, tables = rehearsed(way)
+    assert _bytes(tables) == {(ON_HOST, "ones"): ROWS_BYTES, (TO_DEVICE, ""): ROWS_BYTES}
+    assert _waits(tables) == waits
+    assert found.memory["0"]["host"]["peak_bytes"] == ROWS_BYTES
+
+
+def test_a_batch_that_nobody_put_anywhere_is_moved_for_nothing(rehearsed: Any) -> None:
+    """As batches of a loader are."""
+    found, tables = rehearsed("bare_batch")
+    assert not _bytes(tables)
+    assert "host" not in found.memory["0"]
+
+
+@pytest.mark.parametrize(
+    ("way", "like"), [("moved", "plain"), ("moved_ddp", "ddp"), ("moved_fsdp2", "fsdp2")]
+)
+def test_a_model_that_is_built_on_the_host_is_on_the_device_once(rehearsed: Any, way: str, like: str) -> None:
+    """When it is trained, all is as had it been built there."""
+    (found, tables), (expected, expected_tables) = rehearsed(way), rehearsed(like)
+    assert found.memory["0"] == expected.memory["0"]
+    assert tables.works.equals(expected_tables.works)
+    assert tables.events.equals(expected_tables.events)
+
+
+def test_what_is_made_before_a_gpu_is_spoken_of_is_on_the_host(rehearsed: Any) -> None:
+    """As soon as there is a device beside it."""
+    (found, _), (plain, _) = rehearsed("early"), rehearsed("plain")
+    assert found.memory["0"] == plain.memory["0"] | {"host": found.memory["0"]["host"]}
+    assert found.memory["0"]["host"]["peak_bytes"] == LAYER_BYTES
+
+
+def test_a_processor_alone_has_no_host(rehearsed: Any) -> None:
+    """A script that never speaks of a GPU copies nothing, wherever it says ``cpu``."""
+    found, tables = rehearsed("alone")
+    assert not _bytes(tables)
+    assert "host" not in found.memory["0"]

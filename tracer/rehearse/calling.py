@@ -1,0 +1,86 @@
+"""Where a model is that is called, and what it is called with, where no operator says so."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.parallelism import data_parallel
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+STAYS: Final = (
+    "{name} was made without a device, and is called with what is not on one: it is on the host, "
+    "where what it computes is priced by the bytes that it moves alone"
+)
+
+
+def install(session: RehearsalSession) -> None:
+    """Let DDP and both FSDPs move to the device what they are called with; torch would find it there."""
+    from torch.distributed import utils
+    from torch.distributed.fsdp._fully_shard import _fsdp_state
+    from torch.nn.parallel import DistributedDataParallel
+
+    anywhere: Any = utils
+    wrapper: Any = DistributedDataParallel
+    states: Any = _fsdp_state.FSDPState
+    moved, made, before = anywhere._recursive_to, wrapper.__init__, wrapper._pre_forward
+    root = states._root_pre_forward
+
+    def recursive_to(inputs: Any, *args: Any) -> Any:
+        return moved(_moved(session, inputs), *args)
+
+    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        made(self, module, device_ids, *args, **kwargs)
+        self.rehearsed_moves = bool(device_ids)
+
+    def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        found = before(self, *inputs, **kwargs)
+        return _moved(session, found) if self.rehearsed_moves else found
+
+    def root_pre_forward(self: Any, module: Any, *given: Any) -> Any:
+        is_outermost = self._state_ctx.iter_forward_root is None
+        found = root(self, module, *given)
+        return _moved(session, found) if is_outermost else found
+
+    anywhere._recursive_to, states._root_pre_forward = recursive_to, root_pre_forward
+    wrapper.__init__, wrapper._pre_forward = init, pre_forward
+
+
+def settle(session: RehearsalSession, model: Any, args: Any) -> None:
+    """Put what *model* holds where what it is called with is, however it came there.
+
+    Copied parameters come from no operator. What has been put on the host stays there.
+    """
+    place, host = session.placement, session.host
+    held = [getattr(one, "_local_tensor", one) for one in (*model.parameters(), *model.buffers())]
+    is_host = place.is_used and _is_on_host(session, held, args) and not data_parallel(model)[0]
+    for tensor in held:
+        session.memory.add(tensor.untyped_storage(), "parameters")
+        if is_host and place.is_unsaid(tensor):
+            session.warn(STAYS.format(name=type(model).__name__))
+            place.keep(tensor)
+        elif not host.holds(tensor):
+            place.put(tensor, is_said=False)
+
+
+def _is_on_host(session: RehearsalSession, held: list[Any], args: Any) -> bool:
+    """Whether nothing of what is *held*, and of the tensors among *args*, is on the device."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils import _pytree
+
+    given = [one for one in _pytree.tree_leaves(args) if isinstance(one, FakeTensor)]
+    return bool(given) and not any(map(session.placement.holds, (*held, *given)))
+
+
+def _moved(session: RehearsalSession, inputs: Any) -> Any:
+    """Return *inputs* with the tensors on the device that are not."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils import _pytree
+
+    def moved(tensor: Any) -> Any:
+        is_there = type(tensor) is not FakeTensor or session.placement.holds(tensor)
+        return tensor if is_there else tensor.cuda()
+
+    return _pytree.tree_map_only(FakeTensor, moved, inputs) if session.placement.is_met else inputs
