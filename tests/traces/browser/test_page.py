@@ -176,7 +176,7 @@ def test_paper_shows_the_whole_width_and_the_critical_path(pipeline: Any) -> Non
     assert 0xB42318 in seen  # drawn on the schedule itself: paper has one layer
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
     page.emulate_media(media="screen")
-    assert page.locator("#overlay").is_visible()
+    page.locator("#overlay").wait_for(state="visible")  # a resized page is drawn in its next frame
 
 
 def test_theme_button_switches(pipeline: Any) -> None:
