@@ -134,7 +134,7 @@ def _profilers() -> None:
 
 
 def _traces() -> None:
-    """Let torch's profiler look at the host alone: for a GPU that is not there it waits without end."""
+    """Let torch's profiler look at the host alone: for a GPU that is not there it may wait without end."""
     from torch.profiler import ProfilerActivity, profiler
 
     anywhere: Any = profiler._KinetoProfile
