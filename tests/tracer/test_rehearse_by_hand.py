@@ -1,12 +1,12 @@
 """Scripts that offload by their own hands: hooks, buffers of another type, tables of embeddings."""
 
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tracer.host_work import host_bytes
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
 
@@ -31,14 +31,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def _bytes(tables: RankTables) -> dict[tuple[str, str], int]:
     """Return the bytes of all work of the host, by its kind and operator; copies have none."""
-    works = tables.works.to_pylist()
-    found: Counter[tuple[str, str]] = Counter()
-    for event in tables.events.to_pylist():
-        work = works[event["item"]] if event["what"] == 0 else None
-        if work and work["kind"] in {ON_HOST, TO_DEVICE, TO_HOST}:
-            name = work["name"] if work["kind"] == ON_HOST else ""
-            found[work["kind"], name.removeprefix("aten.")] += work["bytes_moved"]
-    return dict(found)
+    return host_bytes(tables, tables.events.to_pylist())
 
 
 def test_hooks_of_a_class_of_its_own_keep_on_the_host(rehearsed: Any) -> None:

@@ -1,12 +1,12 @@
 """What is made on the host is its memory, and what goes up and down crosses the link: sums by hand."""
 
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tracer.host_work import host_bytes
 from tracer.rehearse.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
@@ -39,14 +39,7 @@ def _events(tables: RankTables) -> list[dict[str, Any]]:
 
 def _bytes(tables: RankTables) -> dict[tuple[str, str], int]:
     """Return the bytes of all work of the host in the step, by its kind and operator; copies have none."""
-    works = tables.works.to_pylist()
-    found: Counter[tuple[str, str]] = Counter()
-    for event in _events(tables):
-        work = works[event["item"]] if event["what"] == 0 else None
-        if work and work["kind"] in {ON_HOST, TO_DEVICE, TO_HOST}:
-            name = work["name"] if work["kind"] == ON_HOST else ""
-            found[work["kind"], name.removeprefix("aten.")] += work["bytes_moved"]
-    return dict(found)
+    return host_bytes(tables, _events(tables))
 
 
 def _waits(tables: RankTables) -> int:
