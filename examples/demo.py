@@ -143,8 +143,8 @@ def conclude(
         worst = max(answer["causes"], key=lambda cause: abs(cause["difference_s"]))
         click.echo(
             f"{run.title[0].upper()}{run.title[1:]}: {a_ms:.0f} ms simulated, {b_ms:.0f} ms recorded "
-            f"({format_share(answer['ratio'] - 1, '+.0f')}); most of the difference is {worst['name']} "
-            f"({worst['difference_s'] * 1e3:+.0f} ms)."
+            f"({format_share(answer['ratio'] - 1, '+.0f')}); most of the difference is "
+            f"{worst['name'].replace(':', ' ')} ({worst['difference_s'] * 1e3:+.0f} ms)."
         )
     click.echo("\nOpen in a browser:")
     for page in sorted(output.glob("*.html")):

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
 from topologies.units import format_bytes, format_capacity, format_time
+from traces.console import stdout
 from traces.report.format import format_share
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def show(
     price: str | None = None,
 ) -> None:
     """Print the figures, the memory of the stages, what they rest on and where the run is."""
-    console, summary = Console(), simulation.summary
+    console, summary = stdout(highlight=True), simulation.summary
     console.print(f"[bold]{escape(simulation.info.name)}[/]", highlight=False)
     console.print(_headline(summary, _cost(simulation, price)))
     if picture or (picture is None and console.is_terminal):

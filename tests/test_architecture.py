@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Longest prefix wins; the standard library and a module's own package are always allowed."""
 
-TERMINAL = ("cli", "flags", "render")
+TERMINAL = ("cli", "console", "flags", "render")
 """Last words of modules that talk to a terminal: they may import what that takes, too."""
 
 ONLY_INSIDE_FUNCTIONS = {"torch"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rich.table import Table
+
+FILE_WIDTH: Final = 160
+"""Columns of what goes to a file or a pipe."""
 
 _GPUS = click.option(
     "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; the file's own if left out."
@@ -288,4 +291,5 @@ def _add(table: Table, *cells: str) -> None:
 def _print(table: Table) -> None:
     from rich.console import Console
 
-    Console().print(table)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else FILE_WIDTH)

@@ -10,6 +10,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from traces.console import stdout
+
 if TYPE_CHECKING:
     from traces.info import RunInfo
 
@@ -39,7 +41,7 @@ def ingest(paths: tuple[str, ...], output: str, name: str, *, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps(_document(output, info, evidence)))
         return
-    console = Console(highlight=False)
+    console = stdout()
     ranks = f"{len(info.clock)} of {info.world_size} ranks"
     kind = escape(str((info.job or {}).get("ingested_from")))
     console.print(f"[bold]{escape(output)}[/]  from {kind}, {ranks}", soft_wrap=True)

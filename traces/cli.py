@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
 
+from traces.console import stdout
 from traces.flags import usd_per_hour
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def export(
         document = {"file": str(written), "ranks": list(chosen), "n_spans": n_spans, "size_bytes": size_bytes}
         click.echo(json.dumps(document | {"warnings": list(opened.warnings)}))
         return
-    console = Console(highlight=False)
+    console = stdout()
     console.print(f"{written}: {n_spans:,} spans of rank {rank_list(chosen)}", soft_wrap=True, markup=False)
     if written.name.endswith((".pftrace", ".pftrace.gz", ".json", ".json.gz")):
         console.print("open it at https://ui.perfetto.dev: the page reads it without sending it anywhere")

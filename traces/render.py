@@ -18,6 +18,7 @@ from traces.analysis.hang import Wait
 from traces.analysis.metrics import Breakdown, breakdown
 from traces.analysis.mismatch import Mismatch
 from traces.compare import Comparison, typical_step
+from traces.console import stdout
 from traces.report.format import format_share, format_si, format_time
 from traces.run import Run
 
@@ -34,9 +35,6 @@ GAP_CAUSES: Final = MappingProxyType(
 
 LEAST_PART: Final = 0.005
 """Share of the critical path that is printed as 1 % at least."""
-
-FILE_WIDTH: Final = 160
-"""Columns of a table that goes to a file or a pipe."""
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
@@ -65,7 +63,7 @@ def percents(shares: Sequence[float]) -> list[str]:
 
 def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     """Print the headline of a run, and a table whose rows add up to 100 %."""
-    console = _wide()
+    console = stdout()
     console.print(f"[bold]{escape(summary['name'] or run.path)}[/]  {_what(summary)}", soft_wrap=True)
     if run.is_timeless:
         console.print(_counts(summary))
@@ -101,7 +99,7 @@ def show_critical_path(run: Run) -> None:
     saved = 1 - path.scaled_ns({largest: 0.5}) / path.length_ns
     most = format_share(saved, ".0f")
     asked = f"; {largest} in half the time saves at most {most} of the step" if largest else ""
-    console = Console(highlight=False)
+    console = stdout()
     text = _wrapped(f"critical path: {parts}{asked}", console.width)
     console.print(text, style="dim", markup=False, soft_wrap=True)
 
@@ -131,22 +129,16 @@ def _gap(run: Run, path: CriticalPath) -> str:
     return f"nothing runs {format_share(total / path.length_ns, '.0f')}{why}"
 
 
-def _wide() -> Console:
-    """Return a console that cuts no table: what is no terminal has no width."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=max(console.width, FILE_WIDTH))
-
-
 def show_hang(waits: Sequence[Wait]) -> None:
     """Print what a recording that goes on, or was stopped, waits for."""
-    console = Console(highlight=False)
+    console = stdout()
     for wait in waits[:SHOWN_FINDINGS]:
         console.print(f"[red]hang[/] {escape(wait.text)}", soft_wrap=True)
 
 
 def show_mismatches(found: Sequence[Mismatch]) -> None:
     """Print the communications on which ranks do not agree."""
-    console = Console(highlight=False)
+    console = stdout()
     for one in found[:SHOWN_FINDINGS]:
         console.print(f"[red]mismatch[/] {escape(one.text)}", soft_wrap=True)
 
@@ -163,7 +155,7 @@ def _counts(summary: Mapping[str, Any]) -> Table:
 
 def show_findings(run: Run, found: Sequence[Finding]) -> None:
     """Print what the run loses, the dearest first."""
-    console = Console(highlight=False)
+    console = stdout()
     if not found and not run.is_timeless:
         console.print(
             f"no finding: nothing that is known costs {format_share(LEAST_SHARE)} of a step or more",
@@ -241,7 +233,7 @@ def _weighted(values: Sequence[float], rows: Sequence[Breakdown]) -> float:
 
 def show_comparison(found: Comparison) -> None:
     """Print the two step times, the causes of their difference, and how single spans compare."""
-    console = Console(highlight=False)
+    console = stdout()
     console.print(
         f"a  [bold]{format_time(found.a_step_ns / 1e9)}[/]  {escape(found.a_name)}, step {found.a_step}\n"
         f"b  [bold]{format_time(found.b_step_ns / 1e9)}[/]  {escape(found.b_name)}, step {found.b_step}\n"

@@ -118,13 +118,13 @@ def _asked(question: Question) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     """Print the ladder, then what to do."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from topologies.units import format_capacity
+    from traces.console import stdout
 
-    console, asked = Console(highlight=False), found["question"]
+    console, asked = stdout(), found["question"]
     gpus = "one GPU" if asked["gpus"] == 1 else f"{asked['gpus']} GPUs"
     console.print(
         Text(

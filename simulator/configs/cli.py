@@ -65,9 +65,9 @@ def config(
 
 def show_differences(made: Written) -> None:
     """Print what a tool cannot be told."""
-    from rich.console import Console
+    from traces.console import stdout
 
-    console = Console(highlight=False)
+    console = stdout()
     if made.asks:
         asks = ", ".join(f"{name} = {value}" for name, value in made.asks.items())
         console.print(f"its file does not say: {asks}", markup=False)
@@ -77,11 +77,10 @@ def show_differences(made: Written) -> None:
 
 def _show(job: Job, files: Sequence[Mapping[str, Any]]) -> None:
     """Print what became of the settings of each file."""
-    from rich.console import Console
-
     from simulator.summary import job_name
+    from traces.console import stdout
 
-    console = Console(highlight=False)
+    console = stdout()
     console.print(job_name(job), style="bold", markup=False)
     for one in files:
         console.print(f"\n{one['file']}: {one['tool']}", markup=False)

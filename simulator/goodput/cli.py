@@ -112,12 +112,13 @@ def _day(moment: datetime | None) -> date | None:
 
 def _show(found: Mapping[str, Any]) -> None:
     """Print the plan as a table, what it rests on below."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.padding import Padding
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from traces.console import stdout
+
+    console = stdout()
     console.print(f"[bold]{escape(found['name'])}[/]: {_count(found['tokens'])} tokens")
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in _lines(found):

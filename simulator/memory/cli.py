@@ -122,12 +122,12 @@ def _moment(rank: RankMemory) -> str:
 
 def _show(found: dict[str, Any]) -> None:
     """Print the verdict, what the fullest rank holds, the other ranks, and the changes that would help."""
-    from rich.console import Console
     from rich.markup import escape
 
     from topologies.units import format_bytes, format_capacity
+    from traces.console import stdout
 
-    console = Console()
+    console = stdout(highlight=True)
     limit, peak = found["memory_limit_bytes"], found["peak_memory_bytes"]
     verdict = "[green]fits[/]" if found["fits"] else "[red]does not fit[/]"
     spare = f"{format_bytes(abs(found['spare_bytes']))} {'spare' if found['fits'] else 'too much'}"

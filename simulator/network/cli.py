@@ -154,11 +154,11 @@ def _document(
 def _show(found: dict[str, Any]) -> None:
     """Print *found* for a person."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from topologies.units import format_bandwidth, format_bytes, format_time
+    from traces.console import stdout
 
     size = f" of {format_bytes(found['size_bytes'])}" if found["size_bytes"] else ""
     nodes = "1 node" if found["n_nodes"] == 1 else f"{found['n_nodes']} nodes"
@@ -176,4 +176,4 @@ def _show(found: dict[str, Any]) -> None:
         taken = way["algorithm"] == found["algorithm"]
         times = (format_time(way[key]) for key in ("time_s", "latency_s", "wire_s"))
         table.add_row(escape(way["algorithm"]) + (" (taken)" if taken else ""), *times)
-    Console().print(table)
+    stdout(highlight=True).print(table)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.flags import JobCommand, job_settings_options
+from traces.console import stdout
 from traces.report.format import format_share
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _show_on_time(found: OneTime, output: str | None) -> None:
     """Print the two factors, what they do to the step that was measured, and what they hold for."""
     from topologies.units import format_time
 
-    console, one = Console(highlight=False), found.calibration
+    console, one = stdout(), found.calibration
     console.print(
         f"[bold]{escape(one.only)}[/] on {escape(one.device)} of {escape(one.cluster)}: {one.run}",
         soft_wrap=True,
@@ -164,7 +165,7 @@ def _show(found: Calibrated, output: str | None) -> None:
     """Print the factors with their errors, what they do to held-back steps, and what the run cannot say."""
     from topologies.units import format_time
 
-    console, one = Console(highlight=False), found.calibration
+    console, one = stdout(), found.calibration
     console.print(
         f"[bold]{escape(one.device)}[/] of {escape(one.cluster)}, {one.precision}, on {escape(one.run)}: "
         f"{len(found.fitted)} steps fitted, {len(found.held_back)} held back",

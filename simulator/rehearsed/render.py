@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from topologies.units import format_bytes, format_time
+from traces.console import stdout
 from traces.report.format import format_share
 
 WIDE: Final = 120
@@ -22,7 +22,7 @@ def show_machines(said: Mapping[str, Any]) -> None:
     """Print what ``foretrace search --rehearsal --json`` says, for people."""
     rows = said["machines"]
     several = len({row["links"] for row in rows}) > 1
-    console = Console(highlight=False)
+    console = stdout()
     is_wide = console.width >= WIDE
     costs = [name for name in COSTS if any(row[name] is not None for row in rows)][: None if is_wide else 1]
     table = Table(box=None, header_style="dim", pad_edge=False)

@@ -59,10 +59,11 @@ def bubble(*, as_json: bool, **flags: Any) -> None:
 
 
 def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None], efficiency: float) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from traces.console import stdout
+
+    console = stdout()
     table = Table(box=None, header_style="dim", pad_edge=False)
     for name in (
         "schedule",

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from simulator.search.ties import difference
 from topologies.units import format_bytes, format_time
+from traces.console import stdout
 from traces.report.format import format_share
 
 BAR: Final = 30
@@ -28,7 +29,7 @@ _BUDGETS: Final = {"days": "days", "usd": "$ in all", "usd_per_1b_tokens": "$/1B
 
 def show(said: Mapping[str, Any]) -> None:
     """Print what ``foretrace search --json`` says, for people."""
-    console, layouts = Console(highlight=False), said["layouts"]
+    console, layouts = stdout(), said["layouts"]
     if said["machines"]:
         console.print(_machines(said["machines"]))
         console.print()
@@ -83,7 +84,7 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
 
     Where a line is too short for all of it, schedule and states stand below the degrees.
     """
-    width = Console().width
+    width = stdout().width
     wide, narrow = width >= WIDE, width < ROOMY
     extra = [name for name in _BUDGETS if any(one[name] is not None for one in layouts)]
     extra = extra[: None if wide else 2]

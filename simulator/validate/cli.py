@@ -49,9 +49,9 @@ def report(found: Validation | FitValidation, show: Show[Any], worst: int, *, as
     if as_json:
         click.echo(json.dumps(document))
     else:
-        from rich.console import Console
+        from traces.console import stdout
 
-        show(found, Console(), worst)
+        show(found, stdout(highlight=True), worst)
     if document["rows"] and document["failures"] == document["rows"]:
         reason = next(iter(document["failure_reasons"]))
         rows = f"{document['rows']:,} rows of {found.table}"

@@ -1,0 +1,59 @@
+"""How wide the lines of verbs are: a terminal has its width, a file or a pipe has one that cuts no table."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from click.testing import CliRunner
+from rich.table import Table
+
+from foretrace import main
+from traces.console import FILE_WIDTH, stdout
+
+JOB = "simulate --model llama2-7b --cluster dgx-h100 --gpus 8 --tp 8 --global-batch 2".split()
+SEARCH = "search --model llama2-7b --cluster dgx-h100 --gpus 8 --global-batch 8 --top 3".split()
+MEMORY = "memory --model llama2-7b --cluster dgx-h100 --gpus 8 --tp 8 --global-batch 2".split()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("words", [JOB, SEARCH, MEMORY, ["topology", "list"]], ids=lambda words: words[0])
+def test_a_pipe_gets_whole_lines_without_padding(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert 80 < max(map(len, lines)) <= FILE_WIDTH
+    assert "…" not in done.stdout
+    if words[0] != "topology":
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_the_environment_sets_another_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert stdout().width == columns
+    monkeypatch.setattr(sys, "stdout", _Terminal())
+    assert stdout().width == columns
+
+
+def test_a_table_in_a_pipe_says_what_it_says_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name")
+    table.add_column("value")
+    table.add_row("step", "1")
+    table.add_row("a longer name", "2")
+    shown = {}
+    for kind in (io.StringIO, _Terminal):
+        monkeypatch.setattr(sys, "stdout", kind())
+        monkeypatch.setenv("TERM", "dumb")
+        stdout().print(table)
+        shown[kind] = sys.stdout.getvalue()
+    assert shown[io.StringIO] == "".join(f"{line.rstrip()}\n" for line in shown[_Terminal].splitlines())
+    assert shown[io.StringIO] != shown[_Terminal]

@@ -1,0 +1,42 @@
+"""Where verbs print for people: one rule of how wide a line is, in a terminal and in a file or a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import IO, Any, Final, cast
+
+from rich.console import Console
+
+FILE_WIDTH: Final = 160
+"""Columns of what goes to a file or a pipe, unless the environment says ``COLUMNS``."""
+
+_PADDING: Final = re.compile(r" +(?=\n)")
+
+
+def stdout(*, highlight: bool = False) -> Console:
+    """Return a console as wide as the terminal; what is no terminal gets ``FILE_WIDTH`` columns, unpadded.
+
+    A table that is cut or wrapped at 80 columns is of no use to ``grep`` or a page of documentation.
+    ``COLUMNS`` in the environment is obeyed in both cases. With *highlight* rich colours numbers and paths
+    in a terminal.
+    """
+    if sys.stdout.isatty():
+        return Console(highlight=highlight)
+    file = cast("IO[str]", _Unpadded(sys.stdout))
+    return Console(file=file, width=None if "COLUMNS" in os.environ else FILE_WIDTH, highlight=highlight)
+
+
+class _Unpadded:
+    """A text stream that leaves out the spaces with which tables fill their lines."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self._file.write(_PADDING.sub("", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:  # whatever a stream has
+        return getattr(self._file, name)
