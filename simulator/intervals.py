@@ -46,11 +46,11 @@ class Interval(NamedTuple):
         """Where the interval comes from, as a person reads it.
 
         >>> Interval(0.9, 1.1, 0.8, "FSDP", 12, 300).words
-        'measured figures of FSDP: at least 80 % of 300 runs in 12 families lie within'
+        'at least 80 % of 300 measured runs of FSDP, in 12 families, lie within'
         """
         return (
-            f"measured figures of {self.what}: at least {format_share(self.level, '.0f')} of "
-            f"{self.rows:,} runs in {self.families:,} families lie within"
+            f"at least {format_share(self.level, '.0f')} of {self.rows:,} measured runs of {self.what}, "
+            f"in {self.families:,} families, lie within"
         )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -69,12 +68,11 @@ def show(
         console.print(f"[yellow]![/] {escape(warning)}", highlight=False)
     console.print("rests on", style="dim")
     ranges = [
-        f"({name} in brackets) {summary['intervals'][key]}"
+        f"{name} in brackets: {summary['intervals'][key]}"
         for name, key in RANGES
         if key in summary["intervals"]
     ]
-    for line in [*ranges, *summary["rests_on"]]:
-        console.print(Padding(escape(line), (0, 0, 0, 2)), style="dim", highlight=False)
+    console.print(_listed([*ranges, *summary["rests_on"]]), style="dim")
     if output is not None:
         console.print(
             f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True, markup=False
@@ -83,6 +81,16 @@ def show(
         console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
     if output is None and report is None:
         console.print("nothing saved; -o DIR keeps the timeline", style="dim")
+
+
+def _listed(lines: Sequence[str]) -> Table:
+    """Return *lines* as a list; a line that goes on is indented, so that the next point stands out."""
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(width=3)
+    table.add_column()
+    for line in lines:
+        table.add_row("  -", escape(line))
+    return table
 
 
 def _draw(console: Console, simulation: Simulation) -> None:

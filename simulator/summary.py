@@ -10,6 +10,7 @@ from simulator.errors import SimulationError
 from simulator.intervals import intervals
 from simulator.job import RECOMPUTES, SHARDINGS, Job
 from simulator.memory.ranks import RankMemory, rank_memories
+from simulator.memory.remedies import as_flags
 from topologies.units import format_bytes, format_capacity
 from traces.analysis.metrics import summarize
 from traces.info import rank_list
@@ -141,6 +142,6 @@ def _remedies(job: Job) -> Iterator[str]:
         try:
             other = replace(job, **change)
             if fits(other, rank_memories(other)):
-                yield f"{name}={value}"
+                yield as_flags(f"{name}={str(value).lower()}")
         except SimulationError:  # not possible with this layout
             continue

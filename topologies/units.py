@@ -130,9 +130,9 @@ def format_time(seconds: float) -> str:
     """Return a time in the unit that suits it, three significant digits.
 
     >>> format_time(0.0123), format_time(4e-6)
-    ('12.3 ms', '4 us')
+    ('12.3 ms', '4 µs')
     """
-    return _format(seconds, {unit: SECONDS[unit] for unit in ("ns", "us", "ms", "s")})
+    return _format(seconds, {unit: SECONDS[unit] for unit in ("ns", "µs", "ms", "s")})
 
 
 def format_flops(flops_per_s: float) -> str:

@@ -148,11 +148,13 @@ def _show(path: Path, summary: Mapping[str, Any]) -> None:
 
 def _sentence(summary: Mapping[str, Any]) -> str:
     """Return what was recorded, in words."""
+    from traces.report.format import format_time
+
     stored, n = summary["n_ranks_stored"], summary["world_size"]
     ranks = f"{n} rank{'s' if n > 1 else ''}"
-    parts = [ranks if stored == n else f"{stored} of {ranks}", f"{summary['n_spans']} spans"]
+    parts = [ranks if stored == n else f"{stored} of {ranks}", f"{summary['n_spans']:,} spans"]
     if (step_s := summary.get("step_time_s")) is not None:
-        parts.append(f"{step_s * 1e3:.1f} ms per step")
+        parts.append(f"{format_time(step_s)} per step")
     return ", ".join(parts)
 
 

@@ -104,14 +104,14 @@ class Measured:
         element_wise = format_share(c.memory_fraction, ".0f")
         found = [
             f"{self.cores} cores, {self.memory_bytes / 1e9:.0f} GB, torch {self.torch}",
-            f"one process: {c.peak_flops_per_s / 1e9:.0f} GFLOP/s, {c.operation_s * 1e6:.0f} us an operation",
+            f"one process: {c.peak_flops_per_s / 1e9:.0f} GFLOP/s, {c.operation_s * 1e6:.0f} µs an operation",
             f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {element_wise} element-wise",
         ]
         for kind, rows in self.times_s.items():
             for n, times in rows.items():
                 rate = _sent_bytes(kind, SIZES_BYTES[-1], n) / times[-1]
                 found.append(
-                    f"{kind} over {n}: {times[0] * 1e6:.0f} us for {SIZES_BYTES[0] // 1024} KiB, "
+                    f"{kind} over {n}: {times[0] * 1e6:.0f} µs for {SIZES_BYTES[0] // 1024} KiB, "
                     f"{rate / 1e9:.2f} GB/s per rank for {SIZES_BYTES[-1] >> 20} MiB"
                 )
         return found

@@ -202,6 +202,7 @@ def _changes(found: dict[str, Any]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
+    from simulator.memory.remedies import as_flags
     from topologies.units import format_bytes
 
     closest = sorted(found["would_need_less"], key=lambda one: one["peak_memory_bytes"])[:SHOWN_CLOSEST]
@@ -211,5 +212,5 @@ def _changes(found: dict[str, Any]) -> Table:
     table.add_column()
     for one in found["would_fit"] or closest:
         note = "[yellow]tight[/]" if one["tight"] else ""
-        table.add_row(escape(one["change"]), format_bytes(one["peak_memory_bytes"]), note)
+        table.add_row(escape(as_flags(one["change"])), format_bytes(one["peak_memory_bytes"]), note)
     return table

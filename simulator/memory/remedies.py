@@ -20,7 +20,7 @@ class Remedy:
     """One change, and the peak of the fullest rank with it.
 
     Attributes:
-        change: the setting as a flag would give it, e.g. ``"recompute=full"``.
+        change: the settings, e.g. ``"recompute=full"``; ``as_flags`` writes them for a command line.
         peak_bytes: peak memory of the fullest rank after the change.
         job: the job after the change.
     """
@@ -28,6 +28,22 @@ class Remedy:
     change: str
     peak_bytes: int
     job: Job
+
+
+def as_flags(change: str) -> str:
+    """Return *change* as it is typed behind ``foretrace simulate``.
+
+    >>> as_flags("recompute=full, recompute_every=2"), as_flags("sequence_parallel=true")
+    ('--recompute full --recompute-every 2', '--sequence-parallel')
+    >>> as_flags("pp=2 (dp=4)")
+    '--pp 2 (dp 4)'
+    """
+    settings, _, rest = change.partition(" (")
+    pairs = (setting.partition("=") for setting in settings.split(", "))
+    words = [
+        f"--{name.replace('_', '-')}{'' if value == 'true' else f' {value}'}" for name, _, value in pairs
+    ]
+    return " ".join(words) + (f" ({rest.replace('=', ' ')}" if rest else "")
 
 
 def peak_bytes(job: Job) -> int:

@@ -63,7 +63,7 @@ def _notes(said: Mapping[str, Any]) -> list[str]:
     if parts:
         at = said["why_not"]["layout"]
         slower = layouts[at - 1]["step_time_s"] - layouts[0]["step_time_s"]
-        causes = ", ".join(f"{part['seconds']:+.3g} s {part['cause']}" for part in parts)
+        causes = ", ".join(f"{part['seconds']:+.3g} s {part['cause'].replace(':', ' ')}" for part in parts)
         lead = (
             f"Why {at} loses to 1 by {format_time(slower)} a step" if slower else f"{at} takes as long as 1"
         )

@@ -161,7 +161,9 @@ def _waterfall(console: Console, why: Mapping[str, Any], layouts: Sequence[Mappi
     for part in shown:
         total += part["seconds"]
         bar = ("+" if part["seconds"] > 0 else "-") * max(round(BAR * abs(part["seconds"]) / scale), 1)
-        console.print(f"  {part['cause']:<16} {part['seconds']:>+9.3g} s  {bar}", markup=False)
+        console.print(
+            f"  {part['cause'].replace(':', ' '):<16} {part['seconds']:>+9.3g} s  {bar}", markup=False
+        )
     console.print(
         f"  {'together':<16} {layouts[at - 1]['step_time_s'] - best:>+9.3g} s  {format_time(total)}"
     )

@@ -85,7 +85,7 @@ def validate_collectives(table: str | Path, machines: Sequence[tuple[str, str]] 
         try:
             (predicted_us, by, cluster), measured_us = _predicted_us(row, meant), _measured_us(row)
             if not (predicted_us > 0 and 0 < measured_us < inf):
-                raise TableError(f"{predicted_us:g} us against {measured_us:g}: there is nothing to compare")
+                raise TableError(f"{predicted_us:g} µs against {measured_us:g}: there is nothing to compare")
         except (SimulationError, TopologyError) as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
             continue

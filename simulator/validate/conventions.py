@@ -111,9 +111,9 @@ def said(row: Row, kind: str, cluster: Cluster) -> list[str]:
     if BOTH_WAYS.search(notes):
         found.append("size halved: the throughput it comes from counts both directions")
     if PROFILED.search(notes) and kind not in _ONE_SIDED:
-        found.append(f"a kernel in a profile: at least {_launch_us(row):g} us, until every rank has launched")
+        found.append(f"a kernel in a profile: at least {_launch_us(row):g} µs, until every rank has launched")
     if ONE_BY_ONE.search(notes):
-        found.append(f"timed around one call from Python: {CALL_US:g} us more")
+        found.append(f"timed around one call from Python: {CALL_US:g} µs more")
     if PROFILED.search(notes) and kind in _ONE_SIDED and _over_socket(row, cluster):
         found.append("a send in a profile over a socket: over when its bytes are in buffers")
     if _copied(row, kind):

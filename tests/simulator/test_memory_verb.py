@@ -140,7 +140,7 @@ def test_the_verb_says_what_does_not_fit_and_what_would() -> None:
     assert run.exit_code == 0
     assert "does not fit" in run.output
     assert "any one of these would fit" in run.output
-    assert "sharding=zero3" in run.output
+    assert "--sharding zero3" in run.output
     assert "activations" in run.output
 
 

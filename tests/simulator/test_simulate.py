@@ -136,10 +136,10 @@ def test_remedies_do_fit() -> None:
     job = make_job(model="llama3-8b", n_layers=32, dp=8, sharding="ddp", seq_len=4096)
     advice, said = simulate(job).info.warnings
     assert said.startswith("stage 0 (rank 0 to 7) does not fit: ")
-    assert advice.startswith("would fit: sharding=")
+    assert advice.startswith("would fit: --sharding ")
     for remedy in advice.removeprefix("would fit: ").split("; "):
-        name, _, value = remedy.partition("=")
-        changed = job_from({**job_settings(job), name: value})
+        name, _, value = remedy.removeprefix("--").partition(" ")
+        changed = job_from({**job_settings(job), name.replace("-", "_"): value})
         assert simulate(changed).summary["fits"] is True
 
 

@@ -254,8 +254,8 @@ def test_the_bus_bandwidth_of_a_send_is_its_bandwidth(tmp_path: Path) -> None:
         ("a,x,H100 DGX,0,8,all_reduce,1024,10,,,", "8 GPUs in 0 nodes"),
         ("a,x,H100 DGX,16,8,all_reduce,1024,10,,,", "8 GPUs in 16 nodes"),
         ("a,x,H100 DGX,1,8,all_reduce,-1,10,,,", "-1 bytes"),
-        ("a,x,H100 DGX,1,8,all_reduce,1024,0,,,", "us against 0: there is nothing to compare"),
-        ("a,x,H100 DGX,1,1,all_reduce,1024,10,,,", "0 us against 10: there is nothing to compare"),
+        ("a,x,H100 DGX,1,8,all_reduce,1024,0,,,", "µs against 0: there is nothing to compare"),
+        ("a,x,H100 DGX,1,1,all_reduce,1024,10,,,", "0 µs against 10: there is nothing to compare"),
         ("a,x,H100 DGX,1,8,all_reduce,1024,,0,,", "algbw_GBps = 0: must be above 0"),
     ],
 )

@@ -44,7 +44,7 @@ def test_text_counts_links_by_kind() -> None:
     assert said == "1 spine, 8 leaf switches, 16 NICs, 16 GPUs, 2 NVSwitches"
     assert [" ".join(line.split()) for line in links] == [
         "spine - leaf switch 8 x 1.6 TB/s 200 ns infiniband",
-        "leaf switch - NIC 16 x 50 GB/s 1.35 us infiniband",
+        "leaf switch - NIC 16 x 50 GB/s 1.35 µs infiniband",
         "NIC - GPU 16 x 50 GB/s 0 ns pcie",
         "GPU - NVSwitch 16 x 450 GB/s 500 ns nvlink",
     ]

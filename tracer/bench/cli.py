@@ -192,7 +192,7 @@ def _show(measured: Bench, promised: Any) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("kernel", "direction", "shape", "how"):
         table.add_column(name, no_wrap=True)
-    for name in ("us", "rate", *(("promised us", "reached") if promised else ())):
+    for name in ("µs", "rate", *(("promised µs", "reached") if promised else ())):
         table.add_column(name, justify="right", no_wrap=True)
     times: Sequence[float | None] = promised.times_us if promised else [None] * len(measured.kernels)
     for one, time_us in zip(measured.kernels, times, strict=True):

@@ -126,7 +126,7 @@ def _show(found: Mapping[str, Any]) -> None:
     """Print a row per collective, then what is slow."""
     click.echo(f"{found['n_ranks']} ranks, {found['backend']}, torch {found['torch']}")
     promised = "against" in found
-    head = ["collective", "size", "time us", "busbw GB/s", *(["promised us", "reached"] if promised else [])]
+    head = ["collective", "size", "time µs", "busbw GB/s", *(["promised µs", "reached"] if promised else [])]
     rows = []
     for row in found["collectives"]:
         cells = [row["kind"], _size(row["size_bytes"]), f"{row['time_s'] * 1e6:,.0f}"]
@@ -177,7 +177,7 @@ def _show_clock(found: Mapping[str, Any]) -> None:
                 "too coarse to order spans" if row["is_coarse"] else verdict,
             ]
         )
-    _table(["rank", "host", "offset us", "uncertainty us", "drift us/s", ""], rows)
+    _table(["rank", "host", "offset µs", "uncertainty µs", "drift µs/s", ""], rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
