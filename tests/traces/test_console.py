@@ -49,11 +49,10 @@ def test_a_table_in_a_pipe_says_what_it_says_in_a_terminal(monkeypatch: pytest.M
     table.add_column("value")
     table.add_row("step", "1")
     table.add_row("a longer name", "2")
-    shown = {}
-    for kind in (io.StringIO, _Terminal):
-        monkeypatch.setattr(sys, "stdout", kind())
-        monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "dumb")
+    pipe, terminal = io.StringIO(), _Terminal()
+    for file in (pipe, terminal):
+        monkeypatch.setattr(sys, "stdout", file)
         stdout().print(table)
-        shown[kind] = sys.stdout.getvalue()
-    assert shown[io.StringIO] == "".join(f"{line.rstrip()}\n" for line in shown[_Terminal].splitlines())
-    assert shown[io.StringIO] != shown[_Terminal]
+    assert pipe.getvalue() == "".join(f"{line.rstrip()}\n" for line in terminal.getvalue().splitlines())
+    assert pipe.getvalue() != terminal.getvalue()
