@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.dealing import check_chunks, check_heads
@@ -19,6 +20,15 @@ from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked
 from simulator.variation import Variation
 from topologies.catalog import load_cluster
 from traces.layout import Layout
+
+NEEDED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "model": "--model, a preset such as llama3-8b, or a config.json",
+        "cluster": "--cluster, a machine such as dgx-h100, or a .toml file",
+        "global_batch": "sequences a step (--global-batch 256, or global_batch = 256 in a file)",
+    }
+)
+"""What no job can be made without, and how to give it."""
 
 _OF_JOB: Final = (
     *("global_batch", "micro_batch", "seq_len", "schedule", "virtual_stages", "overlap_p2p"),
@@ -81,13 +91,7 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         SimulationError, TopologyError, TraceError: the job, its model, machine or layout is not possible.
     """
     given = {name: checked(name, name, value) for name, value in settings.items() if value is not None}
-    for name, advice in (
-        ("model", "--model, a preset such as llama3-8b, or a config.json"),
-        ("cluster", "--cluster, a machine such as dgx-h100, or a .toml file"),
-        ("global_batch", "sequences a step (--global-batch 256, or global_batch = 256 in a file)"),
-    ):
-        if name not in given and not (name == "model" and (model is not None or SHAPE in given)):
-            raise ConfigError(f"{name} is missing: {advice}")
+    _check_enough(given, model)
     model = _model(given) if model is None else model
     degrees: dict[str, int] = {name: given[name] for name in TABLES["layout"] if name in given}
     check_heads(max(degrees.get("tp", 1), 1), model)
@@ -108,6 +112,23 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     )
     check_chunks(job)
     return job
+
+
+def _check_enough(given: Mapping[str, Any], model: Model | None) -> None:
+    """Raise ConfigError, which names all that is missing, if a job cannot be made of the settings *given*.
+
+    What is given is looked up first: a name that is not known matters more than what is not there yet.
+    """
+    known = {*given, *(["model"] if model is not None or SHAPE in given else [])}
+    missing = [name for name in NEEDED if name not in known]
+    if not missing:
+        return
+    if "model" in given and model is None:
+        _model(given)
+    if "cluster" in given:
+        load_cluster(given["cluster"])
+    names = f"{', '.join(missing[:-1])} and {missing[-1]} are" if len(missing) > 1 else f"{missing[0]} is"
+    raise ConfigError(f"{names} missing: {'; '.join(NEEDED[name] for name in missing)}")
 
 
 def _model(given: Mapping[str, Any]) -> Model:

@@ -169,6 +169,8 @@ def _dp(settings: Mapping[str, Any]) -> int:
 
 def _which_cluster(run: Run) -> str:
     """Say that a machine must be named, and which have the device of the run."""
+    if own := (run.info.cluster or {}).get("name"):
+        return f"{run.path} is of {own!r}, which the catalogue does not have: give --cluster FILE.toml"
     device = ((run.info.cluster or {}).get("device") or {}).get("name", "")
     try:
         known = device_of(device).name if device else ""
@@ -184,6 +186,12 @@ def _which_cluster(run: Run) -> str:
     return f"{run.path} {what}: give --cluster{advice}"
 
 
+def _own_machine(run: Run) -> dict[str, str]:
+    """Return the machine that *run* was simulated on; nothing if the catalogue does not have it."""
+    name = (run.info.cluster or {}).get("name", "")
+    return {"cluster": name} if name in names() else {}
+
+
 def _reader(run: Run) -> Callable[[Run], tuple[dict[str, Any], list[str]]]:
     """Return what reads the settings of a run of its kind."""
     if "rehearsed" in (run.info.job or {}):
@@ -195,7 +203,7 @@ def _rehearsed(run: Run) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a script that was rehearsed: as if recorded, its kernels and machine known."""
     settings, notes = _recorded(run)
     job = run.info.job or {}
-    settings["cluster"] = (run.info.cluster or {}).get("name", "")
+    settings |= _own_machine(run)
     settings["precision"] = job["precision"]
     settings["conventions"] = (*settings["conventions"], ("eager", tuple(job["eager"])))
     return settings, [*notes, f"in kernels of their own: {', '.join(job['eager'])}"]
@@ -207,8 +215,7 @@ def _simulated(run: Run) -> tuple[dict[str, Any], list[str]]:
     settings = {name: value for name, value in job.items() if name in KINDS and name not in OWN}
     settings |= dict(layout.degrees) if layout is not None else {}
     settings["n_microbatches"] = int(job.get("n_microbatches", 1))
-    if name := (run.info.cluster or {}).get("name"):
-        settings |= {"cluster": name, "gpus": run.info.world_size}
+    settings |= _own_machine(run) | {"gpus": run.info.world_size}
     return settings, ["every setting is that of the simulated run"]
 
 

@@ -1,5 +1,6 @@
 """A run tells what job it was: simulated ones all of it, recorded ones what their modules and spans show."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,15 @@ def test_the_verb_takes_a_run_and_changes_it(simulation: Simulation, tmp_path: P
     assert result.exit_code == 0, result.output
     assert '"world_size": 16' in result.stdout
     assert CliRunner().invoke(main, ["simulate", "run.toml", "--like", str(path)]).exit_code == 2
+
+
+def test_a_run_on_a_machine_of_a_file_asks_for_the_file(simulation: Simulation) -> None:
+    """The run has its name alone: no machine of the catalogue is taken in its place."""
+    info = replace(simulation.info, cluster={**(simulation.info.cluster or {}), "name": "mine"})
+    run = Run("runs/mine", info, [Part(None, lambda: simulation.spans)], simulation.memory, ())
+    with pytest.raises(LikeError, match=r"runs/mine is of 'mine', .*--cluster FILE\.toml"):
+        job_like(run, {})
+    assert job_like(run, {"cluster": "dgx-h100"}).cluster.name == "dgx-h100"
 
 
 @pytest.mark.parametrize("keeps", [True, False])

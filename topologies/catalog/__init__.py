@@ -22,6 +22,16 @@ from topologies.reader import Section, read_toml
 
 _HOME: Final = Path(__file__).parent
 
+MOST_LISTED: Final = 12
+"""Most names that an error lists where none of them is near."""
+
+_LISTS: Final = {
+    "cluster": "topology list",
+    "device": "topology list --devices",
+    "link": "topology list --links",
+}
+"""Which verb lists all names of a kind."""
+
 
 def names() -> list[str]:
     """Return the names of the clusters in the catalogue."""
@@ -126,11 +136,11 @@ def _machine(name: str) -> Path:
             f"{name!r} is a device, and no machine of the catalogue has it: give a TOML file with "
             f'device = "{wanted}", docs/topologies.md has one of ten lines'
         )
-    named = difflib.get_close_matches(wanted, [*known, *ALIASES], n=9, cutoff=0.5)
+    named = difflib.get_close_matches(wanted, [*known, *ALIASES], n=9, cutoff=0.7)
     near = list(dict.fromkeys(ALIASES.get(one, one) for one in named))[:3]
+    hint = _hint(near, known, "cluster")
     raise CatalogError(
-        f"no cluster {name!r} in the catalogue: {_hint(near, known)} A machine of your own is a path "
-        "that ends in .toml"
+        f"no cluster {name!r} in the catalogue: {hint} A machine of your own is a path that ends in .toml"
     )
 
 
@@ -139,10 +149,12 @@ def _find(folder: Path, name: str, what: str) -> Path:
     if name in known:
         return folder / f"{name}.toml"
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    raise CatalogError(f"no {what} {name!r} in the catalogue: {_hint(near, known)}")
+    raise CatalogError(f"no {what} {name!r} in the catalogue: {_hint(near, known, what)}")
 
 
-def _hint(near: list[str], known: list[str]) -> str:
+def _hint(near: list[str], known: list[str], what: str) -> str:
+    if not near and len(known) > MOST_LISTED:
+        return f"foretrace {_LISTS[what]} shows all {len(known)}."
     if not near:
         return f"there are {', '.join(known)}."
     *others, last = near
