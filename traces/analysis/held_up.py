@@ -103,7 +103,8 @@ def _sentence(run: Run, chosen: Sequence[Root], compute: _Compute, cost_ns: floa
     if pipelined and len(ranks) > 1:
         who = f"stage {compute.stage[worst.rank]} (rank {rank_list(ranks)})"
     others = [r for r in compute.ns if r not in ranks]
-    peers = "the other ranks" if not pipelined else "others of its stage" if mates else "the other stages"
+    apart = "the other ranks" if len(others) > 1 else "the other rank"
+    peers = apart if not pipelined else "others of its stage" if mates else "the other stages"
     text = f"{who} {_why(cause, compute.times(ranks, mates or others), peers)}"
     weight = represented(run)
     n = sum(weight[r] for r in set().union(*(one.waiting_ranks for one in chosen)) - set(ranks))
