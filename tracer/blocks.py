@@ -11,16 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tracer.records import Block
+from tracer.wrapped import compiled_of, holders, inside
 
 WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 """Names under which FSDP1, activation checkpointing and torch.compile hold the module that they wrap."""
-
-
-def compiled_of(model: Any) -> Any:
-    """Return what ``torch.compile`` has made *model* of, or *model* itself."""
-    while type(model).__name__ == "OptimizedModule":
-        model = model._orig_mod  # noqa: SLF001 - what torch wraps a module in
-    return model
 
 
 def find_blocks(root: Any) -> dict[Any, Block]:
@@ -37,8 +31,8 @@ def find_blocks(root: Any) -> dict[Any, Block]:
 
 def class_name(model: Any) -> str:
     """Return the name of a model's own class, without what data parallelism has made of it."""
-    model = compiled_of(model)
-    while _is_wrapper(model) or type(model).__name__ == "FullyShardedDataParallel":
+    model = inside(model)
+    while type(model).__name__ == "FullyShardedDataParallel":
         model = compiled_of(model.module)
     kind = type(model)
     bases = [base.__name__ for base in kind.__mro__]
@@ -91,14 +85,10 @@ def _has_parts(module: Any) -> bool:
 def plain_name(name: str, root: Any) -> str:
     """Return *name* without what wrappers add to it."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
-    if _is_wrapper(root) and parts[:1] == ["module"]:
-        parts = parts[1:]
+    for _ in holders(root):
+        if parts[:1] == ["module"]:
+            parts = parts[1:]
     return ".".join(parts)
-
-
-def _is_wrapper(root: Any) -> bool:
-    """Whether *root* is a data-parallel wrapper around a model."""
-    return type(compiled_of(root)).__name__ in {"DistributedDataParallel", "DataParallel"}
 
 
 def _twins_as_one(blocks: Mapping[Any, Block]) -> dict[Any, Block]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer import internals
-from tracer.blocks import compiled_of
 from tracer.groups import Groups, axis_of
+from tracer.wrapped import inside, said_by_holders
 from traces.layout import AXES
 
 if TYPE_CHECKING:
@@ -77,13 +77,14 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
         model: a ``torch.nn.Module`` that is called from outside of any other.
 
     Returns:
-        Settings for ``RunInfo.job``: ``sharding``, one of ``"ddp"`` and ``"fsdp"``; ``shard_ranks`` where a
-        copy is spread over some of the ranks only; ``reshard_after_forward`` where it is false. None if the
-        model is neither. And the groups, which may repeat.
+        Settings for ``RunInfo.job``: ``sharding``, one of ``"ddp"``, ``"zero1"`` to ``"zero3"``, ``"fsdp"``;
+        ``shard_ranks`` where a copy is spread over some of the ranks only; ``reshard_after_forward`` where it
+        is false. None if nobody says. And the groups, which may repeat.
     """
-    model = compiled_of(model)
-    if type(model).__name__ == "DistributedDataParallel":
-        return {"sharding": "ddp"}, [model.process_group]
+    said, groups = said_by_holders(model)
+    if said:
+        return said, groups
+    model = inside(model)
     units = list(_units(model))
     if not units:
         return {}, []
@@ -95,8 +96,7 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
         settings["shard_ranks"] = hybrid[0].shard.size()
     if settings["sharding"] == "fsdp" and not any(unit.reshards for unit in units):
         settings["reshard_after_forward"] = False
-    groups = (group for unit in units for group in (unit.shard, unit.replicate) if group is not None)
-    return settings, list(groups)
+    return settings, [group for unit in units for group in (unit.shard, unit.replicate) if group is not None]
 
 
 class _Unit(NamedTuple):

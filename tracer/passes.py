@@ -10,11 +10,13 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.averaged import Averaged
+from tracer.wrapped import whole_shape
 
 if TYPE_CHECKING:
     from tracer.session import Session
@@ -146,7 +148,7 @@ class Passes:
 
     def _met(self, model: Any) -> Trained:
         """Learn a model that is called with gradients for the first time."""
-        parameters = {id(one): one.numel() for one in model.parameters() if one.requires_grad}
+        parameters = {id(one): prod(whole_shape(one)) for one in model.parameters() if one.requires_grad}
         one = self._known[model] = Trained(parameters)
         if parameters and not any(set(parameters) <= set(other.parameters) for other in self._all):
             self._all.append(one)

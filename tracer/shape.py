@@ -13,10 +13,14 @@ from math import prod
 from typing import Any, Final
 
 from tracer import internals
-from tracer.blocks import class_name, compiled_of, plain_name
+from tracer.blocks import class_name, plain_name
+from tracer.wrapped import inside, whole_shape
 
 MOST_ENTRIES: Final = 400
 """Entries of a structure that a description holds; a transformer has 10 to 30, for equal layers share one."""
+
+COUNTERS: Final = ("_", "ds_")
+"""How names of attributes begin that are no sizes: private ones, and the numbers of DeepSpeed's modules."""
 
 _SCALARS: Final = (bool, int, float, str)
 
@@ -27,8 +31,7 @@ def describe_model(model: Any) -> dict[str, Any]:
     ``structure`` maps a path, in which ``*`` stands for the number of a layer, to the class of the module
     there, the shapes of its own parameters, its whole-number attributes and the layers that have it.
     """
-    whole = compiled_of(model)
-    inner = compiled_of(whole.module) if type(whole).__name__ == "DistributedDataParallel" else whole
+    inner = inside(model)
     shapes = _shapes(inner)
     sizes = {identity: prod(shape) for own in shapes.values() for identity, shape in own.values()}
     found: dict[str, Any] = {
@@ -89,7 +92,7 @@ def _shapes(model: Any) -> dict[Any, dict[str, tuple[int, list[int]]]]:
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if name != internals.FLAT and (module, name) not in flat:
-                found.setdefault(module, {})[name] = id(parameter), list(parameter.shape)
+                found.setdefault(module, {})[name] = id(parameter), whole_shape(parameter)
     for number, ((module, name), shape) in enumerate(flat.items(), start=1):
         found.setdefault(module, {})[name] = -number, shape
     return found
@@ -118,7 +121,9 @@ def _structure(model: Any, shapes: Mapping[Any, Mapping[str, tuple[int, list[int
 def _entry(module: Any, shapes: Mapping[str, list[int]]) -> dict[str, Any] | None:
     """Return the class, *shapes* and attributes of *module*, None if there is nothing to say of it."""
     numbers = {
-        name: value for name, value in vars(module).items() if type(value) is int and not name.startswith("_")
+        name: value
+        for name, value in vars(module).items()
+        if type(value) is int and not name.startswith(COUNTERS)
     }
     if not shapes and not numbers:
         return None

@@ -30,6 +30,7 @@ class WaitHook:
         pause, resume = session.pausing()
         by_work = completions.by_work
 
+        @functools.wraps(original)
         def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = by_work.get(id(work))
             watch = claim(communication) if communication is not None else None

@@ -147,6 +147,14 @@ PyObject* bound(PyObject* self, PyObject* object, PyObject*) {
   return object == nullptr || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 
+// What ours has not is asked of the function that stood here, as its name: libraries trace by it.
+PyObject* attribute(PyObject* self, PyObject* name) {
+  PyObject* found = PyObject_GenericGetAttr(self, name);
+  if (found != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
+  PyErr_Clear();
+  return PyObject_GetAttr(reinterpret_cast<Wrapper*>(self)->original, name);
+}
+
 PyMemberDef WRAPPER_MEMBERS[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Wrapper, call), READONLY, nullptr},
     {"__dictoffset__", T_PYSSIZET, offsetof(Wrapper, attributes), READONLY, nullptr},
@@ -158,6 +166,7 @@ PyGetSetDef WRAPPER_GETSET[] = {
 
 PyType_Slot WRAPPER_SLOTS[] = {
     {Py_tp_members, WRAPPER_MEMBERS},
+    {Py_tp_getattro, reinterpret_cast<void*>(attribute)},
     {Py_tp_getset, WRAPPER_GETSET},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
     {Py_tp_descr_get, reinterpret_cast<void*>(bound)},

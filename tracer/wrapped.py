@@ -1,0 +1,77 @@
+"""What libraries put around a model, and what each of these says of data parallelism.
+
+The ``DistributedDataParallel`` of torch, that of Megatron-core, and DeepSpeed's engine hold the model as
+``module``. They are told by the names of their classes, so that nobody has to be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+HOLDERS: Final = frozenset({"DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "Float16Module"})
+"""Classes that call a model of their own, and whose subclasses do."""
+
+ZERO: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+"""Stages of DeepSpeed's ZeRO, as ``RunInfo.job`` names them."""
+
+
+def compiled_of(model: Any) -> Any:
+    """Return what ``torch.compile`` has made *model* of, or *model* itself."""
+    while type(model).__name__ == "OptimizedModule":
+        model = model._orig_mod  # noqa: SLF001 - what torch wraps a module in
+    return model
+
+
+def is_holder(model: Any) -> bool:
+    """Whether *model* is put around another one, which it holds as ``module``."""
+    return any(base.__name__ in HOLDERS for base in type(model).__mro__) and hasattr(model, "module")
+
+
+def holders(model: Any) -> Iterator[Any]:
+    """Yield what is around a model, the outermost first."""
+    model = compiled_of(model)
+    while is_holder(model):
+        yield model
+        model = compiled_of(model.module)
+
+
+def inside(model: Any) -> Any:
+    """Return the model itself, without what is around it."""
+    found = compiled_of(model)
+    for holder in holders(model):
+        found = compiled_of(holder.module)
+    return found
+
+
+def said_by_holders(model: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return settings and groups as ``parallelism.data_parallel`` does, {} if nothing around *model* says."""
+    for holder in holders(model):
+        if hasattr(holder, "zero_optimization_stage"):
+            return _deepspeed(holder)
+        if hasattr(holder, "ddp_config"):
+            return _megatron(holder)
+        if hasattr(holder, "process_group"):
+            return {"sharding": "ddp"}, [holder.process_group]
+    return {}, []
+
+
+def _deepspeed(engine: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return the same of an engine of DeepSpeed, which may cut parameters over a clone of the group."""
+    settings: dict[str, Any] = {"sharding": ZERO.get(engine.zero_optimization_stage(), "ddp")}
+    first = next(engine.module.parameters(), None)
+    found = [engine.seq_data_parallel_group, getattr(first, "ds_process_group", None)]
+    if (n_ranks := getattr(engine, "mics_shard_size", int)()) > 0:
+        settings["shard_ranks"] = n_ranks
+    return settings, [group for group in found if hasattr(group, "group_name")]
+
+
+def _megatron(holder: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return the same of what Megatron-core puts around a model."""
+    is_sharded = holder.ddp_config.use_distributed_optimizer
+    return {"sharding": "zero1" if is_sharded else "ddp"}, [holder.dp_cp_group]
+
+
+def whole_shape(parameter: Any) -> list[int]:
+    """Return the shape of *parameter* before DeepSpeed cut it, which leaves an empty one between uses."""
+    return list(getattr(parameter, "ds_shape", parameter.shape))
