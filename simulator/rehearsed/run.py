@@ -130,7 +130,7 @@ def simulate_rehearsal(
     simulation = Simulation(
         info=_info(rehearsal, machine, precision, notes, list(tables.values())),
         spans=spans,
-        memory=_memory(ranks, program, spans, rehearsal),
+        memory=_memory(ranks, program, spans, machine.device.reserved_bytes),
     )
     rests_on = [*compute.notes, *RULES, *joiner.assumed(), *rehearsal.checked]
     if host_bound:
@@ -271,10 +271,12 @@ def _memory(
     ranks: Mapping[int, Issued],
     program: Program,
     spans: pa.Table,
-    rehearsal: Rehearsal,
+    reserved_bytes: int,
 ) -> pa.Table:
-    """Return memory over time: what was in use when a task was issued is in use when it starts."""
-    del rehearsal
+    """Return memory over time: what was in use when a task was issued is in use when it starts.
+
+    Beside it the device holds *reserved_bytes* throughout, as the peak of the summary does.
+    """
     starts = spans["start_ns"].to_numpy()[: program.n_tasks]
     parts, at = [], 0
     for rank, (tasks, _) in ranks.items():
@@ -291,7 +293,7 @@ def _memory(
                     "rank": np.full(len(times), rank, np.int32),
                     "t_ns": times.astype(np.int64),
                     "category": pa.array(["total"] * len(times)).dictionary_encode(),
-                    "bytes": most,
+                    "bytes": most + reserved_bytes,
                 }
             ).cast(MEMORY)
         )

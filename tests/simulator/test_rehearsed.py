@@ -165,6 +165,14 @@ def test_a_product_costs_what_it_costs_in_any_simulation() -> None:
     )
 
 
+def test_the_memory_that_is_drawn_reaches_the_peak_that_is_printed(tmp_path: Path) -> None:
+    """Both have what the device reserves for itself beside the 100 bytes of the script."""
+    memory = {"0": {"peak_bytes": 100, "bytes": {"activations": 100}}}
+    simulation = run(tmp_path, {0: tables([("op", 0, 0, -1)])}, [DP], memory=memory)
+    peak = 100 + machine(8).device.reserved_bytes
+    assert max(simulation.memory["bytes"].to_pylist()) == peak == simulation.summary["peak_memory_bytes"]
+
+
 def test_operations_on_end_become_one_task() -> None:
     found = written(tables([("op", 0, 0, -1)] * 3)).tasks
     one = written(tables([("op", 0, 0, -1)])).tasks

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from traces.info import RunInfo
 from traces.pack import Pack, decode
-from traces.report.memory import Curve, curves, pack_memory
+from traces.report.memory import Curve, curves, held_where, pack_memory
 from traces.run import Run
 from traces.store import open_run, write_run
 from traces.timeline import MEMORY, timeline
@@ -86,3 +86,18 @@ def test_a_long_curve_is_thinned_and_keeps_its_peak_and_its_ends() -> None:
     assert found["a.memory.bytes"].max() == size.max()
     assert [found["a.memory.t"][0], found["a.memory.t"][-1]] == [0, 49_999]
     assert (np.diff(found["a.memory.t"]) > 0).all()
+
+
+def test_a_page_says_whether_memory_is_that_of_a_device_or_of_a_process() -> None:
+    """Without a GPU a recording has the resident set, which a prediction of tensors is not to be compared with."""
+
+    def of(origin: str, kind: str) -> Run:
+        info = RunInfo(origin=origin, world_size=1, cluster={"device": {"kind": kind}})
+        return Run("run", info, [], None, ())
+
+    gpu, processor, predicted = of("recorded", "gpu"), of("recorded", "cpu"), of("simulated", "cpu")
+    assert held_where([gpu], ["recorded"]) == "held on the device"
+    assert held_where([processor], ["recorded"]) == "held by the process, libraries included"
+    assert held_where([predicted, processor], ["simulated", "recorded"]) == (
+        "simulated: held on the device; recorded: held by the process, libraries included"
+    )

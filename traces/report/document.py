@@ -20,6 +20,7 @@ from traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry
 from traces.report.kinds import Kinds
 from traces.report.labels import Labels
 from traces.report.links import links_entry
+from traces.report.memory import held_where
 from traces.report.naming import run_labels, subtitle, title
 from traces.report.rows import MOST_ROWS, picks
 from traces.report.run import overview_entry, run_entry
@@ -109,6 +110,7 @@ def document(
         else None,
         **_explained(views, shown, kinds, pack, window=window, quick=quick),
         **({} if window is None else _of_window(run, window)),
+        "memory_held": held_where(runs, names),
         "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
         "comparison": None if found is None else comparison(found, names, kinds, pack),
         "basis": [

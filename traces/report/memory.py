@@ -54,6 +54,26 @@ class Curve:
         return {name: held[name] for name in sorted(held, key=lambda name: -held[name]) if held[name]}
 
 
+def held_where(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """Return what the curves of *runs*, which the page calls *names*, are of, in words.
+
+    A recording without a GPU has the resident set of its processes, libraries included: more than the tensors
+    that a prediction counts.
+    """
+    held = [
+        "held by the process, libraries included" if _is_resident(run) else "held on the device"
+        for run in runs
+    ]
+    if len(set(held)) == 1:
+        return held[0]
+    return "; ".join(f"{name}: {what}" for name, what in zip(names, held, strict=True))
+
+
+def _is_resident(run: Run) -> bool:
+    device = (run.info.cluster or {}).get("device")
+    return run.info.origin == "recorded" and isinstance(device, Mapping) and device.get("kind") == "cpu"
+
+
 def curves(run: Run, ranks: Sequence[int]) -> list[Curve]:
     """Return the curve of each of *ranks* that the run has memory of."""
     table = run.memory()

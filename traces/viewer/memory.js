@@ -25,6 +25,7 @@ function peakIn(run, { t, bytes }) {
 function drawMemory() {
   const curves = shownMemory();
   $('#memory-section').hidden = !curves.length;
+  $('#memory-section h2 span').textContent = `${META.memory_held}, same time axis`;
   if (!curves.length) return;
   const g = sizeCanvas($('#memory'), view.width, MEMORY_HEIGHT);
   g.fillStyle = surface().bg;
