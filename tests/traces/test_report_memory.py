@@ -89,7 +89,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_peak_and_its_ends() -> None:
 
 
 def test_a_page_says_whether_memory_is_that_of_a_device_or_of_a_process() -> None:
-    """Without a GPU a recording has the resident set, which a prediction of tensors is not to be compared with."""
+    """Without a GPU a recording has the resident set, and a prediction has tensors alone."""
 
     def of(origin: str, kind: str) -> Run:
         info = RunInfo(origin=origin, world_size=1, cluster={"device": {"kind": kind}})
