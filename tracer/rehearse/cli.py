@@ -176,7 +176,7 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     for line in (*found.checked, *found.notes):
         click.echo(f"  {line}")
     if found.stated:
-        click.echo("  told to the script, for nobody has computed it:")
+        click.echo("  the script read numbers that a rehearsal does not compute, and was told:")
         for line in found.stated[:12]:
             click.echo(f"    {line}")
         if len(found.stated) > 12:
