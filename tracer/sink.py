@@ -13,21 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-import pyarrow as pa
-
+from tracer.columns import Row, Segments, communication_row, step_row, table
 from tracer.records import Communication, Segment, StepWindow
 from tracer.stamps import GATE, CudaStamp, Resolver
 from tracer.streams import Streams
 from tracer.under_way import UnderWay
-from traces.timeline import TIMELINE
 from traces.writer import SpanWriter
 
 FLUSH_S: Final = 1.0
 """Seconds between two batches."""
-
-MIN_GLUE_NS: Final = 20_000
-"""Shortest own time of a module that only calls others which is worth a span: below, it is the host's
-overhead of calling a module, some microseconds each."""
 
 MOST_RECORDS: Final = 500_000
 """Records that may wait to be written, as while a file system does not answer: some 100 MB."""
@@ -35,14 +29,7 @@ MOST_RECORDS: Final = 500_000
 DEVICE_S: Final = 5.0
 """How long the end of a recording waits for a device, which is through with its work as a rule."""
 
-COLUMNS: Final = (
-    "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer", "stage",
-    "virtual_stage", "axis", "group", "sequence", "peer", "size_bytes", "dtype",
-)  # fmt: skip
-"""Columns of a row, in order."""
-
-Record = Segment | StepWindow | Communication
-Row = tuple[Any, ...]
+Record = Segment | Segments | StepWindow | Communication
 
 
 class Sink:
@@ -88,6 +75,7 @@ class Sink:
         self._records: deque[Record] = deque()
         self._moments = moments
         self._computed_ns = 0
+        self._rows: list[Row] = []
         self._streams = Streams()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = threading.Thread(
@@ -159,7 +147,7 @@ class Sink:
         """Whether no stamp of a device is open."""
         with GATE.asking() as may_ask:
             stamps = [stamp for one in self.under_way() for stamp in (one.start, one.end)]
-            stamps += [record.end for record in list(self._records) if not isinstance(record, Communication)]
+            stamps += [one.end for one in list(self._records) if isinstance(one, Segment | StepWindow)]
             return may_ask and self._moments.knows(*(one for one in stamps if isinstance(one, CudaStamp)))
 
     def _flush(self, *, last: bool) -> None:
@@ -168,33 +156,41 @@ class Sink:
                 return
             for record in self._collect():
                 self.put(record)
-            rows = [*self._compute_rows(last=last), *self._communication_rows(last=last)]
-        if rows:
-            self._writer.append_table(_table(rows, self._writer.rank))
+            segments = list(self._segments(last=last))
+            rows = [*self._rows, *self._communication_rows(last=last)]
+            self._rows.clear()
+        if rows or segments:
+            self._writer.append_table(table(rows, segments, self._writer.rank))
 
-    def _compute_rows(self, *, last: bool) -> Iterator[Row]:
-        """Yield the settled rows at the head of the queue; communications go to a queue of their own."""
-        records, moments = self._records, self._moments
-        ns = moments.ns
+    def _segments(self, *, last: bool) -> Iterator[dict[str, Any]]:
+        """Yield what is settled at the head of the queue, as columns; other records go where they wait."""
+        settled: list[Segment] = []
+        records, moments, ns = self._records, self._moments, self._moments.ns
         while records:
             record = records[0]
-            if isinstance(record, Communication):
+            if isinstance(record, Segments):
+                yield from self._columns(record)
+            elif isinstance(record, Communication):
                 self._under_way.add(record)
             elif not moments.knows(record.start, record.end):
                 if not last:
-                    return  # on a device that never came to it: neither did the training
-            else:
+                    break  # on a device that never came to it: neither did the training
+            elif isinstance(record, Segment):
+                settled.append(record)
+            elif self._has_step(record.step):
                 start_ns, end_ns = ns(record.start), ns(record.end)
-                if not self._has_step(record.step):
-                    pass
-                elif isinstance(record, StepWindow):
-                    yield _step_row(record, start_ns + self._shift_ns, end_ns - start_ns)
-                else:
-                    start_ns = max(start_ns, self._computed_ns)  # on another CUDA stream than before, perhaps
-                    self._computed_ns = max(end_ns, self._computed_ns)
-                    if end_ns - start_ns >= (MIN_GLUE_NS if record.block.is_glue else 1):
-                        yield _segment_row(record, start_ns + self._shift_ns, end_ns - start_ns)
+                self._rows.append(step_row(record, start_ns + self._shift_ns, end_ns - start_ns))
             records.popleft()
+        if settled:
+            yield from self._columns(Segments.of(settled, ns))
+
+    def _columns(self, segments: Segments) -> Iterator[dict[str, Any]]:
+        """Yield the columns of *segments*, if one of them is worth a span."""
+        kept = segments.of_steps(self._has_step)
+        worth = kept.after(self._computed_ns)
+        self._computed_ns = max(int(kept.rows["end_ns"].max(initial=0)), self._computed_ns)
+        if len(worth.rows):
+            yield worth.columns(self._shift_ns)
 
     def _communication_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the communications that have ended, in the order of their issue within a group."""
@@ -202,42 +198,4 @@ class Sink:
             self._seen(one)
             stream, start_ns, end_ns = self._streams.place(one, issued_ns, ended_ns)
             if self._has_step(one.position[0]):
-                yield _communication_row(one, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0))
-
-
-def _table(rows: list[Row], rank: int) -> pa.Table:
-    """Return *rows* as a timeline, in its very types, so that nothing has to be cast."""
-    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
-    arrays = []
-    for field in TIMELINE:
-        if field.name not in columns:
-            arrays.append(pa.repeat(pa.scalar(rank if field.name == "rank" else 0, field.type), len(rows)))
-        elif pa.types.is_dictionary(field.type):
-            arrays.append(pa.array(columns[field.name], pa.string()).dictionary_encode())
-        else:
-            arrays.append(pa.array(columns[field.name], field.type))
-    return pa.table(arrays, schema=TIMELINE)
-
-
-def _segment_row(s: Segment, start_ns: int, duration_ns: int) -> Row:
-    return (
-        "compute", "compute", s.kind, s.block.name, start_ns, duration_ns, s.step, s.microbatch,
-        s.block.layer, s.stage, s.virtual_stage, "", -1, -1, -1, 0, "",
-    )  # fmt: skip
-
-
-def _step_row(s: StepWindow, start_ns: int, duration_ns: int) -> Row:
-    return (
-        "step", "step", "step", f"step {s.step}", start_ns, duration_ns, s.step, -1, -1,
-        -1, -1, "", -1, -1, -1, 0, "",
-    )  # fmt: skip
-
-
-def _communication_row(c: Communication, stream: str, start_ns: int, duration_ns: int) -> Row:
-    step, stage, virtual_stage, microbatch = c.position
-    category = "p2p" if c.is_p2p else "collective"
-    return (
-        stream, category, c.kind, c.block.name or c.kind, start_ns, duration_ns, step, microbatch,
-        c.block.layer, stage, virtual_stage, c.group.axis, c.group.id, c.sequence, c.peer,
-        c.size_bytes, c.dtype,
-    )  # fmt: skip
+                yield communication_row(one, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0))

@@ -218,10 +218,12 @@ class Resolver:
 
     def knows(self, *stamps: Stamp | None) -> bool:
         """Whether the time of each stamp can be told by now, without waiting for the device to come to it."""
-        return all(
-            isinstance(stamp, int) or (stamp is not None and (stamp.ns is not None or self._can_tell(stamp)))
-            for stamp in stamps
-        )
+        for stamp in stamps:
+            if isinstance(stamp, int):
+                continue
+            if stamp is None or (stamp.ns is None and not self._can_tell(stamp)):
+                return False
+        return True
 
     def ns(self, stamp: Stamp) -> int:
         """Return the time of a stamp that is known."""

@@ -41,7 +41,7 @@ def broken(*args, **kwargs):
 HARD = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 BROKEN = {
     "broken hook": (modules.ModuleHook, "_met"),
-    "broken writer": (sink, "_table"),
+    "broken writer": (sink, "table"),
     "broken memory": (memory.MemoryLog, "sample"),
     "broken sidecar": (pending.Pending, "update"),
 }

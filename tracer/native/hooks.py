@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tracer import internals
+from tracer.columns import SEGMENT, Segments
 from tracer.completion import CLOSE_TIMEOUT_S
 from tracer.groups import GroupInfo
 from tracer.issued import MOST_NAME
 from tracer.lane import NOBODY, Lane
 from tracer.modules import LOSS, ModuleHook
 from tracer.operators import dtype_names
-from tracer.records import Block, Communication, Segment
+from tracer.records import Block, Communication
 
 if TYPE_CHECKING:
     from tracer.session import Session
     from tracer.sink import Record
-
-_SEGMENT: Final = functools.partial(tuple.__new__, Segment)
 
 
 class NativeLane(Lane):
@@ -94,8 +94,9 @@ class Native:
 
     def collect(self) -> Iterator[Record]:
         """Yield what was noted since the last time, and learn the ends of what was under way; not raced."""
-        segments, n_lost = self.module.take_segments()
-        yield from map(_SEGMENT, segments)
+        segments, kinds, blocks, n_lost = self.module.take_segments()
+        if segments:
+            yield Segments(np.frombuffer(segments, SEGMENT), kinds, blocks)
         fresh, ended, n_more = self.module.take_calls()
         self._session.sink.n_lost += n_lost + n_more
         for number, (end, peer, sequence) in ended.items():

@@ -49,24 +49,32 @@ PyObject* py_block(PyObject*, PyObject*) {
 
 PyObject* py_depth(PyObject*, PyObject*) { return PyLong_FromSize_t(state().lane->depth()); }
 
-// Segments since the last time, as tuples of what tracer.records.Segment holds, and how many were lost.
+// All objects that have numbers, by them.
+PyObject* listed(const Numbers& numbers) {
+  PyObject* found = PyList_New(Py_ssize_t(numbers.size()));
+  for (size_t i = 0; found != nullptr && i < numbers.size(); ++i) {
+    PyList_SET_ITEM(found, Py_ssize_t(i), Py_NewRef(numbers.at(int32_t(i))));
+  }
+  return found;
+}
+
+// Segments since the last time, as they are in memory, the kinds and blocks that they number, and how many
+// were lost.
 PyObject* py_take_segments(PyObject*, PyObject*) {
+  static_assert(sizeof(Segment) == 40 && std::is_trivially_copyable_v<Segment>, "tracer/columns.py reads it");
   int64_t n_lost = 0;
   const std::vector<Segment> taken = state().lane->take(&n_lost);
-  PyObject* rows = PyList_New(Py_ssize_t(taken.size()));
-  for (size_t i = 0; rows != nullptr && i < taken.size(); ++i) {
-    const Segment& one = taken[i];
-    PyObject* row = Py_BuildValue("OOLLiiii", state().kinds.at(one.owner.kind),
-                                  state().blocks.at(one.owner.block), (long long)one.start_ns,
-                                  (long long)one.end_ns, one.at.step, one.at.stage,
-                                  one.at.virtual_stage, one.at.microbatch);
-    if (row == nullptr) {
-      Py_CLEAR(rows);
-    } else {
-      PyList_SET_ITEM(rows, Py_ssize_t(i), row);
-    }
+  const auto* const bytes = reinterpret_cast<const char*>(taken.data());
+  PyObject* rows = PyBytes_FromStringAndSize(bytes, Py_ssize_t(taken.size() * sizeof(Segment)));
+  PyObject* kinds = listed(state().kinds);
+  PyObject* blocks = listed(state().blocks);
+  if (rows != nullptr && kinds != nullptr && blocks != nullptr) {
+    return Py_BuildValue("NNNL", rows, kinds, blocks, (long long)n_lost);
   }
-  return rows == nullptr ? nullptr : Py_BuildValue("NL", rows, (long long)n_lost);
+  Py_XDECREF(rows);
+  Py_XDECREF(kinds);
+  Py_XDECREF(blocks);
+  return nullptr;
 }
 
 }  // namespace

@@ -1,0 +1,114 @@
+"""Records as columns: what is written of them is what was noted, row by row."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.columns import MIN_GLUE_NS, SEGMENT, Segments, communication_row, step_row, table
+from tracer.groups import GroupInfo
+from tracer.records import Block, Communication, Segment, StepWindow
+from tracer.stamps import Resolver
+from traces.timeline import TIMELINE
+
+SHIFT_NS = 1_000_000_007
+BLOCKS = st.sampled_from(
+    [Block("layers.0", 0), Block("layers.1", 1), Block("model", is_glue=True), Block("layers.1", 7)]
+)
+SMALL = st.integers(-1, 3)
+FOUND = st.lists(
+    st.builds(
+        Segment,
+        st.sampled_from(["forward", "backward", "optimizer"]),
+        BLOCKS,
+        st.integers(0, 200_000),
+        st.integers(0, 200_000),
+        SMALL,
+        SMALL,
+        SMALL,
+        SMALL,
+    ),
+    max_size=12,
+)
+
+
+def _written(segments: Segments, after_ns: int = 0) -> list[dict[str, Any]]:
+    worth = segments.after(after_ns)
+    columns = [worth.columns(SHIFT_NS)] if len(worth.rows) else []
+    found: list[dict[str, Any]] = table([], columns, rank=3).to_pylist() if columns else []
+    return found
+
+
+def _of(found: list[Any]) -> Segments:
+    return Segments.of(found, Resolver().ns)
+
+
+@given(FOUND.filter(bool))
+def test_every_segment_is_a_row_that_says_the_same(found: list[Any]) -> None:
+    """Without overlap among them: each begins where the ones before have ended, if they end later."""
+    expected, ended_ns = [], 0
+    for one in found:
+        start_ns = max(one.start, ended_ns)
+        ended_ns = max(one.end, ended_ns)
+        if one.end - start_ns >= (MIN_GLUE_NS if one.block.is_glue else 1):
+            expected.append((one, start_ns))
+    rows = _written(_of(found))
+    assert len(rows) == len(expected)
+    for row, (one, start_ns) in zip(rows, expected, strict=True):
+        assert row == {
+            "rank": 3,
+            "stream": "compute",
+            "category": "compute",
+            "kind": one.kind,
+            "name": one.block.name,
+            "start_ns": start_ns + SHIFT_NS,
+            "duration_ns": one.end - start_ns,
+            "step": one.step,
+            "microbatch": one.microbatch,
+            "layer": one.block.layer,
+            "stage": one.stage,
+            "virtual_stage": one.virtual_stage,
+            "axis": "",
+            "group": -1,
+            "sequence": -1,
+            "peer": -1,
+            "size_bytes": 0,
+            "flops": 0,
+            "bytes_moved": 0,
+            "dtype": "",
+        }
+
+
+@given(FOUND.filter(bool), st.integers(0, 200_000))
+def test_rows_never_overlap_each_other_or_the_batch_before(found: list[Any], after_ns: int) -> None:
+    found_ns = [(row["start_ns"], row["duration_ns"]) for row in _written(_of(found), after_ns)]
+    for (started_ns, took_ns), (start_ns, _) in pairwise([(0, after_ns + SHIFT_NS), *found_ns]):
+        assert started_ns + took_ns <= start_ns
+
+
+@given(FOUND.filter(bool), st.sets(SMALL))
+def test_steps_that_are_not_recorded_leave_no_row(found: list[Any], steps: set[int]) -> None:
+    kept = _of(found).of_steps(steps.__contains__)
+    assert kept.rows["step"].tolist() == [one.step for one in found if one.step in steps]
+
+
+def test_rows_of_all_kinds_are_one_table() -> None:
+    """Communications and steps as they are, segments behind them; only labels that a row has."""
+    group = GroupInfo(id=5, axis="dp", ranks=(0, 1))
+    sent = Communication("send", group, 4, 1, 64, "fp32", Block("activations"), (2, 0, 0, 9), 10, end=20)
+    rows = [communication_row(sent, "dp.send", 110, 10), step_row(StepWindow(2, 5, 50), 105, 45)]
+    raw = np.array([(1, 2, 30, 40, 2, -1, -1, -1)], SEGMENT)
+    blocks = [Block("never"), Block("nor this"), Block("layers.3", 3)]
+    found = table(rows, [Segments(raw, ["forward", "backward"], blocks).columns(100)], rank=1)
+    assert found.schema.equals(TIMELINE)
+    assert found["name"].combine_chunks().dictionary.to_pylist() == ["activations", "step 2", "layers.3"]
+    shown = found.select(["category", "kind", "start_ns", "duration_ns", "axis", "sequence"])
+    assert [tuple(row.values()) for row in shown.to_pylist()] == [
+        ("p2p", "send", 110, 10, "dp", 4),
+        ("step", "step", 105, 45, "", -1),
+        ("compute", "backward", 130, 10, "", -1),
+    ]
