@@ -50,13 +50,19 @@ bool has_hooks(PyObject* module) {
   static PyObject* const kinds[] = {
       PyUnicode_InternFromString("_forward_hooks"), PyUnicode_InternFromString("_forward_pre_hooks"),
       PyUnicode_InternFromString("_backward_hooks"), PyUnicode_InternFromString("_backward_pre_hooks")};
-  return std::any_of(std::begin(kinds), std::end(kinds), [&](PyObject* kind) {
-    PyObject* hooks = PyObject_GetAttr(module, kind);
-    const bool has = hooks != nullptr && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) > 0;
+  // Torch keeps them in the dict of a module, where they are found without its __getattr__.
+  PyObject* known = PyObject_GenericGetDict(module, nullptr);
+  PyErr_Clear();
+  const bool has = std::any_of(std::begin(kinds), std::end(kinds), [&](PyObject* kind) {
+    PyObject* hooks = known == nullptr ? nullptr : Py_XNewRef(PyDict_GetItemWithError(known, kind));
+    if (hooks == nullptr) hooks = PyObject_GetAttr(module, kind);
+    const bool is_some = hooks != nullptr && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) > 0;
     Py_XDECREF(hooks);
     PyErr_Clear();
-    return has;
+    return is_some;
   });
+  Py_XDECREF(known);
+  return has;
 }
 
 // The forward of a module that has hooks of its own is over: what they do belongs to the block around it.
@@ -77,7 +83,8 @@ class FirstHook {
  public:
   explicit FirstHook(PyObject* module) {
     if (!has_hooks(module)) return;
-    PyObject* hooks = PyObject_GetAttrString(module, "_forward_hooks");
+    static PyObject* const name = PyUnicode_InternFromString("_forward_hooks");
+    PyObject* hooks = PyObject_GetAttr(module, name);
     if (hooks != nullptr && PyMapping_HasKey(hooks, key()) == 0 && put(hooks)) std::swap(hooks, hooks_);
     Py_XDECREF(hooks);
     PyErr_Clear();  // without it, the hooks of the module are part of it
@@ -103,7 +110,8 @@ class FirstHook {
                               METH_FASTCALL, nullptr};
     static PyObject* const hook = PyCFunction_New(&method, nullptr);
     if (hook == nullptr || PyObject_SetItem(hooks, key(), hook) != 0) return false;
-    PyObject* moved = PyObject_CallMethod(hooks, "move_to_end", "Oi", key(), 0);
+    static PyObject* const name = PyUnicode_InternFromString("move_to_end");
+    PyObject* moved = PyObject_CallMethodObjArgs(hooks, name, key(), Py_False, nullptr);
     Py_XDECREF(moved);
     return true;
   }

@@ -34,7 +34,8 @@ long number_in(PyObject* value) {
 
 // What is known of a stage; nullptr with an error. Python is asked about one made before the recording began.
 const Stage* stage_of(PyObject* stage) {
-  PyObject* index = PyObject_GetAttrString(stage, "stage_index");
+  static PyObject* const name = PyUnicode_InternFromString("stage_index");
+  PyObject* index = attribute(stage, Py_XNewRef(name));
   if (index == nullptr) return nullptr;
   const long number = PyLong_AsLong(index);
   Py_DECREF(index);
@@ -127,8 +128,9 @@ bool announce(const Wrapper* wrapper, const Arguments& args, PyObject* operation
   const Stage* stage = stage_of(args.values[0]);
   if (stage == nullptr) return false;
   const Position at{-1, stage->number, stage->virtual_stage, int(number_in(args.first()))};
+  static PyObject* const name = PyUnicode_InternFromString("tensor");
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(operations); ++i) {
-    PyObject* tensor = PyObject_GetAttrString(PyList_GET_ITEM(operations, i), "tensor");
+    PyObject* tensor = attribute(PyList_GET_ITEM(operations, i), Py_XNewRef(name));
     if (tensor == nullptr) return false;
     if (THPVariable_Check(tensor)) {
       const void* data = address(THPVariable_Unpack(tensor));

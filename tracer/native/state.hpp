@@ -89,11 +89,19 @@ inline State& state() {
   return *found;
 }
 
+// An attribute by its name, of which a reference is taken; nullptr with an error. The name is one that Python
+// has interned: only such are found in its cache of types, and one that is not costs some us on cold caches.
+inline PyObject* attribute(PyObject* object, PyObject* name) {
+  PyObject* found = name == nullptr ? nullptr : PyObject_GetAttr(object, name);
+  Py_XDECREF(name);
+  return found;
+}
+
 // Call a method of the callbacks; steals nothing, returns a new reference or nullptr with an error.
 template <typename... Args>
 PyObject* ask(const char* name, Args... args) {
   if (state().session == nullptr) Py_RETURN_NONE;
-  PyObject* method = PyObject_GetAttrString(state().session, name);
+  PyObject* method = attribute(state().session, PyUnicode_InternFromString(name));
   if (method == nullptr) return nullptr;
   PyObject* found = PyObject_CallFunctionObjArgs(method, args..., nullptr);
   Py_DECREF(method);

@@ -98,7 +98,8 @@ class Transfers {
     if (n_loose_ == 0 && !has_spent_) return;
     std::vector<FollowedPtr> spent;  // freed after the lock
     const int64_t now = now_ns();
-    std::lock_guard<std::mutex> guard(lock_);
+    size_t n_woken = 0;
+    std::unique_lock<std::mutex> guard(lock_);
     spent.swap(spent_);
     has_spent_ = false;
     while (!loose_.empty() && now - loose_.front()->call_->start_ns > LOOSE_NS && has_thread()) {
@@ -106,9 +107,12 @@ class Transfers {
       one.is_watched_ = one.call_->is_told = true;
       queue_.push_back(std::move(loose_.front()));
       loose_.pop_front();
-      wake_->notify_one();
+      ++n_woken;
     }
     n_loose_ = int(loose_.size());
+    std::condition_variable* const wake = wake_;
+    guard.unlock();  // else who is woken would wait for the lock next, and be woken again
+    for (; n_woken > 0; --n_woken) wake->notify_one();
   }
 
   // The training waits for a transfer; whether it must do so itself, as no thread of ours does.
