@@ -16,14 +16,17 @@ from simulator.program import Label
 from simulator.rehearsed.exchanges import Splits
 from simulator.rehearsed.works import Priced
 from traces.layout import Group
-from traces.rehearsal import HOST_KINDS, ON_HOST, WHAT, RankTables
+from traces.rehearsal import HOST_KINDS, ON_HOST, OUTSIDE, WHAT, RankTables
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""
 
 
-COPIES: Final = {"to_host": "from the device", "to_device": "to the device"}
-"""Names of the copies that offloading makes."""
+COPIES: Final = {"to_host": "from the device", "to_device": "to the device", "input": "to the device"}
+"""Names of the copies over the link to the host; ``input`` are those of what has never been on the device."""
+
+INPUT: Final = "input."
+"""How operators begin that copy such."""
 
 PROCESSOR: Final = -1
 """Number, among those of streams, of what the host computes in the order in which it is asked to."""
@@ -166,6 +169,7 @@ class RankWriter:
         priced = self._priced
         of = "copy" if priced.names[work].startswith(SHARDING) else ""
         of = priced.kinds[work] if priced.kinds[work] in HOST_KINDS else of
+        of = "input" if priced.names[work].startswith(INPUT) else of
         if of == ON_HOST:
             stream = self._turn_to_host()
         else:
@@ -216,7 +220,7 @@ class RankWriter:
             return
         on_host = found.of == ON_HOST
         after = (*found.after, *(() if on_host else self._launch(found.kernels, found.place)))
-        on_device = stream == 0 and found.of not in HOST_KINDS
+        on_device = stream == 0 and found.of not in COPIES
         name = "host" if on_host else "compute" if on_device else self._stream(("side", stream), "copy")
         task = RankTask(
             stream=name,
@@ -235,9 +239,11 @@ class RankWriter:
         """Return what a task of operations is."""
         place = self.places[found.place]
         if found.of == ON_HOST:
-            return Label("host", place["kind"], f"{place['kind']} on the host", "", found.dtype)
+            what = place["name"] if place["name"] in OUTSIDE else place["kind"]
+            return Label("host", place["kind"], f"{what} on the host", "", found.dtype)
         if found.of in COPIES:
-            return Label("copy", "offload", COPIES[found.of], "", found.dtype)
+            kind = "input" if found.of == "input" else "offload"
+            return Label("copy", kind, COPIES[found.of], "", found.dtype)
         return Label("compute", found.of or place["kind"], place["name"] or place["kind"], "", found.dtype)
 
     def _launch(self, kernels: int, place: int) -> tuple[int, ...]:

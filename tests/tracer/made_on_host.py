@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH, ROWS, WORDS, STEPS = 64, 8, 1000, 3
+WIDTH, ROWS, WORDS, STEPS, LARGE_ROWS = 64, 8, 1000, 3, 512
 
 
 def train(model: nn.Module, batch: Callable[[], Tensor], parameters: Iterable[Tensor] = ()) -> None:
@@ -71,6 +73,38 @@ class States(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return found
 
 
+def large() -> Tensor:
+    """Return a batch of more bytes than a driver keeps for itself."""
+    return torch.ones(LARGE_ROWS, WIDTH)
+
+
+def emptied() -> nn.Module:
+    """Return a product that is made nowhere at first."""
+    with torch.device("meta"):
+        model = layer(None)
+    found: nn.Module = model.to_empty(device="cuda")
+    return found
+
+
+def loader() -> None:
+    """Train on what a loader with workers and pinned memory gives."""
+    data = DataLoader(
+        TensorDataset(torch.ones(LARGE_ROWS * STEPS, WIDTH)), LARGE_ROWS, num_workers=2, pin_memory=True
+    )
+    batches = iter(data)
+    train(layer(), lambda: next(batches)[0].to("cuda", non_blocking=True))
+
+
+def counters() -> None:
+    """Step by AdamW, whose counters of steps are on the host, and which reads them there."""
+    model = layer()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        model(there()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def alone() -> None:
     """Train on a processor, which is named everywhere."""
     model = layer("cpu").to("cpu")
@@ -95,6 +129,17 @@ WAYS: dict[str, Callable[[], None]] = {
     "moved": lambda: train(layer("cpu").to("cuda"), there),
     "moved_ddp": lambda: train(DistributedDataParallel(layer("cpu").cuda(), device_ids=[0]), there),
     "moved_fsdp2": lambda: train(fully_shard(layer("cpu")), there),
+    "left": lambda: train(layer(None).to("cuda"), there),
+    "left_ddp": lambda: train(DistributedDataParallel(layer(None).cuda(), device_ids=[0]), there),
+    "left_fsdp2": lambda: train(fully_shard(layer(None)), there),
+    "fsdp1": lambda: train(FullyShardedDataParallel(layer()), there),
+    "left_fsdp1": lambda: train(FullyShardedDataParallel(layer(None), device_id=0), there),
+    "left_meta": lambda: train(emptied(), there),
+    "loader": loader,
+    "array": lambda: train(layer(), lambda: torch.from_numpy(np.ones((ROWS, WIDTH), np.float32)).to("cuda")),
+    "pageable": lambda: train(layer(), lambda: large().to("cuda", non_blocking=True)),
+    "pinned_batch": lambda: train(layer(), lambda: large().pin_memory().to("cuda", non_blocking=True)),
+    "counters": counters,
     "alone": alone,
 }
 

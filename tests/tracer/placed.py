@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH, ROWS, SEEDS, LENGTH = 64, 8, 40, 30
+WIDTH, ROWS, SEEDS, LENGTH, MOST_KEPT = 64, 8, 40, 40, 12
 
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "made": lambda x, y: torch.zeros(4),
@@ -44,18 +45,34 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "copied": lambda x, y: x.clone(),
     "chosen": lambda x, y: x.index_select(0, torch.tensor([0, 1, 2, 3], device=x.device)),
     "bare": lambda x, y: nn.Parameter(x),
+    "drawn": lambda x, y: torch.empty(4).normal_(),
+    "placed": lambda x, y: torch.ops.aten.index.Tensor(x, [torch.arange(4)]),
+    "scaled": lambda x, y: x * torch.tensor(2.0),
+    "shifted": lambda x, y: torch.tensor(1.0) + y.sum() + torch.zeros(4, device=y.device),
+    "overwritten": lambda x, y: torch.ops.aten.copy_.default(torch.zeros_like(x), y),
+    "of_array": lambda x, y: torch.from_numpy(np.zeros(4, np.float32)).to(y.device),
+    "split": lambda x, y: x.chunk(2)[0].repeat(2),
+    "where": lambda x, y: torch.where(x > 0, x, 0.0),
+    "product": lambda x, y: nn.functional.linear(x, torch.eye(4, device=x.device, dtype=x.dtype)),
 }
 """What can be made of two tensors of four numbers."""
 
 
-def devices(seed: int) -> list[str]:
-    """Return each step of a random program and where its result is, with the types of devices only."""
+def devices(seed: int, held: Callable[[Sequence[Tensor]], int]) -> list[str]:
+    """Return each step of a random program and where its result is, and what the device holds then.
+
+    Args:
+        seed: of the program.
+        held: returns the bytes that a device has for tensors.
+    """
     draw, found = random.Random(seed), []
     pool = [torch.zeros(4), torch.zeros(4, device="cuda")]
     for _ in range(LENGTH):
         name, x, y = draw.choice(sorted(STEPS)), draw.choice(pool), draw.choice(pool)
         pool.append(STEPS[name](x, y))
-        found.append(f"{name} {x.device.type} {y.device.type}: {pool[-1].device}")
+        found.append(f"{name} {x.device.type} {y.device.type} {held(pool)}: {pool[-1].device}")
+        if len(pool) > MOST_KEPT:  # some go
+            pool.pop(draw.randrange(2, len(pool)))
     return found
 
 
@@ -78,7 +95,7 @@ def programs() -> None:
     """Say where everything is in many random programs."""
     with torch.no_grad():
         for seed in range(SEEDS):
-            for line in devices(seed):
+            for line in devices(seed, lambda pool: torch.cuda.memory_allocated()):
                 say(seed, line)
     step(nn.Linear(WIDTH, WIDTH, device="cuda"), torch.zeros(ROWS, WIDTH, device="cuda"))
 

@@ -61,10 +61,11 @@ def test_a_copy_into_another_type_is_cast_where_torch_casts_it(rehearsed: Any) -
 def test_gradients_go_back_over_the_link_to_what_is_on_the_host(rehearsed: Any) -> None:
     """Rows of the table go up, theirs come down, and the host does its part of one optimizer's step.
 
-    Places that nobody has put anywhere are where the table is.
+    Places that nobody has put anywhere are made there, too.
     """
     _, tables = rehearsed("table")
     assert _bytes(tables) == {
+        (ON_HOST, "zeros"): PLACES_BYTES,
         (ON_HOST, "embedding"): 2 * ROWS_BYTES + PLACES_BYTES,
         (TO_DEVICE, ""): ROWS_BYTES,
         (TO_HOST, ""): ROWS_BYTES,

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 SCRIPT, RANKS = Path(__file__).parent / "made_on_host.py", 4
 LAYER_BYTES, ROWS_BYTES, TABLE_BYTES, PLACES_BYTES = 64 * 64 * 4, 8 * 64 * 4, 1000 * 64 * 4, 8 * 8
+LARGE_BYTES = 512 * 64 * 4
 HOST_WAIT = 5
 
 
@@ -62,9 +63,9 @@ def test_a_table_is_on_the_host_beside_shards_on_the_device(rehearsed: Any, way:
     }
     lists = [work for work in tables.works.to_pylist() if work["name"] == "aten._foreach_add_"]
     assert sorted(work["bytes_moved"] for work in lists) == [3 * LAYER_BYTES // RANKS, 3 * TABLE_BYTES]
-    memory, places = found.memory["0"], 512  # whole numbers that nobody has put anywhere
-    assert memory["bytes"]["parameters"] == LAYER_BYTES // RANKS + places
-    assert memory["host"]["bytes"]["parameters"] == TABLE_BYTES
+    memory = found.memory["0"]
+    assert memory["bytes"]["parameters"] == LAYER_BYTES // RANKS
+    assert memory["host"]["bytes"]["parameters"] == TABLE_BYTES + PLACES_BYTES
     assert any("made without a device" in note for note in found.notes) == (way == "bare_table")
 
 
@@ -90,28 +91,57 @@ def test_states_on_the_host_are_worked_on_there(rehearsed: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "waits"), [("batch", 1), ("free_batch", 0), ("ddp_batch", 1), ("fsdp2_batch", 1)]
+    ("way", "waits"),
+    [("bare_batch", 1), ("batch", 1), ("free_batch", 0), ("ddp_batch", 1), ("fsdp2_batch", 1)],
 )
 def test_a_batch_that_is_made_on_the_host_goes_up_once(rehearsed: Any, way: str, waits: int) -> None:
-    """By the script's hand, or by that of what wraps the model; what is computed of it is the device's."""
+    """Whether or not it is named to be there, by the script's hand, or by that of what wraps the model.
+
+    What is computed of it is the device's.
+    """
     found, tables = rehearsed(way)
     assert _bytes(tables) == {(ON_HOST, "ones"): ROWS_BYTES, (TO_DEVICE, ""): ROWS_BYTES}
     assert _waits(tables) == waits
     assert found.memory["0"]["host"]["peak_bytes"] == ROWS_BYTES
 
 
-def test_a_batch_that_nobody_put_anywhere_is_moved_for_nothing(rehearsed: Any) -> None:
-    """As batches of a loader are."""
-    found, tables = rehearsed("bare_batch")
+@pytest.mark.parametrize(
+    ("way", "waits"), [("loader", 0), ("pinned_batch", 0), ("pageable", 1), ("array", 1)]
+)
+def test_what_others_make_on_the_host_goes_up_as_it_is_there(rehearsed: Any, way: str, waits: int) -> None:
+    """A loader's batch and an array take no work; the driver has to take over what is not pinned."""
+    _, tables = rehearsed(way)
+    size = ROWS_BYTES if way == "array" else LARGE_BYTES
+    made = {} if way in {"loader", "array"} else {(ON_HOST, "ones"): size}
+    assert _bytes(tables) == made | {(TO_DEVICE, ""): size}
+    assert _waits(tables) == waits
+    assert {work["name"] for work in tables.works.to_pylist() if work["kind"] == TO_DEVICE} == {
+        "input.to_device"
+    }
+
+
+def test_counters_of_an_optimizer_are_on_the_host(rehearsed: Any) -> None:
+    """They are no memory of the device, no work of either, and the host reads them without waiting.
+
+    There is one, and the number that is added to it.
+    """
+    found, tables = rehearsed("counters")
+    assert found.memory["0"]["host"]["peak_bytes"] == 2 * 4
+    assert found.memory["0"]["bytes"]["optimizer"] % LAYER_BYTES == 0
     assert not _bytes(tables)
-    assert "host" not in found.memory["0"]
+    assert not _waits(tables)
 
 
 @pytest.mark.parametrize(
-    ("way", "like"), [("moved", "plain"), ("moved_ddp", "ddp"), ("moved_fsdp2", "fsdp2")]
+    ("way", "like"),
+    [
+        *[("moved", "plain"), ("moved_ddp", "ddp"), ("moved_fsdp2", "fsdp2")],
+        *[("left", "plain"), ("left_ddp", "ddp"), ("left_fsdp2", "fsdp2")],
+        *[("left_fsdp1", "fsdp1"), ("left_meta", "plain")],
+    ],
 )
 def test_a_model_that_is_built_on_the_host_is_on_the_device_once(rehearsed: Any, way: str, like: str) -> None:
-    """When it is trained, all is as had it been built there."""
+    """When it is trained, all is as had it been built there, named to be on the host before or not."""
     (found, tables), (expected, expected_tables) = rehearsed(way), rehearsed(like)
     assert found.memory["0"] == expected.memory["0"]
     assert tables.works.equals(expected_tables.works)

@@ -1,5 +1,6 @@
 """What a rehearsal tells scripts and libraries of where their tensors are."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.tracer import placed
+from tracer.rehearse.memory import rounded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
@@ -26,11 +28,20 @@ def _rehearsed(folder: Path, name: str, *, rank: int, steps: int) -> tuple[list[
     return [line.split() for line in printed], read_rank(tables, rank)
 
 
-def test_tensors_are_told_to_be_where_torch_has_those_of_a_gpu(tmp_path: Path) -> None:
-    """Random programs on both devices; torch follows fake tensors of a GPU by itself, without gradients."""
+def _held(pool: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of all storages on a GPU, each in whole blocks of its allocator."""
+    storages = {one.untyped_storage()._cdata: one for one in pool if one.device.type == "cuda"}
+    return sum(rounded(one.untyped_storage().nbytes()) for one in storages.values())
+
+
+def test_tensors_are_where_torch_has_those_of_a_gpu(tmp_path: Path) -> None:
+    """Random programs on both devices; torch follows fake tensors of a GPU by itself, without gradients.
+
+    That goes for what a script is told of each tensor, and for what counts as memory of the device.
+    """
     printed, _ = _rehearsed(tmp_path, "programs", rank=0, steps=1)
-    with FakeTensorMode(), torch.no_grad():
-        expected = [f"{seed} {line}" for seed in range(placed.SEEDS) for line in placed.devices(seed)]
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        expected = [f"{seed} {line}" for seed in range(placed.SEEDS) for line in placed.devices(seed, _held)]
     assert [" ".join(words) for words in printed[: len(expected)]] == expected
     assert {line.rpartition(": ")[2] for line in expected} == {"cpu", "cuda:0"}
 

@@ -13,6 +13,7 @@ from traces.layout import AXES, Layout
 from traces.run import Run
 
 END_NS = 30
+TO_HOST = {("copy", "offload"), ("copy", "input")}
 PASSES = {"forward", "backward", "backward_input", "backward_weight", "recompute"}
 
 TIME = st.tuples(st.integers(0, END_NS), st.integers(0, 12))
@@ -27,7 +28,7 @@ SPAN = st.one_of(
         lambda r, said, t: Span(r, *said, *t),
         st.integers(0, 2),
         st.sampled_from(
-            [("host", "data"), ("host", "optimizer"), ("copy", "offload"), ("copy", "host_to_device")]
+            [*sorted(TO_HOST), ("host", "data"), ("host", "optimizer"), ("copy", "host_to_device")]
         ),
         TIME,
     ),
@@ -76,13 +77,13 @@ def state_at(t: int, spans: list[tuple[Span, int]], passes: list[Span], *, pipel
     """Return the state by the table of docs/architecture.md, read literally."""
     alive = [(s, ready) for s, ready in spans if s.start_ns <= t < s.start_ns + s.duration_ns]
     said = {(s.category, s.kind) for s, _ in alive}
-    if any(category in {"compute", "copy"} for category, _ in said - {("copy", "offload")}):
+    if any(category in {"compute", "copy"} for category, _ in said - TO_HOST):
         return "compute"
     talking = [(s.axis or "unknown", ready <= t) for s, ready in alive if s.category in {"collective", "p2p"}]
     talking += [(s.axis, False) for s, _ in alive if s.category == "wait" and s.axis]
     order = [*AXES, "unknown", "world"]
     moving = [axis for axis, moves in talking if moves]
-    if moving or ("copy", "offload") in said:
+    if moving or said & TO_HOST:
         return f"exposed:{min(moving, key=order.index, default='host')}"
     if any(axis == "pp" for axis, _ in talking):
         return "bubble"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.parallelism import data_parallel
+from tracer.wrapped import inside
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -49,20 +50,21 @@ def install(session: RehearsalSession) -> None:
 
 
 def settle(session: RehearsalSession, model: Any, args: Any) -> None:
-    """Put what *model* holds where what it is called with is, however it came there.
+    """Put what *model* holds where what it is called with is, unless somebody has said where it is.
 
-    Copied parameters come from no operator. What has been put on the host stays there.
+    Copied parameters come from no operator.
     """
-    place, host = session.placement, session.host
-    held = [getattr(one, "_local_tensor", one) for one in (*model.parameters(), *model.buffers())]
+    place, is_met = session.placement, session.placement.is_met
+    held = [getattr(one, "_local_tensor", one) for one in (*model.parameters(), *inside(model).buffers())]
     is_host = place.is_used and _is_on_host(session, held, args) and not data_parallel(model)[0]
     for tensor in held:
         session.memory.add(tensor.untyped_storage(), "parameters")
-        if is_host and place.is_unsaid(tensor):
-            session.warn(STAYS.format(name=type(model).__name__))
-            place.keep(tensor)
-        elif not host.holds(tensor):
-            place.put(tensor, is_said=False)
+        if is_met and place.is_left(tensor):
+            if is_host:
+                session.warn(STAYS.format(name=type(model).__name__))
+                place.keep(tensor)
+            else:
+                place.put(tensor, is_said=False)
 
 
 def _is_on_host(session: RehearsalSession, held: list[Any], args: Any) -> bool:
@@ -76,11 +78,10 @@ def _is_on_host(session: RehearsalSession, held: list[Any], args: Any) -> bool:
 
 def _moved(session: RehearsalSession, inputs: Any) -> Any:
     """Return *inputs* with the tensors on the device that are not."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    import torch
     from torch.utils import _pytree
 
     def moved(tensor: Any) -> Any:
-        is_there = type(tensor) is not FakeTensor or session.placement.holds(tensor)
-        return tensor if is_there else tensor.cuda()
+        return tensor.cuda() if session.host.holds(tensor) else tensor
 
-    return _pytree.tree_map_only(FakeTensor, moved, inputs) if session.placement.is_met else inputs
+    return _pytree.tree_map_only(torch.Tensor, moved, inputs) if session.placement.is_met else inputs

@@ -1,9 +1,9 @@
 """Which tensors of a rehearsal are on the host, and what goes between it and the device.
 
-All tensors of a rehearsal are fake ones of a processor. They count as the device's unless the script, or
-torch on its behalf, has put them on the host in words that mean nothing else: ``Tensor.cpu``, ``to("cpu")``,
-``device="cpu"``, pinned memory. What comes of nothing but such tensors is on the host as well, and what
-computes it runs there.
+All tensors of a rehearsal are fake ones of a processor. Those are on the host that were made without a
+device and have not been moved, or were put there: ``Tensor.cpu``, ``to("cpu")``, ``device="cpu"``, pinned
+memory. What comes of nothing but such tensors is on the host as well, and what computes it runs there. All
+others count as the device's, as does everything before the script speaks of a GPU (``Placement.is_met``).
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
 """Operators that write their second operand to their first, wherever the two are."""
 
+HOST, DEVICE = "host", "device"
+"""Where operators are told to make what they make."""
+
+LEFT, MADE, PINNED = "rehearsed_left", "rehearsed_made", "rehearsed_pinned"
+"""Attributes of a storage: it is on the host because nobody has put it anywhere; nothing in it has ever been
+on the device; it is pinned memory."""
+
+INPUT: Final = "input"
+"""How the names of copies to the device begin of what has never been there, as of a batch."""
+
+STAGED_BYTES: Final = 64 * 2**10
+"""Largest copy to the device that the host need not wait for although its memory is not pinned (CUDA C++
+Programming Guide, "Implicit synchronization"): the driver keeps what it has to send."""
+
 
 class Host:
     """The memory of the host as far as the script asks for it.
@@ -36,24 +50,29 @@ class Host:
     Attributes:
         memory: what is held there.
         is_meant: whether a device without a number means the host, where torch itself speaks of it.
+        is_loading: whether it does what workers of a loader do, in processes of their own.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
-        self._session = session
-        self.memory = Memory(lambda n_bytes: None)
+        import torch
+
+        self._session, self._real = session, {torch.Tensor, torch.nn.Parameter}
+        self.memory = Memory(lambda n_bytes: None, block_bytes=1)
         session.memory.host = self.memory
-        self.is_meant = False
-        self._direction, self._makes = "", False
+        self.is_meant = self.is_loading = False
+        self._direction = self._makes = ""
         self._moved = _moved(self._move)
 
     @property
     def is_used(self) -> bool:
         """Whether an operator may have to do with the host."""
-        return bool(self._direction) or self._makes or self.memory.holds_any
+        return self._session.placement.is_met or bool(self._direction) or self.memory.holds_any
 
     def holds(self, tensor: Any) -> bool:
-        """Whether *tensor* is on the host."""
+        """Whether *tensor* is on the host; one that is not fake is, if there is a device beside it."""
         own = getattr(tensor, "_local_tensor", tensor)
+        if type(own) in self._real:
+            return self._session.placement.is_met
         return self.memory.number_of(own.untyped_storage()) >= 0
 
     def settle(self, tensor: Any, *, to_host: bool = True) -> Any:
@@ -68,11 +87,18 @@ class Host:
             here, there = there, here
         if here.number_of(storage) < 0:
             here.add(storage, there.forget(storage) or "buffers")
+        if not to_host:
+            vars(storage).pop(MADE, None)
+
+    def pin(self, tensor: Any) -> Any:
+        """Take *tensor* to be in pinned memory, and return it."""
+        setattr(getattr(tensor, "_local_tensor", tensor).untyped_storage(), PINNED, True)
+        return self.settle(tensor)
 
     @contextmanager
-    def making(self, *, is_meant: bool) -> Iterator[None]:
-        """Let operators for a while make what they make on the host, if that *is_meant*."""
-        before, self._makes = self._makes, is_meant
+    def making(self, where: str) -> Iterator[None]:
+        """Let operators for a while make what they make on the ``HOST``, the ``DEVICE``, or anywhere."""
+        before, self._makes = self._makes, where
         try:
             yield
         finally:
@@ -87,6 +113,8 @@ class Host:
         is_first = to_host == non_blocking
         source = tensor.to(dtype) if dtype is not None and is_first else tensor
         out = self._moved.apply(source, to_host, non_blocking)
+        if to_host and non_blocking:  # ``_to_copy`` in ATen/native/TensorConversions.cpp
+            self.pin(out)
         return out.to(dtype) if dtype is not None else out
 
     def copy_as(self, written: Any, read: Any, *, to_host: bool, non_blocking: bool) -> Any:
@@ -119,35 +147,44 @@ class Host:
     def part(self, name: str, operands: Sequence[Any]) -> str:
         """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
 
-        Torch computes on the host with nothing but tensors that are there. Numbers that are not whole decide,
-        for a kernel of the device may be told places and lengths on the host; single numbers do not. Of whole
-        numbers the first ones do: those that others are places in.
+        Torch computes on the host with nothing but tensors that are there; single numbers may be elsewhere,
+        and decide only among themselves.
         """
         if self._makes:
-            return ON_HOST
+            return ON_HOST if self._makes == HOST else ""
         if self._direction and name == "aten._to_copy":
             return self._direction
         if name in COPYING:
             written, read = (self._holds_first(value) for value in operands[:2])
             return (TO_HOST if written else TO_DEVICE) if written != read else ON_HOST if read else ""
         tensors = tensors_in(operands)
-        if not any(map(self.holds, tensors)):
-            return ""
-        large = [tensor for tensor in tensors if tensor.dim()]
-        decide = [tensor for tensor in large if tensor.dtype.is_floating_point] or large[:1]
-        is_on_host = any(map(self.holds, decide)) if decide else all(map(self.holds, tensors))
-        return ON_HOST if is_on_host else ""
+        decide = [tensor for tensor in tensors if tensor.dim()]
+        if not decide:
+            decide = tensors[:1] if name.endswith("_") else tensors
+        return ON_HOST if decide and all(map(self.holds, decide)) else ""
 
     def _holds_first(self, values: Any) -> bool:
         return any(map(self.holds, tensors_in(values)[:1]))
 
-    def count(self, out: Any, category: str, part: str) -> None:
-        """Count the memory of what an operator with this *part* of the host has made."""
-        memory = self.memory if part in {ON_HOST, TO_HOST} else self._session.memory
+    def count(self, out: Any, category: str, part: str, operands: Sequence[Any] = ()) -> None:
+        """Count the memory of what an operator with this *part* of the host has made of *operands*."""
+        is_there = part in {ON_HOST, TO_HOST}
+        memory = self.memory if is_there else self._session.memory
         for tensor in tensors_in(out):
+            if type(tensor) in self._real:  # of a mesh, or of a loader
+                continue
             storage = tensor.untyped_storage()
-            if self._session.memory.number_of(storage) < 0:
-                memory.add(storage, category)
+            if part == TO_HOST:
+                vars(storage).pop(MADE, None)
+            if self._session.memory.number_of(storage) < 0 and memory.add(storage, category) and is_there:
+                self._mark(storage, operands, part)
+
+    @staticmethod
+    def _mark(storage: Any, operands: Sequence[Any], part: str) -> None:
+        """Remember of *storage*, made of *operands*, what is so of all of them."""
+        for name in (MADE, LEFT) if part == ON_HOST else ():
+            if all(is_marked(one, name) for one in tensors_in(operands)):
+                setattr(storage, name, True)
 
     def work(self, part: str, found: Work, operands: Sequence[Any]) -> Work:
         """Return what an operator that would be *found* on the device is as *part* of the host."""
@@ -155,12 +192,30 @@ class Host:
             return found._replace(kind=ON_HOST, kernels=0)
         read = tensors_in(operands[1]) if found.name in COPYING else tensors_in(operands)[:1]
         size = sum(map(tensor_bytes, read))
-        return Work(f"host.{part}", part, found.shapes, dtype_name(read[0]), 0, size)
+        is_input = part == TO_DEVICE and all(is_marked(one, MADE) for one in read)
+        return Work(f"{INPUT if is_input else HOST}.{part}", part, found.shapes, dtype_name(read[0]), 0, size)
 
-    def waited(self, part: str, *, non_blocking: bool) -> None:
-        """Note that the host waits for a copy, unless it need not."""
-        if part != ON_HOST and not non_blocking:
+    def waited(self, part: str, name: str, operands: Sequence[Any], *, non_blocking: bool) -> None:
+        """Note that the host waits for a copy by the operator *name*, unless it need not.
+
+        It waits for one that is not to block, too, where its own memory is not pinned: for one down until it
+        is done, for one up until the driver has taken over what goes there (CUDA Runtime API, "API
+        synchronization behavior").
+        """
+        if part == ON_HOST:
+            return
+        is_write, is_up = name in COPYING, part == TO_DEVICE
+        here = tensors_in(operands[1] if is_write and is_up else operands[:1])
+        is_free = all(is_marked(one, PINNED) for one in here)
+        is_free |= sum(map(tensor_bytes, here)) <= STAGED_BYTES if is_up else not is_write
+        if not (non_blocking and is_free):
             self._session.tape.note(HOST_WAIT)
+
+
+def is_marked(tensor: Any, name: str) -> bool:
+    """Whether the storage of *tensor* has the attribute *name*: one that is not fake was made on the host."""
+    found = vars(tensor.untyped_storage())
+    return name in found or (name != PINNED and not hasattr(tensor, "fake_mode"))
 
 
 def _moved(move: Callable[..., Any]) -> Any:

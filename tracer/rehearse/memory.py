@@ -30,13 +30,13 @@ OF_KIND: Final = {
 """What a tensor is for that is made while this kind of work is issued."""
 
 
-def rounded(n_bytes: int) -> int:
+def rounded(n_bytes: int, block_bytes: int = ROUND_BYTES) -> int:
     """Return what the allocator takes for *n_bytes*.
 
     >>> rounded(0), rounded(1), rounded(1024)
     (0, 512, 1024)
     """
-    return -(-n_bytes // ROUND_BYTES) * ROUND_BYTES
+    return -(-n_bytes // block_bytes) * block_bytes
 
 
 class Change(NamedTuple):
@@ -60,6 +60,7 @@ class Memory:
 
     Args:
         changed: told the bytes in all after each change.
+        block_bytes: what sizes are rounded up to.
 
     Attributes:
         held: bytes by category.
@@ -70,7 +71,7 @@ class Memory:
         host: what is held on the host instead, None: nothing can be.
     """
 
-    def __init__(self, changed: Callable[[int], None]) -> None:
+    def __init__(self, changed: Callable[[int], None], block_bytes: int = ROUND_BYTES) -> None:
         self.held = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
         self.peak = 0
@@ -78,7 +79,7 @@ class Memory:
         self.log: list[Change] | None = None
         self.host: Memory | None = None
         self._before = (0, dict(self.held))
-        self._changed = changed
+        self._changed, self._block_bytes = changed, block_bytes
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._sizes: dict[int, tuple[int, str]] = {}
         self._n_held = 0
@@ -120,7 +121,7 @@ class Memory:
         key = storage._cdata
         if key in self._numbers or (self.host is not None and self.host.number_of(storage) >= 0):
             return False
-        number = self.hold(rounded(storage.nbytes()), category)
+        number = self.hold(rounded(storage.nbytes(), self._block_bytes), category)
         self._numbers[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
         return True
 
@@ -134,7 +135,9 @@ class Memory:
         """Count *storage* as it is now."""
         number = self.number_of(storage)
         if number >= 0:
-            self.change(number, "resize", rounded(storage.nbytes()), self._sizes[number][1])
+            self.change(
+                number, "resize", rounded(storage.nbytes(), self._block_bytes), self._sizes[number][1]
+            )
         elif self.host is not None:
             self.host.resized(storage)
 

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse.devices import is_foreign, is_gpu
+from tracer.rehearse.host import DEVICE, HOST, LEFT
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Moves:
     """Takes the place of functions of torch that are told where tensors are to be.
 
-    In torch's own code ``cpu`` is what a tensor says it is on, so that it means the device there: what is
-    there stays, and what is on the host goes there.
+    In torch's own code ``cpu`` is where it finds the tensors of the device, so that it means that, unless it
+    is what a tensor on the host says (``Placement.there``): what is on the device stays, and what is on the
+    host goes there.
 
     Args:
         session: the rehearsal.
@@ -42,52 +44,51 @@ class Moves:
     def make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call *func*, which makes a tensor, or changes one as ``torch.as_tensor`` and ``zeros_like`` do."""
         device, asks = kwargs.get("device"), sys._getframe(2)
-        is_plain = device is None and func in self._makes
-        if is_plain:  # the mode of ``torch.set_default_device`` comes after this one
+        given = args[0] if args and isinstance(args[0], self._torch.Tensor) else None
+        is_left = device is None and func in self._makes
+        if is_left:  # the mode of ``torch.set_default_device`` comes after this one
             device = self._default.CURRENT_DEVICE
+            is_left = given is None and (device is None or device == self._cpu)
+        self._placement.is_met |= is_gpu(device)
+        to_host = self._names_host(device, asks) or is_left
         if is_foreign(device):
             kwargs = {**kwargs, "device": self._cpu}
-        is_pinned, is_named = bool(kwargs.get("pin_memory")), self._names_host(device, asks)
-        with self._host.making(is_meant=is_pinned or (is_named and self._placement.is_met)):
+        is_pinned = bool(kwargs.get("pin_memory"))
+        with self._host.making(self._where(device, to_host=to_host or is_pinned)):
             made = func(*args, **({**kwargs, "pin_memory": False} if is_pinned else kwargs))
-        if is_pinned:
-            return self.move(self._torch.Tensor.pin_memory, (self._placed(made, to_host=True),), {})
-        given = args[0] if args and isinstance(args[0], self._torch.Tensor) else None
-        if device is None:
-            return self._placed(made, to_host=True) if is_plain and given is None else made
-        self._placement.is_met |= is_gpu(device)
-        is_host = is_named or device is self._placement.unsaid
-        if not is_gpu(device) and not is_host:
-            return made
-        if given is not None and _is_same_memory(made, given):
-            return self._moved(made, to_host=is_host)
-        found = self._placed(made, to_host=is_host)
-        if is_named and type(found) is self._kind:
-            self._placement.keep(found)
-        return found
+        if given is not None and (to_host or is_gpu(device)) and _is_same_memory(made, given):
+            return self._moved(made, to_host=to_host)
+        if type(made) is self._kind:
+            self._settle(made, device, to_host=to_host, is_left=is_left)
+        return self.move(self._torch.Tensor.pin_memory, (made,), {}) if is_pinned else made
+
+    def _where(self, device: Any, *, to_host: bool) -> str:
+        """Return where what is made is to be, for ``Host.making``."""
+        if to_host and self._placement.is_met:
+            return HOST
+        return DEVICE if is_gpu(device) else ""
+
+    def _settle(self, made: Any, device: Any, *, to_host: bool, is_left: bool) -> None:
+        """Take what was *made* to be where it was asked for."""
+        if is_left:
+            self._placement.leave(made)
+        elif to_host:
+            self._placement.keep(made)
+        elif is_gpu(device):
+            self._placement.put(made)
 
     def _names_host(self, device: Any, asks: FrameType) -> bool:
         """Whether the *device* that is told by who *asks* is the host: a script says so, or to a module.
 
         In torch's own code it may be what a tensor says it is on, but for what modules are made with.
         """
-        if device is None or device is self._placement.unsaid or str(device) != "cpu":
+        if device is self._placement.there:
+            return True
+        if device is None or str(device).partition(":")[0] != "cpu":
             return False
         code = asks.f_code
         is_module = code.co_name == "__init__" and code.co_filename.startswith(self._modules)
         return is_module or not self._placement.asker.is_torch(asks)
-
-    def _placed(self, made: Any, *, to_host: bool) -> Any:
-        """Take what was *made* to be where it was asked for, and return it."""
-        if type(made) is not self._kind:
-            return made
-        if to_host:
-            self._placement.leave(made)
-        else:
-            self._placement.put(made)
-            if self._host.holds(made):  # like a tensor that is there
-                self._host.settle(made, to_host=False)
-        return made
 
     def _moved(self, tensor: Any, *, to_host: bool) -> Any:
         """Return *tensor* where it is asked for."""
@@ -100,17 +101,16 @@ class Moves:
         tensor, host, place = args[0], self._host, self._placement
         is_pinned = func is self._torch.Tensor.pin_memory
         to_host = None if is_pinned else self._target(func, args, kwargs, sys._getframe(2))
+        if to_host is False and type(tensor) is self._torch.Tensor:
+            tensor = place.faked(tensor)
         if type(getattr(tensor, "_local_tensor", tensor)) is not self._kind:
             return self._plain(func, args, kwargs)
         if is_pinned:
-            return host.settle(tensor)
+            return host.pin(tensor)
         if to_host and not (place.is_met or host.is_meant):
             to_host = None  # there is no device beside it
-        if to_host and type(tensor) is self._kind and place.is_unsaid(tensor):
-            place.keep(tensor)
-            to_host = None
-        if to_host is False and type(tensor) is self._kind and place.is_left(tensor):
-            tensor = place.moved(tensor) if not host.holds(tensor) else tensor
+        if to_host and type(tensor) is self._kind and host.holds(tensor):
+            vars(tensor.untyped_storage()).pop(LEFT, None)  # somebody says so
         if to_host is None or host.holds(tensor) == to_host:
             return self._plain(func, (tensor, *args[1:]), kwargs)
         place.is_used |= not to_host
@@ -130,17 +130,16 @@ class Moves:
             return self._beside(args[0], given)
         if isinstance(given, bool) or not isinstance(given, self._kinds):
             return None
-        if is_foreign(given):
-            self._placement.is_met |= is_gpu(given)
-            return False
-        return self._to_cpu(args[0], given, asks) if self._cpu == self._torch.device(given) else None
+        self._placement.is_met |= is_gpu(given)
+        return False if is_gpu(given) else self._to_cpu(args[0], given, asks)
 
     def _to_cpu(self, tensor: Any, given: Any, asks: FrameType) -> bool | None:
         """Return what ``_target`` does where the processor is *given* for *tensor* by who *asks*."""
+        if given is self._placement.there or is_foreign(given):  # with a number: of the host, and of it only
+            return True
         if not self._host.is_meant and self._placement.asker.is_torch(asks):
             return False if self._on_host(tensor) else None
-        is_left = type(tensor) is self._kind and self._placement.is_left(tensor)
-        return None if is_left and (self._host.is_meant or given != "cpu") else True
+        return True if self._torch.device(given).type == "cpu" else None
 
     def _beside(self, tensor: Any, other: Any) -> bool | None:
         """Return whether *other* is on the host, None if *tensor* is where it is."""

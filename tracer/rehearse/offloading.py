@@ -70,7 +70,7 @@ def _modules(session: RehearsalSession) -> None:
     import torch
 
     modules: Any = torch.nn.Module
-    original, is_torch = modules.to, session.placement.asker.is_torch
+    original, empty, is_torch = modules.to, modules.to_empty, session.placement.asker.is_torch
     parse: Any = torch._C._nn._parse_to
 
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,15 @@ def _modules(session: RehearsalSession) -> None:
         with session.host.meant() if device == torch.device("cpu") else nullcontext():
             return original(self, *args, **kwargs)
 
-    modules.to = moved
+    def emptied(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = empty(self, *args, **kwargs)
+        device = kwargs.get("device", args[0] if args else None)
+        if str(device).partition(":")[0] == "cpu":
+            for tensor in (*self.parameters(), *self.buffers()):
+                session.placement.keep(getattr(tensor, "_local_tensor", tensor))
+        return made
+
+    modules.to, modules.to_empty = moved, emptied
 
 
 def _fsdp2(host: Host) -> None:

@@ -77,8 +77,8 @@ def _beside(placement: Placement) -> None:
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def made(self: Any, *args: Any, **kwargs: Any) -> Any:
             found = original(self, *args, **kwargs)
-            if kwargs.get("device") is None and type(found) is kind and placement.holds(self):
-                placement.put(found)
+            if kwargs.get("device") is None and type(found) is kind:
+                (placement.put if placement.holds(self) else placement.leave)(found)
             return found
 
         return made

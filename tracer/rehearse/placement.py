@@ -2,8 +2,11 @@
 
 All tensors of a rehearsal are fake ones of a processor, and torch and its dispatcher have to find them there.
 A script or a library that asks one for its device is told that of the GPU, unless a real run had it on the
-host: it was put there (``host``), or it was made without a device and has not been moved since. What is made
+host (``host``): it was put there, or it was made without a device and has not been moved since. What is made
 of nothing but such tensors is such a one, too.
+
+Before a script speaks of a GPU, all is where its device is. What it has made without one by then is noted,
+and is on the host as soon as there is a GPU beside it.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -11,18 +14,17 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.devices import is_gpu, local_rank
+from tracer.rehearse.host import LEFT, MADE
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
-
-LEFT: Final = "rehearsed_left"
-"""Attribute of a storage that nobody has put on the device."""
 
 
 class Askers:
@@ -54,8 +56,8 @@ class Placement:
 
     Attributes:
         device: that of this rank.
+        there: told of a tensor on the host, and so in torch's own code, too, the host and nothing else.
         asker: tells who asks.
-        unsaid: told of a tensor that nobody has put anywhere; handed on, it puts nothing on the host.
         is_used: whether somebody has said so far that a tensor is on the device.
     """
 
@@ -65,10 +67,10 @@ class Placement:
 
         self._session, self._torch, self._kind = session, torch, FakeTensor
         self.device = torch.device("cuda", local_rank())
-        self.unsaid = torch.device("cpu")
+        self.there = torch.device("cpu")
         self.asker = Askers()
         self.is_used = self._is_met = False
-        self._named: list[weakref.ref[Any]] = []
+        self._waiting: dict[int, weakref.ref[Any]] = {}
 
     @property
     def is_met(self) -> bool:
@@ -78,75 +80,76 @@ class Placement:
     @is_met.setter
     def is_met(self, is_met: bool) -> None:
         self._is_met = is_met
-        if is_met and self._named:
-            named, self._named = self._named, []
-            for storage in (found() for found in named):
-                if storage is not None and LEFT in vars(storage):
+        if is_met and self._waiting:
+            waiting, self._waiting = list(self._waiting.values()), {}
+            for storage in (found() for found in waiting):
+                if storage is not None:
                     self._session.host.take(storage)
 
     def keep(self, tensor: Any) -> None:
-        """Take the fake *tensor* to have been made on the host by name; a single number counts nowhere."""
-        self.leave(tensor)
-        if not tensor.dim():
-            self._session.host.settle(tensor, to_host=False)
-        elif self.is_met:
-            self._session.host.take(tensor.untyped_storage())
-        else:
-            self._named.append(weakref.ref(tensor.untyped_storage()))
+        """Take the fake *tensor* to be on the host because somebody has said so."""
+        self._on_host(tensor.untyped_storage())
+        vars(tensor.untyped_storage()).pop(LEFT, None)
 
     def leave(self, tensor: Any) -> None:
         """Take the fake *tensor* to have been made without a device."""
-        setattr(tensor.untyped_storage(), LEFT, True)
+        if type(tensor) is self._kind and not self._session.is_aside:
+            self._on_host(tensor.untyped_storage())
+            setattr(tensor.untyped_storage(), LEFT, True)
+
+    def _on_host(self, storage: Any) -> None:
+        """Let *storage* be on the host from now on, or as soon as there is one."""
+        setattr(storage, MADE, True)
+        if self.is_met:
+            self._session.host.take(storage)
+        elif (key := storage._cdata) not in self._waiting:
+            self._waiting[key] = weakref.ref(storage, lambda _: self._waiting.pop(key, None))
 
     def put(self, tensor: Any, *, is_said: bool = True) -> None:
         """Take *tensor* to have been on the device from the start, or have been moved there as a whole."""
         self.is_used |= is_said
         own = _own(tensor)
-        vars(own.untyped_storage()).pop(LEFT, None)
+        storage = own.untyped_storage()
+        vars(storage).pop(LEFT, None)
+        self._waiting.pop(storage._cdata, None)
         if self._session.host.holds(own):
             self._session.host.settle(own, to_host=False)
 
-    def is_left(self, tensor: Any) -> bool:
-        """Whether *tensor* was made without a device, or of nothing but such ones."""
-        return LEFT in vars(tensor.untyped_storage())
+    def faked(self, tensor: Any) -> Any:
+        """Return a fake tensor on the host in place of a real one, as of an array, which no device has."""
+        mode = self._torch._C._get_dispatch_mode(self._torch._C._TorchDispatchModeKey.FAKE)
+        if mode is None or isinstance(tensor, self._kind):
+            return tensor
+        found = mode.from_tensor(tensor)
+        self.leave(found)
+        if not tensor.dtype.is_floating_point:
+            self._session.stated.numbers.keep(found, tensor)
+        return found
 
-    def is_unsaid(self, tensor: Any) -> bool:
-        """Whether *tensor* was made without a device, and has not been put on the host either."""
-        return self.is_left(tensor) and not self._session.host.holds(tensor)
+    def put_left(self, tensors: Iterable[Any]) -> None:
+        """Put those of *tensors* on the device of which nobody has said where they are."""
+        for tensor in tensors if self.is_met else ():
+            if self.is_left(_own(tensor)):
+                self.put(tensor)
+
+    def is_left(self, tensor: Any) -> bool:
+        """Whether *tensor* was made without a device, or of nothing but such ones, and put nowhere since."""
+        return LEFT in vars(tensor.untyped_storage())
 
     def holds(self, tensor: Any) -> bool:
         """Whether a real run has the fake *tensor* on the device."""
-        if not self.is_met or self.is_left(tensor):
-            return False
-        host = self._session.host
-        return not (host.is_used and host.holds(tensor))
+        return self.is_met and not self._session.host.holds(tensor)
 
-    def follow(self, storage: Any, operands: Sequence[Any]) -> None:
-        """Leave *storage*, which an operator has made of *operands*, where all of these are."""
-        host, found = self._session.host, False
-        for value in operands:
-            for tensor in value if isinstance(value, list | tuple) else (value,):
-                if type(tensor) is self._kind:
-                    if not (self.is_left(tensor) or (host.is_used and host.holds(tensor))):
-                        return
-                    found = True
+    def follow(self, made: Any, operands: Sequence[Any]) -> None:
+        """Let a tensor, *made* of *operands* before there is a host, be where all of these will be."""
+        found = False
+        for tensor in tensors_in(operands) if self._waiting else ():
+            if type(tensor) is self._kind:
+                if tensor.untyped_storage()._cdata not in self._waiting:
+                    return
+                found = True
         if found:
-            setattr(storage, LEFT, True)
-
-    def moved(self, tensor: Any) -> Any:
-        """Return the fake *tensor* as it is on the device; the copy is not written down.
-
-        Memory counts the copy in place of what it was made of.
-        """
-        session, copy = self._session, self._torch.ops.aten._to_copy.default
-        with session.aside():
-            out = copy(tensor)
-        self.put(out)
-        if category := session.memory.forget(tensor.untyped_storage()):
-            session.memory.add(out.untyped_storage(), category)
-        session.stated.numbers.follow("aten._to_copy", copy, (tensor,), {}, out)
-        session.stated.note("aten._to_copy", (tensor,), out)
-        return out
+            self.leave(made)
 
     def told(self, tensor: Any) -> Any:
         """Return the device that code which is not torch's is told of the fake *tensor*, None: its own."""
@@ -190,8 +193,8 @@ def _tensors(placement: Placement, kind: Any) -> None:
         if (found := told(self, frame(1))) is not None:
             return found
         found, own = device.__get__(self), _own(self)
-        is_unsaid = type(own) is FakeTensor and placement.is_unsaid(own) and not is_torch(frame(1))
-        return placement.unsaid if is_unsaid and found == placement.unsaid else found
+        is_there = type(own) is FakeTensor and found == placement.there and placement.is_met
+        return placement.there if is_there and not placement.holds(own) else found
 
     def told_is_cuda(self: Any) -> bool:
         return told(self, frame(1)) is not None or bool(is_cuda.__get__(self))

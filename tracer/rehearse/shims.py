@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _scaler()
     _storages(session)
     _addresses()
-    _fsdp1()
+    _fsdp1(session)
     _join()
     _chunks()
     _swaps()
@@ -72,38 +73,40 @@ def _compile(session: RehearsalSession) -> None:
 
 def _loaders(session: RehearsalSession) -> None:
     """Load data as the script does, in this process; of batches only small whole numbers stay known."""
-    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils import _pytree
     from torch.utils.data import DataLoader, dataloader
 
     anywhere: Any = dataloader._BaseDataLoaderIter
     loader: Any = DataLoader
     following, made, iterated = anywhere.__next__, loader.__init__, loader.__iter__
+    pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        pins[self] = bool(kwargs.get("pin_memory"))
         args = (*args[:5], 0, *args[6:]) if len(args) > _POSITION_OF_WORKERS else args
         kept = {key: value for key, value in kwargs.items() if key not in _WORKERS}
         made(self, *args, **kept)
 
     def iterate(self: Any) -> Any:
         with unset_fake_temporarily():
-            return iterated(self)
+            found = iterated(self)
+        pins[found] = pins.get(self, False)
+        return found
 
     def next_batch(self: Any) -> Any:
-        import torch
-
-        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        with unset_fake_temporarily():
-            batch = following(self)
+        session.host.is_loading = True
+        try:
+            with unset_fake_temporarily():
+                batch = following(self)
+        finally:
+            session.host.is_loading = False
 
         def faked(tensor: Any) -> Any:
-            if mode is None or isinstance(tensor, FakeTensor):
-                return tensor
-            found = mode.from_tensor(tensor)
-            session.placement.leave(found)
-            if not tensor.dtype.is_floating_point:
-                session.stated.numbers.keep(found, tensor)
-            return found
+            found = session.placement.faked(tensor)
+            is_pinned = pins.get(self) and session.placement.is_met and session.host.holds(found)
+            return session.host.pin(found) if is_pinned else found
 
         return _pytree.tree_map_only(torch.Tensor, faked, batch)
 
@@ -192,7 +195,7 @@ _FIRST_ADDRESS = 1 << 40
 """Where the memory of a device that is not there begins."""
 
 
-def _fsdp1() -> None:
+def _fsdp1(session: RehearsalSession) -> None:
     """Let the first FSDP have the processor for its device, whatever number it is told.
 
     Whole parameters that it moves to the host for a checkpoint stay where they are.
@@ -207,8 +210,10 @@ def _fsdp1() -> None:
     names._check_module_states_for_sync_module_states = lambda module: None  # wants parameters on a GPU
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("device_id") is not None:
+        if kwargs.get("device_id") is not None or session.placement.is_met:
             kwargs["device_id"] = torch.device("cpu")
+        module: Any = kwargs.get("module", args[0] if args else None)
+        session.placement.put_left((*module.parameters(), *module.buffers()))
         made(self, *args, **kwargs)
 
     handle: Any = _flat_param.FlatParamHandle

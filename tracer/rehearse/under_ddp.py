@@ -32,6 +32,7 @@ def install(session: RehearsalSession) -> None:
         kept = dict(kwargs)
         kept.pop("device_ids", None)
         kept.pop("output_device", None)
+        session.placement.put_left((*module.parameters(), *module.buffers()))
         original(self, module, None, None, *args[2:], **kept)
 
     names.DistributedDataParallel.__init__ = init
@@ -64,7 +65,6 @@ def _reducer_of(session: RehearsalSession) -> type[Reducer]:
 
 def _broadcast(group: Any, tensors: Sequence[Any], size: int, src: int = 0) -> None:
     """Send tensors as one per type, as the coalesced broadcast of C++ does up to *size* bytes."""
-    import torch
     import torch.distributed as dist
 
     del size
@@ -72,7 +72,7 @@ def _broadcast(group: Any, tensors: Sequence[Any], size: int, src: int = 0) -> N
     for tensor in tensors:
         by_type.setdefault(tensor.dtype, []).append(tensor)
     for dtype, found in by_type.items():
-        flat = torch.empty(sum(tensor.numel() for tensor in found), dtype=dtype)
+        flat = found[0].new_empty(sum(tensor.numel() for tensor in found), dtype=dtype)
         dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
 
 

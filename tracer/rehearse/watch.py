@@ -191,21 +191,36 @@ class Watcher:
         if part != ON_HOST and name == "aten.copy_" and args[0].dtype != args[1].dtype:
             with self._mode:
                 return host.copy_as(*args[:2], to_host=part == TO_HOST, non_blocking=is_free)
-        out = self._call(func, args, kwargs)[0]
-        host.count(out, self._category(), part)
+        out, known = self._call(func, args, kwargs)
+        if known is None and not self._is_ours(args, kwargs, out):
+            return out
         if name in FOLLOWED:
             session.stated.note(name, args, out)
+        self._write_host(part, name, func, args, kwargs, out=out)
         if session.position.step >= 0:
+            host.waited(part, name, args, non_blocking=is_free)
+        return out
+
+    def _write_host(
+        self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, out: Any
+    ) -> None:
+        """Count what the host has made, and write its *part* down, but of single numbers and of loading."""
+        session, host = self._session, self._session.host
+        host.count(out, self._category(), part, args)
+        is_small = not any(one.dim() for one in tensors_in((args, out)))
+        is_nothing = part == ON_HOST and (is_small or host.is_loading)
+        if session.position.step >= 0 and not is_nothing:
             work = host.work(part, self._pricing.work(name, func, args, kwargs, out), args)
             session.tape.op(session.tape.number_of(work))
-            host.waited(part, non_blocking=is_free)
-        return out
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Write down a kernel whose results were made up."""
+        name, host = ".".join(func._schema.name.split("::")), self._session.host
+        if host.is_used and (part := host.part(name, args)):
+            self._write_host(part, name, func, args, kwargs, out=out)
+            return
         self._made(out, args)
         if self._session.position.step >= 0:
-            name = ".".join(func._schema.name.split("::"))
             self._session.tape.op(self._pricing.number(name, func, args, kwargs, out))
 
     def _inert(self, name: str) -> Kernel:
@@ -227,7 +242,7 @@ class Watcher:
         out, known = self._call(func, args, kwargs)
         host = self._session.host
         if host.is_used and (part := host.part("", args)):
-            host.count(out, self._category(), part)
+            host.count(out, self._category(), part, args)
         elif known is not None or self._is_ours(args, kwargs, out):
             self._made(out, args)
         return out
@@ -262,7 +277,7 @@ class Watcher:
         for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
             storage = tensor.untyped_storage()
             if session.memory.add(storage, category):
-                session.placement.follow(storage, operands)
+                session.placement.follow(tensor, operands)
 
     def _gathered(self, tensors: Any) -> None:
         """Count the memory of *tensors* as that of gathered parameters."""

@@ -3,9 +3,9 @@
 Every nanosecond is in one state, by the table in docs/architecture.md, section 3:
 
 ========================  ==========================================================================
-``compute``               a compute or copy span is running, offloading aside
+``compute``               a compute or copy span is running, offloading and batches aside
 ``exposed:<axis>``        else, a communication span of that axis is past the last arrival
-``exposed:host``          else, a copy to or from the host runs for what is offloaded to it
+``exposed:host``          else, a copy to or from the host runs of what is offloaded, or of a batch
 ``bubble``                else, a pp span waits for its peer; or, with pp > 1, nothing runs, or only a
                           collective of the whole world waits, and the rank has not begun, or has
                           finished, its forward and backward work
@@ -14,8 +14,8 @@ Every nanosecond is in one state, by the table in docs/architecture.md, section 
 ``other``                 else
 ========================  ==========================================================================
 
-Where several axes compete for one state, the inner one of ``traces.layout.AXES`` has it. A run in which
-nothing is offloaded has no state for it.
+Where several axes compete for one state, the inner one of ``traces.layout.AXES`` has it. A run without
+such copies has no state for them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Sweep:
     Attributes:
         point_ns: times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``.
         state: index into the states of the run, before what depends on the window.
-        computing: a compute or copy span is running, offloading aside.
+        computing: a compute or copy span is running, offloading and batches aside.
         idle: no span is running.
         moving: by axis, a communication span is past the last arrival; by ``HOST``, copies of
             what is offloaded.

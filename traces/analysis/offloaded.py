@@ -1,4 +1,4 @@
-"""What of a step is due to offloading: copies to and from the host, and an optimizer that runs there."""
+"""What of a step is due to the host: copies to and from it, and an optimizer that runs there."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from traces.columns import BoolArray, is_one_of
 from traces.run import Run
 
 HOST: Final = "host"
-"""What the copies that offloading makes move along, beside the axes of a layout."""
+"""What copies to and from the host move along, beside the axes of a layout."""
 
 OFFLOADING: Final = f"exposed:{HOST}"
-"""State of a rank that waits for the copies of what is offloaded."""
+"""State of a rank that waits for copies of what is offloaded, or of what it is fed."""
+
+KINDS: Final = ("offload", "input")
+"""Kinds of such copies: of what is kept on the host for want of memory, and of what is made there."""
 
 HOST_OPTIMIZER: Final = "host:optimizer"
 """State of a rank that waits for the optimizer that runs on its host."""
 
 
 def is_work(table: pa.Table) -> BoolArray:
-    """Return which rows are work of the device: compute, and copies other than those of offloading."""
+    """Return which rows are work of the device: compute, and copies other than those of ``KINDS``."""
     return is_one_of(table, "category", ("compute", "copy")) & ~is_offloading(table)
 
 
 def is_offloading(table: pa.Table) -> BoolArray:
-    """Return which rows are copies to and from the host that offloading makes."""
-    return is_one_of(table, "category", ("copy",)) & is_one_of(table, "kind", ("offload",))
+    """Return which rows are copies to and from the host of what is offloaded, or of what a rank is fed."""
+    return is_one_of(table, "category", ("copy",)) & is_one_of(table, "kind", KINDS)
 
 
 def is_host_optimizer(table: pa.Table) -> BoolArray:
@@ -35,7 +38,7 @@ def is_host_optimizer(table: pa.Table) -> BoolArray:
 
 
 def offloaded_states(run: Run) -> frozenset[str]:
-    """Return which of the states that offloading causes occur."""
+    """Return which of the states that the host causes occur."""
     found: set[str] = set()
     for rank in run.stored_ranks:
         table = run.spans([rank], ["category", "kind"])

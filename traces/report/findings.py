@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from traces.analysis.activity import axes
 from traces.analysis.critical_path import GAP, Piece, critical_path
 from traces.analysis.findings import findings
-from traces.analysis.offloaded import HOST_OPTIMIZER, OFFLOADING
+from traces.analysis.offloaded import HOST_OPTIMIZER, KINDS, OFFLOADING
 from traces.pack import Pack
 from traces.report.kinds import Kinds
 from traces.report.view import View
@@ -81,7 +81,7 @@ def _kind_of(piece: Piece, named: Sequence[str], kinds: Kinds) -> int:
         return kinds.state("other")
     if piece.kind == "launch":
         return kinds.host
-    if piece.kind == "offload":
+    if piece.kind in KINDS:
         return kinds.state(OFFLOADING)
     if piece.kind == "optimizer" and piece.kind not in kinds and HOST_OPTIMIZER in kinds:
         return kinds.state(HOST_OPTIMIZER)

@@ -34,7 +34,7 @@ _LEAST_SHARE: Final = 0.005
 """Share of all compute from which another kind has an entry of its own: less cannot be seen."""
 
 COMPUTE_CATEGORIES: Final = ("compute", "copy")
-"""Categories of spans during which a rank computes, copies of offloading aside (``offloaded.is_work``)."""
+"""Categories of spans during which a rank computes, copies of ``offloaded.KINDS`` aside."""
 
 AXIS_WORDS: Final = {
     "tp": "tensor parallel",
@@ -145,7 +145,7 @@ _OFFLOADED: Final = {
     OFFLOADING: (
         "Exposed copies to and from the host",
         "host exposed",
-        "What is offloaded is copied to or from the host, and nothing is computed meanwhile.",
+        "What is offloaded, or a batch, is copied to or from the host, and nothing is computed meanwhile.",
     ),
     HOST_OPTIMIZER: (
         "Optimizer on the host",
