@@ -27,6 +27,9 @@ Python ends a thread that asks for its lock by then with ``pthread_exit``, which
 allow no exception. A thread of Python that is inside of ``Work.wait`` then does so; gloo's own threads, which
 run on behind ``destroy_process_group``, ask for the lock where they drop the last reference to a tensor."""
 
+SAID_BY_GLOO = re.compile(r"^\[Gloo\] .*\n", re.MULTILINE)
+"""What torch 2.8 prints when ranks have found each other, to standard output."""
+
 MOST_RUNS = 3
 """How often processes are started until they do not fail so."""
 
@@ -122,7 +125,7 @@ class Runner:
         done = ended(lambda: Runner.start(command, env, n), fresh)
         return Ranks(
             tuple(one.returncode for one in done),
-            "".join(one.stdout for one in done),
+            SAID_BY_GLOO.sub("", "".join(one.stdout for one in done)),
             "".join(one.stderr for one in done),
         )
 

@@ -25,6 +25,7 @@ class Hook(Protocol):
 
 def install(session: Session) -> list[Hook]:
     """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
+    from tracer.exporting import EXPORTING, ExportHook
     from tracer.modules import BackwardHook, ModuleHook
     from tracer.recomputing import CheckpointHook
     from tracer.steps import OptimizerHook
@@ -33,7 +34,9 @@ def install(session: Session) -> list[Hook]:
     hooks: list[Hook]
     if session.native is None:
         session.backward = BackwardHook(session)
-        hooks = [session.backward, ModuleHook(session)]
+        modules = ModuleHook(session)
+        exports = _when_imported(session, "modules", EXPORTING, lambda _: ExportHook(session, modules))
+        hooks = [session.backward, modules, exports]
     else:
         from tracer.native.hooks import NativeModuleHook
         from tracer.native.wrappers import NativeBackwardHook

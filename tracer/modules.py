@@ -55,9 +55,9 @@ class ModuleHook:
         self._inner: set[int] = set()
         self._lives: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[Any, Block, int, Any]] = []
-        self._watch()
+        self.watch()
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Have the calls of modules seen from now on."""
         from torch.nn.modules import module as hooks
 

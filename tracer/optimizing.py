@@ -5,16 +5,42 @@ dict that holds them, and the step would fail. So each process gets one pair of 
 listens at the time, and goes when nobody does and no step is under way.
 
 A step inside of another one is part of it: ``ZeroRedundancyOptimizer`` has an optimizer for its shard, others
-have several and step all of them.
+have several and step all of them. torch does not tell of a step that has failed, and nothing is inside of it.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 Listener = Callable[[Any], Any]
 """Called with an optimizer; must not raise."""
+
+
+class _Stepping(NamedTuple):
+    """A step that runs, or has failed; neither its optimizer nor its frame is kept alive.
+
+    Attributes:
+        optimizer: whose step.
+        frame: number of the frame that calls the hooks, which it keeps for as long as it runs.
+        thread: on which thread.
+    """
+
+    optimizer: Callable[[], Any]
+    frame: int
+    thread: int
+
+    def is_around(self, frame: FrameType | None) -> bool:
+        """Whether what runs in *frame* is inside of this step; on another thread that is not known."""
+        if self.thread != threading.get_ident():
+            return True
+        while frame is not None and id(frame) != self.frame:
+            frame = frame.f_back
+        return frame is not None
 
 
 class OptimizerSteps:
@@ -33,7 +59,7 @@ class OptimizerSteps:
         self.first: Callable[[], None] | None = None
         self.begins: Listener | None = None
         self.ends: Listener | None = None
-        self._stepping: Any = None
+        self._stepping: _Stepping | None = None
         self._handles = [
             module.register_optimizer_step_pre_hook(self._before),
             module.register_optimizer_step_post_hook(self._after),
@@ -48,9 +74,10 @@ class OptimizerSteps:
                 handle.remove()
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._stepping is not None and self._stepping is not optimizer:  # itself if its last step failed
+        caller = sys._getframe(1)  # noqa: SLF001 - that of `Optimizer.step`
+        if self._stepping is not None and self._stepping.is_around(caller.f_back):
             return
-        self._stepping = optimizer
+        self._stepping = _Stepping(weakref.ref(optimizer), id(caller), threading.get_ident())
         first, self.first = self.first, None
         if first is not None:
             first()
@@ -58,7 +85,7 @@ class OptimizerSteps:
             self.begins(optimizer)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._stepping is optimizer:
+        if self._stepping is not None and self._stepping.frame == id(sys._getframe(1)):  # noqa: SLF001
             if self.ends is not None:
                 self.ends(optimizer)
             self._stepping = None

@@ -38,10 +38,22 @@ def process_groups(world_size: int) -> Groups:
     return Groups(world_size, backend_of, ranks_of)
 
 
+_in_children: list[weakref.WeakMethod[Callable[[], Any]]] = []
+"""What is called in forked children: Python never forgets what it is told to call there."""
+
+
 def in_children(method: Callable[[], Any]) -> None:
     """Have a method called in each forked child, for as long as its object lives: that is not kept alive."""
-    known = weakref.WeakMethod(method)
-    os.register_at_fork(after_in_child=lambda: (living := known()) and living())
+    if not _in_children:
+        os.register_at_fork(after_in_child=_tell_children)
+    _in_children[:] = [known for known in _in_children if known() is not None]
+    _in_children.append(weakref.WeakMethod(method))
+
+
+def _tell_children() -> None:
+    for known in _in_children:
+        if (living := known()) is not None:
+            living()
 
 
 def versions() -> dict[str, str]:

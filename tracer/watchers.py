@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import ctypes
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Final
 
 from tracer.clock import now_ns
+from tracer.giving_up import give_up
 from tracer.records import Communication
 
 Batch = list[Communication]
@@ -36,27 +35,18 @@ never."""
 LAST_S: Final = 5.0
 """How long the others are waited for: each ends within `SLICE`, on a machine that lets it."""
 
-SET_TERMINATE: Final = "_ZSt13set_terminatePFvvE"
-"""``std::set_terminate`` as compilers write it."""
-
 _left: list[Watchers] = []
 """Those with threads inside of a wait for a transfer when nobody wanted its end any more."""
 
 
 def leave() -> None:
-    """See that threads which are inside of a wait do not abort the process, which ends.
+    """Have threads that are inside of a wait for a transfer give it up: the process ends.
 
     Up to 3.13 Python ends a thread that asks for its lock while it shuts down, by ``pthread_exit``. That
     unwinds frames of C++ that allow no exception, and ``std::terminate`` would end the process by SIGABRT.
-    What it calls is therefore ``pause``: the thread stands still, and the process ends as it would have.
     """
-    if not any(watchers.n_threads for watchers in _left):
-        return
-    with suppress(OSError, AttributeError):  # another C++ library: nothing can be done
-        set_terminate = getattr(ctypes.CDLL("libstdc++.so.6"), SET_TERMINATE)
-        set_terminate.argtypes = [ctypes.c_void_p]
-        set_terminate.restype = ctypes.c_void_p
-        set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
+    for watchers in _left:
+        watchers.give_up()
 
 
 class Watch:
@@ -88,8 +78,9 @@ class Watchers:
         self._ended = ended
         self._changed = threading.Condition()
         self._queue: SimpleQueue[Batch] = SimpleQueue()
-        self.n_threads = self._n_idle = self._n_in_transfers = 0
-        self._gives_up = False
+        self.n_threads = self._n_idle = 0
+        self._transfers: list[Any] = []
+        self._gives_up = self._leaves = False
 
     @property
     def has_room(self) -> bool:
@@ -124,12 +115,20 @@ class Watchers:
             self._changed.wait_for(lambda: not self.n_threads, timeout_s)
             self._gives_up = True
             self._changed.wait_for(lambda: not self.n_threads, GRACE_S)
-            self._changed.wait_for(lambda: self.n_threads <= self._n_in_transfers, LAST_S)
+            self._changed.wait_for(lambda: self.n_threads <= len(self._transfers), LAST_S)
             if self.n_threads:
                 if not _left:
                     atexit.register(leave)
                 _left.append(self)
             return not self.n_threads
+
+    def give_up(self) -> None:
+        """Have threads end that wait for transfers, too, which are then as if nobody had waited for them."""
+        with self._changed:
+            self._leaves = True
+            for work in self._transfers:
+                give_up(work)
+            self._changed.wait_for(lambda: not self.n_threads, LAST_S)
 
     def _run(self) -> None:
         while not self._gives_up and (batch := self._queue.get()):
@@ -151,6 +150,8 @@ class Watchers:
                 return
         else:
             watch.error = self._waited_for(work)
+            if self._leaves:
+                return
         if communication.end is None:
             communication.end = now_ns()
         if watch is not None:
@@ -171,14 +172,14 @@ class Watchers:
     def _waited_for(self, work: Any) -> BaseException | None:
         """Wait for a transfer; return the error, which is handed on to whoever waits in the training."""
         with self._changed:
-            self._n_in_transfers += 1
+            self._transfers.append(work)
         try:
             self._wait(work)
         except BaseException as error:
             return error
         finally:
             with self._changed:
-                self._n_in_transfers -= 1
+                self._transfers.remove(work)
         return None
 
 

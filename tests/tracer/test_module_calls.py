@@ -110,7 +110,7 @@ def test_a_recorded_model_can_be_copied(tmp_path: Path, way: Callable[[Any], Any
 
 def test_compiled_hooks_leave_torch_as_it_is(tmp_path: Path, hooks: str) -> None:
     if hooks == "python":
-        pytest.skip("hooks in Python are global hooks, which strict exports refuse")
+        pytest.skip("hooks in Python are global hooks")
     names = ("__call__", "_call_impl", "_wrapped_call_impl")
     before = [getattr(nn.Module, name) for name in names]
     parts = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -119,11 +119,32 @@ def test_compiled_hooks_leave_torch_as_it_is(tmp_path: Path, hooks: str) -> None
         assert not nn.modules.module._global_forward_hooks
         assert not nn.modules.module._global_forward_pre_hooks
         assert all(getattr(nn.Module, name) is was for name, was in zip(names, before, strict=True))
-        exported = torch.export.export(parts, (torch.ones(2, 4),), strict=True).module()
         compiled = torch.compile(lambda x: parts(x) + 0, backend="eager", fullgraph=True)
-        expected = parts(torch.ones(2, 4))
-        assert all(torch.equal(way(torch.ones(2, 4)), expected) for way in (exported, compiled))
+        assert torch.equal(compiled(torch.ones(2, 4)), parts(torch.ones(2, 4)))
     assert open_run(tmp_path / "run").warnings == ()
+
+
+def test_a_strict_export_goes_as_without_recording_and_what_follows_is_seen(tmp_path: Path) -> None:
+    parts, refused = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4)
+    with foretrace.record(tmp_path / "run"):
+        for strict in (True, False):
+            exported = torch.export.export(parts, (torch.ones(2, 4),), strict=strict).module()
+            assert torch.equal(exported(torch.ones(2, 4)), parts(torch.ones(2, 4)))
+        with pytest.raises(Exception, match=r"."):
+            torch.export.export(refused, (torch.ones(2, 5),), strict=True)
+        trained(parts)
+    assert open_run(tmp_path / "run").warnings == ()
+    assert seconds(tmp_path / "run", "backward", "1") > 0
+    assert not nn.modules.module._global_forward_hooks
+
+
+def test_what_is_no_module_is_refused_by_torch_and_harms_nothing(tmp_path: Path) -> None:
+    with foretrace.record(tmp_path / "run"):
+        with pytest.raises(AttributeError):
+            nn.Module._call_impl(1, torch.ones(2, 4))
+        trained(model())
+    assert open_run(tmp_path / "run").warnings == ()
+    assert seconds(tmp_path / "run", "forward", "1") > 0
 
 
 def test_calls_are_seen_while_hooks_stand(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Compiles the hooks of a recording for the torch of this environment, once, and finds them again.
 
 What is compiled is kept under ``$XDG_CACHE_HOME/foretrace``, by the version and build of torch, the Python,
-the machine and the text of the sources. What a compiler has refused is remembered there too, so that it is
-tried and told once. Compiling imports no torch; whoever loads the hooks has done so.
+the machine, the text of the sources and flags of one's own. What a compiler has refused is remembered there
+too, so that it is tried and told once. Compiling imports no torch; whoever loads the hooks has done so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from tracer.launched import is_first
-from tracer.native.compiler import COMPILE_S, compile_into, folder, last_line, tools
+from tracer.native.compiler import COMPILE_S, compile_into, flags, folder, last_line, tools
 
 SWITCH: Final = "FORETRACE_NATIVE"
 """Environment variable that says ``0`` where hooks in C++ are refused, which are the default."""
@@ -67,7 +67,7 @@ def library() -> Path | None:
     except (PackageNotFoundError, OSError, RuntimeError):  # the last: no home
         return None
     text = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]pp")))
-    key = hashlib.sha256(text + build).hexdigest()[:12]
+    key = hashlib.sha256(text + build + " ".join(flags()).encode()).hexdigest()[:12]
     abi = sysconfig.get_config_var("SOABI")  # tells the machine, too
     return Path(home) / "foretrace" / f"{NAME}-torch{torch}-{abi}-{key}.so"
 

@@ -15,6 +15,9 @@ from typing import Final
 NEW_STRINGS: Final = b"_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx11"
 """A name in a torch whose strings are those of C++ 11 (``_GLIBCXX_USE_CXX11_ABI``): on PyPI since 2.7."""
 
+FLAGS: Final = "FORETRACE_NATIVE_FLAGS"
+"""Environment variable with more flags for the compiler, as ``-g -fsanitize=address``: a build of its own."""
+
 COMPILE_S: Final = 600
 """Time after which a compiler is given up; 20 s of a processor are enough."""
 
@@ -34,6 +37,11 @@ def tools() -> tuple[str | None, bool]:
     """Return where the C++ compiler is, if there is one, and whether the headers of Python are there."""
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
     return shutil.which(os.environ.get("CXX") or "c++"), has_headers
+
+
+def flags() -> list[str]:
+    """Return the flags that a person adds to ours."""
+    return os.environ.get(FLAGS, "").split()
 
 
 def folder() -> Path:
@@ -60,6 +68,7 @@ def command(compiler: str, source: Path, target: Path) -> list[str]:
     return [
         *(compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-DUSE_DISTRIBUTED"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(has_new_strings)}",
+        *flags(),
         *(f"-I{folder}" for folder in folders),
         *(str(source), "-o", str(target)),
         *(f"-L{torch / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"),

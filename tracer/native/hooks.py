@@ -202,16 +202,21 @@ class NativeModuleHook(ModuleHook):
     """
 
     def __init__(self, session: Session, native: Native) -> None:
+        from torch.nn import Module
+
         self._native, self._module_calls = native.module, native.module_calls
+        self._module_type: type[Any] = Module
         native.modules = self
         native.switch(session.disabled)
         super().__init__(session)
 
     def met(self, module: Any, args: Any) -> None:
-        """Learn the blocks of a module that is called for the first time."""
-        self._met(module, args)
+        """Learn the blocks of a module that is called for the first time; of what is none, torch says so."""
+        if isinstance(module, self._module_type):
+            self._met(module, args)
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
+        """Have the calls of modules seen from now on."""
         self._native.watch_calls(*self._module_calls, *self._computed())
 
     def remove(self) -> None:

@@ -191,8 +191,8 @@ PyObject* py_watch_calls(PyObject*, PyObject* args) {
 PyObject* py_unwatch_calls(PyObject*, PyObject*) {
   if (watched.function != nullptr) set_call(watched.function, watched.as_written);
   Py_CLEAR(watched.function);
-  Py_CLEAR(watched.computed);  // a call that runs may be over later
-  Py_CLEAR(watched.awaited);
+  Py_CLEAR(watched.awaited);  // first: a call that runs may be over before the next line, or later
+  Py_CLEAR(watched.computed);
   Py_RETURN_NONE;
 }
 

@@ -1,0 +1,82 @@
+"""What one training, or one recording, leaves behind for the next of the same process: nothing."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foretrace
+from traces.store import open_run
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("hooks")
+
+N_RECORDINGS = 5
+
+
+def trained(model: Any, optimizer: Any, n: int) -> None:
+    """Train *n* steps."""
+    for _ in range(n):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def test_recordings_leave_no_objects(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def objects(number: int) -> int:
+        for part in range(N_RECORDINGS):
+            with foretrace.record(tmp_path / f"{number}-{part}"):
+                trained(model, optimizer, 2)
+        gc.collect()
+        return len(gc.get_objects())
+
+    counts = [objects(number) for number in range(4)]  # what is made once is there by then
+    assert counts[-1] - counts[-2] < N_RECORDINGS
+
+
+SGD: Any = torch.optim.SGD
+
+
+class Failing(SGD):  # type: ignore[misc]  # torch is untyped here
+    """An optimizer whose steps fail, as those of one that finds no memory."""
+
+    def step(self) -> None:
+        """Fail."""
+        raise MemoryError("no room for its state")
+
+
+def test_a_step_that_has_failed_hides_none_of_another_optimizer(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with foretrace.record(tmp_path / "run"):
+        failing = Failing(model.parameters(), lr=0.1)
+        with pytest.raises(MemoryError):
+            trained(model, failing, 1)
+        freed = weakref.ref(failing)
+        del failing
+        gc.collect()
+        assert freed() is None
+        trained(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    rows = open_run(tmp_path / "run").spans().to_pylist()
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1, 2]
+    assert {row["name"] for row in rows if row["kind"] == "optimizer"} >= {"SGD"}
+
+
+def test_a_step_inside_of_another_is_part_of_it(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+
+    class Outer(SGD):  # type: ignore[misc]  # torch is untyped here
+        def step(self) -> None:
+            inner.step()
+            super().step()
+
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with foretrace.record(tmp_path / "run"):
+        trained(model, Outer(model.parameters(), lr=0.1), 3)
+    rows = open_run(tmp_path / "run").spans().to_pylist()
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1, 2]
+    assert {row["name"] for row in rows if row["kind"] == "optimizer"} == {"Outer"}
