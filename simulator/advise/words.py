@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from simulator.advise.ladder import Question, Rung, longest, preferred, simplest, tied
 from simulator.advise.ways import MODEL_PARALLEL
@@ -13,6 +13,9 @@ from simulator.search.ties import difference
 from simulator.workload.micro_batch import layer_blocks
 from topologies.units import format_bytes, format_capacity, format_time
 from traces.report.format import format_share
+
+LEAST_CAUSE: Final = 1e-3
+"""Least share of a step that is named as a cause."""
 
 
 class Advice(NamedTuple):
@@ -215,8 +218,11 @@ def _by_cause(best: Rung, other: Rung) -> dict[str, float]:
 
 
 def _why(best: Rung, other: Rung) -> str:
+    """Return the largest two causes that *other* is slower by, those that count."""
+    least_s = LEAST_CAUSE * float((best.summary or {})["step_time_s"])
     parts = sorted(_by_cause(best, other).items(), key=lambda part: -part[1])
-    return ", ".join(f"{seconds:+.3g} s {cause}" for cause, seconds in parts[:2] if seconds > 0)
+    told = [(cause.replace(":", " "), seconds) for cause, seconds in parts[:2] if seconds > least_s]
+    return ", ".join(f"{seconds:+.3g} s {cause}" for cause, seconds in told)
 
 
 def trained_share(job: Job) -> float:
