@@ -17,6 +17,12 @@ from traces.report.format import format_share
 SHOWN_REASONS: Final = 12
 """Most reasons for failures that are listed; all of them are in ``--json``."""
 
+_UNITS: Final = {"us": "µs"}
+"""Units of ``--json`` that are printed otherwise."""
+
+MANY: Final = 1000
+"""From here on a figure has no digits behind the point."""
+
 UNITS: Final = 3.0
 """Median error (20-fold) from which the likely reason is that times are in another unit."""
 
@@ -54,15 +60,30 @@ def show(validation: Validation, console: Console, n_worst: int) -> None:
         table.caption = f"the worst {SHOWN_FAMILIES} of {len(families)} families"
     console.print(table)
     worst = Table(box=None, header_style="dim", title="worst rows", title_justify="left")
-    for name in ("row", "what", f"predicted {validation.unit}", "measured", "predicted / measured"):
+    for name in (
+        "row",
+        "what",
+        f"predicted {_UNITS.get(validation.unit, validation.unit)}",
+        "measured",
+        "predicted / measured",
+    ):
         worst.add_column(name, justify="left" if name in ("row", "what") else "right")
     for row in validation.worst(n_worst):
         ratio = row.predicted / row.measured
         worst.add_row(
-            escape(row.id), escape(row.what), f"{row.predicted:,.4g}", f"{row.measured:,.4g}", f"{ratio:.2f}"
+            escape(row.id), escape(row.what), _figure(row.predicted), _figure(row.measured), f"{ratio:.2f}"
         )
     console.print(worst)
     _failures(validation, console)
+
+
+def _figure(value: float) -> str:
+    """Return *value* with four digits, and all of those before the point.
+
+    >>> _figure(341.617), _figure(292234.2)
+    ('341.6', '292,234')
+    """
+    return f"{value:,.0f}" if abs(value) >= MANY else f"{value:.4g}"
 
 
 def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
