@@ -15,6 +15,7 @@ when it is asked for, so that ``--help`` is instant and simulating never imports
 
 from __future__ import annotations
 
+import difflib
 import errno
 import inspect
 import os
@@ -61,10 +62,7 @@ API: Final[Mapping[str, str]] = MappingProxyType(
 VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "simulate": ("simulator.cli", "Predict one training step of a layout: time, memory, timeline."),
-        "rehearse": (
-            "tracer.rehearse.cli",
-            "Run your own script as a rank of a world that is not there: no GPU.",
-        ),
+        "rehearse": ("tracer.rehearse.cli", "Run your own script as ranks of a world that is not there."),
         "record": ("tracer.cli", "Record a real torch.distributed run, without editing its script."),
         "ingest": ("tracer.ingest_cli", "Take over traces of other tools: Kineto, Chakra, timers, tables."),
         "analyze": ("traces.cli", "Where the time of a run goes, rank by rank; adds up to 100 %."),
@@ -74,7 +72,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "traces.report.cli",
             "One self-contained HTML page for a run, or two on one axis.",
         ),
-        "export": ("traces.cli", "Write a run for other tools: Perfetto, Chrome, Chakra, CSV, Parquet."),
+        "export": ("traces.cli", "Write a run for other tools: Perfetto, Chakra, Kineto, CSV, ..."),
         "serve": (
             "simulator.what_if.cli",
             "Browse runs and play with layouts, in a browser on this machine.",
@@ -88,12 +86,23 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "goodput": ("simulator.goodput.cli", "Days and dollars of a training when machines fail."),
         "memory": ("simulator.memory.cli", "Does a job fit, which rank is fullest, what would make it fit."),
-        "bench": ("tracer.bench.cli", "Measure this machine's parts against what its description promises."),
+        "bench": ("tracer.bench.cli", "Hold this machine's parts against what they promise."),
         "validate": ("simulator.validate.cli", "Hold predictions against tables of measurements."),
         "topology": ("topologies.cli", "Machines: list, show, check, and measure this one."),
     }
 )
 """Verbs, the module of each, and the line that ``--help`` shows without importing it."""
+
+SECTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "Predict": ("simulate", "rehearse", "memory", "config"),
+        "Choose": ("search", "advise", "bubble", "goodput"),
+        "Record": ("record", "ingest"),
+        "Understand": ("analyze", "compare", "report", "export", "serve"),
+        "Measure and check": ("topology", "bench", "calibrate", "validate"),
+    }
+)
+"""Headings below which ``--help`` lists the verbs."""
 
 USER_ERRORS: Final = (TopologyError, TraceError, SimulationError, RecordError)
 
@@ -200,15 +209,18 @@ class Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs with one line each, importing none of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+        for heading, verbs in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{verb:<9}", VERBS[verb][1]) for verb in verbs])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a verb; an unknown one is answered with the verbs there are."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise click.UsageError(f"no verb {args[0]!r}: one of {', '.join(VERBS)}", ctx)
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(VERBS)}"
+            raise click.UsageError(f"no verb {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def main(

@@ -53,6 +53,12 @@ def test_help_lists_every_verb_and_imports_no_engine() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_every_verb_stands_below_one_heading() -> None:
+    assert sorted(sum(foretrace.SECTIONS.values(), ())) == sorted(foretrace.VERBS)
+    shown = CliRunner().invoke(foretrace.main, ["--help"], terminal_width=80).output
+    assert all(f"\n{heading}:\n" in shown for heading in foretrace.SECTIONS)
+
+
 def commands_of(verb: str) -> Iterator[tuple[list[str], click.Command]]:
     """Yield the words and the command of *verb*, then of its parts."""
     context = click.Context(foretrace.main)
@@ -159,7 +165,8 @@ class TestMistakes:
     """One line each: what is wrong, the value, what would work."""
 
     def test_unknown_verb(self) -> None:
-        assert_one_line(run("simulat"), "no verb 'simulat'", "simulate")
+        assert_one_line(run("simulat"), "no verb 'simulat': did you mean simulate?")
+        assert_one_line(run("zzz"), "no verb 'zzz': one of simulate, rehearse")
 
     def test_unknown_part_of_a_verb(self) -> None:
         assert_one_line(run("validate", "setps"), "'setps'", "steps", "validate --help")
