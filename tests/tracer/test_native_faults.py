@@ -17,6 +17,7 @@ SCRIPT = """
 import json, os, sys, threading
 import torch, torch.distributed as dist
 import foretrace
+from torch.distributed.pipelining.stage import _PipelineStageBase as Stage
 
 FOLDER = sys.argv[1]
 OPERATORS = ("allreduce_", "_reduce_scatter_base_", "barrier", "send")
@@ -55,6 +56,16 @@ def in_forks():
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     return [*losses, train(net(), 3), statuses == [7] * 3]
 
+def without_stage():
+    class Other: ...  # that calls the method of torch
+    said = []
+    for _ in range(2):
+        try:
+            Stage.forward_one_chunk(Other(), 0, (torch.ones(1),))
+        except AttributeError as error:
+            said.append(str(error))
+    return [said, train(net(), 3)]
+
 def at_fault():
     summed = torch.ones(2)
     dist.all_reduce(summed)
@@ -70,7 +81,8 @@ def seen():
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
 before, found = seen(), {}
-WAYS = {"threads": in_threads, "forks": in_forks, "fault": at_fault, "fault inside": at_fault}
+WAYS = {"threads": in_threads, "forks": in_forks, "no stage": without_stage,
+        "fault": at_fault, "fault inside": at_fault}
 for way, run in WAYS.items():
     plain = run()
     with foretrace.record(f"{FOLDER}/{way}") as recording:
@@ -99,7 +111,7 @@ def said(
     return folder, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("way", ["threads", "forks", "fault", "fault inside"])
+@pytest.mark.parametrize("way", ["threads", "forks", "no stage", "fault", "fault inside"])
 def test_the_training_gets_the_same_numbers(said: Said, way: str) -> None:
     assert said[1][way]
 

@@ -148,7 +148,7 @@ PyObject* bound(PyObject* self, PyObject* object, PyObject*) {
 }
 
 // What ours has not is asked of the function that stood here, as its name: libraries trace by it.
-PyObject* attribute(PyObject* self, PyObject* name) {
+PyObject* attribute_of_wrapper(PyObject* self, PyObject* name) {
   PyObject* found = PyObject_GenericGetAttr(self, name);
   if (found != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
   PyErr_Clear();
@@ -166,7 +166,7 @@ PyGetSetDef WRAPPER_GETSET[] = {
 
 PyType_Slot WRAPPER_SLOTS[] = {
     {Py_tp_members, WRAPPER_MEMBERS},
-    {Py_tp_getattro, reinterpret_cast<void*>(attribute)},
+    {Py_tp_getattro, reinterpret_cast<void*>(attribute_of_wrapper)},
     {Py_tp_getset, WRAPPER_GETSET},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
     {Py_tp_descr_get, reinterpret_cast<void*>(bound)},
