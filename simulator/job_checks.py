@@ -26,7 +26,7 @@ def check_numbers(job: Job) -> None:
     for least, names in ((0, _FROM_ZERO), (1, _FROM_ONE)):
         for name in names:
             if not least <= (value := getattr(job, name)) < math.inf:
-                raise JobError(f"{name}={value}: give a number from {least} on")
+                raise JobError(f"{name.removeprefix('n_')}={value}: give a number from {least} on")
 
 
 def check_batch(job: Job) -> None:

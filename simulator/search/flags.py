@@ -35,7 +35,8 @@ def several(kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> Callable
         for one in found:
             if (allowed and one not in allowed) or (kind is int and not 1 <= one <= MOST):
                 known = ", ".join(map(str, allowed)) or f"whole numbers from 1 to {MOST:,}"
-                raise click.BadParameter(f"{one!r} in {value!r}: give {known}")
+                where = f" in {value!r}" if len(found) > 1 else ""
+                raise click.BadParameter(f"{one!r}{where}: give {known}")
         return found
 
     read.__name__ = "list"  # what --help calls the value
