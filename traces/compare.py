@@ -52,6 +52,7 @@ class Comparison:
 
     Attributes:
         a_name, b_name: what to call the runs.
+        a_origin, b_origin: ``"simulated"``, ``"recorded"`` or what else made them.
         a_step, b_step: the step of each that is compared, the one of median length.
         a_step_ns, b_step_ns: how long it takes on its slowest rank.
         causes: mean over ranks; ``a_ns`` adds up to ``a_step_ns``, ``b_ns`` to ``b_step_ns``, exactly.
@@ -63,6 +64,8 @@ class Comparison:
 
     a_name: str
     b_name: str
+    a_origin: str
+    b_origin: str
     a_step: int
     b_step: int
     a_step_ns: int
@@ -131,6 +134,8 @@ def compare(a: Run, b: Run) -> Comparison:
     return Comparison(
         a_name=_name(a),
         b_name=_name(b),
+        a_origin=a.info.origin,
+        b_origin=b.info.origin,
         a_step=a_step,
         b_step=b_step,
         a_step_ns=a_step_ns,

@@ -231,12 +231,17 @@ def _weighted(values: Sequence[float], rows: Sequence[Breakdown]) -> float:
     return sum(value * row.represents for value, row in zip(values, rows, strict=True)) / total
 
 
+def _compared(step_ns: int, origin: str, name: str, step: int) -> str:
+    """Return one line on a run that is compared."""
+    return f"[bold]{format_time(step_ns / 1e9)}[/]  {origin}: {escape(name)}, step {step}"
+
+
 def show_comparison(found: Comparison) -> None:
     """Print the two step times, the causes of their difference, and how single spans compare."""
     console = stdout()
     console.print(
-        f"a  [bold]{format_time(found.a_step_ns / 1e9)}[/]  {escape(found.a_name)}, step {found.a_step}\n"
-        f"b  [bold]{format_time(found.b_step_ns / 1e9)}[/]  {escape(found.b_name)}, step {found.b_step}\n"
+        f"a  {_compared(found.a_step_ns, found.a_origin, found.a_name, found.a_step)}\n"
+        f"b  {_compared(found.b_step_ns, found.b_origin, found.b_name, found.b_step)}\n"
         f"a / b  [bold]{found.ratio:.3f}[/]",
         soft_wrap=True,
     )

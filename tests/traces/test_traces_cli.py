@@ -132,9 +132,11 @@ def test_compare_as_json(tmp_path: Path) -> None:
 
 
 def test_compare_for_people(tmp_path: Path) -> None:
-    result = call("compare", written(tmp_path / "a"), written(tmp_path / "b", slow=2))
+    result = call("compare", written(tmp_path / "a"), written(tmp_path / "b", slow=2, origin="recorded"))
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["a", "60.00", "ms", "simulated:", "a,", "step", "0"]
+    assert lines[1][:5] == ["b", "120.00", "ms", "recorded:", "b,"]
     assert ["a", "/", "b", "0.500"] in lines
     assert ["compute", "backward", "20.00", "ms", "40.00", "ms", "20.00", "ms", "+16.7", "%"] in lines
     assert ["step", "60.00", "ms", "120.00", "ms", "60.00", "ms", "+50.0", "%"] in lines
