@@ -101,7 +101,10 @@ def test_analyze_as_json(tmp_path: Path, fold: bool) -> None:
         ({"pp": 1, "dp": 17}, ["all ranks", "mean"]),
     ],
 )
-def test_analyze_for_people_adds_up(tmp_path: Path, world: dict[str, Any], rows: list[str]) -> None:
+def test_analyze_for_people_adds_up(
+    tmp_path: Path, world: dict[str, Any], rows: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     result = call("analyze", written(tmp_path / "run", **world))
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
