@@ -35,6 +35,9 @@ OPTIONS = {  # torch has operators of its own to allocate and to free
     "thread": "exitcode=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0:history_size=4",
 }
 
+OURS = (f"{NAME}-", "foretrace::")
+"""What a report of the hooks says: their library, or the functions in it."""
+
 SUPPRESSIONS = """
 # Counters of references that torch, which is not built so, counts down, and what it frees then.
 race:c10::intrusive_ptr
@@ -92,7 +95,7 @@ def main() -> int:
         reports = [
             one for path in folder.glob("report.*") for one in parted(path.read_text(errors="replace"))
         ]
-    ours = [one for one in reports if NAME in one]
+    ours = [one for one in reports if any(mark in one for mark in OURS)]
     for one in ours:
         print(one)
     print(f"{len(ours)} reports of the hooks, {len(reports) - len(ours)} of others")

@@ -60,7 +60,10 @@ def ended(
         finally:
             for process in processes:
                 process.kill()
-        done = [Done(p.args, p.returncode, *both) for p, both in zip(processes, said, strict=True)]
+        done = [
+            Done(p.args, p.returncode, SAID_BY_GLOO.sub("", output), errors)
+            for p, (output, errors) in zip(processes, said, strict=True)
+        ]
         if not any(one.returncode for one in done) or not any(FLAKES.search(one.stderr) for one in done):
             break
         empty(fresh)
@@ -125,7 +128,7 @@ class Runner:
         done = ended(lambda: Runner.start(command, env, n), fresh)
         return Ranks(
             tuple(one.returncode for one in done),
-            SAID_BY_GLOO.sub("", "".join(one.stdout for one in done)),
+            "".join(one.stdout for one in done),
             "".join(one.stderr for one in done),
         )
 

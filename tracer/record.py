@@ -61,12 +61,12 @@ class Recording:
             RunError: the directory cannot be written, or holds a run already.
             RecordError: no rank is to be recorded, or torch lacks what recording needs.
         """
-        from tracer import internals
+        from tracer.needed import check
         from tracer.process import is_distributed
         from tracer.session import Session
         from tracer.sink import FLUSH_S
 
-        internals.check(in_group=is_distributed())
+        check(in_group=is_distributed())
         rank, world_size, clock = _joined(self.path / "ranks")
         self._window.check_world(world_size)
         if not self._window.has_rank(rank):

@@ -1,4 +1,4 @@
-"""What one training, or one recording, leaves behind for the next of the same process: nothing."""
+"""What a training, or a recording, leaves behind for the next of its process, and how much it keeps."""
 
 import gc
 import weakref
@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import foretrace
+from tracer.native.build import SWITCH
+from tracer.records import Block
+from tracer.sink import MOST_RECORDS
 from traces.store import open_run
 
 torch = pytest.importorskip("torch")
@@ -80,3 +83,23 @@ def test_a_step_inside_of_another_is_part_of_it(tmp_path: Path) -> None:
     rows = open_run(tmp_path / "run").spans().to_pylist()
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1, 2]
     assert {row["name"] for row in rows if row["kind"] == "optimizer"} == {"Outer"}
+
+
+def test_what_memory_has_no_room_for_is_counted_and_told(
+    tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In C++ 500,000 pieces of compute time wait at most: here nothing is written before the end."""
+    monkeypatch.setenv(SWITCH, "1")
+    outer, inner, n_beyond = Block("outer"), Block("inner"), 1000
+    with foretrace.record(tmp_path / "run", flush_s=1e6) as recording:
+        assert recording.session is not None
+        lane = recording.session.lane
+        lane.push("forward", outer)
+        for _ in range((MOST_RECORDS + n_beyond) // 2):  # a piece of either block
+            lane.pop(lane.push("forward", inner))
+        lane.pop(0)
+    run = open_run(tmp_path / "run")
+    told = "records that came faster than they could be written"
+    assert run.info.dropped == {told: n_beyond + 1}
+    assert run.warnings == (f"rank 0: {n_beyond + 1:,} {told}: in no span",)
+    assert len(run.spans()) <= MOST_RECORDS

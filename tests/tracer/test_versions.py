@@ -1,12 +1,14 @@
 """A torch that lacks what recording needs: one line that says so, and the training goes on."""
 
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tracer import internals
+from tests.processes import ROOT
+from tracer import needed
 
 pytest.importorskip("torch.distributed")
 
@@ -14,7 +16,7 @@ SCRIPT = """
 import torch
 from torch.distributed import distributed_c10d
 
-del torch._C._dispatch_keyset_full_after
+{change}
 torch.distributed.init_process_group("gloo")
 print("trains")
 torch.distributed.destroy_process_group()
@@ -22,15 +24,30 @@ torch.distributed.destroy_process_group()
 
 
 def test_this_torch_has_all_that_is_needed() -> None:
-    assert internals.missing(internals.NEEDED + internals.NEEDED_DISTRIBUTED) == []
-    assert internals.missing(["nn.Linear", "nn.no_such_thing", "no.such"]) == ["nn.no_such_thing", "no.such"]
+    assert needed.missing(needed.NEEDED + needed.NEEDED_DISTRIBUTED) == []
+    assert needed.missing(["nn.Linear", "nn.no_such_thing", "no.such"]) == ["nn.no_such_thing", "no.such"]
 
 
-def test_another_torch_is_told_in_one_line(tmp_path: Path, ranks: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            "del torch._C._dispatch_keyset_full_after",
+            "has no torch._C._dispatch_keyset_full_after, which recording needs; it was tried with",
+        ),
+        ("torch.__version__ = '2.5.1+cpu'", "torch 2.5.1+cpu is too old: recording needs 2.6 or newer"),
+    ],
+)
+def test_another_torch_is_told_in_one_line(tmp_path: Path, ranks: Any, change: str, why: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT.format(change=change))
     result = ranks.run([sys.executable, str(script)], ranks.env(tmp_path / "run"), 1)
     assert result.status == (0,), result.errors
     assert result.output == "trains\n"
     (said,) = [line for line in result.errors.splitlines() if "foretrace" in line]
-    assert "has no torch._C._dispatch_keyset_full_after, which recording needs" in said
+    assert why in said
+
+
+def test_what_can_be_installed_is_what_was_tried() -> None:
+    trace = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["trace"]
+    assert trace == [f"torch>={'.'.join(map(str, needed.OLDEST))}"]
