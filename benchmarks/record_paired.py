@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH, BLOCKS = 512, 10
 """Size of a layer and number of them: 10 layers of FSDP2 make 30 collectives, as do 30 buckets of DDP."""
 MICROBATCHES = 15
-"""Of a pipeline of two stages, unless told: 15 activations and 15 gradients go from rank to rank."""
+"""Of a pipeline, unless told: 15 activations and 15 gradients go from each rank to the next and back."""
 
 Step = Callable[[], Any]
 Times = dict[str, list[tuple[float, ...]]]
@@ -126,9 +126,10 @@ def training(strategy: str, rows: int, microbatches: int) -> Step:
 
 
 def split_over_ranks(model: Any) -> None:
-    """Split the layers over two ranks, by columns and by rows in turn: an all-reduce for each."""
+    """Split the layers over the ranks, by columns and by rows in turn: an all-reduce for each."""
+    n_ranks = import_module("torch.distributed").get_world_size()
     mesh = import_module("torch.distributed.device_mesh").init_device_mesh(
-        "cpu", (2,), mesh_dim_names=("tp",)
+        "cpu", (n_ranks,), mesh_dim_names=("tp",)
     )
     parallel = import_module("torch.distributed.tensor.parallel")
     ways = (parallel.ColwiseParallel, parallel.RowwiseParallel)
@@ -136,19 +137,20 @@ def split_over_ranks(model: Any) -> None:
 
 
 def pipeline(rows: int, microbatches: int) -> Step:
-    """Return a step of two stages, one on each rank."""
+    """Return a step of as many stages as ranks, one on each."""
     torch, pipelining = import_module("torch"), import_module("torch.distributed.pipelining")
-    rank = import_module("torch.distributed").get_rank()
+    distributed = import_module("torch.distributed")
+    rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
     model: Any = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x = torch.ones(max(rows // microbatches, 1) * microbatches, WIDTH)
-    stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
+    stage = pipelining.PipelineStage(model, rank, n_ranks, torch.device("cpu"))
     schedule = pipelining.Schedule1F1B(
         stage, microbatches, loss_fn=lambda output, target: (output - target).square().mean()
     )
 
     def step() -> None:
-        schedule.step(x) if rank == 0 else schedule.step(target=x)
+        schedule.step(*((x,) if rank == 0 else ()), **({"target": x} if rank == n_ranks - 1 else {}))
         optimizer.step()
         optimizer.zero_grad()
 
