@@ -1,8 +1,9 @@
 """Where one optimizer step ends and the next begins.
 
 The first step begins with the first forward that is seen. A step ends when the first optimizer that was ever
-seen to step has stepped, or with the last of several that step in a row; the next one begins there. A
-training that calls ``foretrace.step()`` ends its steps itself, and optimizers do no more.
+seen to step has stepped, or with the last of several that step in a row, be it the same one with other
+parameters; the next one begins there. A training that calls ``foretrace.step()`` ends its steps itself, and
+optimizers do no more.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Steps:
         self._marker: Callable[[], Any] = lambda: None
         self._start: Stamp | None = None
         self._end: Stamp | None = None
+        self._stepped: set[int] = set()
         self._is_told = False
         self._began: Stamp = session.lane.stamp()
 
@@ -48,6 +50,7 @@ class Steps:
         """Hand over the window of a step whose optimizer is done."""
         if self._start is not None and self._end is not None:
             step = self._session.position.step - 1
+            self._stepped.clear()
             self._session.sink.put(StepWindow(step, self._start, self._end))
             self._start, self._end = self._end, None
             self._session.step_ended()
@@ -66,9 +69,10 @@ class Steps:
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer begins: it belongs to the step that another one has just ended.
 
-        That which ends steps begins the next one, as one that calls the model itself, again and again.
+        That which ends steps begins the next one, as one that calls the model itself, again and again, unless
+        it goes on with other parameters, as the third stage of ZeRO has it step them, part by part.
         """
-        if optimizer is self._marker():
+        if optimizer is self._marker() and _first_parameter(optimizer) in self._stepped:
             self.finish()
         elif self._end is not None:
             self._session.position.step -= 1
@@ -79,9 +83,16 @@ class Steps:
             return
         if self._marker() is None:  # the first ever, or since the one before was thrown away
             self._marker = weakref.ref(optimizer)
+        if optimizer is self._marker():
+            self._stepped.add(_first_parameter(optimizer))
         if self._start is not None and (self._end is not None or optimizer is self._marker()):
             self._end = self._session.lane.stamp()
             self._session.position.step += 1
+
+
+def _first_parameter(optimizer: Any) -> int:
+    """Return the identity of the first parameter that *optimizer* is to step now, 0 if it has none."""
+    return next((id(one) for group in optimizer.param_groups for one in group["params"]), 0)
 
 
 class OptimizerHook:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,30 @@ def test_calls_that_trace_or_export_a_model_are_no_input_of_it(tmp_path: Path) -
     n_params, job = described(tmp_path / "run", traced)
     assert n_params == OWN
     assert job["input_shape"] == [2, 5]
+
+
+def test_an_optimizer_that_goes_on_with_other_parameters_is_in_the_same_step(tmp_path: Path) -> None:
+    """As the third stage of ZeRO steps parts of its parameters, one after the other."""
+    parts = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+    optimizer = torch.optim.SGD(parts[0].parameters(), lr=0.1)
+    with foretrace.record(tmp_path / "run"):
+        for _ in range(4):
+            parts[1](parts[0](torch.ones(2, 4))).sum().backward()
+            for part in parts:
+                optimizer.param_groups[0]["params"] = list(part.parameters())
+                optimizer.step()
+    rows = open_run(tmp_path / "run").spans().to_pylist()
+    assert [row["step"] for row in rows if row["category"] == "step"] == [0, 1, 2, 3]
+    assert Counter(row["step"] for row in rows if row["kind"] == "optimizer") == dict.fromkeys(range(4), 2)
+
+
+def test_an_optimizer_whose_model_is_not_seen_ends_a_step_each_time(tmp_path: Path) -> None:
+    """As where a CUDA graph is replayed: the same parameters again are the next step."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with foretrace.record(tmp_path / "run"):
+        model(torch.ones(2, 4)).sum().backward()
+        for _ in range(4):
+            optimizer.step()
+    rows = open_run(tmp_path / "run").spans().to_pylist()
+    assert [row["step"] for row in rows if row["category"] == "step"] == [0, 1, 2, 3]

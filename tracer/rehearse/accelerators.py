@@ -50,6 +50,7 @@ def install(placement: Placement, memory: Callable[[], tuple[int, int]]) -> None
         memory: returns the bytes that are allocated, and the most that were.
     """
     _versions()
+    _generators()
     _memory(memory)
     _accelerator(placement)
     _profilers()
@@ -65,6 +66,21 @@ def _versions() -> None:
     anywhere.cuda.nccl.version = lambda: NCCL_VERSION
     anywhere.cuda.nccl.is_available = lambda tensors: True
     anywhere.backends.cuda.is_flash_attention_available = lambda: True
+
+
+def _generators() -> None:
+    """Let each GPU of the node have a generator, and ``torch.cuda.random`` ask what ``torch.cuda`` does.
+
+    The states of these generators are of no use to anybody: random numbers come from that of the processor.
+    """
+    import torch
+    from torch.cuda import random
+
+    anywhere: Any = torch.cuda
+    anywhere.default_generators = tuple(torch.Generator() for _ in range(torch.cuda.device_count()))
+    for name in set(vars(random)) & set(vars(anywhere)):
+        if callable(getattr(anywhere, name)):
+            setattr(random, name, getattr(anywhere, name))
 
 
 def _memory(memory: Callable[[], tuple[int, int]]) -> None:

@@ -65,25 +65,26 @@ def tell_accelerate(flags: Sequence[str], world_size: int) -> None:
     """Set in the environment what Accelerate's launcher would, told *flags*, on a machine with GPUs.
 
     Raises:
-        RehearsalError: it is not installed, refuses them, or is to start an engine that is not acted out.
+        RehearsalError: it is not installed, or refuses them.
     """
     try:
         from accelerate.commands import launch
-        from accelerate.utils.launch import prepare_multi_gpu_env
+        from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
     except ImportError as error:
         raise RehearsalError(f"accelerate launch: {error}; install accelerate where foretrace is") from error
     try:
         args = launch.launch_command_parser().parse_args([*flags, "script"])
-        args, *_ = launch._validate_launch_command(args)  # noqa: SLF001 - as its launch_command does
-        if args.use_deepspeed:
-            raise RehearsalError(
-                "accelerate launch: DeepSpeed's engine is not acted out; give a configuration with "
-                "distributed_type FSDP or MULTI_GPU by --config_file, or ask simulate --config ds.json"
-            )
+        args, defaults, is_typed = launch._validate_launch_command(args)  # noqa: SLF001 - as its launch_command
         args.num_processes, args.num_machines, args.main_process_port = world_size, 1, 0
-        found = prepare_multi_gpu_env(args)
-    except RehearsalError:
-        raise
+        if args.use_deepspeed:
+            fields = [
+                *(defaults.deepspeed_config if defaults else ()),
+                *(["mixed_precision"] if is_typed else ()),
+            ]
+            args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+            _, found = prepare_deepspeed_cmd_env(args)
+        else:
+            found = prepare_multi_gpu_env(args)
     except (OSError, ValueError, SystemExit) as error:
         raise RehearsalError(f"accelerate launch {' '.join(flags)}: {error}") from error
     os.environ.update({name: value for name, value in found.items() if name.startswith(TOLD)})

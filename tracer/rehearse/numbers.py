@@ -186,7 +186,7 @@ class Numbers:
         if any(type(one) is not self._kind or one.numel() > self.most for one in results):
             return
         if is_fresh:
-            if results[0].dtype.is_floating_point:
+            if results[0].dtype.is_floating_point and results[0].numel() > 1:  # one may count what follows
                 return
             args = [*self._shapes(args[:1]), *args[1:]] if name in LIKE or name in OVERWRITES else args
         elif not self._is_known(args):

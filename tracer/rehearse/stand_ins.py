@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse import listed
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.libraries import when_imported
@@ -26,6 +27,7 @@ def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
     _arrays(session)
     _texts()
+    listed.install()
     _copies()
     _children(session)
     _graphs(session)

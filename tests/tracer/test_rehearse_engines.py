@@ -1,0 +1,58 @@
+"""Engines around a training, rehearsed: DeepSpeed's, Megatron-core's, and what they do in small."""
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tracer.test_wrapped import N_PARAMS, SENT, ZERO
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parent / "engines.py"
+STEP = 2
+"""The step that is kept: engines ask each other in the first two what they do not ask again."""
+
+
+def _rehearsed(folder: Path, rank: int, *command: str) -> tuple[Rehearsal, list[dict[str, Any]], str]:
+    """Return a rehearsal of one rank of two, the messages of its last step, and what it printed."""
+    found = rehearse(Asked(command=command, world_size=2, ranks=(rank,), warmup=STEP), folder / "run")
+    tables = rehearsal_folder(folder / "run")
+    rows = read_rank(tables, rank)
+    places, messages = rows.places.to_pylist(), rows.messages.to_pylist()
+    sent = [
+        messages[event["item"]]
+        for event in rows.events.to_pylist()
+        if event["what"] == 1 and places[event["place"]]["step"] == STEP
+    ]
+    return found, sent, (tables / f"rank-{rank:05d}" / "output.log").read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_engines_do_beside_a_plain_loop(rank: int, tmp_path: Path) -> None:
+    """Agree with the first rank, whoever one is; ask a list of tensors for numbers, count
+    what is not finite, have generators."""
+    _, sent, printed = _rehearsed(tmp_path, rank, str(SCRIPT), str(tmp_path))
+    assert printed.splitlines()[-1] == "cpu (1, 2) [3, 4] False"
+    asked = [("broadcast", 8), ("broadcast", 16)]
+    assert [(one["kind"], one["size_bytes"]) for one in sent] == [*asked, ("all_reduce", 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_stages_of_zero_send_what_they_send_over_gloo(stage: int, tmp_path: Path) -> None:
+    """The closed form of ``test_wrapped.py``, to which the recorded ranks are held, too."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    script = tmp_path / "train.py"
+    script.write_text(ZERO.replace('"gloo"', '"nccl"'))
+    found, sent, _ = _rehearsed(tmp_path, 1, str(script), str(stage))
+    assert found.job["sharding"] == f"zero{stage}"
+    bytes_of = Counter[str]()
+    for one in sent:
+        bytes_of[one["kind"]] += one["size_bytes"] if one["size_bytes"] > 8 else 0
+    assert {kind: size / (4 * N_PARAMS) for kind, size in bytes_of.items() if size} == SENT[stage]
