@@ -77,6 +77,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = torch.cuda.random.get_rng_state("cuda")
     torch.cuda.default_generators[torch.cuda.current_device()].set_state(state)
+    told = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, device="cuda"))._get_ddp_logging_data()
+    if told.get("can_set_static_graph"):
+        raise ValueError("nothing is known of the graph yet")
     for _ in range(3):
         model(torch.ones(2, WIDTH, device="cuda")).sum().backward()
         agree(Path(sys.argv[1]))
