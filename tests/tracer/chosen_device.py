@@ -36,6 +36,7 @@ def profile(device: torch.device) -> list[int]:
     torch.cuda.profiler.stop()
     stream = torch.cuda.Stream(device=device, priority=-1)
     assert (stream.device, stream.priority) == (torch.device("cuda", torch.cuda.current_device()), -1)
+    torch.cuda.empty_cache()
     free, total = torch.cuda.memory.mem_get_info()
     return [
         torch.cuda.memory_allocated(),

@@ -1,5 +1,6 @@
-"""Scripts that ask the machine which device it has, in which type it can compute, and profile it."""
+"""Scripts that ask the machine which device it has, in which type it computes, and how much fits."""
 
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -37,3 +38,23 @@ def test_old_names_of_types_do_what_devices_do(tmp_path: Path) -> None:
     assert said == f"{kinds + beside + default} [1, 2] torch.float16"
     assert old.events.equals(new.events)
     assert old.works.equals(new.works)
+
+
+def test_who_looks_for_what_fits_finds_it(tmp_path: Path) -> None:
+    """Three times 2 ** 22 rows of 4 KiB are within 80 GiB; peaks are told from when they were reset.
+
+    What was let go stays reserved, and is not free, until the cache is emptied.
+    """
+    folder, script = tmp_path / "run", Path(__file__).parent / "finding_batch.py"
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(1,), warmup=0, steps=2), folder)
+    said = (rehearsal_folder(folder) / "rank-00001" / "output.log").read_text().splitlines()[-1]
+    assert json.loads(said) == {
+        "rows": 2**22,
+        "total": 80,
+        "is within": True,
+        "peak of 4": 4,
+        "reserved after 4": 4,
+        "peak of 2": 2,
+        "reserved after 2": 4,
+        "free": 4,
+    }

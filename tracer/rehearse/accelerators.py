@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.rehearse.devices import answers
 
 if TYPE_CHECKING:
+    from tracer.rehearse.meter import Meter
     from tracer.rehearse.placement import Placement
 
 CUDA_VERSION: Final = "12.8"
@@ -42,12 +43,12 @@ class Runtime:
         return lambda *args: 0
 
 
-def install(placement: Placement, memory: Callable[[], tuple[int, int]]) -> None:
+def install(placement: Placement, memory: Meter) -> None:
     """Answer as a machine with GPUs does.
 
     Args:
         placement: knows who asks, and the device of this rank.
-        memory: returns the bytes that are allocated, and the most that were.
+        memory: what is allocated.
     """
     _versions()
     _generators()
@@ -83,13 +84,13 @@ def _generators() -> None:
             setattr(random, name, getattr(anywhere, name))
 
 
-def _memory(memory: Callable[[], tuple[int, int]]) -> None:
+def _memory(meter: Meter) -> None:
     """Let ``torch.cuda.memory`` and ``torch.accelerator`` say what ``torch.cuda`` does."""
     import torch
 
     anywhere: Any = torch
     module, accelerator = anywhere.cuda.memory, anywhere.accelerator
-    for name, function in answers(memory).items():
+    for name, function in answers(meter).items():
         if getattr(getattr(module, name, None), "__module__", "") == module.__name__:
             setattr(module, name, function)
     for name in IGNORED:

@@ -40,3 +40,10 @@ def tensors_in(values: Any) -> list[Any]:
 def total_bytes(tensors: Iterable[Any]) -> int:
     """Return the size of all *tensors*."""
     return sum(map(tensor_bytes, tensors))
+
+
+def is_wrapped(tensor: Any) -> bool:
+    """Whether *tensor* is one of a transform of ``torch.func``, which has no memory of its own."""
+    from torch._C import _functorch
+
+    return bool(_functorch.is_functorch_wrapped_tensor(tensor))

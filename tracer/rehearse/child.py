@@ -142,11 +142,8 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     under_ddp.install(session)
     sharding.install(session)
 
-    def measured() -> tuple[int, int]:
-        return session.memory.total, session.memory.peak
-
-    devices.install(Streams(session.tape), measured)
-    accelerators.install(session.placement, measured)
+    devices.install(Streams(session.tape), session.meter)
+    accelerators.install(session.placement, session.meter)
     old_types.install(session.placement)
     kept = shims.install(session)
     session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])

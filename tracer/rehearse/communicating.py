@@ -39,9 +39,6 @@ FUNCTIONAL: Final[Mapping[str, str]] = {
 """Functional collectives, and the kind of each."""
 
 
-_KEPT: Final = 4096
-"""Works that are kept alive, so that torch finds the Python object behind each; more are never under way."""
-
 _OPS: Final = frozenset(
     {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "unused"}
 )
@@ -72,7 +69,6 @@ class Communications:
         self._made, self._gathered = made, gathered
         self._under_way: dict[int, int] = {}
         self._work = work_class(dist, session.tape)
-        self._kept: list[Any] = []
         self._reduction = ""
         self._tell_reductions()
 
@@ -129,9 +125,9 @@ class Communications:
                     self._session.stated.note(EXCHANGE, (sent,), got)
             if not self._fake:
                 return func(*args, **kwargs)
-            work = self._work(number if is_async else -1, outputs)
-            self._kept.append(work)
-            del self._kept[:-_KEPT]
+            is_held = is_async and peer < 0  # transfers tell the allocator instead (record_stream)
+            held = tensors_in(args[:2]) if is_held else ()
+            work = self._work(number if is_async else -1, outputs, held=held)
             return (args[0], work.boxed()) if n_returns > 1 else work.boxed()
 
         return handler

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer import internals
 from tracer.rehearse import attention, autocast, old_types
 from tracer.rehearse.autocast import IN_FP32
+from tracer.rehearse.meter import CAPACITY_BYTES
 
 if TYPE_CHECKING:
+    from tracer.rehearse.meter import Meter
     from tracer.rehearse.streams import Streams
 
 GPU: Final = SimpleNamespace(
     name="rehearsed GPU",
     major=9,
     minor=0,
-    total_memory=80 * 2**30,
+    total_memory=CAPACITY_BYTES,
     multi_processor_count=132,
     warp_size=32,
     is_integrated=0,
@@ -54,9 +56,9 @@ CHECKPOINTS: Final = "torch.utils.checkpoint"
 """Module of the hooks of saved tensors that compute again."""
 
 COMMANDS: Final = (
-    *("set_device", "empty_cache", "ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all"),
-    *("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction", "seed"),
-    *("set_sync_debug_mode", "seed_all", "set_rng_state", "set_rng_state_all"),
+    *("set_device", "ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed"),
+    *("set_per_process_memory_fraction", "set_sync_debug_mode", "seed_all"),
+    *("set_rng_state", "set_rng_state_all"),
 )
 """Functions of ``torch.cuda`` that are told something, and do nothing here."""
 
@@ -149,39 +151,46 @@ def _save_in(mode: Any, graph: Any) -> None:
     hooks.__init__ = init
 
 
-def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
+def answers(meter: Meter) -> dict[str, Any]:
     """Return what functions of ``torch.cuda`` say, by name.
 
     Args:
-        memory: returns the bytes that are allocated, and the most that were.
+        meter: knows the memory.
     """
 
     def counted(device: Any = None) -> int:
         del device
-        return memory()[0]
+        return meter.now
 
     def most(device: Any = None) -> int:
         del device
-        return memory()[1]
+        return meter.peak
+
+    def reserved(device: Any = None) -> int:
+        del device
+        return meter.reserved
 
     def stats(device: Any = None) -> dict[str, int]:
         del device
-        names = ("allocated_bytes.all", "active_bytes.all", "reserved_bytes.all")
-        now, peak = memory()
+        used, kept = (meter.now, meter.peak), (meter.reserved, meter.reserved)
+        by_name = {"allocated_bytes.all": used, "active_bytes.all": used, "reserved_bytes.all": kept}
         found = {"num_alloc_retries": 0, "num_ooms": 0}
-        return found | {f"{n}.{part}": v for n in names for part, v in (("current", now), ("peak", peak))}
+        for name, (now, peak) in by_name.items():
+            found |= {f"{name}.current": now, f"{name}.peak": peak}
+        return found
 
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
 
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     nothing = dict.fromkeys(COMMANDS, constant(None))
-    measured = dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), counted)
-    peaks = dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), most)
     return {
         **nothing,
-        **measured,
-        **peaks,
+        **dict.fromkeys(("memory_reserved", "memory_cached", "max_memory_reserved"), reserved),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), meter.reset),
+        "memory_allocated": counted,
+        "max_memory_allocated": most,
+        "empty_cache": meter.empty,
         "is_available": constant(True),  # noqa: FBT003 - a value, not a switch
         "is_initialized": constant(True),  # noqa: FBT003
         "is_bf16_supported": constant(True),  # noqa: FBT003
@@ -192,7 +201,7 @@ def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
         "get_device_capability": constant((GPU.major, GPU.minor)),
         "get_device_name": constant(GPU.name),
         "get_arch_list": constant(["sm_90"]),
-        "mem_get_info": lambda device=None: (GPU.total_memory - memory()[0], GPU.total_memory),
+        "mem_get_info": lambda device=None: (max(CAPACITY_BYTES - meter.reserved, 0), CAPACITY_BYTES),
         "memory_stats": stats,
         "memory_summary": constant(""),
         "memory_snapshot": constant([]),
@@ -206,17 +215,17 @@ def answers(memory: Callable[[], tuple[int, int]]) -> dict[str, Any]:
     }
 
 
-def install(streams: Streams, memory: Callable[[], tuple[int, int]]) -> None:
+def install(streams: Streams, meter: Meter) -> None:
     """Replace what this process knows of GPUs.
 
     Args:
         streams: streams and events to offer.
-        memory: returns the bytes that are allocated, and the most that were.
+        meter: knows the memory.
     """
     import torch
     import torch.cuda.nvtx
 
-    for name, function in answers(memory).items():
+    for name, function in answers(meter).items():
         setattr(torch.cuda, name, function)
     for name in ("memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved"):
         setattr(torch.cuda.memory, name, getattr(torch.cuda, name))

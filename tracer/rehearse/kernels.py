@@ -1,4 +1,4 @@
-"""Operators for which CUDA has one kernel, and the processor several: a norm, and what drops.
+"""Operators that CUDA has other kernels for than the processor: a norm, what drops, recurrent layers.
 
 ``dropout`` chooses by the device: ``is_fused_kernel_acceptable`` in ATen/native/Dropout.cpp takes
 ``native_dropout`` on CUDA, one kernel with a mask of bytes, which the backward takes again in one kernel; the
@@ -7,12 +7,13 @@ processor draws a mask in the type of its input and multiplies by it.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 
 def install() -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
-    return [_norms(), _dropout()]
+    return [_norms(), _dropout(), _recurrence(), _padding()]
 
 
 def _norms() -> Any:
@@ -45,4 +46,45 @@ def _dropout() -> Any:
     library.impl("dropout", dropout, "AutogradCPU")
     whole = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - has no public name
     torch.ops.aten.dropout.default.py_kernels[whole] = dropout
+    return library
+
+
+def _recurrence() -> Any:
+    """Let a layer of an LSTM keep four gates and a cell of each token for its backward; here it keeps none.
+
+    cuDNN does not say how much it reserves: this is what a backward needs at least.
+    """
+    import torch
+
+    def layer(x: Any, *rest: Any) -> Any:
+        hidden, cell, width, trains = rest[4], rest[5], rest[9], rest[14]  # behind four weights
+        out, kept = (x.new_empty((*x.shape[:2], n)) for n in (width, 5 * width if trains else 0))
+        return out, torch.empty_like(hidden), torch.empty_like(cell), kept
+
+    library: Any = torch.library.Library("aten", "IMPL")
+    library.impl("mkldnn_rnn_layer", layer, "Meta", allow_override=True)
+    return library
+
+
+def _padding() -> Any:
+    """Let rows of packed sequences be padded by copies, one for each number of sequences at a step.
+
+    PyTorch writes their lengths to a tensor that it makes itself, which would be a fake one.
+    """
+    import torch
+
+    def pad(rows: Any, sizes: Any, batch_first: bool, value: float, total: int) -> Any:  # noqa: FBT001
+        at_each = sizes.tolist()
+        n_steps = total if total > 0 else len(at_each)
+        out, at, step = rows.new_full((n_steps, at_each[0], *rows.shape[1:]), value), 0, 0
+        for n, group in itertools.groupby(at_each):
+            length = len(list(group))
+            part = rows[at : at + n * length].view(length, n, *rows.shape[1:])
+            out[step : step + length, :n] = part
+            at, step = at + n * length, step + length
+        lengths = torch.tensor([sum(n > i for n in at_each) for i in range(at_each[0])])
+        return out.transpose(0, 1) if batch_first else out, lengths
+
+    library: Any = torch.library.Library("aten", "IMPL")
+    library.impl("_pad_packed_sequence", pad, "AutogradCPU")
     return library

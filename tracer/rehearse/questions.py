@@ -27,6 +27,7 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.bincount": "bincount",
     "aten.histc": "histc",
     "aten._ctc_loss": "ctc_loss",
+    "aten._pack_padded_sequence": "packed",
 }
 """Operators that need numbers, and the method that handles each."""
 
@@ -130,6 +131,24 @@ class Questions:
         out = (scores.new_empty(batch), scores.new_empty((batch, n_steps, 2 * longest + 1)))
         self._write(func, args, kwargs, out)
         return out
+
+    def packed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle sequences without their padding: as many rows as they are long, and how many at each step.
+
+        Those numbers stay real: recurrent layers read them where nobody can answer.
+        """
+        data, lengths = args[:2]
+        numbers = self._session.stated.numbers
+        known = numbers.of(lengths) if isinstance(lengths, self._FakeTensor) else lengths
+        if known is None or not isinstance(data, self._FakeTensor):
+            return func(*args, **kwargs)
+        with numbers.really():
+            steps = self._torch.arange(int(known.max()))
+            sizes = (known[None] > steps[:, None]).sum(dim=1)
+            total = int(sizes.sum())
+        out = data.new_empty((total, *data.shape[2:]))
+        self._write(func, args, kwargs, out)
+        return out, sizes
 
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator of which nothing is known but that it needs numbers: it has them, or fails."""

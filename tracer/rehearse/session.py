@@ -16,10 +16,12 @@ from tracer import internals
 from tracer.importing import Expectation
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse import calling
+from tracer.rehearse.calls import is_wrapped
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.memory import Memory
+from tracer.rehearse.meter import Meter
 from tracer.rehearse.placement import Placement
 from tracer.rehearse.stated import Stated
 from tracer.rehearse.tape import Tape
@@ -77,7 +79,7 @@ class RehearsalSession(Training[IssueLane]):
         self.lane = IssueLane()
         self.warmup, self.n_steps, self.tell = warmup, steps, tell
         self.tape = Tape(self.lane, self.position)
-        self.memory = Memory(self._allocated)
+        self.memory, self.meter = Memory(self._allocated), Meter()
         self.host = Host(self)
         self.placement = Placement(self)
         self.stated = Stated(expert_load)
@@ -141,8 +143,9 @@ class RehearsalSession(Training[IssueLane]):
             self.notes.append(warning)
 
     def met_model(self, model: Any, args: Any) -> dict[str, Any]:
-        """Learn from a model that is called for the first time."""
-        calling.settle(self, model, args)
+        """Learn from a model that is called for the first time, and not inside of ``torch.func``."""
+        if not any(map(is_wrapped, model.parameters())):
+            calling.settle(self, model, args)
         return super().met_model(model, args)
 
     def sweep(self) -> None:
@@ -259,6 +262,7 @@ class RehearsalSession(Training[IssueLane]):
 
     def _allocated(self, n_bytes: int) -> None:
         self.tape.allocated_bytes = n_bytes
+        self.meter.changed(n_bytes)
 
     def _install(self) -> None:
         """Put all hooks in place; torch must have been imported."""

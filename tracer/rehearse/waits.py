@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from tracer.rehearse.tape import WAIT
 
@@ -45,22 +45,41 @@ class RehearsedFuture:
         return True
 
 
+_MOST: Final = 4096
+"""Works for which nobody has waited that are kept; more are never under way."""
+
+
 def work_class(dist: Any, tape: Any) -> Any:
-    """Return the class of works whose waits are written down."""
+    """Return the class of works whose waits are written down.
+
+    A work holds the tensors *held* until somebody waits for it, and its results as long as it lives, as those
+    of NCCL do (``stashed_for_allocator_safety_`` and ``outputs_`` of ``WorkNCCL`` in ProcessGroupNCCL.cpp):
+    a script that keeps its handles keeps the gradients behind them.
+    """
+    under_way: dict[int, Any] = {}
 
     class RehearsedWork(dist.Work):  # type: ignore[misc]
         """A communication that nobody carries out."""
 
-        def __init__(self, number: int, outputs: Sequence[Any] = ()) -> None:
+        def __init__(self, number: int, outputs: Sequence[Any] = (), *, held: Sequence[Any] = ()) -> None:
             super().__init__()
             self.number = number
             self._outputs = [weakref.ref(output) for output in outputs]
+            self._until_waited = held
+            self._results: list[Any] = []
+            under_way[id(self)] = self  # torch finds the Python object behind a work only while there is one
+            if len(under_way) > _MOST:
+                del under_way[next(iter(under_way))]
 
         def wait(self, timeout: Any = None) -> bool:
-            """Let the current stream wait."""
+            """Let the current stream wait; from now on the work lives as long as the script keeps it."""
             del timeout
             if self.number >= 0:
                 tape.note(WAIT, number=self.number)
+            if self._until_waited:
+                self._results = [output() for output in self._outputs]
+                self._until_waited = ()
+            under_way.pop(id(self), None)
             return True
 
         def is_completed(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
-from tracer.rehearse import numbers
+from tracer.rehearse import agreeing, numbers
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
 from tracer.rehearse.memory import OF_KIND
@@ -83,6 +83,7 @@ class Watcher:
         """Return what handles *func*, found once."""
         self._session.fakes.pop(func._schema.name, lambda: None)()
         handler, name = self._choose(func), ".".join(func._schema.name.split("::"))
+        handler = agreeing.checking(name, handler) if self._fake else handler
         if self._fake and name in numbers.FOLLOWED:
             handler = self._following(name, handler)
         elif self._fake and func._schema.is_mutable and func.namespace != "c10d":
@@ -278,6 +279,7 @@ class Watcher:
             storage = tensor.untyped_storage()
             if session.memory.add(storage, category):
                 session.placement.follow(tensor, operands)
+                session.meter.made()
 
     def _gathered(self, tensors: Any) -> None:
         """Count the memory of *tensors* as that of gathered parameters."""

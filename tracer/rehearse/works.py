@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from tracer.operators import dtype_name, tensor_bytes
 from tracer.rehearse.calls import Call, tensors_in, total_bytes
+from tracer.rehearse.decompositions import DECOMPOSITIONS
 from tracer.rehearse.traffic import traffic
 
 
@@ -106,7 +107,7 @@ def work_of(call: Call) -> Work:
         flops=0,
         bytes_moved=bytes_moved,
         kernels=_launches(call),
-        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES,
+        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES and call.name not in DECOMPOSITIONS,
     )
 
 
@@ -168,8 +169,31 @@ def _addmm(call: Call) -> Work:
 
 
 def _bmm(call: Call) -> Work:
-    a, b = call.args[-2:] if call.name == "aten.bmm" else call.args[1:3]
+    first = 0 if call.name == "aten.bmm" else 1
+    a, b = call.args[first : first + 2]
     return _product(call, a, (a.shape[1], b.shape[2], a.shape[2]), batch=a.shape[0])
+
+
+def _distances(call: Call) -> Work:
+    """Distances of all pairs of rows: the product of both, each with columns of squares and of ones."""
+    a, b = call.args[:2]
+    shape = (a.shape[-2], b.shape[-2], a.shape[-1] + 2)
+    return _product(call, a, shape, batch=prod(a.shape[:-2]))
+
+
+def _recurrent(call: Call) -> Work:
+    """A layer of an LSTM over its tokens: a product by all weights at each, one after the other.
+
+    Twice that in a backward. Each step launches a product and what is made of it; the inputs of all steps are
+    multiplied at once, which is one launch more (the standard algorithm of cuDNN).
+    """
+    x, to_gates, again = call.args[:3]
+    passes = 2 if "backward" in call.name else 1
+    first, second = (1, 0) if call.named["batch_first"] else (0, 1)
+    n_steps, rows = x.shape[first], x.shape[second]
+    shape = (rows, to_gates.shape[0], to_gates.shape[1] + again.shape[1])
+    found = _product(call, x, shape, batch=n_steps * passes)
+    return found._replace(kernels=(2 * n_steps + 1) * passes)
 
 
 def _grouped(call: Call) -> Work:
@@ -233,6 +257,10 @@ _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
         "aten.mm": _mm,
         "aten._int_mm": _mm,
         "aten._scaled_mm": _mm,
+        "aten._scaled_mm_v2": _mm,
+        "aten._euclidean_dist": _distances,
+        "aten.mkldnn_rnn_layer": _recurrent,
+        "aten.mkldnn_rnn_layer_backward": _recurrent,
         "aten.addmm": _addmm,
         "aten.bmm": _bmm,
         "aten.baddbmm": _bmm,

@@ -1,0 +1,69 @@
+"""What a script is told of the memory of its device, and that it is full."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Final
+
+CAPACITY_BYTES: Final = 80 * 2**30
+"""Memory of the GPU that a script is told of."""
+
+SIGN: Final = "out of memory"
+"""What a script that does not name the error looks for in its words."""
+
+
+class Meter:
+    """Follows the bytes that are allocated.
+
+    Attributes:
+        now: bytes that are allocated.
+        peak: the most since a script has last reset it.
+        reserved: the most since a script has last emptied the cache, which keeps what was let go.
+    """
+
+    def __init__(self) -> None:
+        self.now = self.peak = self.reserved = 0
+
+    def changed(self, n_bytes: int) -> None:
+        """Take note of *n_bytes* in all."""
+        self.now = n_bytes
+        self.peak, self.reserved = max(self.peak, n_bytes), max(self.reserved, n_bytes)
+
+    def reset(self, device: Any = None) -> None:
+        """Look for the most from now on."""
+        del device
+        self.peak = self.now
+
+    def empty(self) -> None:
+        """Give back what is reserved and not used."""
+        self.reserved = self.now
+
+    def made(self) -> None:
+        """A tensor was made.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit, and the script would do something about that.
+        """
+        if self.now > CAPACITY_BYTES and _would_catch(sys._getframe(1)):  # noqa: SLF001 - has no other name
+            import torch
+
+            self.peak, self.reserved = min(self.peak, CAPACITY_BYTES), min(self.reserved, CAPACITY_BYTES)
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. {self.now / 2**30:.2f} GiB are allocated, the GPU has "
+                f"{CAPACITY_BYTES / 2**30:.2f} GiB"
+            )
+
+
+def _would_catch(frame: FrameType | None) -> bool:
+    """Whether one of the callers, none of them torch's, speaks of running out of memory."""
+    while frame is not None:
+        code = frame.f_code
+        if "OutOfMemoryError" in code.co_names or any(
+            isinstance(one, str) and SIGN in one.lower() for one in code.co_consts
+        ):
+            name = str(frame.f_globals.get("__name__", ""))
+            if name.partition(".")[0] not in {"torch", "tracer"}:
+                return True
+        frame = frame.f_back
+    return False
