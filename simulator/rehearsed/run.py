@@ -21,6 +21,7 @@ from simulator.rehearsed.figures import figures, stage_of, steps_of
 from simulator.rehearsed.kernels import described, separate_parts
 from simulator.rehearsed.program import Joiner, RankTasks, assembled
 from simulator.rehearsed.rank import OP, RankTask, RankWriter
+from simulator.rehearsed.windows import closed
 from simulator.rehearsed.works import Priced, counts_of, precision_of, priced
 from simulator.simulate import Progress, Simulation
 from topologies.cluster import Cluster
@@ -110,15 +111,14 @@ def simulate_rehearsal(
     sharing = min(machine.gpus_per_node, rehearsal.world_size)
     costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
     ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute)
-    groups = {group.id: group for group in rehearsal.groups}
-    joiner = Joiner(network, groups, rehearsal.representatives)
+    joiner = Joiner(network, {group.id: group for group in rehearsal.groups}, rehearsal.representatives)
     parts = [RankTasks(rank, *one) for rank, one in ranks.items()]
     program = assembled(parts, joiner, steps_of(rehearsal).start)
     if not program.n_tasks:
         raise JobError(f"{path}: the steps that were kept hold no work; rehearse with --warmup 0")
     tell(f"running {program.n_tasks:,} tasks")
     runner = choose(engine, program.n_tasks, tell)
-    spans = runner.run(program, ())
+    spans = closed(runner.run(program, ()), rehearsal)
     tell("adding up")
     notes = [
         *_too_full(rehearsal, machine),

@@ -260,6 +260,20 @@ def test_sender_and_receiver_meet(tmp_path: Path) -> None:
     assert not [warning for warning in simulation.info.warnings if "not rehearsed" in warning]
 
 
+def test_a_stage_that_is_done_first_idles_until_the_last_one_is(tmp_path: Path) -> None:
+    """Two stages of equal work, one after the other: each idles for half of the step."""
+    ops = [("op", 0, 0, -1)] * 400
+    sender = tables([*ops, ("communication", 0, 0, 0)], messages=[message("send", peer=1)])
+    receiver = tables(
+        [("communication", 0, 0, 0), ("wait", -1, 0, 0), *ops], messages=[message("recv", peer=0)]
+    )
+    simulation = run(tmp_path, {0: sender, 1: receiver}, [PP], layout=Layout(pp=2), representatives=(0, 1))
+    windows = [row["duration_ns"] for row in simulation.spans.to_pylist() if row["category"] == "step"]
+    assert len(windows) == 2
+    assert windows[0] == windows[1]
+    assert simulation.summary["bubble_fraction"] == pytest.approx(0.5, abs=0.01)
+
+
 def test_a_ring_of_ranks_of_which_one_stands_for_all_meets_itself(tmp_path: Path) -> None:
     ring = Group(id=1, axis="cp", ranks=(0, 1, 2, 3))
     both = [message("send", peer=1), message("recv", peer=3)]
