@@ -86,6 +86,16 @@ def emptied() -> nn.Module:
     return found
 
 
+def generator() -> None:
+    """Draw the same numbers on all ranks, as Accelerate does: states go over the device."""
+    state = torch.get_rng_state().to("cuda")
+    dist.broadcast(state, 0)
+    torch.set_rng_state(state.cpu())
+    torch.Generator().set_state(state.cpu())
+    del state
+    train(layer(), there)
+
+
 def loader() -> None:
     """Train on what a loader with workers and pinned memory gives."""
     data = DataLoader(
@@ -135,6 +145,7 @@ WAYS: dict[str, Callable[[], None]] = {
     "fsdp1": lambda: train(FullyShardedDataParallel(layer()), there),
     "left_fsdp1": lambda: train(FullyShardedDataParallel(layer(None), device_id=0), there),
     "left_meta": lambda: train(emptied(), there),
+    "generator": generator,
     "loader": loader,
     "array": lambda: train(layer(), lambda: torch.from_numpy(np.ones((ROWS, WIDTH), np.float32)).to("cuda")),
     "pageable": lambda: train(layer(), lambda: large().to("cuda", non_blocking=True)),

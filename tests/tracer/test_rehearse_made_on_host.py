@@ -137,7 +137,7 @@ def test_counters_of_an_optimizer_are_on_the_host(rehearsed: Any) -> None:
     [
         *[("moved", "plain"), ("moved_ddp", "ddp"), ("moved_fsdp2", "fsdp2")],
         *[("left", "plain"), ("left_ddp", "ddp"), ("left_fsdp2", "fsdp2")],
-        *[("left_fsdp1", "fsdp1"), ("left_meta", "plain")],
+        *[("left_fsdp1", "fsdp1"), ("left_meta", "plain"), ("generator", "plain")],
     ],
 )
 def test_a_model_that_is_built_on_the_host_is_on_the_device_once(rehearsed: Any, way: str, like: str) -> None:

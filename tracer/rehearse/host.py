@@ -56,7 +56,8 @@ class Host:
     def __init__(self, session: RehearsalSession) -> None:
         import torch
 
-        self._session, self._real = session, {torch.Tensor, torch.nn.Parameter}
+        self._session, self._parameter = session, torch.nn.Parameter
+        self._real = {torch.Tensor, torch.nn.Parameter}
         self.memory = Memory(lambda n_bytes: None, block_bytes=1)
         session.memory.host = self.memory
         self.is_meant = self.is_loading = False
@@ -90,6 +91,19 @@ class Host:
         if not to_host:
             vars(storage).pop(MADE, None)
 
+    def faked(self, tensor: Any) -> Any:
+        """Return a fake tensor on the host in place of a real one, as of an array, which no device has."""
+        import torch
+
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if mode is None or hasattr(tensor, "fake_mode"):
+            return tensor
+        found = mode.from_tensor(tensor)
+        self._session.placement.leave(found)
+        if not tensor.dtype.is_floating_point:
+            self._session.stated.numbers.keep(found, tensor)
+        return found
+
     def pin(self, tensor: Any) -> Any:
         """Take *tensor* to be in pinned memory, and return it."""
         setattr(getattr(tensor, "_local_tensor", tensor).untyped_storage(), PINNED, True)
@@ -113,6 +127,8 @@ class Host:
         is_first = to_host == non_blocking
         source = tensor.to(dtype) if dtype is not None and is_first else tensor
         out = self._moved.apply(source, to_host, non_blocking)
+        if not to_host and isinstance(tensor, self._parameter):
+            self._session.memory.move(out.untyped_storage(), "parameters")
         if to_host and non_blocking:  # ``_to_copy`` in ATen/native/TensorConversions.cpp
             self.pin(out)
         return out.to(dtype) if dtype is not None else out

@@ -102,7 +102,7 @@ class Moves:
         is_pinned = func is self._torch.Tensor.pin_memory
         to_host = None if is_pinned else self._target(func, args, kwargs, sys._getframe(2))
         if to_host is False and type(tensor) is self._torch.Tensor:
-            tensor = place.faked(tensor)
+            tensor = host.faked(tensor)
         if type(getattr(tensor, "_local_tensor", tensor)) is not self._kind:
             return self._plain(func, args, kwargs)
         if is_pinned:

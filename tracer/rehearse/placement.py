@@ -115,17 +115,6 @@ class Placement:
         if self._session.host.holds(own):
             self._session.host.settle(own, to_host=False)
 
-    def faked(self, tensor: Any) -> Any:
-        """Return a fake tensor on the host in place of a real one, as of an array, which no device has."""
-        mode = self._torch._C._get_dispatch_mode(self._torch._C._TorchDispatchModeKey.FAKE)
-        if mode is None or isinstance(tensor, self._kind):
-            return tensor
-        found = mode.from_tensor(tensor)
-        self.leave(found)
-        if not tensor.dtype.is_floating_point:
-            self._session.stated.numbers.keep(found, tensor)
-        return found
-
     def put_left(self, tensors: Iterable[Any]) -> None:
         """Put those of *tensors* on the device of which nobody has said where they are."""
         for tensor in tensors if self.is_met else ():
@@ -255,7 +244,7 @@ def _generators(placement: Placement) -> None:
     """Make generators of random numbers on the processor, which name the device that was asked for."""
     import torch
 
-    is_torch = placement.asker.is_torch
+    is_torch, numbers = placement.asker.is_torch, placement._session.stated.numbers
 
     class Generator(torch.Generator):  # type: ignore[misc]  # torch is untyped here
         """A generator on the processor."""
@@ -269,6 +258,11 @@ def _generators(placement: Placement) -> None:
         def device(self) -> Any:
             """Where its numbers are drawn."""
             return super().device if is_torch(sys._getframe(1)) else self.told
+
+        def set_state(self, new_state: Any) -> Any:
+            """Take a state; of one that has been on the device what is known."""
+            known = numbers.of(new_state) if type(new_state) is placement._kind else new_state
+            return self if known is None else super().set_state(known)
 
     anywhere: Any = torch
     anywhere.Generator = Generator

@@ -154,7 +154,7 @@ class Questions:
         """Handle an operator of which nothing is known but that it needs numbers: it has them, or fails."""
         if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
             return func(*args, **kwargs)
-        self._wait()
+        self._wait(tensors_in(args)[0])
         numbers = self._session.stated.numbers
         real = numbers.computed(func, args, kwargs)
         if real is None:

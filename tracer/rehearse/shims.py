@@ -104,7 +104,7 @@ def _loaders(session: RehearsalSession) -> None:
             session.host.is_loading = False
 
         def faked(tensor: Any) -> Any:
-            found = session.placement.faked(tensor)
+            found = session.host.faked(tensor)
             is_pinned = pins.get(self) and session.placement.is_met and session.host.holds(found)
             return session.host.pin(found) if is_pinned else found
 

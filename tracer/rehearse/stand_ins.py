@@ -26,6 +26,7 @@ TRITON: Final = "triton.runtime.autotuner"
 def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
     _arrays(session)
+    _random_states(session)
     _texts()
     listed.install()
     _copies()
@@ -45,7 +46,7 @@ def _arrays(session: RehearsalSession) -> None:
     numpy, array = anywhere.numpy, anywhere.__array__
 
     def told(tensor: Any) -> Any:
-        if session.position.step >= 0:
+        if session.position.step >= 0 and not session.host.holds(tensor):
             session.tape.note(HOST_WAIT)
         own = session.stated.numbers.of(tensor) if tensor.constant is None else tensor.constant
         value = session.stated.scalar(tensor) if own is None else 0
@@ -63,6 +64,22 @@ def _arrays(session: RehearsalSession) -> None:
         return told(self) if dtype is None else told(self).astype(dtype, copy=False)
 
     anywhere.numpy, anywhere.__array__ = to_numpy, to_array
+
+
+def _random_states(session: RehearsalSession) -> None:
+    """Let the generator take a state that has been on the device, as where a rank has sent its own."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    anywhere: Any = torch
+    original = anywhere.random.set_rng_state
+
+    def take(new_state: Any) -> None:
+        known = session.stated.numbers.of(new_state) if type(new_state) is FakeTensor else new_state
+        if known is not None:
+            original(known)
+
+    anywhere.set_rng_state = anywhere.random.set_rng_state = take
 
 
 def _texts() -> None:
