@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.words import NO_STEPS
 from traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
@@ -14,6 +15,13 @@ pytest.importorskip("torch")
 SCRIPT = Path(__file__).parent / "uncommon.py"
 STEPS, ROWS, INPUTS, WIDTH = 12, 4, 32, 48
 SIDE = 64
+
+ALONE = """
+import torch
+model = torch.nn.Linear(8, 8, device="cuda")
+for _ in range(3):
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+"""
 
 Works = list[dict[str, Any]]
 
@@ -74,3 +82,11 @@ def test_gradients_of_each_row_by_torch_func_are_products(works: Works) -> None:
 def test_sequences_without_padding_have_as_many_rows_as_they_are_long(found: tuple[Works, str]) -> None:
     """Of 5, 3 and 2 tokens: 10 rows, three at each of the first two steps; and padded again."""
     assert json.loads(found[1]) == [10, [3, 3, 2, 1, 1], [3, 7, WIDTH], [5, 3, 2]]
+
+
+def test_a_script_without_an_optimizer_is_said_to_be_one_step(tmp_path: Path) -> None:
+    """Its time is that of all its passes, whether steps are to warm up or not."""
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    asked = Asked(command=(str(script),), world_size=2, ranks=(0,), warmup=0)
+    assert NO_STEPS in rehearse(asked, tmp_path / "run").notes

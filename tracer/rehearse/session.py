@@ -25,6 +25,7 @@ from tracer.rehearse.meter import Meter
 from tracer.rehearse.placement import Placement
 from tracer.rehearse.stated import Stated
 from tracer.rehearse.tape import Tape
+from tracer.rehearse.words import NO_STEPS
 from tracer.steps import Steps
 from tracer.training import Training
 
@@ -181,7 +182,9 @@ class RehearsalSession(Training[IssueLane]):
         """Return the first step that is kept: fewer warm up where the script did fewer in all."""
         done = self.position.step
         first = max(min(self.warmup, done - self.n_steps), 0)
-        if first < self.warmup:
+        if not done:
+            self.warn(NO_STEPS)
+        elif first < self.warmup:
             steps = f"{done} step{'s' if done != 1 else ''}"
             self.warn(f"the script did {steps} only: step {first} was kept, in which much is set up")
             if first == self._forgotten:  # when it ended, another one was expected

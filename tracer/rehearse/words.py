@@ -19,6 +19,11 @@ OURS: Final = str(Path(__file__).parents[1]) + os.sep
 LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/")
 """Parts of the paths of files that are not of a script."""
 
+NO_STEPS: Final = (
+    "no optimizer of torch.optim stepped: all that the script did is one step, for nothing says where it ends"
+)
+"""What to say of a script that updates its parameters by its own hand."""
+
 STUB: Final = "--stub, docs/rehearse.md section 6"
 
 HINTS: Final[Mapping[str, str]] = {
