@@ -32,7 +32,7 @@ hides cannot be compared, so that ``vptr`` is left out."""
 OPTIONS = {  # torch has operators of its own to allocate and to free
     "address": "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0",
     "leak": "detect_leaks=1:exitcode=0:alloc_dealloc_mismatch=0:detect_odr_violation=0",
-    "thread": "exitcode=0:die_after_fork=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0:history_size=4",
+    "thread": "exitcode=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0:history_size=4",
 }
 
 OURS = (f"{NAME}-", "foretrace::")
