@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, ValuesView
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
+from tracer import internals, past_torch
 from tracer.blocks import find_blocks
 from tracer.lane import NOBODY
 from tracer.records import Block
@@ -228,6 +228,7 @@ class BackwardHook:
         self._original = original = internals.swap_run_backward()
         self._graph_done = session.guarded("modules", self._nodes_done)
         internals.swap_run_backward(self._running(original))
+        self._expectation = past_torch.watch()
 
     def _running(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return what runs a backward pass by *original* and notes when it begins and ends."""
@@ -245,6 +246,8 @@ class BackwardHook:
     def remove(self) -> None:
         """Give the entry to the autograd engine back as it was."""
         internals.swap_run_backward(self._original)
+        if self._expectation is not None:
+            self._expectation.remove()
 
     @property
     def forward_kind(self) -> str:
