@@ -1,4 +1,5 @@
 """Tensors that are made of a list of others: as on a GPU, the host asks each of them for its number."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ def install() -> None:
     """Have tensors in lists asked for their numbers one by one; torch would look where they are kept."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.jit import _builtins
 
     anywhere: Any = torch
 
@@ -29,6 +31,7 @@ def install() -> None:
 
     for name in NAMES:
         setattr(torch, name, asking(getattr(anywhere, name)))
+        _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for what torch scripts later
 
 
 def _holds(data: Any, kind: type[Any]) -> bool:

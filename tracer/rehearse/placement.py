@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse import listed
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.devices import is_gpu, local_rank
 from tracer.rehearse.host import LEFT, MADE
@@ -34,7 +35,7 @@ class Askers:
         import torch
 
         self._roots = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-        self._passing_on = torch.utils._device.__file__
+        self._passing_on = {torch.utils._device.__file__, listed.__file__}
         self._known: dict[str, bool] = {}
 
     def is_torch(self, frame: FrameType) -> bool:
@@ -42,7 +43,7 @@ class Askers:
         name = frame.f_code.co_filename
         found = self._known.get(name)
         if found is None:
-            if name == self._passing_on and frame.f_back is not None:  # of ``with torch.device(...)``
+            if name in self._passing_on and frame.f_back is not None:  # of ``with torch.device(...)``
                 return self.is_torch(frame.f_back)
             found = self._known[name] = name.startswith(self._roots)
         return found
