@@ -10,6 +10,7 @@ from typing import Any, Final
 import networkx as nx
 
 from topologies.device import Device
+from topologies.digest import digest
 from topologies.errors import CatalogError
 from topologies.fabric import FabricSpec, build
 from topologies.link import LinkSpec
@@ -192,7 +193,7 @@ class Cluster:
         return build(self)
 
     def describe(self) -> dict[str, Any]:
-        """Return the machine, with every figure and source, as plain JSON types."""
+        """Return the machine, with every figure, their digest and every source, as plain JSON types."""
         return {
             "name": self.name,
             "description": self.description,
@@ -212,6 +213,7 @@ class Cluster:
             "others": [{"machine": other.machine.name, "nodes": other.nodes} for other in self.others],
             "fabric": self.fabric_spec.describe() | {"sources": self._fabric_sources()},
             "price_usd_per_gpu_hour": self.price_usd_per_gpu_hour,
+            "digest": digest(self),
             "sources": dict(self.sources),
         }
 

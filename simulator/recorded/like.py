@@ -16,6 +16,7 @@ from simulator.errors import LikeError, TableError
 from simulator.idle import why_idle
 from simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
 from simulator.models.model import Model
+from simulator.recorded.machine import why_not_catalogue
 from simulator.recorded.model import recorded_model
 from simulator.recorded.observed import (
     keeps_gathered,
@@ -170,7 +171,7 @@ def _dp(settings: Mapping[str, Any]) -> int:
 def _which_cluster(run: Run) -> str:
     """Say that a machine must be named, and which have the device of the run."""
     if own := (run.info.cluster or {}).get("name"):
-        return f"{run.path} is of {own!r}, which the catalogue does not have: give --cluster FILE.toml"
+        return f"{run.path} is of {own!r}, {why_not_catalogue(run)}: give --cluster FILE.toml"
     device = ((run.info.cluster or {}).get("device") or {}).get("name", "")
     try:
         known = device_of(device).name if device else ""
@@ -189,7 +190,7 @@ def _which_cluster(run: Run) -> str:
 def _own_machine(run: Run) -> dict[str, str]:
     """Return the machine that *run* was simulated on; nothing if the catalogue does not have it."""
     name = (run.info.cluster or {}).get("name", "")
-    return {"cluster": name} if name in names() else {}
+    return {"cluster": name} if name and not why_not_catalogue(run) else {}
 
 
 def _reader(run: Run) -> Callable[[Run], tuple[dict[str, Any], list[str]]]:

@@ -8,7 +8,6 @@ from typing import Final
 
 from simulator.job import Job
 from simulator.memory.remedies import NOT_POSSIBLE, Remedy, changes, fits, peak_bytes
-from topologies.catalog import load_cluster
 
 MOST_CHANGES: Final = 4
 """Changes that are made together before more GPUs are asked for."""
@@ -85,13 +84,13 @@ def _both(job: Job) -> Iterator[Way]:
 
 def _more_gpus(job: Job) -> Iterator[Way]:
     """Yield the same on the fewest GPUs of ``TIMES_GPUS`` on which it fits."""
-    layout, name = job.layout, job.cluster.name
+    layout = job.layout
     for times in TIMES_GPUS:
         gpus = layout.world_size * times
         for axis in ("pp", "dp"):
             wider = replace(layout, **{axis: getattr(layout, axis) * times})
             try:
-                other = replace(job, layout=wider, cluster=load_cluster(name, gpus))
+                other = replace(job, layout=wider, cluster=job.cluster.sized(gpus))
                 if not fits(other):
                     continue
             except NOT_POSSIBLE:

@@ -18,6 +18,7 @@ from simulator.recorded import observed
 from simulator.recorded.like import job_like
 from simulator.recorded.model import recorded_model
 from simulator.simulate import Simulation, simulate
+from topologies.catalog import load_cluster
 from traces.info import RunInfo
 from traces.layout import Layout
 from traces.run import Part, Run
@@ -108,6 +109,12 @@ def test_a_structure_that_is_no_transformer_is_refused() -> None:
         recorded_model(described, "run")
 
 
+def noted(simulation: Simulation, cluster: dict[str, Any]) -> Run:
+    """Return the run of *simulation*, whose machine is described as *cluster*."""
+    info = replace(simulation.info, cluster=cluster)
+    return Run("runs/then", info, [Part(None, lambda: simulation.spans)], simulation.memory, ())
+
+
 def bare(simulation: Simulation, **changes: Any) -> Run:
     """Return a recorded run with the spans of *simulation* that knows only what *changes* say."""
     info = RunInfo(origin="recorded", world_size=8, **changes)
@@ -184,6 +191,35 @@ def test_a_run_on_a_machine_of_a_file_asks_for_the_file(simulation: Simulation) 
     with pytest.raises(LikeError, match=r"runs/mine is of 'mine', .*--cluster FILE\.toml"):
         job_like(run, {})
     assert job_like(run, {"cluster": "dgx-h100"}).cluster.name == "dgx-h100"
+
+
+FASTER = 'base = "dgx-h100"\n[nic]\nbandwidth = "800 Gb/s"\nlatency = "2 us"\n'
+
+
+def test_a_file_that_is_called_like_a_machine_of_the_catalogue_is_asked_for(tmp_path: Path) -> None:
+    """The name is not the machine: figures are; a run without a digest is held to those that it has."""
+    file = tmp_path / "dgx-h100.toml"
+    file.write_text(FASTER)
+    own = simulate(job_from({**SMALL, "cluster": str(file), "dp": 8}))
+    older = {key: value for key, value in (own.info.cluster or {}).items() if key != "digest"}
+    for run in (own.run, noted(own, older)):
+        with pytest.raises(LikeError, match=r"not that of the catalogue.*nic.*: give --cluster FILE\.toml"):
+            job_like(run, {})
+        assert (
+            job_like(run, {"cluster": str(file)}).cluster
+            == load_cluster(file, 8)
+            != load_cluster("dgx-h100", 8)
+        )
+    file.write_text('base = "dgx-h100"\ndescription = "ours"\n')
+    same = simulate(job_from({**SMALL, "cluster": str(file), "dp": 8}))
+    assert job_like(same.run, {}).cluster == load_cluster("dgx-h100", 8)
+
+
+def test_an_older_run_on_a_machine_of_the_catalogue_needs_no_digest(simulation: Simulation) -> None:
+    older = {key: value for key, value in (simulation.info.cluster or {}).items() if key != "digest"}
+    same = job_like(simulation.run, {})
+    assert job_like(noted(simulation, {**older, "a key of then": 1}), {}) == same
+    assert job_like(noted(simulation, {"name": "dgx-h100"}), {}) == same
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -1,12 +1,14 @@
 """The what-if page says what the command says, and every mistake in one line."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator.config import job_from
 from simulator.simulate import simulate
+from simulator.what_if.fitting import ways_to_fit
 from simulator.what_if.planner import DEFAULTS, Planner, choices
 from traces.report.format import format_si
 
@@ -125,3 +127,13 @@ def test_the_choices_hold_the_defaults() -> None:
     for name, known in offered["names"].items():
         assert DEFAULTS[name] in known
     assert set(offered["prices"]) <= set(offered["names"]["cluster"])
+
+
+def test_more_gpus_are_of_the_machine_itself(tmp_path: Path) -> None:
+    """A file that says what one of the catalogue does is offered the same, whatever it is called."""
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "dgx-h100"')
+    settings = {"model": "llama3-70b", "gpus": 8, "tp": 8, "global_batch": 32, "seq_len": 8192}
+    known, own = (ways_to_fit(job_from({**settings, "cluster": name})) for name in ("dgx-h100", str(file)))
+    assert own == known
+    assert any("gpus" in way.settings for way in known)
