@@ -32,6 +32,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "a place": lambda x: x.topk(2),
     "over a list": lambda x: torch._foreach_mul([x, x.t()], 2.0),
     "numbers of other types": lambda x: [x.sum(dim=0), torch.full_like(x, 1), x * True],
+    "parts that begin elsewhere": lambda x: [x[at : at + 2] for at in range(x.shape[0])],
+    "parts counted from the end": lambda x: [x[-3:-1], x[-2:], x[:-4], x[5:2], x[9:], x[:, -2:]],
+    "parts of parts, with steps": lambda x: [x[2:][at::2, 1:] for at in range(4)],
+    "parts of conjugates": lambda x: [torch.view_as_complex(x.view(-1, 2)).conj()[at:] for at in range(3)],
     "made of nothing": lambda x: torch.empty(3, dtype=x.dtype),
 }
 
@@ -67,6 +71,18 @@ def test_a_remembered_result_is_the_one_that_fake_tensors_find(call: Callable[[A
     memo = Memo()
     assert _asked(call, memo) == _asked(call, None)
     assert memo.n_answered > 0
+
+
+def test_parts_of_one_length_are_one_question_wherever_they_begin() -> None:
+    """A library's loop over 512 ranks asks once, for any number of ranks."""
+    memo = Memo()
+    with FakeTensorMode():
+        x = torch.empty(1024)
+        parts = [
+            memo.call(torch.ops.aten.slice.Tensor, (x, 0, at, at + 2), {})[0] for at in range(0, 1024, 2)
+        ]
+    assert memo.n_answered == len(parts) - 1
+    assert [part.storage_offset() for part in parts] == [*range(0, 1024, 2)]
 
 
 def test_what_is_changed_in_place_stays_the_same_tensor() -> None:

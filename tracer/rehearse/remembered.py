@@ -18,6 +18,9 @@ Arguments = tuple[Any, ...]
 NAMESPACES: Final = frozenset({"aten", "prims", "fsdp"})
 """Operators of which it is known that nothing but shapes decides what they make."""
 
+_SLICE: Final = (None, 0, None, None, 1)
+"""What ``aten.slice`` takes for arguments that are not given: dimension, start, end, step."""
+
 
 class Made(NamedTuple):
     """A result that can be made again.
@@ -80,10 +83,35 @@ class Memo:
             torch.device,
         }
         self._leaf = torch.Tensor._make_subclass
+        self._slicing = torch.ops.aten.slice.Tensor
         self.n_answered = 0
 
     def call(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Any, Remembered | None]:
         """Return what *func* makes, and what is remembered of it, None if nothing is."""
+        if func is self._slicing and not kwargs and type(args[0]) is self._kind:
+            return self._slice(func, args)
+        return self._call(func, args, kwargs)
+
+    def _slice(self, func: Any, args: Arguments) -> tuple[Any, Remembered | None]:
+        """Return a slice as ``call`` does: as the one of its length that begins where its operand does.
+
+        Libraries cut a buffer into a part per rank, in a loop: every part has another beginning, and no more.
+        """
+        tensor, dim, start, end, step = *args, *_SLICE[len(args) :]
+        is_plain = {type(value) for value in (dim, start, end, step)} <= {int, type(None)}
+        if not is_plain or not -tensor.dim() <= dim < tensor.dim() or step < 1:
+            return self._call(func, args, {})
+        first, last, _ = slice(start, end, step).indices(tensor.shape[dim])
+        out, known = self._call(func, (tensor, dim, 0, max(last - first, 0), step), {})
+        if not first:
+            return out, known
+        made = known.results[0] if known is not None else None
+        if not isinstance(made, Made) or self._torch.is_inference_mode_enabled():
+            return func(*args), None
+        return self._again(made._replace(offset=made.offset + first * tensor.stride(dim)), (tensor,)), known
+
+    def _call(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Any, Remembered | None]:
+        """Return as ``call`` what *func* makes of exactly these arguments."""
         operands: list[Any] = []
         try:
             key = (func, self._torch.get_default_dtype(), self._whole(args, kwargs, operands))
