@@ -48,8 +48,7 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
     if devices or links:
         _list_parts(words, devices=devices, as_json=as_json)
         return
-    rows = [row(load_cluster(name)) for name in names()]
-    rows = [one for one in rows if _has(one, words)]
+    rows = [one for one in map(row, map(load_cluster, names())) if _has(one, words)]
     if as_json:
         click.echo(json.dumps({"clusters": rows}))
         return
@@ -71,9 +70,9 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
         )
     _print(table)
     click.echo(
-        "TFLOP/s: dense peak in bf16 or fp16. per GPU: into its node, per node: through all NICs, each way.\n"
-        "USD/h: list price of a GPU, ? where none was found; topology show NAME says whose and of when, "
-        "--price gives yours."
+        "TFLOP/s: dense peak in bf16 or fp16. per GPU: into its node, per node: through\n"
+        "all NICs, each way. USD/h: list price of a GPU, ? where none was found;\n"
+        "topology show NAME says whose and of when, --price gives yours."
     )
 
 
@@ -289,7 +288,13 @@ def _add(table: Table, *cells: str) -> None:
 
 
 def _print(table: Table) -> None:
+    """Print *table*; what goes to a file or a pipe has no spaces at the ends of its lines."""
     from rich.console import Console
 
     console = Console()
-    console.print(table, width=None if console.is_terminal else FILE_WIDTH)
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as held:
+        console.print(table, width=FILE_WIDTH)
+    click.echo("\n".join(line.rstrip() for line in held.get().splitlines()))

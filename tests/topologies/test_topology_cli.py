@@ -26,12 +26,19 @@ def test_the_list_names_every_machine() -> None:
 
 def test_the_list_fits_a_terminal_and_says_prices() -> None:
     rows = printed("list").splitlines()
-    assert max(len(line) for line in rows if line.startswith(" ")) <= 80
+    assert max(map(len, rows)) <= 80
     assert "…" not in printed("list")
     line = next(line for line in rows if line.split()[:1] == ["aws-p5"])
     assert line.split()[-1] == f"{load_cluster('aws-p5').price_usd_per_gpu_hour:.2f}"
     assert next(line for line in rows if line.split()[:1] == ["hgx-h20"]).split()[-1] == "?"
     assert "not known, --price gives one" in printed("show", "hgx-h20")
+
+
+@pytest.mark.parametrize("arguments", ["list", "list --devices", "list --links", "show dgx-h100"])
+def test_lines_of_a_pipe_end_with_their_words(arguments: str) -> None:
+    rows = printed(*arguments.split()).splitlines()
+    assert rows == [row.rstrip() for row in rows]
+    assert len(rows) > 10
 
 
 @pytest.mark.parametrize(
