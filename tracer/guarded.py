@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import FrameType
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a handler of signals has raised *error*, which only happened to run while code of ours did.
+
+    Python calls a handler with the number of the signal and the frame that it has interrupted, in which the
+    handler then seems to be called: no other function is given its caller's frame behind a number.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        caller, given = trace.tb_frame.f_back, list(_arguments(trace.tb_frame))
+        if caller is not None and any(
+            isinstance(number, int) and frame is caller for number, frame in pairwise(given)
+        ):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _arguments(frame: FrameType) -> Iterator[Any]:
+    """Yield what the function that runs in *frame* was given by position."""
+    code, values = frame.f_code, frame.f_locals
+    yield from (values.get(name) for name in code.co_varnames[: code.co_argcount])
+    if code.co_flags & inspect.CO_VARARGS:
+        yield from values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
 
 
 class Guarded:
@@ -27,7 +55,10 @@ class Guarded:
         self.warnings = warnings
 
     def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
-        """Return *function* as hook *name*: it returns None and does nothing once the hook is off."""
+        """Return *function* as hook *name*: it returns None and does nothing once the hook is off.
+
+        What a handler of signals raises meanwhile is the training's: it is passed on, and the hook stays.
+        """
         disabled = self.disabled
 
         @functools.wraps(function)
@@ -37,6 +68,8 @@ class Guarded:
             try:
                 return function(*args, **kwargs)
             except Exception as error:  # the training goes on, whatever is wrong with us
+                if is_interrupt(error):
+                    raise
                 self.disable(name, error)
                 return None
 

@@ -14,6 +14,7 @@ from tracer import internals
 from tracer.columns import SEGMENT, Segments
 from tracer.completion import CLOSE_TIMEOUT_S
 from tracer.groups import GroupInfo
+from tracer.guarded import is_interrupt
 from tracer.issued import MOST_NAME
 from tracer.lane import NOBODY, Lane
 from tracer.modules import LOSS, ModuleHook
@@ -138,6 +139,10 @@ class Native:
     def disable(self, name: str, error: str) -> None:
         """Switch hooks off, for good."""
         self._session.stop(name, error)
+
+    def is_interrupt(self, error: BaseException) -> bool:
+        """Whether a handler of signals has raised *error*, and not what was asked."""
+        return is_interrupt(error)
 
     def met_group(self, name: str) -> None:
         """Tell of a process group in which something is issued for the first time."""

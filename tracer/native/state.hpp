@@ -126,17 +126,26 @@ inline int raise(void* exception) {
   return -1;
 }
 
-// Take the error of Python that is set; return it as text. What is no failure of ours, as Ctrl-C or the exit
-// that a handler of signals asks for, is for the training: it is raised again where nothing of ours is
-// around.
+// Whether an exception is no failure of ours, as Ctrl-C or what a handler of signals raises.
+inline bool is_for_training(PyObject* value) {
+  if (!PyErr_GivenExceptionMatches(value, PyExc_Exception)) return true;
+  PyObject* answer = ask("is_interrupt", value);
+  const bool is_interrupt = answer == Py_True;
+  PyErr_Clear();
+  Py_XDECREF(answer);
+  return is_interrupt;
+}
+
+// Take the error of Python that is set; return it as text. What is no failure of ours is for the training: it
+// is raised again where nothing of ours is around, and the text is empty.
 inline std::string python_error() {
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
   PyErr_NormalizeException(&kind, &value, &trace);
   std::string text = "unknown error";
-  if (value != nullptr && !PyErr_GivenExceptionMatches(value, PyExc_Exception)) {
-    if (Py_AddPendingCall(raise, Py_NewRef(value)) != 0) Py_DECREF(value);
-  }
+  if (value != nullptr && trace != nullptr) PyException_SetTraceback(value, trace);
+  const bool is_passed_on = value != nullptr && is_for_training(value);
+  if (is_passed_on && Py_AddPendingCall(raise, Py_NewRef(value)) != 0) Py_DECREF(value);
   PyObject* message = value != nullptr ? PyObject_Str(value) : nullptr;
   const char* said = message != nullptr ? PyUnicode_AsUTF8(message) : nullptr;
   if (said != nullptr) text = std::string(reinterpret_cast<PyTypeObject*>(kind)->tp_name) + ": " + said;
@@ -145,11 +154,13 @@ inline std::string python_error() {
   Py_XDECREF(kind);
   Py_XDECREF(value);
   Py_XDECREF(trace);
-  return text;
+  return is_passed_on ? "" : text;
 }
 
-// Switch a kind of hooks off, for good; `error` is told as a warning of the run. On any thread.
+// Switch a kind of hooks off, for good; `error` is told as a warning of the run, and where it is empty nothing
+// of ours has failed. On any thread.
 inline void disable(std::atomic<bool>& hooks, const char* name, const std::string& error) {
+  if (error.empty()) return;
   hooks = false;
   if (!has_python()) return;
   Gil gil;
