@@ -92,6 +92,36 @@ def test_a_compiler_that_fails_is_told_in_a_line(
     assert len(anew) == 2
 
 
+@pytest.mark.parametrize(
+    "death",
+    [
+        "kill -9 $$",
+        "kill -11 $$",
+        "echo c++: fatal error: Killed signal terminated program cc1plus >&2; exit 1",
+        "echo clang: error: unable to execute command: Killed >&2; exit 254",
+        "sleep 60",
+    ],
+)
+def test_a_compiler_that_was_killed_is_tried_again(
+    anew: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, death: str
+) -> None:
+    """It has not said no: the machine had no memory for it, or no time."""
+    killed = tmp_path / "c++"
+    killed.write_text(f"#!/bin/sh\n{death}\n")
+    killed.chmod(0o755)
+    monkeypatch.setenv("CXX", str(killed))
+    monkeypatch.setattr(compiler, "COMPILE_S", 0.5)
+    for _ in range(2):
+        anew.clear()
+        assert build.ensure(anew.append) is None
+        assert len(anew) == 2, anew
+        assert anew[1].startswith("hooks not compiled, those in Python do: ")
+        assert anew[1].endswith("; the next recording tries again")
+        assert {path.suffix for path in (tmp_path / "foretrace").iterdir()} == {".lock"}
+    killed.write_text(SLOW_COMPILER.format(log=tmp_path / "log"))
+    assert build.ensure(anew.append) == build.library()
+
+
 @pytest.mark.parametrize("cache", ["/proc/nothing-can-be-made-here", "/" + "x" * 300, "/dev/null"])
 def test_a_cache_that_cannot_be_used_is_told_in_a_line(
     anew: list[str], monkeypatch: pytest.MonkeyPatch, cache: str

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from tracer.launched import is_first
-from tracer.native.compiler import COMPILE_S, compile_into, flags, folder, last_line, tools
+from tracer.native.compiler import COMPILE_S, compile_into, flags, folder, has_refused, last_line, tools
 
 SWITCH: Final = "FORETRACE_NATIVE"
 """Environment variable that says ``0`` where hooks in C++ are refused, which are the default."""
@@ -172,6 +172,9 @@ def _compiled(found: Path, say: Callable[[str], None]) -> Path | None:
         say(f"compiling hooks for torch {torch}, once: 20 s of processor time; {SWITCH}=0 does without")
         compile_into(found, compiler, SOURCES / "hooks.cpp")
     except (subprocess.SubprocessError, FileNotFoundError) as error:
+        if not has_refused(error):
+            say(f"hooks not compiled, those in Python do: {last_line(error)}; the next recording tries again")
+            return None
         again = f"to try again with the same compiler, delete {refusal.path}"
         refusal.path.write_text(f"{refusal.tried}{getattr(error, 'stderr', '') or error}\n")
         say(f"hooks not compiled, those in Python do: {last_line(error)}; {again}")

@@ -21,6 +21,12 @@ FLAGS: Final = "FORETRACE_NATIVE_FLAGS"
 COMPILE_S: Final = 600
 """Time after which a compiler is given up; 20 s of a processor are enough."""
 
+KILLED: Final = 128
+"""Above it the status of a shell is that of what a signal has ended."""
+
+KILLED_INSIDE: Final = ("signal terminated program", "unable to execute command", "failed due to signal")
+"""What GCC and Clang say, with a status of their own, where a signal has ended the compiler that they run."""
+
 SUPERVISED: Final = """
 exec 3<&0 </dev/null
 (read -r _ <&3; kill 0) >/dev/null 2>&1 & guard=$!
@@ -116,6 +122,16 @@ def _run(arguments: list[str]) -> None:
         os.close(theirs)
     if running.returncode:
         raise subprocess.CalledProcessError(running.returncode, arguments[0], stderr=said)
+
+
+def has_refused(error: Exception) -> bool:
+    """Whether a compiler says no, or there is none: it would say so again. One that was killed has not."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return False
+    if not isinstance(error, subprocess.CalledProcessError):
+        return True
+    said = str(error.stderr or "")
+    return 0 < error.returncode < KILLED and not any(words in said for words in KILLED_INSIDE)
 
 
 def last_line(error: Exception) -> str:
