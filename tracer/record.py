@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
+from tracer.guarded import is_interrupt
 from tracer.launched import is_first
 from tracer.native import build
 from tracer.run_directory import check_new
@@ -28,6 +29,10 @@ DEPTHS: Final = ("light", "kernels")
 """How much is recorded: communication and blocks, or kernels of some steps by ``torch.profiler``, too."""
 
 
+NO_GROUP: Final = "nobody called torch.distributed.init_process_group in the block, and WORLD_SIZE is not 1"
+"""Why nothing was recorded of a block in a process that a launcher has started as one of several."""
+
+
 class Recording:
     """A recording that may still have to begin: when this process joins its process group.
 
@@ -35,6 +40,7 @@ class Recording:
         path: the run directory.
         session: the recording in this process, None before it has begun.
         is_over: it has been ended, begun or not, and does not begin any more.
+        awaits_group: it begins when this process joins its process group, which it has not done yet.
     """
 
     def __init__(
@@ -48,7 +54,7 @@ class Recording:
     ) -> None:
         self.path = path
         self.session: Session | None = None
-        self.is_over = False
+        self.is_over = self.awaits_group = False
         self._name = name or path.name
         self._flush_s = flush_s
         self._window = Window() if window is None else window
@@ -91,13 +97,15 @@ class Recording:
             self.session.warn(f"the training ended with {said}")
 
     def end(self) -> None:
-        """Write what is left. Never raises into the training."""
+        """Write what is left. Raises nothing into the training but what a handler of signals has raised."""
         self.is_over = True
         if self.session is None or self.session.is_closed:
             return
         try:
             self.session.close()
         except Exception as error:  # the training is worth more than its recording
+            if is_interrupt(error):
+                raise
             sys.stderr.write(f"foretrace: the recording could not be finished: {error}\n")
 
     def leave(self) -> None:
@@ -174,8 +182,12 @@ def record(
         recording.note_error(error)
         raise
     finally:
-        recording.end()
-        _active.remove(recording)
+        try:
+            recording.end()
+        finally:
+            _active.remove(recording)
+        if recording.awaits_group and is_first():
+            sys.stderr.write(f"foretrace: nothing recorded: {NO_GROUP}\n")
 
 
 def step() -> None:

@@ -1,0 +1,63 @@
+"""A block that is entered before the process joins its group, whatever the group is then made by."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.record import NO_GROUP
+from traces.store import open_run
+
+JOINED = """
+import sys
+import torch, torch.distributed as dist
+from torch.distributed import init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+import foretrace
+
+def by_mesh():
+    init_device_mesh("cpu", (2,))
+
+class Script:
+    join = staticmethod(init_process_group)
+
+def trained():
+    {"mesh": by_mesh, "name": lambda: init_process_group("gloo"), "class": lambda: Script.join("gloo"),
+     "module": lambda: dist.init_process_group("gloo")}[sys.argv[2]]()
+    dist.all_reduce(torch.ones(2))
+    dist.destroy_process_group()
+
+for number in range(2):
+    with foretrace.record(f"{sys.argv[1]}/{number}"):
+        trained()
+"""
+
+
+@pytest.mark.parametrize("way", ["mesh", "name", "class", "module"])
+def test_a_group_begins_a_recording_whatever_it_is_made_by(tmp_path: Path, ranks: Any, way: str) -> None:
+    """torch and scripts bind ``init_process_group`` by its name, before the block is entered."""
+    done = ranks.run([sys.executable, "-W", "ignore", "-c", JOINED, str(tmp_path), way], {}, fresh=tmp_path)
+    assert done.status == (0, 0), done.errors
+    assert "nothing recorded" not in done.errors
+    for number in "01":
+        rows = open_run(tmp_path / number).spans().to_pylist()
+        assert {row["rank"] for row in rows if row["kind"] == "all_reduce"} == {0, 1}
+
+
+ALONE = """
+import sys
+import foretrace
+
+with foretrace.record(sys.argv[1]):
+    pass
+"""
+
+
+def test_a_block_in_which_no_group_is_made_says_so_once(tmp_path: Path, ranks: Any) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", ALONE, str(tmp_path / "run")]
+    done = ranks.run(command, {}, fresh=tmp_path)
+    assert done.status == (0, 0), done.errors
+    (said,) = [line for line in done.errors.splitlines() if "recorded" in line]
+    assert said == f"foretrace: nothing recorded: {NO_GROUP}"
+    assert not (tmp_path / "run").exists()
