@@ -115,6 +115,32 @@ def counters() -> None:
         optimizer.zero_grad()
 
 
+class Masked(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A product whose mask is made on the host in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what becomes of *x*."""
+        mask = torch.ones(WIDTH, WIDTH).tril().to(x.device)
+        found: Tensor = self.layer(x) @ mask
+        return found
+
+
+def measured() -> None:
+    """Take to the host what is computed, and ask there for numbers of it as other libraries do."""
+    model = layer()
+
+    def batch() -> Tensor:
+        with torch.no_grad():
+            below = model(there()).cpu()
+        return there() * (len(below.numpy()) + below.mean().item())
+
+    train(model, batch)
+
+
 def alone() -> None:
     """Train on a processor, which is named everywhere."""
     model = layer("cpu").to("cpu")
@@ -145,6 +171,9 @@ WAYS: dict[str, Callable[[], None]] = {
     "fsdp1": lambda: train(FullyShardedDataParallel(layer()), there),
     "left_fsdp1": lambda: train(FullyShardedDataParallel(layer(None), device_id=0), there),
     "left_meta": lambda: train(emptied(), there),
+    "fsdp1_batch": lambda: train(FullyShardedDataParallel(layer(None), device_id=0), named),
+    "masks": lambda: train(nn.Sequential(Masked(), Masked()), there),
+    "measured": measured,
     "generator": generator,
     "loader": loader,
     "array": lambda: train(layer(), lambda: torch.from_numpy(np.ones((ROWS, WIDTH), np.float32)).to("cuda")),

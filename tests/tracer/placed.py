@@ -43,6 +43,8 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "viewed": lambda x, y: x.view(2, 2).t().reshape(4),
     "detached": lambda x, y: x.detach(),
     "copied": lambda x, y: x.clone(),
+    "counted_here": lambda x, y: torch.tensor([1.0, 2.0, 3.0, 4.0], device="cpu"),
+    "taken_here": lambda x, y: torch.as_tensor([1.0, 2.0, 3.0, 4.0], device="cpu"),
     "chosen": lambda x, y: x.index_select(0, torch.tensor([0, 1, 2, 3], device=x.device)),
     "bare": lambda x, y: nn.Parameter(x),
     "drawn": lambda x, y: torch.empty(4).normal_(),
@@ -171,6 +173,29 @@ def named() -> None:
     model = nn.Linear(WIDTH, WIDTH).to("cuda").to(torch.device("cpu"))
     say("back", model.weight.device, model.to(x.device).weight.device, copy.deepcopy(model).weight.device)
     step(model, x)
+
+
+class Scaled(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A product, by a number that the script keeps on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, device="cuda")
+        self.register_buffer("scale", torch.tensor(2.0, device="cpu"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what becomes of *x*."""
+        found: Tensor = self.layer(x) * self.scale
+        return found
+
+
+def listed() -> None:
+    """Make tensors of lists on the host, by name, before and after a GPU is spoken of."""
+    early = [make([1.0, 2.0], device="cpu") for make in (torch.tensor, torch.as_tensor, torch.asarray)]
+    model, x = Scaled(), torch.zeros(ROWS, WIDTH, device="cuda")
+    say("early", *(one.device for one in early))
+    step(model, x)
+    say("kept", model.scale.device)
 
 
 def main(names: Sequence[str]) -> None:

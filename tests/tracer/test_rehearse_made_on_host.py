@@ -92,7 +92,14 @@ def test_states_on_the_host_are_worked_on_there(rehearsed: Any) -> None:
 
 @pytest.mark.parametrize(
     ("way", "waits"),
-    [("bare_batch", 1), ("batch", 1), ("free_batch", 0), ("ddp_batch", 1), ("fsdp2_batch", 1)],
+    [
+        ("bare_batch", 1),
+        ("batch", 1),
+        ("free_batch", 0),
+        ("ddp_batch", 1),
+        ("fsdp2_batch", 1),
+        ("fsdp1_batch", 1),
+    ],
 )
 def test_a_batch_that_is_made_on_the_host_goes_up_once(rehearsed: Any, way: str, waits: int) -> None:
     """Whether or not it is named to be there, by the script's hand, or by that of what wraps the model.
@@ -118,6 +125,24 @@ def test_what_others_make_on_the_host_goes_up_as_it_is_there(rehearsed: Any, way
     assert {work["name"] for work in tables.works.to_pylist() if work["kind"] == TO_DEVICE} == {
         "input.to_device"
     }
+
+
+def test_masks_that_are_made_in_layers_go_up_in_each(rehearsed: Any) -> None:
+    """Of ones, which are written, and a triangle of them, which is read and written."""
+    _, tables = rehearsed("masks")
+    assert _bytes(tables) == {
+        (ON_HOST, "ones"): 2 * LAYER_BYTES,
+        (ON_HOST, "tril"): 2 * 2 * LAYER_BYTES,
+        (TO_DEVICE, ""): 2 * LAYER_BYTES,
+    }
+    assert _waits(tables) == 2
+
+
+def test_numbers_of_what_is_on_the_host_are_there(rehearsed: Any) -> None:
+    """One copy down is waited for: neither an array of it nor a number of it is waited for again."""
+    _, tables = rehearsed("measured")
+    assert _bytes(tables) == {(TO_HOST, ""): ROWS_BYTES, (ON_HOST, "mean"): ROWS_BYTES + 4}
+    assert _waits(tables) == 1
 
 
 def test_counters_of_an_optimizer_are_on_the_host(rehearsed: Any) -> None:

@@ -110,3 +110,14 @@ def test_the_device_of_a_tensor_can_be_handed_on(tmp_path: Path) -> None:
         "grad cuda:1 True",
         "states cpu cuda:1",
     ]
+
+
+def test_a_list_that_a_script_puts_on_the_host_is_there(tmp_path: Path) -> None:
+    """Whether or not it has spoken of a GPU by then, and whether or not a model holds it that is called."""
+    printed, _ = _rehearsed(tmp_path, "listed", rank=9, steps=1)
+    assert [" ".join(words) for words in printed] == [
+        "early cpu cpu cpu",
+        "grad cuda:1 True",
+        "states cpu cuda:1",
+        "kept cpu",
+    ]

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 TRITON: Final = "triton.runtime.autotuner"
 """The last of the modules that launch kernels of Triton to be imported."""
 
+SHAPELESS: Final = (
+    "modules that learn their sizes from their first input (torch.nn.LazyLinear and its like) are not "
+    "rehearsed: say their sizes, as in torch.nn.Linear(in_features, out_features)"
+)
+"""What a script is told that makes such a module."""
+
 
 def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
@@ -29,6 +35,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _random_states(session)
     _texts()
     listed.install()
+    _shapeless()
     _copies()
     _children(session)
     _graphs(session)
@@ -80,6 +87,19 @@ def _random_states(session: RehearsalSession) -> None:
             original(known)
 
     anywhere.set_rng_state = anywhere.random.set_rng_state = take
+
+
+def _shapeless() -> None:
+    """End where a parameter or buffer is made that has no shape before its module is called."""
+    from torch.nn import parameter
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        del cls, args, kwargs
+        raise RehearsalError(SHAPELESS)
+
+    kinds: Any = parameter.UninitializedParameter, parameter.UninitializedBuffer
+    for kind in kinds:
+        kind.__new__ = new
 
 
 def _texts() -> None:
