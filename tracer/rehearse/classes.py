@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from traces.layout import Group
 from traces.rehearsal import WHAT, RankTables
@@ -96,6 +97,24 @@ class Classes:
             members = [rank for rank, other in enumerate(stands) if other == representative != rank]
             if members:
                 yield members[-1], representative
+
+
+def peers_of(rank: int, groups: Sequence[Group]) -> list[int]:
+    """Return the other ranks of the pipeline of *rank*: it waits for them, and they for it."""
+    line = Line([group.ranks for group in groups if group.axis == "pp"], rank)
+    return [other for other in line.ranks if other != rank]
+
+
+def shapes_that_differ(outcomes: Mapping[int, Mapping[str, Any]], only: int | None = None) -> list[str]:
+    """Return a sentence for each stage, of the rank *only* if given, that got what is not sent to it."""
+    sent = {stage: shape for one in outcomes.values() for stage, shape in one["sent"].items()}
+    return [
+        f"stage {stage} was given {taken} as its input, but stage {int(stage) - 1} sends {sent[before]}"
+        for rank, one in outcomes.items()
+        if only in {None, rank}
+        for stage, taken in one["taken"].items()
+        if (before := str(int(stage) - 1)) in sent and sent[before] != taken
+    ]
 
 
 def differences(one: RankTables, other: RankTables) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.rehearse.acting import Loaded, Progress, Troupe
-from tracer.rehearse.classes import Classes, differences
+from tracer.rehearse.classes import Classes, differences, peers_of, shapes_that_differ
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.launchers import accelerate_flags, script_of
 from tracer.rehearse.loads import Loads, parsed
@@ -155,6 +155,8 @@ class _Acted:
         if asked.ranks:
             classes = self._classes(ranks[0])
         checked = self._check(samples)
+        kept = [rank for rank, _ in samples if rank in self.outcomes]
+        self._act(troupe, [peer for rank in kept for peer in peers_of(rank, self._groups())])
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
 
@@ -175,7 +177,8 @@ class _Acted:
 
     def _act(self, troupe: Troupe, ranks: Sequence[int]) -> None:
         """Act out those of *ranks* for which that has not been done."""
-        self.outcomes |= troupe.act([rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes])
+        if wanted := [rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes]:
+            self.outcomes |= troupe.act(wanted)
 
     def _act_again(self, troupe: Troupe) -> None:
         """Act out once more, in the order of stages, ranks that took other shapes than are sent to them."""
@@ -184,7 +187,7 @@ class _Acted:
             return min(map(int, self.outcomes[rank]["taken"]), default=0)
 
         for rank in sorted(self.outcomes, key=first_stage):
-            if _shapes_that_differ(self.outcomes, only=rank):
+            if shapes_that_differ(self.outcomes, only=rank):
                 self.outcomes |= troupe.act([rank])
 
     def _spec(self) -> dict[str, Any]:
@@ -221,7 +224,9 @@ class _Acted:
         for rank, stands in samples:
             found = differences(read_rank(self._folder, stands), read_rank(self._folder, rank))
             if found:
-                said.append(f"rank {rank} differs from rank {stands}, and stands for itself: {found}")
+                peers = ", ".join(map(str, peers_of(rank, self._groups())))
+                itself = f"itself, with its pipeline (ranks {peers})" if peers else "itself"
+                said.append(f"rank {rank} differs from rank {stands}, and stands for {itself}: {found}")
             else:
                 del self.outcomes[rank]
                 said.append(f"rank {rank} does what rank {stands} does, which stands for it")
@@ -253,7 +258,7 @@ class _Acted:
             },
             memory={str(rank): one["memory"] for rank, one in outcomes.items()},
             stated=tuple(dict.fromkeys(told for one in outcomes.values() for told in one["stated"])),
-            notes=(*notes, *_shapes_that_differ(outcomes)),
+            notes=(*notes, *shapes_that_differ(outcomes)),
             checked=tuple(checked),
             versions=first["versions"],
         )
@@ -264,18 +269,6 @@ def _model(outcomes: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any] | Non
 
     found: Mapping[str, Any] | None = joined_models([one["model"] for one in outcomes.values()])
     return found
-
-
-def _shapes_that_differ(outcomes: Mapping[int, Mapping[str, Any]], only: int | None = None) -> list[str]:
-    """Return a sentence for each stage, of the rank *only* if given, that got what is not sent to it."""
-    sent = {stage: shape for one in outcomes.values() for stage, shape in one["sent"].items()}
-    return [
-        f"stage {stage} was given {taken} as its input, but stage {int(stage) - 1} sends {sent[before]}"
-        for rank, one in outcomes.items()
-        if only in {None, rank}
-        for stage, taken in one["taken"].items()
-        if (before := str(int(stage) - 1)) in sent and sent[before] != taken
-    ]
 
 
 def wanted_ranks(text: str, world_size: int) -> tuple[int, ...]:

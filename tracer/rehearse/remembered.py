@@ -97,7 +97,8 @@ class Memo:
 
         Libraries cut a buffer into a part per rank, in a loop: every part has another beginning, and no more.
         """
-        tensor, dim, start, end, step = *args, *_SLICE[len(args) :]
+        whole: Arguments = (*args, *_SLICE[len(args) :])
+        tensor, dim, start, end, step = whole
         is_plain = {type(value) for value in (dim, start, end, step)} <= {int, type(None)}
         if not is_plain or not -tensor.dim() <= dim < tensor.dim() or step < 1:
             return self._call(func, args, {})
