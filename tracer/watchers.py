@@ -170,8 +170,13 @@ class Watchers:
         return False
 
     def _waited_for(self, work: Any) -> BaseException | None:
-        """Wait for a transfer; return the error, which is handed on to whoever waits in the training."""
+        """Wait for a transfer; return the error, which is handed on to whoever waits in the training.
+
+        A wait that would begin when the process ends does not: nobody would end it.
+        """
         with self._changed:
+            if self._leaves:
+                return None
             self._transfers.append(work)
         try:
             self._wait(work)
