@@ -50,6 +50,8 @@ def agree(folder: Path) -> None:
     """Let ranks agree about a list, as the third stage of ZeRO does about its parameters."""
     path = folder / "deepspeed" / "runtime" / "zero" / "utils.py"
     path.parent.mkdir(parents=True, exist_ok=True)
+    for package in path.relative_to(folder).parents[:-1]:  # regular ones go before what is installed
+        (folder / package / "__init__.py").touch()
     path.write_text(AGREEING)
     sys.path.insert(0, str(folder))
     found = importlib.import_module("deepspeed.runtime.zero.utils")
