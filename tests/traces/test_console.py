@@ -28,10 +28,10 @@ def test_a_pipe_gets_whole_lines_without_padding(words: list[str], monkeypatch: 
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert 80 < max(map(len, lines)) <= FILE_WIDTH
+    if words[0] != "topology":  # its lines fit a terminal of 80 columns
+        assert 80 < max(map(len, lines)) <= FILE_WIDTH
     assert "…" not in done.stdout
-    if words[0] != "topology":
-        assert [line for line in lines if line != line.rstrip()] == []
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize("columns", [60, 200])
