@@ -1,4 +1,4 @@
-"""Draws how far simulated collectives are from measured ones, and prints the table of docs/network.md.
+"""Draws how far simulated collectives are from measured ones: the table of docs/network-evidence.md.
 
     python benchmarks/network_errors.py collectives.csv docs/pictures/network-errors.svg
 
@@ -31,7 +31,7 @@ NAMES = {
     "stas00": "ml-engineering",
     "vtrain-lut": "vTrain",
 }
-"""What docs/network.md calls a source group, where it has another name for it."""
+"""What docs/network-evidence.md calls a source group, where it has another name for it."""
 COLOURS = ("#2b7bb9", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e", "#a6761d", "#666666")
 
 

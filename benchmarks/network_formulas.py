@@ -1,4 +1,4 @@
-"""Draws how far each formula of the network is from what was measured, and prints it for docs/network.md.
+"""Draws how far each formula of the network is from what was measured: docs/network-evidence.md.
 
     python benchmarks/network_formulas.py picture.svg collectives.csv "A100 DGX=dgx-a100-staged"
 
@@ -30,7 +30,7 @@ WITHOUT = ("collnet", "pat", *TEXTBOOK)
 
 
 def formula(row: Scored) -> str:
-    """Return the formula that answered *row*, as docs/network.md calls it.
+    """Return the formula that answered *row*, as docs/network-evidence.md calls it.
 
     Inside a node it is that of its link and operation, between nodes an algorithm in a protocol.
     """

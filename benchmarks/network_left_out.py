@@ -28,7 +28,7 @@ from topologies.words import machine
 from traces.report.format import format_share
 
 STATED = (("A100 DGX", "dgx-a100-staged"),)
-"""What rows show and do not say: docs/network.md has why."""
+"""What rows show and do not say: docs/network-evidence.md has why."""
 
 
 @dataclass(frozen=True, slots=True)

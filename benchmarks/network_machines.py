@@ -84,7 +84,7 @@ def best(by_meant: Mapping[Description, Errors], name: str, families: Sequence[s
 
 
 def main(path: str) -> None:
-    """Print the errors of every name, and the scores of docs/network.md."""
+    """Print the errors of every name, and the scores of docs/network-evidence.md."""
     by_meant = {meant: errors(path, meant) for meant in TRIED}
     named, with_labels, from_others = [], [], []
     for name, found in sorted(by_meant[AS_NAMED].items()):
