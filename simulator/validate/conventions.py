@@ -53,7 +53,7 @@ FROM_LISTS: Final = frozenset({"all_gather", "reduce_scatter"})
 """Operations which frameworks offer for a list of arrays, one per rank. What is gathered lies in one array,
 and is copied out of it then; what is scattered is copied into one before. Medians over many runs come from
 such a program: inside a node both operations take 0.20 ms longer for 256 MB than NCCL alone, and 0.19 ms is
-what reading and writing the array takes. Found on one node, used for all; effect: docs/network-evidence.md."""
+what reading and writing the array takes. Found on one node, used for all (docs/network-evidence.md)."""
 
 IN_A_ROW: Final = 11
 """Launches one after another of which a profile shows the middle one (microsoft/vidur 7d47513,
