@@ -3,7 +3,7 @@
     python benchmarks/ablation.py steps.csv --page
 
 A few rows of every family are simulated, once as they are and once without each term. With ``--page`` the
-table is written into docs/accuracy.md. Takes about two minutes of two processors.
+table is written into docs/accuracy-evidence.md. Takes about two minutes of two processors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import date
 from functools import cache
 from typing import Final
 
-from accuracy import PAGE, replaced
+from accuracy import EVIDENCE, replaced
 from published import (
     Errors,
     Family,
@@ -48,7 +48,7 @@ def main() -> None:
     """Print the table, and write it into the page if asked to."""
     parser = table_parser(__doc__)
     parser.add_argument("--per-family", type=int, default=1, help="Rows that stand for a family.")
-    parser.add_argument("--page", action="store_true", help="Write the table into docs/accuracy.md.")
+    parser.add_argument("--page", action="store_true", help="Write the table into docs/accuracy-evidence.md.")
     args = parser.parse_args()
     families = counted(read_table(args.table, ("id",)))
     rows = [row for own in families.values() for row in evenly(own, args.per_family)]
@@ -59,7 +59,9 @@ def main() -> None:
     lines = list(table(found, len(rows)))
     print("\n".join(lines))
     if args.page:
-        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), "ablation", lines), encoding="utf-8")
+        EVIDENCE.write_text(
+            replaced(EVIDENCE.read_text(encoding="utf-8"), "ablation", lines), encoding="utf-8"
+        )
 
 
 def without_each(row: Row) -> tuple[Family, dict[str, float]]:

@@ -1,9 +1,9 @@
-"""Writes the tables of docs/accuracy.md from what ``foretrace validate steps TABLE --json`` printed.
+"""Writes the tables of docs/accuracy*.md from what ``foretrace validate steps TABLE --json`` printed.
 
     foretrace validate steps steps.csv --calibrate one-run --worst 100000 --json > steps.json
     python benchmarks/accuracy.py steps.json
 
-Everything between two marks in the page is replaced; the words around it are written by people.
+Everything between two marks in a page is replaced; the words around it are written by people.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from typing import Any, Final
 
 from traces.report.format import format_share
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "accuracy.md"
+DOCS: Final = Path(__file__).parents[1] / "docs"
+PAGE: Final = DOCS / "accuracy.md"
+EVIDENCE: Final = DOCS / "accuracy-evidence.md"
 
 
 def main() -> None:
-    """Replace the tables of the page."""
+    """Replace the tables of both pages."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("result", type=Path)
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--pages", type=Path, nargs="+", default=[PAGE, EVIDENCE])
     args = parser.parse_args()
     document = json.loads(args.result.read_text(encoding="utf-8"))
-    text = args.page.read_text(encoding="utf-8")
+    texts = {page: page.read_text(encoding="utf-8") for page in args.pages}
     for name, lines in tables(document).items():
-        text = replaced(text, name, lines)
-    args.page.write_text(text, encoding="utf-8")
+        page = next((page for page, text in texts.items() if f"<!-- {name} -->" in text), args.pages[0])
+        texts[page] = replaced(texts[page], name, lines)
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf-8")
 
 
 def tables(found: Mapping[str, Any]) -> dict[str, Sequence[str]]:

@@ -4,7 +4,7 @@
 
 Clocks of training: for each GPU that several sources measured, each source in turn has no part in the choice
 of the clock. Time of the host in nanotron, which one source measured: chosen on one of its models, and judged
-on the other. Writes the table of docs/accuracy.md. Takes about a minute of two processors.
+on the other. Writes the table of docs/accuracy-evidence.md. Takes about a minute of two processors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import product
 from statistics import median
 from typing import Final
 
-from accuracy import PAGE, replaced
+from accuracy import EVIDENCE, replaced
 from fit_training_clock import at_clocks, best_clock, dense_rows
 from published import by_source, counted, log_ratio, score, table_parser, together
 
@@ -55,7 +55,7 @@ def main() -> None:
     lines = [f"Simulated on {date.today():%d %B %Y}.", ""]
     lines += ["| " + " | ".join(cells) + " |" for cells in (HEAD, tuple("---" for _ in HEAD), *found)]
     print("\n".join(lines))
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), "left-out", lines), encoding="utf-8")
+    EVIDENCE.write_text(replaced(EVIDENCE.read_text(encoding="utf-8"), "left-out", lines), encoding="utf-8")
 
 
 def _clocks(rows: Sequence[Row], device: str, workers: int) -> Iterator[tuple[str, ...]]:
