@@ -52,7 +52,8 @@ def largest_micro_batch(job: Job) -> int:
     """Return the largest micro-batch that fits, a power of two times that of *job* which divides its batch.
 
     People who do not say theirs have usually taken it. Without a pipeline steps only get faster with it, and
-    where recipes do state it, errors are a half to a fifth of those with one sequence (docs/accuracy-evidence.md).
+    where recipes do state it, errors are a half to a fifth of those with one sequence
+    (docs/accuracy-evidence.md).
     """
     room = FILLED * job.cluster.device.memory_bytes
     while job.n_microbatches % 2 == 0:
