@@ -85,14 +85,23 @@ def test_a_path_to_something_else(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("machine", ["dgx-h10", "missing.toml"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--cluster", "dgx-h10"],
+        ["--cluster", "missing.toml"],
+        ["--cluster", "dgx-h100", "--calibration", "missing.toml"],
+        ["--calibration", "missing.toml"],
+    ],
+    ids=" ".join,
+)
 def test_a_script_is_not_run_for_a_machine_that_does_not_exist(
-    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text("open('ran', 'w')\n")
-    assert_one_line(["rehearse", "--world-size", "4", "--cluster", machine, "--", str(script)])
+    assert_one_line(["rehearse", "--world-size", "4", *flags, "--", str(script)])
     assert list(tmp_path.iterdir()) == [script]
 
 

@@ -142,4 +142,7 @@ def _top_k(layered: Mapping[str, Any], where: str) -> int:
     for name in TOP_K:
         if numbers.get(name, 0) > 0:
             return int(numbers[name])
-    raise LikeError(f"the model of {where} does not tell how many experts a token visits: give --model")
+    raise LikeError(
+        f"the model of {where} does not tell how many experts a token visits: give --model, or record "
+        f"again with the number in their module under a usual name ({', '.join(TOP_K[:3])})"
+    )

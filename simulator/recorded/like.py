@@ -119,8 +119,11 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     if job.cluster.device.kind == "cpu":
         conventions |= {name: False for name in WAITS if not why_idle(job, name)}
         conventions["overlap_grad_reduce"] = job.sharding not in FULLY_SHARDED
-    conventions |= given.get(CONVENTIONS) or {}
-    return replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))
+    said = given.get(CONVENTIONS) or {}
+    conventions |= said
+    job = replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))
+    kept = tuple(one for one in job.conventions if one[0] in said or not why_idle(job, one[0]))
+    return replace(job, conventions=kept)
 
 
 def _check_enough(run: Run, found: Like, settings: Mapping[str, Any]) -> None:

@@ -192,7 +192,9 @@ def _heads(
         head_dim = width_of_all // count
     if not head_dim or width_of_all % head_dim:
         raise LikeError(
-            f"the recording of {where} does not tell how many attention heads there are: give --model"
+            f"the recording of {where} does not tell how many attention heads there are: give --model, or "
+            "record again with the number in the module of attention under a usual name "
+            f"({', '.join(HEAD_COUNTS[:3])}, {HEAD_WIDTHS[0]})"
         )
     n_heads = width_of_all // head_dim
     n_kv_heads = key // head_dim if key else (fused // head_dim - n_heads) // 2 if fused else n_heads

@@ -12,6 +12,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from simulator.simulate import Progress, Simulation
+    from topologies.cluster import Cluster
 
 TAKEN: Final = ("cluster", "gpus", "placement", "nccl_algo", "nccl_proto")
 """Settings of a job that a rehearsal leaves open; all others are those of the script."""
@@ -30,10 +31,7 @@ def timed(
     Raises:
         click.UsageError: no machine is named, or a setting is the script's to make.
     """
-    from simulator.recorded.calibration import read_calibration
     from simulator.rehearsed.run import simulate_rehearsal
-    from topologies.catalog import load_cluster
-    from topologies.cluster import Cluster
 
     if "cluster" not in settings:
         raise click.UsageError(f"--rehearsal {path}: name a machine, as --cluster dgx-h100")
@@ -42,18 +40,10 @@ def timed(
             f"--{others[0].replace('_', '-')}: a rehearsal has the layout, model and batch of its script; "
             "rehearse the script again with other arguments"
         )
-
-    read = None if calibration is None else read_calibration(calibration)
-    if read is not None and read.only:
-        raise click.UsageError(f"--calibration {calibration}: it is of {read.only}, not of a script")
-
-    def machine(n_gpus: int) -> Cluster:
-        found = load_cluster(settings["cluster"], settings.get("gpus", n_gpus))
-        return found if read is None else read.applied(found)
-
+    machine_of(settings["cluster"], calibration)
     return simulate_rehearsal(
         path,
-        machine,
+        lambda n_gpus: machine_of(settings["cluster"], calibration, settings.get("gpus", n_gpus)),
         tell,
         placement=settings.get("placement", "packed"),
         nccl_algo=settings.get("nccl_algo", ""),
@@ -62,15 +52,42 @@ def timed(
     )
 
 
+def machine_of(name: str, calibration: str | None, n_gpus: int | None = None) -> Cluster:
+    """Return the machine of that *name*, or file, with the factors of the file *calibration* on it.
+
+    Raises:
+        click.UsageError: the calibration is of one model, not of a machine.
+        CalibrationError: it cannot be read, or is of another machine.
+        TopologyError: there is no such machine.
+    """
+    from simulator.recorded.calibration import read_calibration
+    from topologies.catalog import load_cluster
+
+    found = load_cluster(name, n_gpus)
+    if calibration is None:
+        return found
+    read = read_calibration(calibration)
+    if read.only:
+        raise click.UsageError(f"--calibration {calibration}: it is of {read.only}, not of a script")
+    return read.applied(found)
+
+
 def time_and_show(
-    path: str, settings: Mapping[str, Any], *, output: str | None, report: str | None, as_json: bool
+    path: str,
+    settings: Mapping[str, Any],
+    *,
+    output: str | None,
+    report: str | None,
+    calibration: str | None,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Time the rehearsal at *path*, write the run, print it unless *as_json*; return the figures."""
     from simulator.render import document, show
 
     console = Console(stderr=True, quiet=as_json)
     with console.status("simulating") if console.is_terminal else nullcontext() as status:
-        simulation = timed(path, settings, None if status is None else status.update)
+        tell = None if status is None else status.update
+        simulation = timed(path, settings, tell, calibration=calibration)
     if output is not None:
         simulation.write(output)
     if report is not None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from simulator.search.render import amount
 from topologies.units import format_bytes, format_time
 from traces.console import stdout
 from traces.report.format import format_share
@@ -43,7 +44,7 @@ def show_machines(said: Mapping[str, Any]) -> None:
             *([f"{row['tokens_per_s_per_gpu']:,.0f}"] if is_wide else []),
             format_share(row["exposed_comm_fraction"]),
             memory + limit,
-            *("-" if row[one] is None else f"{row[one]:,.4g}" for one in costs),
+            *(amount(row[one]) for one in costs),
         )
     console.print(table)
     for sentence in said["left_out"]:

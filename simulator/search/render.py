@@ -73,7 +73,7 @@ def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
             _states(one),
             format_time(one["step_time_s"]),
             format_share(one["mfu"]),
-            *(_amount(one[name]) for name in extra),
+            *(amount(one[name]) for name in extra),
             "over budget" if machine["within_budget"] is False else "",
         )
     return table
@@ -107,12 +107,17 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
             *([_likely(one["step_time_interval_s"])] if wide else []),
             format_share(one["mfu"]),
             format_bytes(one["peak_memory_bytes"]),
-            *(_amount(one[name]) for name in extra),
+            *(amount(one[name]) for name in extra),
         )
     return table
 
 
-def _amount(value: float | None) -> str:
+def amount(value: float | None) -> str:
+    """Return days or dollars with three digits, millions as such.
+
+    >>> amount(5_483_000.0), amount(14_400.0), amount(61.99), amount(None)
+    ('5.48 M', '14,400', '62', '?')
+    """
     if value is None:
         return "?"
     if value >= 1e6:

@@ -12,6 +12,7 @@ from hypothesis.strategies import sampled_from
 from foretrace import main
 from simulator.config import job_from
 from simulator.errors import LikeError
+from simulator.idle import idle
 from simulator.models.model import Model
 from simulator.models.sources import load_model
 from simulator.recorded import observed
@@ -135,6 +136,16 @@ def test_what_a_recording_does_not_tell_is_asked_for_one_by_one(simulation: Simu
             job_like(run, given)
         given |= then
     assert job_like(run, given).layout.dp == 8
+
+
+def test_nobody_is_warned_of_what_a_run_was_read_to_do(simulation: Simulation) -> None:
+    """Conventions without effect are left out, unless a user has said them; sharding brings them back."""
+    run = bare(simulation, job={"input_shape": [1, 512], "input_is_embedded": False})
+    given = {"model": "llama3-8b", "cluster": "dgx-h100", "dp": 8}
+    assert idle(job_like(run, given)) == []
+    assert job_like(run, {**given, "sharding": "fsdp"}).profile.copies_gathered
+    (said,) = idle(job_like(run, {**given, "conventions": {"copies_gathered": True}}))
+    assert said.startswith("copies_gathered = true has no effect here")
 
 
 def test_what_is_trained_beside_the_model_is_no_part_of_a_step(simulation: Simulation) -> None:

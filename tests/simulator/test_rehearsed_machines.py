@@ -10,7 +10,9 @@ from click.testing import CliRunner
 
 import foretrace
 from simulator.errors import ConfigError, JobError
+from simulator.rehearsed.cli import time_and_show, timed
 from simulator.rehearsed.machines import LINKS, compared_machines
+from simulator.simulate import Simulation
 from traces.layout import Group, Layout
 from traces.rehearsal import (
     EVENTS,
@@ -100,6 +102,31 @@ def test_what_cannot_be_ranked_is_said(rehearsed: Path, tmp_path: Path) -> None:
             compared_machines(rehearsed, ["dgx-h100"], by="cost")
 
 
+def test_a_calibration_of_the_machine_holds_for_scripts(rehearsed: Path, tmp_path: Path) -> None:
+    """All of the script's computing is a product: twice as slow a product takes twice as long, here as there."""
+    file = tmp_path / "slow.toml"
+    file.write_text(
+        'run = "r"\ncluster = "dgx-h100"\ndevice = "h100-sxm"\nprecision = "bf16"\n'
+        "[compute]\nproducts = { value = 2.0, error = 0.1 }\n"
+    )
+    where = {"cluster": "dgx-h100"}
+    wanted: dict[str, Any] = {"output": None, "report": None, "as_json": True}
+    plain, slow = (
+        time_and_show(str(rehearsed), where, **wanted, calibration=one) for one in (None, str(file))
+    )
+    alone = timed(str(rehearsed), where, calibration=str(file))
+    assert slow["step_time_s"] == alone.summary["step_time_s"]
+    products = [length(timed(str(rehearsed), where, calibration=one)) for one in (None, str(file))]
+    assert products[1] == pytest.approx(2 * products[0], rel=0.02)
+    assert plain["step_time_s"] < slow["step_time_s"]
+
+
+def length(simulation: Simulation) -> int:
+    """Return how many nanoseconds of the run are computing."""
+    spans = simulation.spans.to_pylist()
+    return sum(one["duration_ns"] for one in spans if one["category"] == "compute")
+
+
 def _asked(*words: str) -> Any:
     return CliRunner().invoke(foretrace.main, ["search", *words])
 
@@ -110,6 +137,9 @@ def test_the_verb_prints_a_table_or_one_object(rehearsed: Path) -> None:
     shown = _asked(*flags)
     assert shown.exit_code == 0, shown.output
     assert "16 dgx-h100" in shown.output
+    bill = _asked(*flags, "--tokens", "15T", "--price", "50 USD/h").output
+    assert " M" in bill
+    assert "e+" not in bill
     said = json.loads(_asked(*flags, "--what-if", "--json").output)
     assert len(said["machines"]) == 4
     refused = _asked(*flags, "--tp", "4")

@@ -6,13 +6,18 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
 
+from traces.report.format import format_si
+
 if TYPE_CHECKING:
     from traces.rehearsal import Rehearsal
+
+NOTABLE: Final = 0.01
+"""Share of what is allocated from which what is kept on the host is said: a batch and a counter are not."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -71,6 +76,11 @@ if TYPE_CHECKING:
     "-o", "--output", type=click.Path(path_type=Path), help="Run directory to write. [default: runs/SCRIPT-1]"
 )
 @click.option("--cluster", help="Machine to time the script on at once, as simulate --rehearsal does.")
+@click.option(
+    "--calibration",
+    type=click.Path(dir_okay=False),
+    help="Factors that foretrace calibrate wrote for that machine; needs --cluster.",
+)
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write; needs --cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -89,6 +99,7 @@ def rehearse(
     stub: str,
     output: Path | None,
     cluster: str | None,
+    calibration: str | None,
     report: str | None,
     as_json: bool,
     command: tuple[str, ...],
@@ -109,8 +120,12 @@ def rehearse(
         raise click.UsageError(
             f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
         )
+    if calibration is not None and cluster is None:
+        raise click.UsageError(
+            f"--calibration {calibration}: it is of a machine; name that, as --cluster here.toml"
+        )
     if cluster is not None and machines is not None:
-        machines["check"](cluster)
+        machines["check"](cluster, calibration)
     asked = Asked(
         command=command,
         world_size=world_size,
@@ -131,7 +146,7 @@ def rehearse(
         _show(found, path, is_timed=cluster is not None)
     figures: dict[str, Any] = {}
     if cluster is not None and machines is not None:
-        wanted = {"output": str(path), "report": report, "as_json": as_json}
+        wanted = {"output": str(path), "report": report, "calibration": calibration, "as_json": as_json}
         figures = machines["time"](str(path), {"cluster": cluster}, **wanted)
     if as_json:
         click.echo(json.dumps({**_document(found, path), **figures}))
@@ -170,9 +185,10 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     click.echo(f"{path}: rank {ranks} of {found.world_size}, {layout_words(found)}")
     for rank, memory in list(found.memory.items())[:8]:
         largest = sorted(memory["bytes"].items(), key=lambda item: -item[1])[:3]
-        words = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
-        host = f", and {memory['host']['peak_bytes'] / 1e9:.1f} GB on the host" if "host" in memory else ""
-        click.echo(f"  rank {rank}: {memory['peak_bytes'] / 1e9:.1f} GB allocated at most ({words}){host}")
+        words = ", ".join(f"{name} {format_si(size, 'B')}" for name, size in largest)
+        kept = memory["host"]["peak_bytes"] if "host" in memory else 0
+        host = f", and {format_si(kept, 'B')} on the host" if kept >= NOTABLE * memory["peak_bytes"] else ""
+        click.echo(f"  rank {rank}: {format_si(memory['peak_bytes'], 'B')} allocated at most ({words}){host}")
     for line in (*found.checked, *found.notes):
         click.echo(f"  {line}")
     if found.stated:
