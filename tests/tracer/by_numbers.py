@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-dist.init_process_group("nccl")
+dist.init_process_group("cpu:gloo,cuda:nccl")
 rank, n_ranks = dist.get_rank(), dist.get_world_size()
 text = torch.arange(5000)
 model = nn.Sequential(nn.Embedding(5000, 16), nn.Linear(16, 16)).cuda()

@@ -129,6 +129,20 @@ class Masked(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return found
 
 
+class Fetched(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """Two products; the weight of the second is on the host, and fetched in every call as a *dtype*."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.second, self.dtype = layer(), layer("cpu"), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what becomes of *x*."""
+        weight = self.second.weight.to("cuda", self.dtype)
+        found: Tensor = self.first(x).to(self.dtype) @ weight
+        return found
+
+
 def measured() -> None:
     """Take to the host what is computed, and ask there for numbers of it as other libraries do."""
     model = layer()
@@ -173,6 +187,8 @@ WAYS: dict[str, Callable[[], None]] = {
     "left_meta": lambda: train(emptied(), there),
     "fsdp1_batch": lambda: train(FullyShardedDataParallel(layer(None), device_id=0), named),
     "masks": lambda: train(nn.Sequential(Masked(), Masked()), there),
+    "fetched": lambda: train(Fetched(torch.float32), there),
+    "fetched_fp64": lambda: train(Fetched(torch.float64), there),
     "measured": measured,
     "generator": generator,
     "loader": loader,

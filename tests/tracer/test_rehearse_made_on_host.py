@@ -138,6 +138,18 @@ def test_masks_that_are_made_in_layers_go_up_in_each(rehearsed: Any) -> None:
     assert _waits(tables) == 2
 
 
+@pytest.mark.parametrize("way", ["fetched", "fetched_fp64"])
+def test_a_parameter_that_is_fetched_in_a_step_is_one_on_the_device_too(rehearsed: Any, way: str) -> None:
+    """It is there while the step needs it, and its gradient goes down; another type is cast on the host."""
+    found, tables = rehearsed(way)
+    size = LAYER_BYTES * (2 if way == "fetched_fp64" else 1)
+    memory = found.memory["0"]
+    assert memory["bytes"]["parameters"] == LAYER_BYTES + size
+    assert memory["host"]["bytes"]["parameters"] == LAYER_BYTES
+    copies = {key: n for key, n in _bytes(tables).items() if key[0] != ON_HOST}
+    assert copies == {(TO_DEVICE, ""): size, (TO_HOST, ""): size}
+
+
 def test_numbers_of_what_is_on_the_host_are_there(rehearsed: Any) -> None:
     """One copy down is waited for: neither an array of it nor a number of it is waited for again."""
     _, tables = rehearsed("measured")

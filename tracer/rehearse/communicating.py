@@ -102,7 +102,10 @@ class Communications:
         n_returns, called = len(func._schema.returns), func._schema.name.partition("::")[2]
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            group = self._session.groups.of(self._dist.ProcessGroup.unbox(args[operator.group]))
+            own = self._dist.ProcessGroup.unbox(args[operator.group])
+            group = self._session.groups.of(own)
+            if operator.kind != "barrier":  # torch makes its tensor where the group has a backend
+                self._session.backends.check(operator.kind, own, tensors_in(args[:2]))
             is_async = bool(kwargs.get("async_op", args[at] if at < len(args) else default))
             tensor = operator.tensor(args)
             size = operator.size(args, len(group.ranks))
@@ -176,7 +179,9 @@ class Communications:
             named = next(
                 a for a in (*reversed(args), *kwargs.values()) if isinstance(a, str) and a not in _OPS
             )
-            group = self._session.groups.of(_resolve_process_group(named))
+            own = _resolve_process_group(named)
+            group = self._session.groups.of(own)
+            self._session.backends.check(kind, own, tensors_in(args[0]))
             out = func(*args, **kwargs)
             self._made(out)
             inputs, outputs = tensors_in(args[0]), tensors_in(out)

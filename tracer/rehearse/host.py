@@ -174,9 +174,7 @@ class Host:
             written, read = (self._holds_first(value) for value in operands[:2])
             return (TO_HOST if written else TO_DEVICE) if written != read else ON_HOST if read else ""
         tensors = tensors_in(operands)
-        decide = [tensor for tensor in tensors if tensor.dim()]
-        if not decide:
-            decide = tensors[:1] if name.endswith("_") else tensors
+        decide = [tensor for tensor in tensors if tensor.dim()] or tensors
         return ON_HOST if decide and all(map(self.holds, decide)) else ""
 
     def _holds_first(self, values: Any) -> bool:

@@ -76,6 +76,8 @@ class Moves:
             self._placement.keep(made)
         elif is_gpu(device):
             self._placement.put(made)
+        elif isinstance(device, self._torch.device):  # that of a tensor, by torch's own code
+            self._placement.put(made, is_said=False)
 
     def _names_host(self, device: Any, asks: FrameType) -> bool:
         """Whether the *device* that is told by who *asks* is the host: a script says so, or to a module.

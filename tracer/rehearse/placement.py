@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from tracer.rehearse import listed
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.devices import is_gpu, local_rank
 from tracer.rehearse.host import LEFT, MADE
+from tracer.rehearse.libraries import everywhere
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -218,13 +219,15 @@ def _moves(placement: Placement) -> None:
             placement.put(tensor)
         states(params, buffers, *args)
 
-    def distributed(*args: Any, **kwargs: Any) -> Any:
-        found = distribute(*args, **kwargs)
+    def distributed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) is placement._kind and placement.is_met and not placement.holds(tensor):
+            tensor = tensor.detach().cuda().requires_grad_(tensor.requires_grad)
+        found = distribute(tensor, *args, **kwargs)
         placement.put(found)
         return found
 
-    _everywhere("_move_states_to_device", states, move_states)
-    _everywhere("distribute_tensor", distribute, distributed)
+    everywhere("_move_states_to_device", states, move_states)
+    everywhere("distribute_tensor", distribute, distributed)
 
 
 def _meshes(placement: Placement) -> None:
@@ -288,10 +291,3 @@ def _defaults(placement: Placement) -> None:
         choose(device)
 
     anywhere.get_default_device, anywhere.cuda.set_device = default, chosen
-
-
-def _everywhere(name: str, original: Any, replaced: Callable[..., Any]) -> None:
-    """Put *replaced* in the place of a function of torch in all modules that know it by this *name*."""
-    for module in list(sys.modules.values()):
-        if getattr(module, name, None) is original:
-            setattr(module, name, replaced)

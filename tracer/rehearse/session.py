@@ -16,6 +16,7 @@ from tracer import internals
 from tracer.importing import Expectation
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse import calling
+from tracer.rehearse.backends import Backends
 from tracer.rehearse.calls import is_wrapped
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.host import Host
@@ -83,6 +84,7 @@ class RehearsalSession(Training[IssueLane]):
         self.memory, self.meter = Memory(self._allocated), Meter()
         self.host = Host(self)
         self.placement = Placement(self)
+        self.backends = Backends(self)
         self.stated = Stated(expert_load)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}

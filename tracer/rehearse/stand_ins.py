@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import dtype_name, tensor_bytes
-from tracer.rehearse import listed
+from tracer.rehearse import lazy, listed
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.libraries import when_imported
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 TRITON: Final = "triton.runtime.autotuner"
 """The last of the modules that launch kernels of Triton to be imported."""
 
-SHAPELESS: Final = (
-    "modules that learn their sizes from their first input (torch.nn.LazyLinear and its like) are not "
-    "rehearsed: say their sizes, as in torch.nn.Linear(in_features, out_features)"
-)
-"""What a script is told that makes such a module."""
-
 
 def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
@@ -35,7 +29,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _random_states(session)
     _texts()
     listed.install()
-    _shapeless()
+    lazy.install(session)
     _copies()
     _children(session)
     _graphs(session)
@@ -87,19 +81,6 @@ def _random_states(session: RehearsalSession) -> None:
             original(known)
 
     anywhere.set_rng_state = anywhere.random.set_rng_state = take
-
-
-def _shapeless() -> None:
-    """End where a parameter or buffer is made that has no shape before its module is called."""
-    from torch.nn import parameter
-
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        del cls, args, kwargs
-        raise RehearsalError(SHAPELESS)
-
-    kinds: Any = parameter.UninitializedParameter, parameter.UninitializedBuffer
-    for kind in kinds:
-        kind.__new__ = new
 
 
 def _texts() -> None:

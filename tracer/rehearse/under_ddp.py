@@ -32,7 +32,10 @@ def install(session: RehearsalSession) -> None:
         kept = dict(kwargs)
         kept.pop("device_ids", None)
         kept.pop("output_device", None)
-        session.placement.put_left((*module.parameters(), *module.buffers()))
+        own = (*module.parameters(), *module.buffers())
+        group = kept.get("process_group") or dist.group.WORLD
+        session.backends.check("DistributedDataParallel", group, own)
+        session.placement.put_left(own)
         original(self, module, None, None, *args[2:], **kept)
 
     names.DistributedDataParallel.__init__ = init

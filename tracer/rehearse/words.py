@@ -16,7 +16,7 @@ UNSUPPORTED: Final = frozenset({"UnsupportedOperatorException", "UnsupportedFake
 """Errors of fake tensors where nobody has said what an operator makes."""
 
 OURS: Final = str(Path(__file__).parents[1]) + os.sep
-LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/")
+LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_extensions.py")
 """Parts of the paths of files that are not of a script."""
 
 NO_STEPS: Final = (

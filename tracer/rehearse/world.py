@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.backends import UNSAID
 from tracer.rehearse.devices import is_gpu
+from tracer.rehearse.libraries import everywhere
 from traces.info import stable_group_id
 from traces.layout import Group
 
@@ -34,7 +35,6 @@ class World:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.made: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._backends: dict[str, str] = {"": "undefined"}
 
     def install(self, session: RehearsalSession) -> None:
         """Replace how processes meet in *session*; torch must have been imported."""
@@ -43,7 +43,7 @@ class World:
         from torch.distributed import distributed_c10d as c10d
 
         self._dist: Any = dist
-        self._placement = session.placement
+        self._backends = session.backends
         anywhere: Any = c10d
         meshes: Any = device_mesh
         self._join, self._new_group = c10d.init_process_group, c10d.new_group
@@ -57,7 +57,7 @@ class World:
         meshes.init_process_group = self._joined  # of a script that makes a mesh first
         self._dist.get_backend, self._dist.is_nccl_available = self._backend, lambda: True
         self._dist.ProcessGroupNCCL = NcclGroup
-        anywhere.monitored_barrier = self._dist.monitored_barrier = lambda *args, **kwargs: None
+        anywhere.monitored_barrier = self._dist.monitored_barrier = self._monitored
         _meshes_without_fakes(session)
         _reduce_as_nccl()
 
@@ -76,8 +76,7 @@ class World:
     def _joined(self, *args: Any, **kwargs: Any) -> None:
         """Join the world, whatever rendezvous is asked for; remember the backend that was."""
         asked = kwargs.get("backend", args[0] if args else None)
-        self._backends[""] = str(asked or ("nccl" if kwargs.get("device_id") is not None else "undefined"))
-        self._placement.is_met |= "nccl" in self._backends[""]
+        self._backends.ask("", str(asked or ("nccl" if kwargs.get("device_id") is not None else UNSAID)))
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         self._join("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
@@ -94,13 +93,19 @@ class World:
         self.made[name] = (members, str(kwargs.get("group_desc") or ""))
         asked = kwargs.get("backend", args[1] if len(args) > 1 else None)
         if asked:
-            self._backends[name] = str(asked)
+            self._backends.ask(name, str(asked))
         return group
 
     def _backend(self, group: Any = None) -> Any:
         """Return the backend that the script asked for, by which it and libraries choose what they send."""
         name = "" if group is None else str(group.group_name)
-        return self._dist.Backend(self._backends.get(name, self._backends[""]))
+        return self._dist.Backend(self._backends.of(name))
+
+    def _monitored(self, group: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Refuse a barrier that gloo alone has, as torch does; it moves nothing."""
+        del args, kwargs
+        if self._backend(group) != self._dist.Backend.GLOO:
+            raise ValueError("monitored_barrier is only implemented for GLOO backend.")
 
     @staticmethod
     def _names() -> list[str]:
@@ -189,10 +194,7 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
     import torch.distributed.fsdp  # asks for it by a name of its own
 
     del torch
-    for place in list(sys.modules.values()):
-        if getattr(place, "init_device_mesh", None) is original:
-            anywhere: Any = place
-            anywhere.init_device_mesh = init_device_mesh
+    everywhere("init_device_mesh", original, init_device_mesh)
 
 
 def _reduce_as_nccl() -> None:

@@ -1,0 +1,88 @@
+"""Which backend would carry a tensor: the one of its group for the kind of device that it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.rehearse.errors import RehearsalError
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+UNSAID: Final = "undefined"
+"""Backend of a script that names none."""
+
+ON_GPU: Final[Mapping[str, str]] = {"cuda": "nccl"}
+"""Backends that torch makes on a machine with GPUs if none is named (``BackendConfig``, since torch 2.6)."""
+
+STAGED: Final = (
+    "tensors on the device are sent over gloo, as by {call}: a real run copies them through the host, and "
+    "gloo does not have all kinds for them; here they take what they take over NCCL"
+)
+
+
+class Backends:
+    """The backends of all groups, as the script has asked for them.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        self._session = session
+        self._asked = {"": UNSAID}
+        self._known: dict[str, Mapping[str, str]] = {UNSAID: ON_GPU}
+
+    def ask(self, group: str, backend: str) -> None:
+        """Remember the *backend* of the *group* that torch calls so, ``""`` for that of the world."""
+        self._asked[group] = backend
+        if not group:
+            self._session.placement.is_met |= "nccl" in backend
+
+    def of(self, group: str = "") -> str:
+        """Return the backend that was asked for, of a group of which nobody has said it that of the world."""
+        return self._asked.get(group, self._asked[""])
+
+    def check(self, call: str, group: Any, tensors: Iterable[Any]) -> None:
+        """Raise RehearsalError if *call* sends *tensors* in *group* that none of its backends carries.
+
+        Args:
+            call: what is called, for the message.
+            group: of torch.
+            tensors: what it sends; those that are not fake are on the host.
+        """
+        session = self._session
+        if not session.placement.is_met:
+            return
+        asked = self.of(str(group.group_name))
+        by_device = self._by_device(asked)
+        for tensor in tensors:
+            kind = "cpu" if session.host.holds(tensor) else "cuda"
+            if kind not in by_device:
+                raise RehearsalError(self._refusal(call, group, asked, is_host=kind == "cpu"))
+            if kind == "cuda" and by_device[kind] == "gloo":
+                session.warn(STAGED.format(call=call))
+                return
+
+    def _by_device(self, asked: str) -> Mapping[str, str]:
+        """Return the backend by kind of device, as torch takes what was *asked*."""
+        if asked not in self._known:
+            from torch.distributed import distributed_c10d as c10d
+
+            self._known[asked] = c10d.BackendConfig(c10d.Backend(asked)).get_device_backend_map()
+        return self._known[asked]
+
+    def _refusal(self, call: str, group: Any, asked: str, *, is_host: bool) -> str:
+        """Say why a real run would end here, and what mends it."""
+        info = self._session.groups.of(group)
+        whose = "of all ranks" if len(info.ranks) == self._session.world_size else f"{info.axis} {info.ranks}"
+        is_own = str(group.group_name) in self._asked
+        making = "new_group(backend=" if is_own else "init_process_group("
+        held, other, kind = ("host", "device", "cpu") if is_host else ("device", "host", "cuda")
+        named = "nccl, as no backend is named," if asked == UNSAID else asked
+        return (
+            f"{call} of a tensor on the {held}, in the group {whose}, whose backend {named} is not for the "
+            f'{held}: a real run ends with "No backend type associated with device type {kind}"; move the '
+            f'tensor to the {other}, or make the group by {making}"cpu:gloo,cuda:nccl")'
+        )
