@@ -36,6 +36,8 @@ def profile(device: torch.device) -> list[int]:
     torch.cuda.profiler.stop()
     stream = torch.cuda.Stream(device=device, priority=-1)
     assert (stream.device, stream.priority) == (torch.device("cuda", torch.cuda.current_device()), -1)
+    with torch.cuda.stream(stream):
+        assert torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()) == stream.cuda_stream
     torch.cuda.empty_cache()
     free, total = torch.cuda.memory.mem_get_info()
     return [

@@ -176,3 +176,5 @@ class Streams:
         for module in modules:
             for name in NAMES:
                 setattr(module, name, getattr(self, name))
+        raw: Any = torch._C  # noqa: SLF001 - where libraries with kernels of their own ask
+        raw._cuda_getCurrentRawStream = lambda device=None: self.current.cuda_stream  # noqa: SLF001
