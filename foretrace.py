@@ -151,9 +151,9 @@ def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str,
     return import_module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
 
 
-def _check_machine(name: str, calibration: str | None) -> None:
+def _check_machine(name: str, calibration: str | None, n_gpus: int) -> None:
     """Raise TopologyError or CalibrationError, before a script is run, unless both are there and fit."""
-    import_module("simulator.rehearsed.cli").machine_of(name, calibration)
+    import_module("simulator.rehearsed.cli").machine_of(name, calibration, n_gpus)
 
 
 def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from simulator.errors import CalibrationError
 from simulator.job import Job
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, processor_share
 from topologies.device import Device
 
 COMPUTE: Final = ("products", "attention", "memory", "copies", "optimizer", "fixed", "launch")
@@ -97,7 +97,7 @@ class Calibration:
                 f"the calibration is of {self.device}, on {self.run}, but {cluster.name} has "
                 f"{cluster.device.name}; calibrate on a run of that device"
             )
-        if self.constants and self.constants != constants_of(cluster.device):
+        if self.constants and self.constants != constants_of(cluster):
             raise CalibrationError(
                 f"the calibration is on the figures of {self.device} in {self.cluster}, those in "
                 f"{cluster.name} are others; calibrate with --cluster {cluster.name}, or its file"
@@ -136,9 +136,17 @@ class Calibration:
         return "\n".join(lines) + "\n"
 
 
-def constants_of(device: Device) -> str:
-    """Return a fingerprint of the numbers of *device*, whatever is said of where they come from."""
-    bare = asdict(replace(device, factors={}, sources={}, assumed=""))
+def constants_of(cluster: Cluster) -> str:
+    """Return a fingerprint of the numbers of the device of *cluster*, whatever is said of their sources.
+
+    Processes that share the cores of a machine are slower the more there are, and have less memory each: the
+    numbers are those of one that has a core to itself, however many there are.
+    """
+    share = processor_share(cluster.cores, cluster.n_gpus) if cluster.cores else 1.0
+    bare = asdict(replace(cluster.device.shared(1 / share), factors={}, sources={}, assumed=""))
+    if cluster.cores:
+        del bare["memory_bytes"]
+        bare = json.loads(json.dumps(bare), parse_float=lambda digits: f"{float(digits):.9g}")
     return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -101,7 +101,7 @@ def calibrate_on_time(job: Job, measured_s: float) -> OneTime:
         cluster=cluster.name,
         device=cluster.device.name,
         precision=job.precision,
-        constants=constants_of(cluster.device),
+        constants=constants_of(cluster),
         compute=dict.fromkeys(COMPUTE, compute),
         network={f"{link}.{OTHERS}.{part}": communication for link in LINKS for part in PARTS},
         only=job_kind(job),

@@ -99,11 +99,14 @@ def test_a_calibration_of_another_device_is_refused() -> None:
 
 def test_factors_hold_for_the_figures_that_they_are_on(tmp_path: Path) -> None:
     cluster = load_cluster("localhost")
-    known = replace(truth({"products": 1.1}, {}), constants=constants_of(cluster.device))
+    known = replace(truth({"products": 1.1}, {}), constants=constants_of(cluster))
     (tmp_path / "cal.toml").write_text(known.to_toml())
     again = read_calibration(tmp_path / "cal.toml")
     sourced = replace(cluster.device, sources={"memory": "another sheet"})
     assert again.applied(replace(cluster, device=sourced)).device.factors == {"products": 1.1}
+    for n_processes in (1, 3, 4, 7):  # share two cores, each the slower and the smaller the more there are
+        assert again.applied(cluster.sized(n_processes)).device.factors == {"products": 1.1}
+        assert again.applied(cluster.sized(n_processes).sized(5)).device.factors == {"products": 1.1}
     faster = replace(cluster.device, memory_bytes_per_s=2 * cluster.device.memory_bytes_per_s)
     with pytest.raises(CalibrationError, match="others; calibrate with --cluster here"):
         again.applied(replace(cluster, name="here", device=faster))

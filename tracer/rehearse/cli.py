@@ -125,7 +125,7 @@ def rehearse(
             f"--calibration {calibration}: it is of a machine; name that, as --cluster here.toml"
         )
     if cluster is not None and machines is not None:
-        machines["check"](cluster, calibration)
+        machines["check"](cluster, calibration, world_size)
     asked = Asked(
         command=command,
         world_size=world_size,
