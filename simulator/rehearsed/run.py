@@ -21,6 +21,7 @@ from simulator.rehearsed.figures import figures, stage_of, steps_of
 from simulator.rehearsed.kernels import described, separate_parts
 from simulator.rehearsed.program import Joiner, RankTasks, assembled
 from simulator.rehearsed.rank import OP, RankTask, RankWriter
+from simulator.rehearsed.streams import on_device, rules
 from simulator.rehearsed.windows import closed
 from simulator.rehearsed.works import Priced, counts_of, precision_of, priced
 from simulator.simulate import Progress, Simulation
@@ -59,12 +60,6 @@ SHOWN_TOLD: Final = 8
 SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
-RULES: Final = (
-    "streams: those that the script and FSDP ask for; collectives of a group follow one another (NCCL)",
-    "what is asynchronous runs beside the stream that issued it until it is waited for",
-)
-"""What is supplied to a rehearsal beside what it shows."""
-
 
 Floats = npt.NDArray[np.float64]
 
@@ -101,7 +96,7 @@ def simulate_rehearsal(
     tell("reading the rehearsal")
     folder, rehearsal = rehearsal_folder(path), read_rehearsal(path)
     machine = cluster(rehearsal.world_size)
-    tables = {rank: read_rank(folder, rank) for rank in rehearsal.ranks}
+    tables = {rank: on_device(read_rank(folder, rank), machine.device) for rank in rehearsal.ranks}
     if not tables:
         raise JobError(f"{path} holds no rehearsed rank")
     precision = precision_of([one.works for one in tables.values()], machine.device)
@@ -132,7 +127,7 @@ def simulate_rehearsal(
         spans=spans,
         memory=_memory(ranks, program, spans, machine.device.reserved_bytes),
     )
-    rests_on = [*compute.notes, *RULES, *joiner.assumed(), *rehearsal.checked]
+    rests_on = [*compute.notes, *rules(machine.device), *joiner.assumed(), *rehearsal.checked]
     if host_bound:
         rests_on.append(f"launching takes longer than computing on rank {', '.join(map(str, host_bound))}")
     simulation.info.summary.update(  # type: ignore[attr-defined]

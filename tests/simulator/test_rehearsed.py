@@ -233,6 +233,20 @@ def test_a_step_with_hidden_communication_lasts_as_long_as_its_compute(tmp_path:
     assert simulation.summary["exposed_comm_fraction"] == 0
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_processor_has_no_streams(tmp_path: Path, is_async: bool) -> None:
+    """What a GPU does on a side stream holds a processor up, unless it was asked for asynchronously."""
+    events = [("communication", 0, 3, 0), *[("op", 0, 0, -1)] * 2, ("wait", -1, 0, 0)]
+    found = tables(events, [work(dtype="fp32")], [message(dtype="fp32", is_async=is_async)])
+    on_gpu = run(tmp_path, {0: found}, [DP]).summary
+    assert on_gpu["hidden_by_axis"]["dp"] > 0
+    on_processor = simulate_rehearsal(tmp_path, lambda n: load_cluster("localhost", n)).summary
+    assert (on_processor["hidden_by_axis"].get("dp", 0) > 0) == is_async
+    assert ("streams: a processor has none" in str(on_processor["rests_on"])) > (
+        "streams: a processor has none" in str(on_gpu["rests_on"])
+    )
+
+
 def test_a_collective_that_nothing_hides_costs_what_the_network_says(tmp_path: Path) -> None:
     simulation = run(tmp_path, {0: tables([("communication", 0, 0, 0)])}, [DP])
     found = Network(machine(2)).collective("all_reduce", GIB, (0, 1))
