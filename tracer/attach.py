@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracer.importing import Expectation
-from tracer.launched import is_one_of_many
 from tracer.optimizing import optimizer_steps
 from tracer.record import Recording, activate
 from tracer.run_directory import RESTART
 from tracer.window import Window
-from tracer.with_group import begin_now, wrap_init
+from tracer.with_group import begin_now, expect
 
 RUN_VARIABLE: Final = "FORETRACE_RUN"
 """Environment variable with the absolute path of the run directory."""
@@ -51,10 +50,11 @@ def attach(module: Any) -> None:
         flush_s=None,
         window=window,
         depth=os.environ.get(DEPTH_VARIABLE, "light"),
+        is_shared=True,
     )
     activate(recording)
-    wrap_init(module, recording)
-    if not is_one_of_many():
+    expect(recording, module)
+    if not recording.awaits_group:
         _begin_alone(recording)
 
 

@@ -65,10 +65,9 @@ def record(
     if is_merge:
         _merge(command, output, as_json=as_json)
         return
-    from tracer.finish import restarts
     from tracer.launch import launch
     from tracer.launched import is_first, is_one_of_many
-    from tracer.run_directory import no_empty_folders
+    from tracer.run_directory import attempt, beside, no_empty_folders
 
     path = _free_directory(command) if output is None else output
     if is_one_of_many() and output is None:
@@ -76,7 +75,7 @@ def record(
             "every rank starts a recording of its own: give all of them one directory, -o DIR"
         )
     context.with_resource(no_empty_folders(path))
-    before = restarts(path.absolute())
+    before = beside(path.absolute())
     status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps, depth=depth)
     if is_one_of_many():  # the others may not have ended, and no rank knows when
         if is_first() and not as_json:
@@ -84,14 +83,15 @@ def record(
                 f"{path}: a recorder per rank; next, when all ended: foretrace analyze {path}", err=True
             )
         context.exit(status)
-    again = [path.with_name(one.name) for one in restarts(path.absolute()) if one not in before]
+    more = [path.with_name(one.name) for one in beside(path.absolute()) if one not in before]
+    runs = [path, *more] if path.is_dir() or not more else more
+    last = max(attempt(path, one) for one in runs)
     told = [
-        _told(one, status if one == (again or [path])[-1] else 0, ranks=ranks, as_json=as_json)
-        for one in (path, *again)
+        _told(one, status if attempt(path, one) == last else 0, ranks=ranks, as_json=as_json) for one in runs
     ]
     if as_json:
         click.echo(
-            json.dumps({**told[0], "exit_status": status, **({"restarts": told[1:]} if again else {})})
+            json.dumps({**told[0], "exit_status": status, **({"restarts": told[1:]} if told[1:] else {})})
         )
     context.exit(status)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pyarrow import ipc
 from tracer.errors import RecordError
 from tracer.ingest.ingest import ingest
 from tracer.kernels import KERNELS, KINETO
-from tracer.run_directory import REFUSED, RESTART
+from tracer.run_directory import REFUSED
 from traces.analysis.hang import hang
 from traces.analysis.metrics import summarize
 from traces.analysis.mismatch import mismatches
@@ -57,16 +56,6 @@ def finish(path: Path) -> dict[str, Any] | None:
         pass
     here = (run.info.cluster or {}).get("gpus_per_node", run.info.world_size)
     return {**summary, "warnings": list(run.info.warnings), "ranks_here": here}
-
-
-def restarts(path: Path) -> list[Path]:
-    """Return the run directories beside *path* of what torchrun has started again, in that order."""
-    found = (
-        (int(number), one)
-        for one in path.parent.glob(f"{glob.escape(path.name)}{RESTART}*")
-        if (number := one.name.removeprefix(f"{path.name}{RESTART}")).isdecimal()
-    )
-    return [one for _, one in sorted(found)]
 
 
 def why_it_failed(path: Path) -> list[str]:

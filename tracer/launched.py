@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Final
 
-WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Environment variables by which launchers tell each process of how many it is one."""
 
 
-RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Environment variables by which they tell it its own number."""
 
 
 def is_first() -> bool:
     """Whether a launcher has started this process as the first of several, or does not say."""
-    return next((os.environ[name] == "0" for name in RANKS if name in os.environ), True)
+    return _number() in {"", "0"}
 
 
 def is_one_of_many() -> bool:
     """Whether a launcher has started this process once per rank: then all of them record into one directory.
 
     torchrun and most others set WORLD_SIZE, srun SLURM_STEP_NUM_TASKS (SLURM_NTASKS is there outside of srun,
-    too), and mpirun of Open MPI its own.
+    too), mpirun of Open MPI its own, and those of MPICH and Intel MPI PMI_SIZE.
     """
     return any(int(os.environ.get(name) or 1) > 1 for name in WORLD_SIZES)
+
+
+def is_told_world() -> bool:
+    """Whether a launcher has told torch that there are several ranks: they will join a process group.
+
+    srun and mpirun tell torch nothing, and start as many trainings as well that know nothing of each other.
+    """
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+
+def own_name() -> str:
+    """Return what tells this process from those that were started with it, empty if it was started alone."""
+    parts = [f"task{_number()}"] if is_one_of_many() else []
+    if multiprocessing.parent_process() is not None:
+        parts.append(f"process{os.getpid()}")
+    return "-".join(parts)
+
+
+def _number() -> str:
+    """Return the number that a launcher has given this process, empty if none has."""
+    return next((os.environ[name] for name in RANKS if name in os.environ), "")

@@ -11,14 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tracer import alone
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
 from tracer.guarded import is_interrupt
-from tracer.launched import is_first
+from tracer.launched import is_first, is_told_world, own_name
 from tracer.native import build
-from tracer.run_directory import check_new
+from tracer.process import is_distributed
+from tracer.run_directory import AGAIN, check_new, with_words
 from tracer.window import Window
-from tracer.with_group import begin_with_group, first_line
+from tracer.with_group import expect, first_line, forget
 
 if TYPE_CHECKING:
     from tracer.drift import RunClock
@@ -29,18 +31,29 @@ DEPTHS: Final = ("light", "kernels")
 """How much is recorded: communication and blocks, or kernels of some steps by ``torch.profiler``, too."""
 
 
-NO_GROUP: Final = "nobody called torch.distributed.init_process_group in the block, and WORLD_SIZE is not 1"
-"""Why nothing was recorded of a block in a process that a launcher has started as one of several."""
+NO_GROUP: Final = "nobody called torch.distributed.init_process_group in the block, for which it waited"
+"""Why nothing was recorded of a block in a process that is one of several."""
 
 
 class Recording:
     """A recording that may still have to begin: when this process joins its process group.
 
+    A process that is in none, and was not told that it will be, is recorded as a world of its own until then.
+
+    Args:
+        path: the run directory that is asked for.
+        name: what a person calls the run; empty: the last part of *path*.
+        flush_s: seconds between two batches of spans, None: as usual.
+        window: ranks and steps to record.
+        depth: one of DEPTHS.
+        is_shared: several trainings of one command may record into *path*, one after the other.
+
     Attributes:
-        path: the run directory.
+        target: the run directory that is asked for.
+        path: that into which this process records: beside *target* where others may need that.
         session: the recording in this process, None before it has begun.
         is_over: it has been ended, begun or not, and does not begin any more.
-        awaits_group: it begins when this process joins its process group, which it has not done yet.
+        awaits_group: nothing is recorded before this process joins its process group.
     """
 
     def __init__(
@@ -51,14 +64,34 @@ class Recording:
         flush_s: float | None,
         window: Window | None = None,
         depth: str = "light",
+        is_shared: bool = False,
     ) -> None:
-        self.path = path
+        self.path = self.target = path
         self.session: Session | None = None
-        self.is_over = self.awaits_group = False
+        self.is_over = self._is_alone = False
+        self._n_groups = 0
         self._name = name or path.name
         self._flush_s = flush_s
         self._window = Window() if window is None else window
         self._depth = depth
+        self._is_shared = is_shared
+        self.awaits_group = is_told_world() or (bool(own_name()) and self._window.ranks is not None)
+
+    def begin_if_due(self) -> bool:
+        """Begin unless it has begun or ended; return whether it has begun now. Raises as `begin` does.
+
+        It begins again when this process joins a process group: after it was alone, or has left another.
+        """
+        if self.is_over:
+            return False
+        if self.session is not None:
+            if not is_distributed() or self.session.is_closed == self._is_alone:
+                return False
+            if self._is_alone:
+                self.session.close()
+                alone.set_aside(self.path, self.target, self.session.sink.n_spans)
+        self.begin()
+        return True
 
     def begin(self) -> None:
         """Begin to record; every rank of a distributed training has to.
@@ -68,11 +101,17 @@ class Recording:
             RecordError: no rank is to be recorded, or torch lacks what recording needs.
         """
         from tracer.needed import check
-        from tracer.process import is_distributed
         from tracer.session import Session
         from tracer.sink import FLUSH_S
 
-        check(in_group=is_distributed())
+        self.awaits_group = False
+        self._is_alone = not is_distributed()
+        check(in_group=not self._is_alone)
+        if self._is_alone:
+            self.path = alone.folder(self.target, is_shared=self._is_shared)
+        else:
+            self.path = with_words(self.target, f"{AGAIN}{self._n_groups}" if self._n_groups else "")
+            self._n_groups += 1
         rank, world_size, clock = _joined(self.path / "ranks")
         self._window.check_world(world_size)
         if not self._window.has_rank(rank):
@@ -96,9 +135,8 @@ class Recording:
             said = ": ".join(filter(None, (type(error).__name__, first_line(error))))
             self.session.warn(f"the training ended with {said}")
 
-    def end(self) -> None:
-        """Write what is left. Raises nothing into the training but what a handler of signals has raised."""
-        self.is_over = True
+    def leave_group(self) -> None:
+        """Write what is left, because this process leaves its process group. Raises as little as `end`."""
         if self.session is None or self.session.is_closed:
             return
         try:
@@ -107,6 +145,14 @@ class Recording:
             if is_interrupt(error):
                 raise
             sys.stderr.write(f"foretrace: the recording could not be finished: {error}\n")
+
+    def end(self) -> None:
+        """Write what is left. Raises nothing into the training but what a handler of signals has raised."""
+        self.is_over = True
+        self.leave_group()
+        if self._is_alone and self.session is not None:
+            self._is_alone = False
+            self.path = alone.settle(self.path, self.target)
 
     def leave(self) -> None:
         """End, because the process does."""
@@ -173,9 +219,9 @@ def record(
         sys.stderr.write(f"foretrace: recording {advice}\n")
     _active.append(recording)
     try:
-        if _awaits_group():
-            begin_with_group(recording)
-        else:
+        if not (in_group := is_distributed()):
+            expect(recording)
+        if in_group or not recording.awaits_group:
             recording.begin()
         yield recording
     except BaseException as error:
@@ -185,6 +231,7 @@ def record(
         try:
             recording.end()
         finally:
+            forget(recording)
             _active.remove(recording)
         if recording.awaits_group and is_first():
             sys.stderr.write(f"foretrace: nothing recorded: {NO_GROUP}\n")
@@ -211,13 +258,6 @@ def check_depth(depth: str) -> None:
         raise RecordError(f"depth {depth!r}: one of {', '.join(DEPTHS)}")
 
 
-def _awaits_group() -> bool:
-    """Whether a launcher has started this process as one of several, and it has not joined them yet."""
-    from tracer.process import is_distributed
-
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not is_distributed()
-
-
 _n_recordings: list[int] = [0]
 """Recordings that this process has begun: keeps the keys of one apart from those of the next."""
 
@@ -229,7 +269,6 @@ def _joined(folder: Path) -> tuple[int, int, RunClock]:
         folder: where ranks of one machine tell each other how their clock drifts.
     """
     from tracer.drift import RunClock
-    from tracer.process import is_distributed
 
     if not is_distributed():
         return 0, 1, RunClock(CommonClock(now_ns()))

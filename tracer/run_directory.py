@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,15 @@ REFUSED: Final = ".not-recording"
 
 RESTART: Final = "-restart"
 """What, with a number behind it, is added to the name of a run directory when torchrun starts ranks again."""
+
+AGAIN: Final = "-again"
+"""What, likewise, is added when a process has left its process group and joins another."""
+
+ALONE: Final = "-alone"
+"""What is added to the name of a run directory for what a process did before it joined its process group."""
+
+_BESIDE: Final = re.compile(rf"({RESTART}\d+)?({AGAIN}\d+|{ALONE}|-task\d*|-process\d+)*")
+"""All that is added to the name of a run directory, by what makes more than one run of a command."""
 
 
 def check_new(path: Path) -> None:
@@ -38,3 +49,25 @@ def no_empty_folders(path: Path) -> Iterator[None]:
         for one in missing:
             with suppress(OSError):  # something is in it, or it was never made
                 one.rmdir()
+
+
+def with_words(path: Path, words: str) -> Path:
+    """Return the run directory beside *path* whose name has *words* behind it."""
+    return path.with_name(path.name + words)
+
+
+def beside(path: Path) -> list[Path]:
+    """Return the run directories beside *path* that the same command has filled, restarts in their order."""
+
+    def order(one: Path) -> tuple[tuple[int, str], ...]:
+        words = re.findall(r"(\D+)(\d*)", one.name.removeprefix(path.name))
+        return tuple((int(number or 0), word) for word, number in words)
+
+    found = (one for one in path.parent.glob(f"{glob.escape(path.name)}-*") if one.is_dir())
+    return sorted((one for one in found if _BESIDE.fullmatch(one.name.removeprefix(path.name))), key=order)
+
+
+def attempt(path: Path, one: Path) -> int:
+    """Return how often torchrun had started ranks again when *one*, *path* or beside it, was filled."""
+    found = re.match(rf"{RESTART}(\d+)", one.name.removeprefix(path.name))
+    return int(found[1]) if found else 0

@@ -85,6 +85,11 @@ class Sink:
         self.thread_id = self._thread.ident or 0
 
     @property
+    def n_spans(self) -> int:
+        """Spans that were written."""
+        return self._writer.n_spans
+
+    @property
     def dropped(self) -> dict[str, int]:
         """What is in no span, by reason."""
         found = {

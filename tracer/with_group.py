@@ -1,14 +1,15 @@
-"""A recording that begins when its process joins its process group, and ends with it."""
+"""Recordings that begin when their process joins its process group, and end with it."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
+import inspect
 import sys
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from types import FunctionType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.guarded import is_interrupt
 from tracer.run_directory import REFUSED
@@ -16,74 +17,92 @@ from tracer.run_directory import REFUSED
 if TYPE_CHECKING:
     from tracer.record import Recording
 
+_expecting: Final[list[Recording]] = []
+"""Recordings that begin with the process group."""
 
-def begin_with_group(recording: Recording) -> None:
-    """Begin *recording* when this process calls ``init_process_group``; end it when the process does."""
-    from torch.distributed import distributed_c10d
-
-    recording.awaits_group = True
-    before = distributed_c10d.init_process_group
-    wrap_init(distributed_c10d, recording)
-    import torch.distributed as dist
-
-    if dist.init_process_group is before:
-        dist.init_process_group = distributed_c10d.init_process_group
+_torch: Final[dict[str, Callable[..., None]]] = {}
+"""What torch does itself when a process joins a process group and leaves it."""
 
 
-def wrap_init(module: Any, recording: Recording) -> None:
-    """Let *recording* live from ``init_process_group`` to ``destroy_process_group`` of *module*.
+def expect(recording: Recording, module: Any = None) -> None:
+    """Have *recording* begin whenever this process calls ``init_process_group`` and end with the group.
 
     Args:
-        module: ``torch.distributed.distributed_c10d``, perhaps while it is being imported.
-        recording: what to begin.
+        recording: what to begin, until `forget` is told.
+        module: ``torch.distributed.distributed_c10d``, while torch is being imported; None imports it.
     """
-    init, destroy = module.init_process_group, module.destroy_process_group
-
-    def beginning(inner: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(inner)
-        def init_process_group(*args: Any, **kwargs: Any) -> None:
-            inner(*args, **kwargs)
-            begin_now(recording)
-
-        return init_process_group
-
-    def destroy_process_group(group: Any = None) -> None:
-        if group is None:
-            recording.end()
-        destroy(group)
-
-    if not _replaced_inside(init, beginning):
-        module.init_process_group = beginning(init)
-    module.destroy_process_group = functools.wraps(destroy)(destroy_process_group)
+    if not _torch:
+        module = module or import_module("torch.distributed.distributed_c10d")
+        _torch["joins"] = _led(module.init_process_group, _to_joined)
+        _torch["leaves"] = _led(module.destroy_process_group, _to_left)
+    _expecting.append(recording)
 
 
-def _replaced_inside(function: Any, make: Callable[[Any], Any]) -> bool:
-    """Replace what a decorator of torch has *function* call; return whether there is one.
+def forget(recording: Recording) -> None:
+    """Expect no process group any more for *recording*."""
+    if recording in _expecting:
+        _expecting.remove(recording)
 
-    Whoever has imported *function* by its name, as ``torch.distributed.device_mesh`` has, calls it so, too.
+
+def _led(function: Any, elsewhere: Callable[..., None]) -> Callable[..., None]:
+    """Lead all calls of *function* to the code of *elsewhere*; return a function that does what it did.
+
+    Whoever has imported *function* by its name, as ``torch.distributed.device_mesh`` or a script, is led
+    there, too. What decorators of torch have put around it stays.
     """
-    inner = getattr(function, "__wrapped__", None)
-    for cell in getattr(function, "__closure__", None) or ():
-        if inner is not None and cell.cell_contents is inner:
-            cell.cell_contents = function.__wrapped__ = make(inner)
-            return True
-    return False
+    inner = inspect.unwrap(function)
+    before = FunctionType(
+        inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__, inner.__closure__
+    )
+    before.__kwdefaults__ = inner.__kwdefaults__
+    inner.__signature__ = inspect.signature(inner)
+    inner.__code__ = elsewhere.__code__
+    return before
+
+
+def _to_joined(*args: Any, **kwargs: Any) -> None:
+    """Stand in torch for ``init_process_group``, and see nothing of this module there."""
+    from tracer.with_group import joined
+
+    joined(*args, **kwargs)
+
+
+def _to_left(*args: Any, **kwargs: Any) -> None:
+    """Stand in torch for ``destroy_process_group``."""
+    from tracer.with_group import left
+
+    left(*args, **kwargs)
+
+
+def joined(*args: Any, **kwargs: Any) -> None:
+    """Join a process group as torch does, then begin what waits for that."""
+    _torch["joins"](*args, **kwargs)
+    for recording in tuple(_expecting):
+        begin_now(recording)
+
+
+def left(group: Any = None) -> None:
+    """End what has begun with the process group, if it is that which is left; then leave it as torch does."""
+    import torch.distributed as dist
+
+    if group is None or group is dist.group.WORLD:
+        for recording in tuple(_expecting):
+            recording.leave_group()
+    _torch["leaves"](group)
 
 
 def begin_now(recording: Recording) -> None:
     """Begin *recording* unless it has begun or ended, and see that it ends with the process; never raises."""
-    if recording.session is not None or recording.is_over:
-        return
-    recording.awaits_group = False
     try:
-        recording.begin()
+        if not recording.begin_if_due():
+            return
     except Exception as error:  # the training goes on without a recording
         if is_interrupt(error):
             raise
         why = first_line(error)
         sys.stderr.write(f"foretrace: not recording: {why}\n")
         with contextlib.suppress(OSError):  # for the end of the command, far below that line
-            (recording.path / REFUSED).write_text(why, encoding="utf-8")
+            (recording.target / REFUSED).write_text(why, encoding="utf-8")
         return
     atexit.register(recording.leave)
     _note_uncaught(recording)

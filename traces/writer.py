@@ -59,11 +59,7 @@ class SpanWriter:
         self._labels = {name: _Labels() for name in _LABELS}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for taken in (self._stream_path, self._file_path):
-                if taken.exists():
-                    raise RunError(
-                        f"{taken} exists: this directory holds a run already; record into a new one"
-                    )
+            self._claim()
             self._sink = pa.OSFile(str(self._stream_path), "wb")
         except OSError as error:
             raise RunError(f"cannot record into {path}: {error}") from error
@@ -110,6 +106,16 @@ class SpanWriter:
             raise RunError(
                 f"cannot finish {self._file_path}: {error}; its stream can still be read"
             ) from error
+
+    def _claim(self) -> None:
+        """Make the file, of two processes that come at once only in one; raise RunError if there is one."""
+        try:
+            if not self._file_path.exists():
+                return self._stream_path.touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        taken = self._stream_path.with_suffix("")
+        raise RunError(f"{taken} exists: this directory holds a run already; record into a new one")
 
     def _write(self, table: pa.Table) -> None:
         if self._writer is None:
