@@ -1,10 +1,15 @@
 """Checkpoints of a rehearsal: nothing is written or read, for there are no numbers."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -15,16 +20,62 @@ def install(session: RehearsalSession) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    def save(*args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        session.warn("torch.save wrote nothing: a rehearsal has no numbers to keep")
-
     anywhere: Any = torch
-    anywhere.save = save
+    anywhere.save, anywhere.load = _files(session, torch.load)
     for name, function in _distributed(session.warn).items():
         for module in (dcp, *_modules()):
             if hasattr(module, name):
                 setattr(module, name, function)
+    _shards()
+
+
+def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Return what takes the place of ``torch.save`` and, with the *original*, of ``torch.load``."""
+    saved: set[Path] = set()
+
+    def save(obj: Any, f: Any = None, *args: Any, **kwargs: Any) -> None:
+        del obj, args, kwargs
+        if isinstance(f, str | os.PathLike):
+            saved.add(Path(f).resolve())
+        session.warn("torch.save wrote nothing: a rehearsal has no numbers to keep")
+
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        path = Path(f).resolve() if isinstance(f, str | os.PathLike) else None
+        if path in saved and not path.exists():
+            raise RehearsalError(
+                f"the script reads {os.fspath(f)}, which it has saved itself: a rehearsal writes no "
+                "checkpoints; ask for fewer steps (--steps), or leave saving or loading out by an argument "
+                "of the script"
+            )
+        return original(f, *args, **kwargs)
+
+    return save, load
+
+
+def _shards() -> None:
+    """Let FSDP1 collect states of parameters of which this rank has no part: it hears of them from others.
+
+    With original parameters a rank has states of those that lie in its shard.
+    """
+    from torch.distributed.fsdp import _optim_utils
+
+    anywhere: Any = _optim_utils
+    original = anywhere._map_param_key_to_optim_keys
+
+    def mapped(
+        states: Any, group: Any, params: Any, names: Any, shards: Mapping[str, Any], *, merge_keys: bool
+    ) -> tuple[list[Any], dict[Any, Any]]:
+        keys, own = original(states, group, params, names, shards, merge_keys=merge_keys)
+        if not (merge_keys and keys):
+            return keys, own
+        trained = (
+            anywhere._OptimStateKey(unflat_param_names=(name,), is_fsdp_managed=True)
+            for name, info in shards.items()
+            if info.param_requires_grad[info.param_indices[name]]
+        )
+        return sorted({*keys, *trained}), own
+
+    anywhere._map_param_key_to_optim_keys = mapped
 
 
 def _modules() -> tuple[Any, ...]:

@@ -88,9 +88,30 @@ def _deepspeed(session: RehearsalSession, module: Any) -> None:
     module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0 = compare, tell
 
 
+def _accelerate(session: RehearsalSession, module: Any) -> None:
+    """Let every rank look at the batches that the first one fetches for all, which tells it their shapes."""
+    kind = module.DataLoaderDispatcher
+    original = kind._fetch_batches
+
+    def fetch(self: Any, iterator: Any) -> Any:
+        own = self.state.process_index
+        if not own:
+            return original(self, iterator)
+        self.state.process_index = 0
+        try:
+            with session.aside():
+                _, shapes = original(self, iterator)
+        finally:
+            self.state.process_index = own
+        return None, shapes
+
+    kind._fetch_batches = fetch
+
+
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
     "safetensors.torch": _safetensors,
+    "accelerate.data_loader": _accelerate,
     "deepspeed.runtime.zero.utils": _deepspeed,
     "torch.distributions.distribution": _distributions,
     "torch.distributed.optim.zero_redundancy_optimizer": _zero,

@@ -36,6 +36,20 @@ def install(session: RehearsalSession) -> None:
     _fsdp2(session.host)
     _fsdp1(session.host)
     _groups(session.host)
+    _shared()
+
+
+def _shared() -> None:
+    """Let tensors be in memory that processes share: theirs is nowhere, and there is one process."""
+    import torch
+
+    anywhere: Any = torch.UntypedStorage
+    original = anywhere.share_memory_
+
+    def shared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self if self.device.type == "meta" else original(self, *args, **kwargs)
+
+    anywhere.share_memory_ = shared
 
 
 def _groups(host: Host) -> None:
