@@ -20,7 +20,7 @@ WIDTH = 64
 
 
 def main(how: str, folder: Path) -> None:
-    """Train; ``collected``: gather states after each step, ``read``: what was saved; or use ``shared`` memory."""
+    """Train. With ``collected`` gather states, with ``read`` read what was saved, each after every step."""
     dist.init_process_group("nccl")
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
     model = FullyShardedDataParallel(layers, device_id=torch.cuda.current_device(), use_orig_params=True)
