@@ -105,8 +105,13 @@ class Training(Generic[_AnyLane]):
             self.note_input(values)
 
     def note_input(self, values: Iterable[Any]) -> None:
-        """Note the shape of the first tensor among *values*, the arguments of the model."""
-        shape = next((list(value.shape) for value in values if hasattr(value, "shape")), None)
+        """Note the shape of the first tensor among *values*, the arguments of the model.
+
+        Of rows of many lengths that lie one behind the other, it is that of one row of them all.
+        """
+        tensor = next((value for value in values if hasattr(value, "shape")), None)
+        is_nested = getattr(tensor, "is_nested", False)
+        shape = None if tensor is None else [1, *tensor.values().shape] if is_nested else list(tensor.shape)
         self.note_job(input_shape=shape)
 
     def transfer(self, kind: str, tensor: Any) -> tuple[Position, Block]:

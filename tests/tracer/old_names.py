@@ -23,6 +23,19 @@ def old() -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], str]:
     return kind, lambda x: x.type(kind), f"{said} {long.tolist()} {here.type('torch.cuda.HalfTensor').dtype}"
 
 
+def listed(loss: Tensor) -> str:
+    """Make tensors of lists with *loss* in them, by all old names of the host."""
+    made = [
+        torch.FloatTensor([loss]),
+        torch.Tensor([[loss, 2.0]]),
+        loss.new([loss]),
+        torch.LongTensor((3, 4)),
+    ]
+    whole = torch.FloatTensor([1.0]).type(torch.LongTensor)
+    kinds = [isinstance(made[0], torch.FloatTensor), isinstance(whole, torch.FloatTensor)]
+    return f"{[one.tolist() for one in made]} {whole.dtype} {kinds} {torch.HalfTensor.dtype}"
+
+
 def new() -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], str]:
     """Name the device."""
     return lambda *shape: torch.empty(shape, device="cuda"), lambda x: x.to("cuda", torch.float32), ""
@@ -36,11 +49,14 @@ def main(how: str) -> None:
     lossy = nn.BCEWithLogitsLoss()
     real, valid, fake = torch.rand(ROWS, WIDTH), make(ROWS, 1).fill_(1.0), make(ROWS, 1).fill_(0.0)
     real, made = move(real), maker(make(ROWS, WIDTH).normal_())
-    lossy(judge(made), valid).backward()
+    loss = lossy(judge(made), valid)
+    loss.backward()
     optimizers[0].step()
     (lossy(judge(real), valid) + lossy(judge(made.detach()), fake)).backward()
     optimizers[1].step()
     sys.stdout.write(said + "\n")
+    if how == "listed":
+        sys.stdout.write(listed(loss.detach()) + "\n")
 
 
 if __name__ == "__main__":

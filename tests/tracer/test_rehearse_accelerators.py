@@ -40,6 +40,13 @@ def test_old_names_of_types_do_what_devices_do(tmp_path: Path) -> None:
     assert old.works.equals(new.works)
 
 
+def test_old_names_of_the_host_ask_the_tensors_in_a_list_for_their_numbers(tmp_path: Path) -> None:
+    """As ``torch.tensor`` does: nobody knows a loss, and so what is made of it; types tell tensors apart as before."""
+    said, _ = _rehearsed(old_names, "listed", tmp_path / "listed")
+    lists = "[[1.0], [[1.0, 1.0]], [1.0], [3, 4]]"
+    assert said == f"{lists} torch.int64 [True, False] torch.float16"
+
+
 def test_who_looks_for_what_fits_finds_it(tmp_path: Path) -> None:
     """Three times 2 ** 22 rows of 4 KiB are within 80 GiB; peaks are told from when they were reset.
 

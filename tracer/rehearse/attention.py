@@ -47,13 +47,15 @@ def install(torch: Any) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        if query.is_nested:  # which chooses by itself (``jagged``)
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
         query, key, value, mask = _cast(torch, query, key, value, attn_mask)
-        chosen = _chosen(torch, query, key, value, mask) if isinstance(query, FakeTensor | DTensor) else ""
-        if chosen == "flash":
+        kernel = chosen(torch, query, key, value, mask) if isinstance(query, FakeTensor | DTensor) else ""
+        if kernel == "flash":
             return aten._scaled_dot_product_flash_attention(  # noqa: SLF001
                 query, key, value, 0.0, is_causal, scale=scale
             )[0]
-        if chosen == "efficient":
+        if kernel == "efficient":
             keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
             bias = None if mask is None else _bias(torch, mask, query, key)
             return aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
@@ -78,7 +80,7 @@ def _cast(torch: Any, *tensors: Any) -> list[Any]:
     ]
 
 
-def _chosen(torch: Any, query: Any, key: Any, value: Any, mask: Any) -> str:
+def chosen(torch: Any, query: Any, key: Any, value: Any, mask: Any) -> str:
     """Return the fused kernel that takes these operands, empty if none does."""
     if query.dim() != 4 or query.dtype not in {torch.float16, torch.bfloat16, torch.float32}:
         return ""

@@ -16,7 +16,8 @@ class Call(NamedTuple):
         args: positional arguments.
         named: arguments by name, positional ones included.
         out: what it returned.
-        ends: where the rows of each expert end, where that is known.
+        ends: where the rows of each expert end, or where sequences of queries and then those of keys begin
+            and end, where that is known.
     """
 
     name: str

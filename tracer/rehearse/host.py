@@ -17,7 +17,7 @@ from tracer.operators import dtype_name, tensor_bytes
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.memory import Memory
 from tracer.rehearse.tape import HOST_WAIT
-from tracer.rehearse.works import Work
+from tracer.rehearse.work import Work
 from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST
 
 if TYPE_CHECKING:

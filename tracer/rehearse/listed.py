@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from tracer.rehearse import old_types
+
 NAMES: Final = ("tensor", "as_tensor", "asarray")
 """Functions of torch that make a tensor of numbers."""
 
@@ -17,21 +19,41 @@ def install() -> None:
     from torch.jit import _builtins
 
     anywhere: Any = torch
-
-    def numbers(data: Any) -> Any:
-        if isinstance(data, list | tuple):
-            return [numbers(one) for one in data] if _holds(data, FakeTensor) else data
-        return data.tolist() if isinstance(data, FakeTensor) else data
-
-    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
-        def made(data: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(numbers(data) if isinstance(data, list | tuple) else data, *args, **kwargs)
-
-        return made
-
     for name in NAMES:
-        setattr(torch, name, asking(getattr(anywhere, name)))
+        setattr(torch, name, _asking(getattr(anywhere, name)))
         _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for what torch scripts later
+    for name in old_types.NAMES:
+        setattr(torch, name, old_types.HostType(getattr(anywhere, name), numbers))
+    anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
+    kind: Any = FakeTensor
+    kind.new = _after_class(kind.new)
+
+
+def numbers(data: Any) -> Any:
+    """Return *data* with the number of each tensor in it in its place, if it is a list."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(data, list | tuple) or not _holds(data, FakeTensor):
+        return data
+    return [one.tolist() if isinstance(one, FakeTensor) else numbers(one) for one in data]
+
+
+def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *original*, whose first argument may be a list of tensors, asking them."""
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(numbers(data), *args, **kwargs)
+
+    return made
+
+
+def _after_class(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *original*, which takes a class or a tensor and perhaps a list, asking the tensors in it."""
+
+    def made(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(first, *map(numbers, args), **kwargs)
+
+    return made
 
 
 def _holds(data: Any, kind: type[Any]) -> bool:

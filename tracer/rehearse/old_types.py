@@ -51,6 +51,34 @@ class OldType(type):
         return is_fake and cls.placement.told(value) is not None
 
 
+class HostType:
+    """Such a type of the host, as ``torch.FloatTensor``, which reads no numbers out of fake tensors.
+
+    Args:
+        original: what torch has.
+        numbers: returns a list with numbers in place of tensors.
+    """
+
+    def __init__(self, original: Any, numbers: Callable[[Any], Any]) -> None:
+        self.original, self._numbers = original, numbers
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a tensor of the size, or with the elements, of *args*."""
+        return self.original(*map(self._numbers, args), **kwargs)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, self.original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    def __or__(self, other: Any) -> Any:  # in annotations, as of transformers: torch.LongTensor | None
+        return self.original | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.original
+
+
 def install(placement: Placement) -> None:
     """Offer the types in ``torch.cuda``, and let one of them be the default.
 
@@ -93,7 +121,8 @@ def _default(original: Callable[[Any], None]) -> Callable[[Any], None]:
     def set_default(kind: Any) -> None:
         dtype = _dtype(kind)
         if dtype is None:
-            original(kind)
+            found = getattr(torch, kind.removeprefix("torch."), kind) if isinstance(kind, str) else kind
+            original(found.original if isinstance(found, HostType) else found)
         else:
             torch.set_default_dtype(dtype)
         torch.set_default_device(None if dtype is None else "cuda")
@@ -118,6 +147,9 @@ def as_move(
     import torch
 
     given = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if isinstance(given, HostType):
+        given, args = given.original, (args[0], given.original, *args[2:])
+        kwargs.pop("dtype", None)
     dtype = _dtype(given)
     if dtype is None:
         return func, args, kwargs

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tracer.rehearse.calls import Call
 from tracer.rehearse.stated import asker
 from tracer.rehearse.words import STUB
-from tracer.rehearse.works import GROUPED, Work, work_of
+from tracer.rehearse.work import Work
+from tracer.rehearse.works import BY_NUMBERS, GROUPED, work_of
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -48,12 +49,15 @@ class Pricing:
         return work_of(Call(name, positional, named, out, self._ends(name, args, kwargs)))
 
     def _ends(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return where the rows of each expert end in a grouped product, none if that is not known."""
-        if name not in GROUPED:
+        """Return where the rows of each expert or sequence end, none if that is not known."""
+        if name not in BY_NUMBERS:
             return ()
-        tensor = kwargs.get("offs", next((one for one in args[2:] if _is_list_of_whole(one)), None))
-        if tensor is None:
-            return ()
+        given = [one for one in (*args[2:], *kwargs.values()) if _is_list_of_whole(one)]
+        wanted = given[:1] if name in GROUPED else given[:2]
+        return tuple(number for tensor in wanted for number in self._known(tensor))
+
+    def _known(self, tensor: Any) -> tuple[int, ...]:
+        """Return the numbers in *tensor*, none if nobody knows them."""
         numbers = self._session.stated.numbers
         real = getattr(tensor, "constant", None)
         real = numbers.of(tensor) if real is None else real

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import calling, checkpoints, exporting, kernels, libraries, offloading, stand_ins
+from tracer.rehearse import calling, checkpoints, exporting, jagged, kernels, libraries, offloading, stand_ins
 from tracer.rehearse.memory import rounded
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _chunks()
     _swaps()
     _stubs(session)
-    return [*kernels.install(), *libraries.install(session), *stand_ins.install(session)]
+    return [*kernels.install(), *libraries.install(session), *stand_ins.install(session), *jagged.install()]
 
 
 def _multi_tensor_optimizers() -> None:

@@ -14,7 +14,7 @@ from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.libraries import when_imported
 from tracer.rehearse.tape import HOST_WAIT
-from tracer.rehearse.works import Work
+from tracer.rehearse.work import Work
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tracer.records import Block, Position
 from tracer.rehearse.lane import IssueLane
-from tracer.rehearse.works import Work
+from tracer.rehearse.work import Work
 from traces.rehearsal import EVENTS, MESSAGES, PLACES, WHAT, WORKS, RankTables
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))

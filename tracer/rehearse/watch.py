@@ -16,7 +16,8 @@ from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.remembered import Memo
 from tracer.rehearse.stated import FOLLOWED
 from tracer.rehearse.tape import HOST_WAIT
-from tracer.rehearse.works import GROUPED, SILENT, Work
+from tracer.rehearse.work import Work
+from tracer.rehearse.works import BY_NUMBERS, SILENT
 from traces.rehearsal import ON_HOST, TO_HOST
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
-        is_grouped = name in GROUPED  # whose work depends on numbers, too
+        by_numbers = name in BY_NUMBERS
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if host.is_used and (part := host.part(name, args)):
@@ -175,7 +176,7 @@ class Watcher:
             if follows:
                 note(name, args, out)
             if position.step >= 0:
-                number = -1 if known is None or is_grouped else known.work
+                number = -1 if known is None or by_numbers else known.work
                 if number < 0:
                     number = self._pricing.number(name, func, args, kwargs, out)
                     if known is not None:

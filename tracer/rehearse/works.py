@@ -11,51 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse.attended import VARLEN, attention
 from tracer.rehearse.calls import Call, tensors_in, total_bytes
 from tracer.rehearse.decompositions import DECOMPOSITIONS
 from tracer.rehearse.traffic import traffic
-
-
-class Work(NamedTuple):
-    """One operation on a device, in the columns of ``traces.rehearsal.WORKS``.
-
-    Attributes:
-        name: operator, e.g. ``"aten.mm"``.
-        kind: ``"gemm"``, ``"attention"``, ``"attention_backward"`` or ``"memory"``.
-        shapes: of operands and results, for people.
-        dtype: of the operands.
-        flops: floating-point operations over all members of a batch.
-        bytes_moved: device memory read and written, each operand once.
-        m, n, k: of a product ``(m, k) @ (k, n)``; of attention queries, keys and head width.
-        batch: members of a batched product; heads over all sequences of an attention.
-        v_dim: width of a value head.
-        causal: attention skips what a causal mask hides.
-        kernels: on the device.
-        is_known: whether the formula is that of the operator, not only the bytes of its operands.
-        rows: of each expert of a grouped product, none if nobody knows them.
-        along: the dimension that they are dealt out of: ``"m"``, ``"n"`` or ``"k"``; its own is their mean.
-    """
-
-    name: str
-    kind: str
-    shapes: str
-    dtype: str
-    flops: int
-    bytes_moved: int
-    m: int = 0
-    n: int = 0
-    k: int = 0
-    batch: int = 1
-    v_dim: int = 0
-    causal: bool = False
-    kernels: int = 1
-    is_known: bool = True
-    rows: tuple[int, ...] = ()
-    along: str = ""
-
+from tracer.rehearse.work import Work, dtype_of, product, shapes_of
 
 KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
 """Operators of PyTorch itself; others are custom kernels, of which only the operands are known."""
@@ -83,11 +46,11 @@ ELEMENTS_PER_LAUNCH: Final = 65536 * 320
 GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2"})
 """Operators that multiply for every expert at once, told by ``offs`` where the rows of each end."""
 
+BY_NUMBERS: Final = GROUPED | frozenset(VARLEN)
+"""Operators whose work depends on numbers that they are told, not on shapes alone."""
+
 _AT_ONCE: Final = ("bf16", "fp8")
 """Types of operands for which there is one kernel for all experts."""
-
-BACKWARD_PRODUCTS: Final = 5
-"""Matrix products of a fused attention backward; a forward has two (FlashAttention-2, arXiv:2307.08691)."""
 
 
 def work_of(call: Call) -> Work:
@@ -96,36 +59,19 @@ def work_of(call: Call) -> Work:
     if special is not None:
         return special(call)
     if "attention" in call.name and call.name.startswith("aten._"):
-        return _attention(call)
+        return attention(call)
     bytes_moved = traffic(call)
     everything = [*tensors_in(call.args), *tensors_in(call.out)]
     return Work(
         name=call.name,
         kind="memory",
-        shapes=_shapes(call),
-        dtype=_dtype(everything),
+        shapes=shapes_of(call),
+        dtype=dtype_of(everything),
         flops=0,
         bytes_moved=bytes_moved,
         kernels=_launches(call),
         is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES and call.name not in DECOMPOSITIONS,
     )
-
-
-def _dtype(tensors: Sequence[Any]) -> str:
-    """Return the type of the first floating-point tensor, else of the first."""
-    floating = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
-    return dtype_name((floating or list(tensors))[0]) if tensors else ""
-
-
-def _shapes(call: Call) -> str:
-    """Return the shapes of operands and results in a few words."""
-
-    def words(values: Any) -> str:
-        shapes = ["x".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(values)]
-        shown = ", ".join(shapes[:4])
-        return f"{shown}, {len(shapes) - 4} more" if len(shapes) > 4 else shown
-
-    return f"{words(call.args)} -> {words(call.out)}"
 
 
 def _launches(call: Call) -> int:
@@ -137,48 +83,27 @@ def _launches(call: Call) -> int:
     return max(-(-len(first) // TENSORS_PER_LAUNCH), -(-n_elements // ELEMENTS_PER_LAUNCH), 1)
 
 
-def _product(
-    call: Call, operand: Any, shape: tuple[int, int, int], *, batch: int = 1, extra_bytes: int = 0
-) -> Work:
-    m, n, k = shape
-    width = operand.element_size()
-    out = next(iter(tensors_in(call.out)))
-    moved = ((m * k + k * n) * width + m * n * out.element_size()) * batch + extra_bytes
-    return Work(
-        name=call.name,
-        kind="gemm",
-        shapes=_shapes(call),
-        dtype=dtype_name(operand),
-        flops=2 * m * n * k * batch,
-        bytes_moved=moved,
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-    )
-
-
 def _mm(call: Call) -> Work:
     a, b = call.args[:2]
-    return _product(call, a, (a.shape[0], b.shape[1], a.shape[1]))
+    return product(call, a, (a.shape[0], b.shape[1], a.shape[1]))
 
 
 def _addmm(call: Call) -> Work:
     bias, a, b = call.args[:3]
-    return _product(call, a, (a.shape[0], b.shape[1], a.shape[1]), extra_bytes=tensor_bytes(bias))
+    return product(call, a, (a.shape[0], b.shape[1], a.shape[1]), extra_bytes=tensor_bytes(bias))
 
 
 def _bmm(call: Call) -> Work:
     first = 0 if call.name == "aten.bmm" else 1
     a, b = call.args[first : first + 2]
-    return _product(call, a, (a.shape[1], b.shape[2], a.shape[2]), batch=a.shape[0])
+    return product(call, a, (a.shape[1], b.shape[2], a.shape[2]), batch=a.shape[0])
 
 
 def _distances(call: Call) -> Work:
     """Distances of all pairs of rows: the product of both, each with columns of squares and of ones."""
     a, b = call.args[:2]
     shape = (a.shape[-2], b.shape[-2], a.shape[-1] + 2)
-    return _product(call, a, shape, batch=prod(a.shape[:-2]))
+    return product(call, a, shape, batch=prod(a.shape[:-2]))
 
 
 def _recurrent(call: Call) -> Work:
@@ -192,7 +117,7 @@ def _recurrent(call: Call) -> Work:
     first, second = (1, 0) if call.named["batch_first"] else (0, 1)
     n_steps, rows = x.shape[first], x.shape[second]
     shape = (rows, to_gates.shape[0], to_gates.shape[1] + again.shape[1])
-    found = _product(call, x, shape, batch=n_steps * passes)
+    found = product(call, x, shape, batch=n_steps * passes)
     return found._replace(kernels=(2 * n_steps + 1) * passes)
 
 
@@ -211,7 +136,7 @@ def _grouped(call: Call) -> Work:
     flops = 2 * prod(sides.values()) * (1 if along else members)
     if along:
         sides[along] = max(total // members, 1)
-    found = _product(call, a, (sides["m"], sides["n"], sides["k"]), batch=members)._replace(
+    found = product(call, a, (sides["m"], sides["n"], sides["k"]), batch=members)._replace(
         flops=flops, kernels=1 if dtype_name(a) in _AT_ONCE else members
     )
     rows = rows_between(call.ends, members, total) if along else ()
@@ -247,7 +172,7 @@ def _convolution(call: Call) -> Work:
     over = data if named["transposed"] else result
     asked = sum(map(bool, named.get("output_mask", (True,))[:2])) if backward else 1
     rows = over.shape[0] * prod(over.shape[2:]) * asked
-    all_of_them = _product(call, data, (rows, weight.shape[0], prod(weight.shape[1:])))
+    all_of_them = product(call, data, (rows, weight.shape[0], prod(weight.shape[1:])))
     moved = total_bytes([data, weight, result]) * asked
     return all_of_them._replace(bytes_moved=moved, kernels=asked)
 
@@ -269,30 +194,3 @@ _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
         "aten.convolution_backward": _convolution,
     }
 )
-
-
-def _attention(call: Call) -> Work:
-    """Fused attention, forward or backward, over tensors of shape (batch, heads, tokens, width)."""
-    backward = "backward" in call.name
-    q, k, v = call.args[1:4] if backward else call.args[:3]
-    n_seen = q.shape[-2] * k.shape[-2]
-    causal = bool(call.named.get("is_causal", False))
-    if causal:
-        n_seen //= 2
-    heads = prod(q.shape[:-2])
-    flops = 2 * heads * n_seen * (q.shape[-1] + v.shape[-1])
-    moved = total_bytes([q, k, v]) + tensor_bytes(q) // q.shape[-1] * v.shape[-1]
-    return Work(
-        name=call.name,
-        kind="attention_backward" if backward else "attention",
-        shapes=_shapes(call),
-        dtype=dtype_name(q),
-        flops=flops * BACKWARD_PRODUCTS // 2 if backward else flops,
-        bytes_moved=2 * moved if backward else moved,
-        m=q.shape[-2],
-        n=k.shape[-2],
-        k=q.shape[-1],
-        batch=heads,
-        v_dim=v.shape[-1],
-        causal=causal,
-    )
