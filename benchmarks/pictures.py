@@ -1,16 +1,20 @@
 """The pictures of reports in docs/pictures, drawn anew: each is a run that is simulated here, and its page.
 
-    python benchmarks/pictures.py docs/pictures                  # all but compared.png
+    python benchmarks/pictures.py docs/pictures                  # all that is simulated
     python benchmarks/pictures.py docs/pictures links straggler
     python benchmarks/pictures.py docs/pictures compared         # after make demo: what that has recorded
+    python benchmarks/pictures.py docs/pictures rehearsed-pipeline rehearsed-trainer rehearsed-accelerate
 
-Needs playwright and Chromium. A picture is cut to whole sections of its page, 1,400 pixels wide.
+Needs playwright and Chromium; the last two also transformers and Accelerate. A picture is cut to whole
+sections of its page, 1,400 pixels wide.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +33,7 @@ from traces.serving.runs import Runs
 from traces.serving.server import Server
 from traces.store import open_run
 
+EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 WIDTH: Final = 1400
 MARGIN: Final = 12
 ARGS: Final = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -61,6 +66,19 @@ def simulated(**settings: Any) -> Callable[[Path], Any]:
         engine = settings.pop("engine", "auto")
         run = simulate(job_from(settings), engine=engine).write(folder / "run")
         write_report(folder / "page.html", open_run(run))
+        yield f"file://{folder}/page.html?theme=light"
+
+    return page
+
+
+def rehearsed(script: str) -> Callable[[Path], Any]:
+    """Return what makes the page of an example of ``examples/rehearse``, rehearsed on 512 ranks."""
+
+    @contextmanager
+    def page(folder: Path) -> Iterator[str]:
+        verb = [sys.executable, "-m", "foretrace", "rehearse", "--world-size", "512", "--cluster", "dgx-h100"]
+        where = ["-o", str(folder / "run"), "--report", str(folder / "page.html")]
+        subprocess.run([*verb, *where, "--", str(EXAMPLES / "rehearse" / script)], check=True)
         yield f"file://{folder}/page.html?theme=light"
 
     return page
@@ -113,8 +131,15 @@ PICTURES: Final = {
         path=True,
     ),
     "what-if": Picture(page=planned, bottom="#schedule"),
+    "rehearsed-pipeline": Picture(page=rehearsed("llama_pp_fsdp2.py"), bottom="#schedule"),
+    "rehearsed-trainer": Picture(page=rehearsed("hf_trainer.py"), bottom="#schedule"),
+    "rehearsed-accelerate": Picture(page=rehearsed("accelerate_fsdp.py"), bottom="#schedule"),
     "compared": Picture(page=demo(Path("demo")), bottom="#schedule"),
 }  # fmt: skip
+
+
+BY_NAME: Final = ("compared", "rehearsed")
+"""How those begin that take a demo before, minutes, or other packages: they are drawn when asked for."""
 
 
 def edge(page: Any, selector: str, side: str) -> float:
@@ -152,7 +177,7 @@ def main() -> None:
     given = asked.parse_args()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=ARGS)
-        for name in given.names or [name for name in PICTURES if name != "compared"]:
+        for name in given.names or [name for name in PICTURES if not name.startswith(BY_NAME)]:
             with tempfile.TemporaryDirectory() as folder, PICTURES[name].page(Path(folder)) as address:
                 draw(browser, PICTURES[name], address, given.folder / f"{name}.png")
             print(given.folder / f"{name}.png")

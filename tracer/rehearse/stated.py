@@ -24,7 +24,7 @@ from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.routing import Routing
-from tracer.rehearse.words import LIBRARIES
+from tracer.rehearse.words import LIBRARIES, number
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
 """What a number is taken to be of which nothing is known."""
@@ -229,7 +229,7 @@ class Stated:
         self._tell(
             f"{asker()} reads counts: told {shares}, {mean:g} on average"
             if why == "an even share"
-            else f"{asker()} reads {_amount(tensor)}: told {value} ({why})"
+            else f"{asker()} reads {_amount(tensor)}: told {number(value)} ({why})"
         )
         return value
 
@@ -263,7 +263,7 @@ class Stated:
         with self._real():
             value = asked(real)
         if self.numbers.is_shared(tensor):
-            self._tell(f"{asker()} reads {_amount(tensor)}: told {value} ({SHARED})")
+            self._tell(f"{asker()} reads {_amount(tensor)}: told {number(value)} ({SHARED})")
         return value
 
     def _set(self, tensor: Any, known: Known) -> None:

@@ -24,6 +24,9 @@ NO_STEPS: Final = (
 )
 """What to say of a script that updates its parameters by its own hand."""
 
+LONG: Final = 8
+"""Letters from which a number is said with four digits."""
+
 STUB: Final = "--stub, docs/rehearse.md section 6"
 
 HINTS: Final[Mapping[str, str]] = {
@@ -114,3 +117,12 @@ def _module(frame: FrameType) -> str:
     names = frame.f_code.co_varnames[:1]  # mostly "self"
     owner = frame.f_locals.get(names[0]) if names else None
     return type(owner).__name__ if hasattr(owner, "named_parameters") else ""
+
+
+def number(value: float) -> str:
+    """Return a number as a person says it: as it is if it is short, else four digits of it.
+
+    >>> number(1.0), number(True), number(2.6139293370023936e16)
+    ('1.0', 'True', '2.614e+16')
+    """
+    return f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > LONG else str(value)

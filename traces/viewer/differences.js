@@ -20,12 +20,14 @@ function differenceLine({ name, kind, a_ns: a, b_ns: b }, like, cls) {
   return element('tr', { class: cls || null }, element('th', { scope: 'row' },
     kind === null ? null : element('span', { class: 'swatch', style: { background: cssFill(KINDS[kind]) } }), name),
   element('td', {}, formatTimeLike(a, like)), element('td', {}, formatTimeLike(b, like)), element('td', {}, signed(b - a, largest())),
-  element('td', {}, formatRatio(a, b)));
+  element('td', {}, formatRatio(isShown(a, like) ? a : 0, b)));
 }
 
 /** Return the largest difference of a cause, in whose unit all of them are said. */
 const largest = () => Math.max(1, ...META.comparison.lines.map(line => Math.abs(line.b_ns - line.a_ns)));
 
+/** Return whether a duration is more than 0.0 in a column of *like*: what is not has nothing to be compared with. */
+const isShown = (ns, like) => Number.parseFloat(formatTimeLike(ns, like)) > 0;
 const signed = (ns, like) => (ns > 0 ? '+' : ns < 0 ? '−' : '±') + formatTimeLike(Math.abs(ns), like);
 
 /** Return one line per cause: a bar from where the sum stood before it to where it stands after it. */
