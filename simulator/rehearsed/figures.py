@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from simulator.simulate import Simulation
 from topologies.cluster import Cluster
 from traces.analysis.metrics import summarize
 from traces.rehearsal import RankTables, Rehearsal
+
+UNCOUNTED: Final = frozenset({"recompute", "optimizer"})
+"""Kinds of places whose FLOPs are not the model's: what is computed again, and products of an optimizer."""
 
 
 def steps_of(rehearsal: Rehearsal) -> range:
@@ -110,8 +113,8 @@ def _sharing_rows(rehearsal: Rehearsal) -> int:
 def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float:
     """Return the FLOPs of a step over all ranks as MFU counts them (PaLM, arXiv:2204.02311, appendix B).
 
-    Attention in full and its backward twice its forward; nothing that is computed again, and no pass without
-    gradients, as of an evaluation or of a teacher.
+    Attention in full and its backward twice its forward; nothing that is computed again or by an optimizer,
+    and no pass without gradients, as of an evaluation or of a teacher.
     """
     members = Counter(rehearsal.representatives)
     total = 0.0
@@ -126,7 +129,7 @@ def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float
 
 def _counts(place: Mapping[str, Any], steps: range) -> bool:
     """Return whether work at *place* is that of training the model in one of *steps*."""
-    return place["kind"] != "recompute" and place["step"] in steps and bool(place["trains"])
+    return place["kind"] not in UNCOUNTED and place["step"] in steps and bool(place["trains"])
 
 
 def _counted(row: Mapping[str, Any]) -> float:

@@ -225,9 +225,8 @@ def _unknown(tables: Mapping[int, RankTables], costs: Mapping[int, Priced]) -> l
     if not seconds:
         return []
     listed = ", ".join(f"{name} {format_share(s / total)}" for name, s in seconds.most_common(SHOWN))
-    return [
-        f"kernels that are priced by the bytes of their operands alone, with their share of compute: {listed}"
-    ]
+    how = "priced by the bytes of their operands or as a product of as many FLOPs"
+    return [f"kernels whose time nobody has measured, {how}, with their share of compute: {listed}"]
 
 
 def _info(

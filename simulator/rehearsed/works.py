@@ -119,8 +119,9 @@ def precision_of(works: Sequence[pa.Table], device: Device) -> str:
     """Return the type in which most floating-point operations of *works* are done, if the device has it."""
     flops: dict[str, int] = {}
     for table in works:
-        for row in table.select(["kind", "dtype", "flops"]).to_pylist():
-            if row["kind"] != "memory" and row["dtype"] in device.peak_flops_per_s:
+        for row in table.select(["kind", "dtype", "flops", "is_known"]).to_pylist():
+            is_counted = row["kind"] != "memory" and row["is_known"]
+            if is_counted and row["dtype"] in device.peak_flops_per_s:
                 flops[row["dtype"]] = flops.get(row["dtype"], 0) + row["flops"]
     return max(flops, key=lambda dtype: flops[dtype], default="bf16")
 

@@ -415,3 +415,5 @@ def test_attention_counts_in_full_and_recomputation_not_at_all(tmp_path: Path) -
     assert model_flops(rehearsal, {0: tables([("op", 0, 0, -1)], works=[attention])}) == 2 * 1600
     again = tables([("op", 0, 0, -1)], works=[attention], places=[place(kind="recompute")])
     assert model_flops(rehearsal, {0: again}) == 0
+    updated = tables([("op", 0, 0, -1)], places=[place(kind="optimizer")])  # as Muon does
+    assert model_flops(rehearsal, {0: updated}) == 0

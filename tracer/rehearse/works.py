@@ -16,7 +16,7 @@ from typing import Final
 from tracer.operators import dtype_name, tensor_bytes
 from tracer.rehearse.attended import VARLEN, attention
 from tracer.rehearse.calls import Call, tensors_in, total_bytes
-from tracer.rehearse.decompositions import DECOMPOSITIONS
+from tracer.rehearse.decompositions import DECOMPOSED
 from tracer.rehearse.traffic import traffic
 from tracer.rehearse.work import Work, dtype_of, product, shapes_of
 
@@ -70,7 +70,7 @@ def work_of(call: Call) -> Work:
         flops=0,
         bytes_moved=bytes_moved,
         kernels=_launches(call),
-        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES and call.name not in DECOMPOSITIONS,
+        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES,
     )
 
 
@@ -189,6 +189,7 @@ _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
         "aten.addmm": _addmm,
         "aten.bmm": _bmm,
         "aten.baddbmm": _bmm,
+        **DECOMPOSED,
         **dict.fromkeys(GROUPED, _grouped),
         "aten.convolution": _convolution,
         "aten.convolution_backward": _convolution,
