@@ -87,6 +87,24 @@ def test_a_truth_that_decides_alone_is_known_whatever_the_other_is(name: str, fi
         assert value != decides or elements(numbers, made) == [decides] * 3
 
 
+@pytest.mark.parametrize("known_is", ["truths", "numbers"])
+def test_zero_and_any_number_is_zero_and_a_truth_does_not_decide_an_or_of_numbers(known_is: str) -> None:
+    """Who counts sentences that are not done in whole numbers stops with the last token: 5 & false is 0."""
+    aten, dtypes = torch.ops.aten, [torch.bool, torch.int64]
+    for name, is_known in (("bitwise_and", True), ("bitwise_or", False)):
+        numbers = Numbers()
+        with fakes.FakeTensorMode():
+            known, unknown = (
+                torch.empty(3, dtype=dtype)
+                for dtype in (dtypes if known_is == "truths" else reversed(dtypes))
+            )
+            made = torch.empty(3, dtype=torch.int64)
+        numbers.keep(known, torch.full((3,), int(name == "bitwise_or"), dtype=known.dtype))
+        numbers.follow(f"aten.{name}", getattr(aten, name).Tensor, (unknown, known), {}, made)
+        assert (numbers.of(made) is not None) == is_known
+        assert not is_known or elements(numbers, made) == [0] * 3
+
+
 def test_numbers_go_with_their_tensor_and_large_ones_are_left_out() -> None:
     numbers = Numbers()
     with fakes.FakeTensorMode():

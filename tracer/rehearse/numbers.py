@@ -173,14 +173,11 @@ class Numbers:
     def follow(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Learn what *func*, called *name*, has made: tensors, or others in place."""
         results = out if isinstance(out, list | tuple) else (out,)
-        if (
-            name in ABSORBS
-            and self._is_decided(args, by=ABSORBS[name])
-            and results[0].dtype == self._torch.bool
-        ):
+        if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
             self.forget(results)
             with self.really():
-                self.keep(results[0], self._torch.full(results[0].shape, ABSORBS[name]))
+                decided = self._torch.full(results[0].shape, ABSORBS[name], dtype=results[0].dtype)
+                self.keep(results[0], decided)
             return
         is_fresh = name not in COMPUTED or (name in OVERWRITES and not self._is_known(args[:1]))
         if any(type(one) is not self._kind or one.numel() > self.most for one in results):
@@ -204,10 +201,14 @@ class Numbers:
             else:
                 self.keep(tensor, one, is_shared=is_shared)
 
-    def _is_decided(self, args: Sequence[Any], *, by: bool) -> bool:
-        """Whether all elements of one of the truths *args* are known to be *by*."""
+    def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
+        """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""
+        truth = self._torch.bool
+        if by and result.dtype != truth:
+            return False
         for value in args:
-            real = self.of(value) if type(value) is self._kind and value.dtype == self._torch.bool else None
+            is_asked = type(value) is self._kind and (value.dtype == truth or not by)
+            real = self.of(value) if is_asked else None
             with self.really():
                 if real is not None and bool((real == by).all()):
                     return True
