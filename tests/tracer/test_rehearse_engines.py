@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.tracer.test_wrapped import N_PARAMS, SENT, ZERO
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
@@ -56,3 +57,22 @@ def test_stages_of_zero_send_what_they_send_over_gloo(stage: int, tmp_path: Path
     for one in sent:
         bytes_of[one["kind"]] += one["size_bytes"] if one["size_bytes"] > 8 else 0
     assert {kind: size / (4 * N_PARAMS) for kind, size in bytes_of.items() if size} == SENT[stage]
+
+
+def test_a_stage_of_deepspeed_knows_what_the_one_before_it_sends(tmp_path: Path) -> None:
+    """Its engine reads shapes out of a message, which has no numbers: those that were sent are told."""
+    command = (str(Path(__file__).parent / "staged.py"), str(tmp_path / "library"), "24")
+    rehearse(Asked(command=command, world_size=2, ranks=(0, 1)), tmp_path / "run")
+    for rank in (0, 1):
+        rows = read_rank(rehearsal_folder(tmp_path / "run"), rank)
+        messages = {(one["kind"], one["size_bytes"]) for one in rows.messages.to_pylist()}
+        assert messages >= {("send", 24 * 32 * 4), ("recv", 24 * 32 * 4)}
+
+
+def test_a_stage_of_deepspeed_that_nobody_sends_to_says_so(tmp_path: Path) -> None:
+    """In the line that says which ranks to rehearse with it."""
+    command = (str(Path(__file__).parent / "staged.py"), str(tmp_path / "library"), "24")
+    with pytest.raises(
+        RehearsalError, match=r"stage 1 on rank 1 needs the shapes that stage 0 sends: .*--ranks 0,1"
+    ):
+        rehearse(Asked(command=command, world_size=2, ranks=(1,), warmup=0), tmp_path / "run")

@@ -118,6 +118,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         placement,
         sharding,
         shims,
+        threads,
         under_ddp,
     )
     from tracer.rehearse.moving import Moves
@@ -153,7 +154,9 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     watcher, moves = Watcher(session), Moves(session)
     guard = files.Files(Path(spec["folder"]), spec["rank"])
     guard.install()
-    _run(spec, session, (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make)))
+    modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make))
+    with threads.Threads(session, modes, watcher.one_at_a_time).seen():
+        _run(spec, session, modes)
     del kept
     session.notes += guard.said()
     if session.position.step < 0 or not session.tape.n_events:

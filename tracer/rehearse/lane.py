@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Final
 
 from tracer.lane import NOBODY
@@ -21,20 +22,29 @@ AFTER_BACKWARD: Final = ("optimizer", GRADIENTS)
 """Who issues what comes after a backward: mostly clipping."""
 
 
-class IssueLane:
-    """A stack of blocks with the interface of ``tracer.lane.Lane``; remembers no time.
+class IssueLane(threading.local):
+    """A stack of blocks with the interface of ``tracer.lane.Lane``; remembers no time. Each thread has one.
 
     Attributes:
         owner: kind and block of the top.
         trains: whether this is not a pass of a model without gradients, as in an evaluation.
+        stream: CUDA stream on which things are issued now.
+        n_backwards: backward passes that run, one inside the other.
+        modules: those that are called, the outermost first.
+        applies: whether the function of autograd that runs is differentiated, None outside of any.
     """
 
     device: Any = None
+    _trainer: threading.Thread | None = None
+    """The thread whose calls of modules count, of all lanes: the first one, or the first that called one."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[str, Block]] = []
         self.owner: tuple[str, Block] = (SETUP, NOBODY)
         self.trains = True
+        self.stream = self.n_backwards = 0
+        self.modules: list[Any] = []
+        self.applies: bool | None = None
 
     @property
     def depth(self) -> int:
@@ -47,11 +57,15 @@ class IssueLane:
         return self.owner[1]
 
     def own(self) -> None:
-        """It is this thread that trains; only one does in a rehearsal."""
+        """A backward pass begins; it may be in another thread than the forward, beside it."""
 
     def is_own(self) -> bool:
-        """Whether this thread trains."""
-        return True
+        """Whether this thread trains: the first one does, and another where that one calls no model."""
+        me = threading.current_thread()
+        trainer = IssueLane._trainer
+        if me is not trainer and (trainer is None or not trainer.is_alive() or me is threading.main_thread()):
+            IssueLane._trainer = trainer = me
+        return me is trainer
 
     def push(self, kind: str, block: Block) -> int:
         """Let *block* issue from now on; return what ``pop`` takes to undo it."""

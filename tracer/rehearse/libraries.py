@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.importing import Expectation
+from tracer.rehearse.engines import pipeline_of_deepspeed
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -113,6 +114,7 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "safetensors.torch": _safetensors,
     "accelerate.data_loader": _accelerate,
     "deepspeed.runtime.zero.utils": _deepspeed,
+    "deepspeed.runtime.pipe.engine": pipeline_of_deepspeed,
     "torch.distributions.distribution": _distributions,
     "torch.distributed.optim.zero_redundancy_optimizer": _zero,
 }

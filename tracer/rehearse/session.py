@@ -26,6 +26,7 @@ from tracer.rehearse.meter import Meter
 from tracer.rehearse.placement import Placement
 from tracer.rehearse.stated import Stated
 from tracer.rehearse.tape import Tape
+from tracer.rehearse.threads import passes_of_threads
 from tracer.rehearse.words import NO_STEPS
 from tracer.steps import Steps
 from tracer.training import Training
@@ -98,12 +99,10 @@ class RehearsalSession(Training[IssueLane]):
         self._model: Any = None
         self._model_is = (False, False)
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self._applies: bool | None = None
         self.is_over = self.is_aside = False
         self.by_step: dict[int, int] = {}
-        self._modules: list[Any] = []
         if self.stated.routing is not None:
-            self.stated.routing.inside = lambda: self._modules[-1] if self._modules else None
+            self.stated.routing.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()
 
     def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:
@@ -215,18 +214,19 @@ class RehearsalSession(Training[IssueLane]):
 
     def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
         """A module is called with *args*; kept to say where an error happened."""
-        from_outside = not self._modules and self.backward.forward_kind == "forward"  # parts recompute, too
-        if from_outside:
+        modules = self.lane.modules
+        from_outside = not modules and self.backward.forward_kind == "forward"  # parts recompute, too
+        if from_outside and self.lane.is_own():
             self.lane.trains = self._has_gradients()
             if next(module.parameters(), None) is not None:  # a loss has none
                 self._count(module, args)
-        self._modules.append(module)
+        modules.append(module)
 
     def _has_gradients(self) -> bool:
         """Whether what is called now is differentiated, be it by a function that does so itself."""
         import torch
 
-        return torch.is_grad_enabled() if self._applies is None else self._applies
+        return torch.is_grad_enabled() if self.lane.applies is None else self.lane.applies
 
     def _count(self, module: Any, args: Sequence[Any]) -> None:
         """Count a pass of the model of this step: the first that is called, unless another has precedence.
@@ -248,13 +248,14 @@ class RehearsalSession(Training[IssueLane]):
 
     def classes(self) -> list[str]:
         """Return what the classes of the modules are called that run, the outermost first."""
-        return [type(module).__name__ for module in self._modules]
+        return [type(module).__name__ for module in self.lane.modules]
 
     def left(self, module: Any) -> None:
         """A module has returned."""
-        while self._modules and self._modules.pop() is not module:
+        modules = self.lane.modules
+        while modules and modules.pop() is not module:
             pass
-        self.lane.trains = self.lane.trains or not self._modules
+        self.lane.trains = self.lane.trains or not modules
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -280,7 +281,7 @@ class RehearsalSession(Training[IssueLane]):
 
         session: Any = self
         is_compiling = torch.compiler.is_compiling
-        self.backward = BackwardHook(session)
+        self.backward = passes_of_threads(BackwardHook)(session)
         ModuleHook(session)
         CheckpointHook(session)
         OptimizerHook(session)
@@ -296,10 +297,10 @@ class RehearsalSession(Training[IssueLane]):
         original = kind.apply.__func__
 
         def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
-            before, self._applies = self._applies, self._has_gradients()
+            before, self.lane.applies = self.lane.applies, self._has_gradients()
             try:
                 return original(own, *args, **kwargs)
             finally:
-                self._applies = before
+                self.lane.applies = before
 
         kind.apply = classmethod(apply)

@@ -6,6 +6,7 @@ FSDP and others ask the module of their device for streams; theirs is the proces
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final
 
@@ -136,7 +137,12 @@ class Streams:
         self.Stream: Any = type("Stream", (Stream,), {"streams": self})
         self.stream: Any = type("Context", (Context,), {"streams": self})
         self.default: Any = self.Stream()
-        self.current: Any = self.default
+        self._own = threading.local()
+
+    @property
+    def current(self) -> Any:
+        """The stream on which this thread issues: each begins with the default."""
+        return getattr(self._own, "stream", self.default)
 
     def next_number(self) -> int:
         """Return the number of a stream that is being made; the first is the default."""
@@ -145,8 +151,8 @@ class Streams:
 
     def switch(self, stream: Any) -> None:
         """Issue on *stream* from now on."""
-        self.current = stream
-        self.tape.stream = stream.number
+        self._own.stream = stream
+        self.tape.switch(stream.number)
 
     def current_stream(self, device: Any = None) -> Any:
         """Return the stream on which things are issued now."""

@@ -82,14 +82,12 @@ class Tape:
         position: where in the training the rank is.
 
     Attributes:
-        stream: CUDA stream on which things are issued now.
         allocated_bytes: memory that is in use now.
         n_marks: marks so far.
         n_repeated: events that were put in by ``repeat``.
     """
 
     def __init__(self, lane: IssueLane, position: Position) -> None:
-        self.stream = 0
         self.allocated_bytes = 0
         self.n_marks = self.n_repeated = 0
         self._n_forgotten = 0
@@ -100,6 +98,10 @@ class Tape:
         self._messages: _Distinct[Message] = _Distinct()
         self._places: _Distinct[Place] = _Distinct()
         self._known: dict[_PlaceKey, int] = {}
+
+    def switch(self, stream: int) -> None:
+        """Things are issued on *stream* from now on."""
+        self._lane.stream = stream
 
     @property
     def n_events(self) -> int:
@@ -168,18 +170,18 @@ class Tape:
 
     def op(self, number: int) -> None:
         """A kernel is launched; *number* is that of its work."""
-        self._events.extend((OP, number, self._place(), self.stream, -1, self.allocated_bytes))
+        self._events.extend((OP, number, self._place(), self._lane.stream, -1, self.allocated_bytes))
 
     def communication(self, message: Message, sequence: int, position: Position | None = None) -> int:
         """A communication is issued; return its number among the events."""
         item = self._messages.number(message)
         place = self._place(position)
-        self._events.extend((COMMUNICATION, item, place, self.stream, sequence, self.allocated_bytes))
+        self._events.extend((COMMUNICATION, item, place, self._lane.stream, sequence, self.allocated_bytes))
         return self.next_number - 1
 
     def note(self, what: int, item: int = -1, number: int = -1, stream: int | None = None) -> None:
         """Something happens that orders streams."""
-        on = self.stream if stream is None else stream
+        on = self._lane.stream if stream is None else stream
         self._events.extend((what, item, self._place(), on, number, self.allocated_bytes))
 
     def mark(self, stream: int | None = None) -> int:

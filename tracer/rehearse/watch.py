@@ -80,6 +80,17 @@ class Watcher:
         self._mode = WatchMode()
         return self._mode
 
+    def one_at_a_time(self, turn: Any) -> None:
+        """Have *turn* held from now on while an operator is handled: several threads issue them."""
+        kind: Any = type(self._mode)
+        handle = kind.__torch_dispatch__
+
+        def in_turn(mode: Any, *call: Any) -> Any:
+            with turn:
+                return handle(mode, *call)
+
+        kind.__torch_dispatch__ = in_turn
+
     def _handler(self, func: Any) -> Kernel:
         """Return what handles *func*, found once."""
         self._session.fakes.pop(func._schema.name, lambda: None)()

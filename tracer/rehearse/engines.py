@@ -1,0 +1,58 @@
+"""What engines of libraries ask of their peers on other ranks, which are not there."""
+# ruff: noqa: SLF001 - this module takes the place of parts of libraries
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tracer.internals import PIPELINING
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+class SentMeta(NamedTuple):
+    """Shape and type of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class StageMetas(NamedTuple):
+    """What a stage sends to the next one."""
+
+    forward_metas: tuple[SentMeta, ...]
+    is_one: bool
+    """Whether it is a tensor by itself, not a tuple of them."""
+
+
+def _shapes(session: RehearsalSession) -> Any:
+    """Return what is known of stages, which is put in place where pipelines of torch are imported."""
+    import_module(PIPELINING)
+    return session.shapes
+
+
+def pipeline_of_deepspeed(session: RehearsalSession, module: Any) -> None:
+    """Let stages of DeepSpeed know the shapes that come in: they read them out of a message of numbers."""
+    kind: Any = module.PipelineEngine
+    send, size = kind._send_tensor_meta, module.TENSOR_META_SIZE
+
+    def sent(engine: Any, buffer: Any, stage: int) -> None:
+        send(engine, buffer, stage)
+        is_one = not isinstance(buffer, tuple)
+        tensors = (buffer,) if is_one else buffer
+        metas = tuple(SentMeta(tuple(one.shape), one.dtype) for one in tensors)
+        _shapes(session).found[engine.stage_id] = StageMetas(metas, is_one)
+
+    def received(engine: Any, stage: int) -> Any:
+        import torch
+
+        module.p2p.recv(torch.empty(size, dtype=torch.int32, device=engine.device), stage)
+        metas, is_one = _shapes(session).input_of(engine.stage_id)
+        buffers = [
+            engine._allocate_or_extend_buffers(at, list(one.shape), one.dtype) for at, one in enumerate(metas)
+        ]
+        return buffers[0] if is_one else tuple(buffers)
+
+    kind._send_tensor_meta, kind._recv_tensor_meta = sent, received
