@@ -117,13 +117,14 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
         undisturbed: only the faster half of the steps counts, for a machine that others use as well.
 
     Raises:
-        CalibrationError: the run has too few steps, other ranks, or nothing to fit on.
+        CalibrationError: the run has too few steps, other ranks, another device, or nothing to fit on.
         SimulationError: the job cannot be simulated.
     """
     if run.info.world_size != job.layout.world_size:
         raise CalibrationError(
             f"{run.path} has {run.info.world_size} ranks, the job {job.layout.world_size}: give its layout"
         )
+    _check_device(run, job)
     times_ns = step_times_ns(breakdown(run))
     steps = _steps(run, times_ns, undisturbed=undisturbed)
     fitted, held_back = tuple(steps[::2]), tuple(steps[1::2])
@@ -158,6 +159,17 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
         left_out=left_out,
         warnings=tuple(run.warnings),
     )
+
+
+def _check_device(run: Run, job: Job) -> None:
+    """Raise CalibrationError if one of *run* and *job* is on a processor and the other on GPUs."""
+    recorded, device = (run.info.cluster or {}).get("device") or {}, job.cluster.device
+    if "kind" in recorded and (recorded["kind"] == "cpu") != (device.kind == "cpu"):
+        ran_on = "a processor" if recorded["kind"] == "cpu" else recorded.get("name", "a GPU")
+        raise CalibrationError(
+            f"{run.path} ran on {ran_on}, {job.cluster.name} has {device.name}: "
+            "give the machine that it ran on, as --cluster here.toml"
+        )
 
 
 def _steps(run: Run, times_ns: Mapping[int, int], *, undisturbed: bool) -> list[int]:

@@ -91,6 +91,16 @@ def test_factors_of_one_make_the_same_prediction() -> None:
     assert simulate(job).spans.equals(simulate(replace(job, cluster=same.applied(job.cluster))).spans)
 
 
+def test_a_machine_of_another_kind_than_a_run_was_on_is_refused() -> None:
+    """A processor is no slow GPU: factors of hundreds would be put on its figures."""
+    settings = {"model": "llama3-8b", "gpus": 2, "global_batch": 2, "seq_len": 128, "precision": "fp32"}
+    job = job_from({**settings, "cluster": "localhost"})
+    run = simulate(replace(job, n_steps=5)).run
+    on_gpus = job_from({**settings, "cluster": "dgx-h100"})
+    with pytest.raises(CalibrationError, match="ran on a processor, dgx-h100 has h100-sxm"):
+        calibrate(run, on_gpus)
+
+
 def test_a_calibration_of_another_device_is_refused() -> None:
     """What was measured on a processor says nothing of a GPU."""
     with pytest.raises(CalibrationError, match=r"of cpu-core, .* dgx-h100 has h100-sxm"):

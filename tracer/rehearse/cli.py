@@ -120,6 +120,10 @@ def rehearse(
         raise click.UsageError(
             f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
         )
+    if report is not None and not Path(report).absolute().parent.is_dir():
+        raise click.BadParameter(
+            f"{report}: there is no folder {Path(report).absolute().parent}", param_hint="--report"
+        )
     if calibration is not None and cluster is None:
         raise click.UsageError(
             f"--calibration {calibration}: it is of a machine; name that, as --cluster here.toml"
