@@ -25,8 +25,9 @@ class Hook(Protocol):
 
 def install(session: Session) -> list[Hook]:
     """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
+    from tracer.backward import BackwardHook
     from tracer.exporting import EXPORTING, ExportHook
-    from tracer.modules import BackwardHook, ModuleHook
+    from tracer.modules import ModuleHook
     from tracer.recomputing import CheckpointHook
     from tracer.steps import OptimizerHook
     from tracer.waits import GraphHook, StreamHook

@@ -1,10 +1,7 @@
-"""Sees the model at work: which block computes, forward, backward and when it recomputes.
+"""Sees the forward of the model: which block computes, and which autograd nodes are at its borders.
 
-Forward: global module hooks tell when a block begins and ends; the compiled kind has none and sees the calls
-(``native/module_calls.hpp``). Backward: the nodes of the autograd graph at the border of each block get a
-pre-hook, which changes the owner of the time and touches no gradient. The engine runs nodes in the reverse
-order of their making, so that the owner changes in reverse, too. Backward hooks of modules would do as well
-but wrap inputs and outputs in functions of their own, which breaks modules that change them in place.
+Global module hooks tell when a block begins and ends; the compiled kind has none and sees the calls
+(``native/module_calls.hpp``). Nodes at the borders tell ``tracer.backward`` who owns the time there.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from collections.abc import Callable, Mapping, ValuesView
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals, past_torch
 from tracer.blocks import find_blocks
 from tracer.lane import NOBODY
 from tracer.records import Block
@@ -23,9 +19,6 @@ from tracer.stamps import ComputeStream
 
 if TYPE_CHECKING:
     from tracer.session import Session
-
-LOSS: Final = Block("loss")
-"""Owner of the backward pass before it enters the model."""
 
 _TAG: Final = "foretrace"
 """Key in the metadata of an autograd node that has an owner."""
@@ -207,95 +200,6 @@ class ModuleHook:
             return
         metadata[_TAG] = True
         node.register_prehook(self._session.backward.entering(block))
-
-
-class BackwardHook:
-    """Notes when a backward pass begins and ends, and who owns its time.
-
-    Args:
-        session: the recording.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lane = session.lane
-        self._depth = 0
-        self._entering: dict[Block, Callable[[Any], None]] = {}
-        self.kind = "backward"
-        self.ends_with_graph = False
-        self._is_ending = False
-        self._queue_callback = internals.queue_callback()
-        self._original = original = internals.swap_run_backward()
-        self._graph_done = session.guarded("modules", self._nodes_done)
-        internals.swap_run_backward(self._running(original))
-        self._expectation = past_torch.watch()
-
-    def _running(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what runs a backward pass by *original* and notes when it begins and ends."""
-        begin, end = (self._session.guarded("modules", f) for f in (self._begin, self._end))
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            depth = begin()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                end(depth)
-
-        return run_backward
-
-    def remove(self) -> None:
-        """Give the entry to the autograd engine back as it was."""
-        internals.swap_run_backward(self._original)
-        if self._expectation is not None:
-            self._expectation.remove()
-
-    @property
-    def forward_kind(self) -> str:
-        """Kind of a forward that runs now: inside of a backward pass it is a recomputation."""
-        return "recompute" if self._depth else "forward"
-
-    def _begin(self) -> int:
-        self._depth += 1
-        self._is_ending = False
-        self._lane.own()
-        block = self._lane.block
-        return self._lane.push(self.kind, LOSS if block is NOBODY else block)
-
-    def _end(self, depth: int) -> None:
-        self._depth -= 1
-        self._lane.pop(depth)
-        self._session.sweep()
-
-    def _nodes_done(self) -> None:
-        """The last node of a graph has run; DDP waits for its buckets next."""
-        self._lane.replace(self.kind, NOBODY)
-        self._session.wait_follows()
-
-    def entering(self, block: Block) -> Callable[[Any], None]:
-        """Return the pre-hook of a node from which on *block* owns the time."""
-        found = self._entering.get(block)
-        if found is None:
-            found = self._entering[block] = self._made(block)
-        return found
-
-    def _made(self, block: Block) -> Callable[[Any], None]:
-        session, disabled, replace = self._session, self._session.disabled, self._lane.replace
-
-        def enter(_: Any) -> None:
-            if "modules" in disabled or not self._depth:
-                return
-            try:
-                if self.ends_with_graph and not self._is_ending:
-                    # The C++ reducer of DDP waits for its buckets in a callback after the last node. Ours was
-                    # asked for before, so it runs before: what comes then is not compute.
-                    self._is_ending = True
-                    self._queue_callback(self._graph_done)
-                session.sweep()
-                replace(self.kind, block)
-            except Exception as error:  # the training goes on, whatever is wrong with us
-                session.disable("modules", error)
-
-        return enter
 
 
 def _gpu(module: Any, args: Any) -> int:

@@ -182,9 +182,9 @@ def record(
 ) -> Iterator[Recording]:
     """Record what happens inside of the ``with`` block into the run directory *path*, on every rank.
 
-    Enter it after ``init_process_group``; in a process that torchrun has started and that has not joined its
-    group yet, the recording begins with that call. Within a process that ``foretrace record`` has started,
-    that recording goes on and this one does nothing.
+    Enter it after ``init_process_group``, or before: then ranks are recorded from that call on, and a process
+    that never makes it as a world of one, unless WORLD_SIZE says that there are others. Within a process that
+    ``foretrace record`` has started, that recording goes on and this one does nothing.
 
     Args:
         path: the run directory; new or empty, the same for all ranks.

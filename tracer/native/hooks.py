@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracer import internals
+from tracer.backward import LOSS
 from tracer.columns import SEGMENT, Segments
 from tracer.completion import CLOSE_TIMEOUT_S
 from tracer.groups import GroupInfo
 from tracer.guarded import is_interrupt
 from tracer.issued import MOST_NAME
 from tracer.lane import NOBODY, Lane
-from tracer.modules import LOSS, ModuleHook
+from tracer.modules import ModuleHook
 from tracer.operators import dtype_names
 from tracer.records import Block, Communication
 

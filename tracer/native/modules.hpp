@@ -1,7 +1,7 @@
 // The model at work: which block computes, forward, backward and when it recomputes.
 //
-// What tracer/modules.py does, in C++. Hooks of modules run with the interpreter's lock; those of the nodes
-// of the autograd graph without.
+// What tracer/modules.py and tracer/backward.py do, in C++. Hooks of modules run with the interpreter's lock;
+// those of the nodes of the autograd graph without.
 #pragma once
 
 #include <torch/csrc/autograd/engine.h>

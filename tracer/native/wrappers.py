@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.modules import BackwardHook
+from tracer.backward import BackwardHook
 from tracer.pipeline import PipelineHook
 from tracer.records import Block
 

@@ -275,7 +275,8 @@ class RehearsalSession(Training[IssueLane]):
         import torch
         from torch.nn.modules import module as hooks
 
-        from tracer.modules import BackwardHook, ModuleHook
+        from tracer.backward import BackwardHook
+        from tracer.modules import ModuleHook
         from tracer.recomputing import CheckpointHook
         from tracer.steps import OptimizerHook
 
