@@ -148,9 +148,9 @@ def _labels(given: Sequence[tuple[int, Any, Any]]) -> pa.DictionaryArray:
 
 
 def step_row(s: StepWindow, start_ns: int, duration_ns: int) -> Row:
-    """Return the row of the window of a step."""
+    """Return the row of the window of a step; its number is in its column only, as each label is kept."""
     return (
-        "step", "step", "step", f"step {s.step}", start_ns, duration_ns, s.step, -1, -1,
+        "step", "step", "step", "step", start_ns, duration_ns, s.step, -1, -1,
         -1, -1, "", -1, -1, -1, 0, "",
     )  # fmt: skip
 

@@ -293,6 +293,8 @@ def test_names_of_the_profiler_tell_its_tools_what_communicates() -> None:
     slices = [e for e in events if e["ph"] == "X"]
     nccl = {e["name"] for e in slices if re.search("^nccl.*Kernel", e["name"])}
     assert nccl == {"ncclKernel send activations", "ncclKernel recv activations"}
+    plain = json.loads(written(opened(rows), "t.json"))["traceEvents"]
+    assert "step 4" in {e["name"] for e in plain if e["ph"] == "X"}
     assert {e["name"] for e in slices if "stream" not in e["args"]} == {
         "ProfilerStep#4",
         "wait: recv activations",

@@ -220,7 +220,7 @@ def _stream_order(stream: str) -> tuple[int, str]:
 
 
 def _names(table: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return names as index and list: the kind, and what the span is called besides."""
+    """Return names as index and list: the kind, and what the span is called besides; the number of a step."""
     kind, kinds = labels(table, "kind")
     name, names = labels(table, "name")
     pair = kind.astype(np.int64) * max(len(names), 1) + name
@@ -229,7 +229,10 @@ def _names(table: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     for number in distinct.tolist():
         what, which = kinds[number // max(len(names), 1)], names[number % max(len(names), 1)]
         said.append(which if what in which or not what else f"{what} {which}".strip())
-    return index.astype(np.int64), tuple(said)
+    is_step = is_one_of(table, "category", ("step",))
+    steps, numbered = np.unique(int64(table, "step")[is_step], return_inverse=True)
+    index[is_step] = len(said) + numbered
+    return index.astype(np.int64), (*said, *(f"step {step}" for step in steps.tolist()))
 
 
 def _arguments(table: pa.Table, rows: NDArray[np.intp]) -> dict[str, Int64Array]:
