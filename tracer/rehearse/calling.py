@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.parallelism import data_parallel
+from tracer.rehearse.host import DEVICE, HOST
 from tracer.wrapped import inside
 
 if TYPE_CHECKING:
@@ -56,24 +57,31 @@ def settle(session: RehearsalSession, model: Any, args: Any) -> None:
     """
     place, is_met = session.placement, session.placement.is_met
     held = [getattr(one, "_local_tensor", one) for one in (*model.parameters(), *inside(model).buffers())]
-    is_host = place.is_used and _is_on_host(session, held, args) and not data_parallel(model)[0]
+    where = _where(session, held, args) if not data_parallel(model)[0] else DEVICE
     for tensor in held:
         session.memory.add(tensor.untyped_storage(), "parameters")
-        if is_met and place.is_left(tensor):
-            if is_host:
-                session.warn(STAYS.format(name=type(model).__name__))
-                place.keep(tensor)
-            else:
-                place.put(tensor, is_said=False)
+        if is_met and where == DEVICE and place.is_left(tensor):
+            place.put(tensor, is_said=False)
+        elif is_met and where == HOST and place.is_left(tensor):
+            session.warn(STAYS.format(name=type(model).__name__))
+            place.keep(tensor)
 
 
-def _is_on_host(session: RehearsalSession, held: list[Any], args: Any) -> bool:
-    """Whether nothing of what is *held*, and of the tensors among *args*, is on the device."""
+def _where(session: RehearsalSession, held: list[Any], args: Any) -> str:
+    """Return where what a model has *held* without a device is, ``""`` if its operators have to tell.
+
+    It is on the host if there is no tensor on the device, *held* or among *args*, but elsewhere. Where some
+    of the model is on the device, the rest is where it is needed: a table of embeddings that nobody has
+    moved is looked up on the host.
+    """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils import _pytree
 
+    place = session.placement
     given = [one for one in _pytree.tree_leaves(args) if isinstance(one, FakeTensor)]
-    return bool(given) and not any(map(session.placement.holds, (*held, *given)))
+    if any(map(place.holds, held)):
+        return ""
+    return HOST if place.is_used and given and not any(map(place.holds, given)) else DEVICE
 
 
 def _moved(session: RehearsalSession, inputs: Any) -> Any:

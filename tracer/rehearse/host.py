@@ -29,6 +29,9 @@ COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
 HOST, DEVICE = "host", "device"
 """Where operators are told to make what they make."""
 
+PLACING: Final = frozenset({"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"})
+"""Operators that take places on the host in what is on the device, as a real run does."""
+
 LEFT, MADE, PINNED = "rehearsed_left", "rehearsed_made", "rehearsed_pinned"
 """Attributes of a storage: it is on the host because nobody has put it anywhere; nothing in it has ever been
 on the device; it is pinned memory."""
@@ -152,9 +155,9 @@ class Host:
             self._direction = ""
 
     @contextmanager
-    def meant(self) -> Iterator[None]:
+    def meant(self, *, is_meant: bool = True) -> Iterator[None]:
         """Let ``torch.device("cpu")`` be the host for a while; else it may be what a tensor says it is on."""
-        before, self.is_meant = self.is_meant, True
+        before, self.is_meant = self.is_meant, is_meant
         try:
             yield
         finally:
@@ -164,7 +167,8 @@ class Host:
         """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
 
         Torch computes on the host with nothing but tensors that are there; single numbers may be elsewhere,
-        and decide only among themselves.
+        and decide only among themselves. Those of which nobody has said where they are go to the device
+        where they meet what is there: a real run would end.
         """
         if self._makes:
             return ON_HOST if self._makes == HOST else ""
@@ -174,8 +178,13 @@ class Host:
             written, read = (self._holds_first(value) for value in operands[:2])
             return (TO_HOST if written else TO_DEVICE) if written != read else ON_HOST if read else ""
         tensors = tensors_in(operands)
-        decide = [tensor for tensor in tensors if tensor.dim()] or tensors
-        return ON_HOST if decide and all(map(self.holds, decide)) else ""
+        large = [tensor for tensor in tensors if tensor.dim()]
+        there = list(map(self.holds, large or tensors))
+        if all(there):
+            return ON_HOST if there else ""
+        if large and any(there) and name not in PLACING:
+            self._session.placement.put_left(large, is_said=False)
+        return ""
 
     def _holds_first(self, values: Any) -> bool:
         return any(map(self.holds, tensors_in(values)[:1]))

@@ -36,7 +36,7 @@ class Askers:
         import torch
 
         self._roots = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-        self._passing_on = {torch.utils._device.__file__, listed.__file__}
+        self._passing_on = {torch.utils._device.__file__, listed.__file__, torch.optim.swa_utils.__file__}
         self._known: dict[str, bool] = {}
 
     def is_torch(self, frame: FrameType) -> bool:
@@ -44,7 +44,7 @@ class Askers:
         name = frame.f_code.co_filename
         found = self._known.get(name)
         if found is None:
-            if name in self._passing_on and frame.f_back is not None:  # of ``with torch.device(...)``
+            if name in self._passing_on and frame.f_back is not None:  # as ``with torch.device(...)`` does
                 return self.is_torch(frame.f_back)
             found = self._known[name] = name.startswith(self._roots)
         return found
@@ -117,11 +117,11 @@ class Placement:
         if self._session.host.holds(own):
             self._session.host.settle(own, to_host=False)
 
-    def put_left(self, tensors: Iterable[Any]) -> None:
+    def put_left(self, tensors: Iterable[Any], *, is_said: bool = True) -> None:
         """Put those of *tensors* on the device of which nobody has said where they are."""
         for tensor in tensors if self.is_met else ():
             if self.is_left(_own(tensor)):
-                self.put(tensor)
+                self.put(tensor, is_said=is_said)
 
     def is_left(self, tensor: Any) -> bool:
         """Whether *tensor* was made without a device, or of nothing but such ones, and put nowhere since."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse import calling, checkpoints, exporting, jagged, kernels, libraries, offloading, stand_ins
@@ -201,7 +200,7 @@ def _fsdp1(session: RehearsalSession) -> None:
     Whole parameters that it moves to the host for a checkpoint stay where they are.
     """
     import torch
-    from torch.distributed.fsdp import _flat_param, _init_utils
+    from torch.distributed.fsdp import _init_utils
     from torch.distributed.fsdp import fully_sharded_data_parallel as module
 
     anywhere: Any = module.FullyShardedDataParallel
@@ -216,8 +215,7 @@ def _fsdp1(session: RehearsalSession) -> None:
         session.placement.put_left((*module.parameters(), *module.buffers()))
         made(self, *args, **kwargs)
 
-    handle: Any = _flat_param.FlatParamHandle
-    anywhere.__init__, handle.to_cpu = init, lambda self: nullcontext()
+    anywhere.__init__ = init
 
 
 def _join() -> None:

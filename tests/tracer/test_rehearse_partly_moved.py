@@ -1,0 +1,87 @@
+"""Models of which a part is on the host, and what torch brings there of them: sums by hand."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tracer.host_work import host_bytes
+from tracer.rehearse.acting import Loaded
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
+
+pytest.importorskip("torch")
+
+SCRIPT, RANKS = Path(__file__).parent / "partly_moved.py", 4
+LAYER_BYTES, ROWS_BYTES, TABLE_BYTES = 64 * 64 * 4, 8 * 64 * 4, 1000 * 64 * 4
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> Any:
+    """Return a function that rehearses the script, once each way."""
+
+    @cache
+    def run(way: str) -> tuple[Rehearsal, RankTables]:
+        folder = tmp_path_factory.mktemp("run") / "run"
+        asked = Asked(command=(str(SCRIPT), way), world_size=RANKS, ranks=(0,))
+        return rehearse(asked, folder, on=loaded), read_rank(rehearsal_folder(folder), 0)
+
+    return run
+
+
+def _bytes(tables: RankTables) -> dict[tuple[str, str], int]:
+    """Return the bytes of all work of the host in the step, by its kind and operator; copies have none."""
+    places = tables.places.to_pylist()
+    return host_bytes(tables, (e for e in tables.events.to_pylist() if places[e["place"]]["step"] == 1))
+
+
+def test_a_table_that_nobody_moves_stays_on_the_host_in_a_model_that_is_on_the_device(rehearsed: Any) -> None:
+    """The model is called with what is on the host; its tower was moved, its table was not."""
+    found, tables = rehearsed("both")
+    memory, work = found.memory["0"], _bytes(tables)
+    assert memory["bytes"]["parameters"] == LAYER_BYTES
+    assert memory["host"]["bytes"]["parameters"] == TABLE_BYTES
+    assert (work[TO_DEVICE, ""], work[TO_HOST, ""]) == (ROWS_BYTES, ROWS_BYTES)
+    assert work[ON_HOST, "add_"] == 3 * TABLE_BYTES
+
+
+def test_what_nobody_moves_is_where_it_meets_the_rest(rehearsed: Any) -> None:
+    """A real run would end; here all counts as the device's, as had it been moved."""
+    (met, _), (known, _) = rehearsed("met"), rehearsed("known")
+    assert met.memory["0"]["peak_bytes"] == known.memory["0"]["peak_bytes"]
+    assert met.memory["0"]["bytes"] == known.memory["0"]["bytes"]
+
+
+@pytest.mark.parametrize("way", ["adam", "adam_both"])
+def test_an_optimizer_takes_one_by_one_where_one_is_on_the_host(rehearsed: Any, way: str) -> None:
+    """``_default_to_fused_or_foreach``: lists are chosen where all parameters are on a GPU alone.
+
+    Beside weight, gradient and two states the host holds a root and a quotient for a moment.
+    """
+    found, tables = rehearsed(way)
+    names = {work["name"] for work in tables.works.to_pylist() if "aten.addcdiv_" in work["name"]}
+    lists = {work["name"] for work in tables.works.to_pylist() if "_foreach_" in work["name"]}
+    assert names == {"aten.addcdiv_"}
+    assert not lists
+    counters = 4 * (1 + (way == "adam_both"))
+    assert found.memory["0"]["host"]["peak_bytes"] - counters == 6 * LAYER_BYTES
+
+
+def test_an_average_that_is_kept_on_the_host_is_there(rehearsed: Any) -> None:
+    """``AveragedModel(model, device="cpu")`` takes the model down in each step, and counts there."""
+    (plain, _), (found, tables) = rehearsed("plain"), rehearsed("averaged")
+    assert found.memory["0"]["bytes"] == plain.memory["0"]["bytes"]
+    assert found.memory["0"]["host"]["bytes"]["parameters"] == LAYER_BYTES
+    assert _bytes(tables)[TO_HOST, ""] == LAYER_BYTES
+    assert (TO_DEVICE, "") not in _bytes(tables)
+
+
+@pytest.mark.parametrize(("way", "up"), [("fsdp2", 0), ("fsdp1", LAYER_BYTES)])
+def test_a_whole_state_on_the_host_is_no_memory_of_the_device(rehearsed: Any, way: str, up: int) -> None:
+    """It goes down once. FSDP1 takes its flat parameter up again (``FlatParamHandle.to_cpu``)."""
+    (plain, _), (found, tables) = rehearsed(way), rehearsed(f"{way}_saved")
+    work = _bytes(tables)
+    assert (work[TO_HOST, ""], work.get((TO_DEVICE, ""), 0)) == (LAYER_BYTES, up)
+    assert found.memory["0"]["host"]["peak_bytes"] >= LAYER_BYTES
+    assert found.memory["0"]["bytes"] == plain.memory["0"]["bytes"]
