@@ -61,6 +61,22 @@ def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: 
     assert unknown == ({"awkward.kernel"} if what == "custom" else set())
 
 
+def test_a_parameter_of_a_class_of_its_own_is_named(tmp_path: Path) -> None:
+    """It is a plain one in a rehearsal: the line says what it has not, and where to keep that."""
+    script = tmp_path / "flat.py"
+    script.write_text(
+        "import torch\n"
+        "class Flat(torch.nn.Parameter):\n"
+        "    def views(self):\n"
+        "        return self.split(2)\n"
+        "Flat(torch.ones(4)).views()\n"
+    )
+    said = r"flat.py:5: .* has no attribute 'views': a parameter of a class of its own is .* stub"
+    with pytest.raises(RehearsalError, match=said) as error:
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    Path(str(error.value).rpartition(" is in ")[2]).unlink()
+
+
 def test_autocast_a_scaler_and_compilation_are_gone_through(tmp_path: Path) -> None:
     """Products in fp16, softmax in fp32 as CUDA's autocast has it; a scaler steps; no compilation is said."""
     found = _rehearsed("plain", tmp_path)

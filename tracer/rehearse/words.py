@@ -29,6 +29,12 @@ LONG: Final = 8
 
 STUB: Final = "--stub, docs/rehearse.md section 6"
 
+OWN_CLASS: Final = (
+    "a parameter of a class of its own is a plain one in a rehearsal; in a stub file "
+    f"({STUB}), keep elsewhere what it has beside its numbers"
+)
+"""What to say where a script asks a tensor for what those of its own class have."""
+
 HINTS: Final[Mapping[str, str]] = {
     "FlexAttention": "FlexAttention has no kernel without a GPU; in a stub file "
     f"({STUB}), put scaled_dot_product_attention, with is_causal or without, in place of flex_attention",
@@ -66,6 +72,8 @@ def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
             f'@torch.library.register_fake("{operator}") def _(x, ...): return torch.empty_like(x)'
         )
     words = " ".join(str(error).split())[:200]
+    if words.startswith("'FakeTensor'"):
+        words = f"{words}: {OWN_CLASS}"
     if isinstance(error, ModuleNotFoundError):
         return (
             f"{where}: {_missing(error)} is not installed here: install it, or put what stands for it into "
