@@ -29,6 +29,12 @@ def main(how: str, folder: Path) -> None:
         shared = torch.tensor(1).share_memory_()
         nn.Linear(WIDTH, WIDTH).share_memory()
         sys.stdout.write(f"{shared.item()}\n")
+    if how == "mapped":
+        (folder / "weights").write_bytes(bytes(4 * WIDTH))
+        storage = torch.UntypedStorage.from_file(str(folder / "weights"), False, 4 * WIDTH)
+        read = nn.ParameterList([torch.asarray(storage, dtype=torch.uint8).view(torch.float32)])
+        places = [str(next(read.to(device).parameters()).device) for device in ("cpu", "cuda")]
+        sys.stdout.write(f"{places} {read[0].numel()}\n")
     for _ in range(2):
         model(torch.randn(2, WIDTH, device="cuda")).sum().backward()
         optimizer.step()

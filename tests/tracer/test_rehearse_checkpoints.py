@@ -49,3 +49,59 @@ def test_memory_that_processes_share_is_memory(tmp_path: Path) -> None:
     """Tensors and modules of the host go there and stay what they are."""
     said, _ = _rehearsed(tmp_path, "shared", (0,))
     assert said[-1] == "1"
+
+
+def test_weights_that_are_read_from_a_file_are_the_hosts_until_they_are_moved(tmp_path: Path) -> None:
+    """As safetensors reads them: a storage that lies over the file, and a tensor over that."""
+    said, _ = _rehearsed(tmp_path, "mapped", (0,))
+    assert said[-1] == f"['cpu', 'cuda:0'] {keeping_states.WIDTH}"
+
+
+PRETRAINED = """
+import sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import LlamaForCausalLM
+
+dist.init_process_group("nccl")
+model = LlamaForCausalLM.from_pretrained(sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters())
+model.to("cuda")
+tied = model.lm_head.weight is model.model.embed_tokens.weight
+sys.stdout.write(f"{tied} {sorted({str(one.device) for one in model.parameters()})}\\n")
+parallel = DistributedDataParallel(model, device_ids=[0])
+for _ in range(2):
+    tokens = torch.randint(0, 99, (2, 16), device="cuda")
+    parallel(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_pretrained_model_is_moved_like_any_other(tmp_path: Path) -> None:
+    """With its optimizer and its tied weights: all gradients are reduced, and each is stepped."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**shape, vocab_size=99, tie_word_embeddings=True)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "train.py").write_text(PRETRAINED)
+    command = (str(tmp_path / "train.py"), str(tmp_path / "model"))
+    found = rehearse(Asked(command=command, world_size=2, ranks=(0,), warmup=0, steps=2), tmp_path / "run")
+    tables = rehearsal_folder(tmp_path / "run")
+    said = (tables / "rank-00000" / "output.log").read_text().splitlines()
+    assert "True ['cuda:0']" in said
+    table = read_rank(tables, 0)
+    messages, places = table.messages.to_pylist(), table.places.to_pylist()
+    reduced = sum(
+        messages[event["item"]]["size_bytes"]
+        for event in table.events.to_pylist()
+        if event["what"] == 1
+        and places[event["place"]]["step"] == 1
+        and messages[event["item"]]["kind"] == "all_reduce"
+    )
+    n_bytes = sum(4 * one.numel() for one in model.parameters())
+    assert reduced == n_bytes
+    held = found.memory["0"]["bytes"]
+    assert held["parameters"] - n_bytes < 512 * len(list(model.parameters()))
+    assert held["optimizer"] >= 2 * n_bytes

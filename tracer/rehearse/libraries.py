@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -48,6 +49,7 @@ def _transformers(session: RehearsalSession, module: Any) -> None:
     """
     del session
     module.is_fake_tensor = lambda x: False
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # other threads would load real weights, which nobody moves
 
 
 def _safetensors(session: RehearsalSession, module: Any) -> None:
