@@ -76,7 +76,8 @@ class Backends:
     def _refusal(self, call: str, group: Any, asked: str, *, is_host: bool) -> str:
         """Say why a real run would end here, and what mends it."""
         info = self._session.groups.of(group)
-        whose = "of all ranks" if len(info.ranks) == self._session.world_size else f"{info.axis} {info.ranks}"
+        n_ranks, n_all = len(info.ranks), self._session.world_size
+        whose = "of all ranks" if n_ranks == n_all else f"{info.axis} of {n_ranks} ranks"
         is_own = str(group.group_name) in self._asked
         making = "new_group(backend=" if is_own else "init_process_group("
         held, other, kind = ("host", "device", "cpu") if is_host else ("device", "host", "cuda")

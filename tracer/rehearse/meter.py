@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 CAPACITY_BYTES: Final = 80 * 2**30
@@ -59,11 +59,21 @@ def _would_catch(frame: FrameType | None) -> bool:
     """Whether one of the callers, none of them torch's, speaks of running out of memory."""
     while frame is not None:
         code = frame.f_code
-        if "OutOfMemoryError" in code.co_names or any(
-            isinstance(one, str) and SIGN in one.lower() for one in code.co_consts
-        ):
+        if id(code) not in _SPEAKING:
+            _SPEAKING[id(code)] = code, _speaks(code)
+        if _SPEAKING[id(code)][1]:
             name = str(frame.f_globals.get("__name__", ""))
             if name.partition(".")[0] not in {"torch", "tracer"}:
                 return True
         frame = frame.f_back
     return False
+
+
+def _speaks(code: CodeType) -> bool:
+    """Whether *code* names running out of memory."""
+    words = (one.lower() for one in code.co_consts if isinstance(one, str))
+    return "OutOfMemoryError" in code.co_names or any(SIGN in one for one in words)
+
+
+_SPEAKING: Final[dict[int, tuple[CodeType, bool]]] = {}
+"""Whether code speaks of it, by its number, with the code: so nothing else gets that number."""

@@ -9,7 +9,8 @@ for every time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -61,6 +62,10 @@ class Remembered:
         self.results, self.container, self.work = results, container, -1
 
 
+UNSEEN: Final = object()
+"""In place of what is known of a call that was not made before."""
+
+
 class _UnknownError(Exception):
     """A call that depends on more than its key, or cannot be answered."""
 
@@ -83,6 +88,7 @@ class Memo:
             torch.device,
         }
         self._leaf = torch.Tensor._make_subclass
+        self._unseen = torch._C.DisableTorchFunction  # by modes that replace functions, as in a backward
         self._slicing = torch.ops.aten.slice.Tensor
         self.n_answered = 0
 
@@ -114,18 +120,19 @@ class Memo:
     def _call(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Any, Remembered | None]:
         """Return as ``call`` what *func* makes of exactly these arguments."""
         operands: list[Any] = []
-        try:
-            key = (func, self._torch.get_default_dtype(), self._whole(args, kwargs, operands))
-            known = self._calls[key]
-        except _UnknownError:
-            return func(*args, **kwargs), None
-        except KeyError:
+        with self._unseen():
+            try:
+                key = (func, self._torch.get_default_dtype(), self._whole(args, kwargs, operands))
+                known = self._calls.get(key, UNSEEN)
+            except _UnknownError:
+                known = None
+            if isinstance(known, Remembered) and not self._torch.is_inference_mode_enabled():
+                self.n_answered += 1
+                found = [self._again(made, operands) for made in known.results]
+                return (found[0] if known.container is None else known.container(found)), known
+        if known is UNSEEN:
             return self._look(key, operands, func, args, kwargs)
-        if known is None or self._torch.is_inference_mode_enabled():
-            return func(*args, **kwargs), None
-        self.n_answered += 1
-        found = [self._again(made, operands) for made in known.results]
-        return (found[0] if known.container is None else known.container(found)), known
+        return func(*args, **kwargs), None
 
     def _look(
         self, key: Arguments, operands: Sequence[Any], func: Any, args: Arguments, kwargs: dict[str, Any]
@@ -184,25 +191,35 @@ class Memo:
             raise _UnknownError
         container = type(out) if isinstance(out, list | tuple) else None
         results = out if container is not None else (out,)
-        return Remembered(tuple(self._describe(one, operands, results) for one in results), container)
+        places = {_memory(operand): at for at, operand in reversed(list(enumerate(operands)))}
+        uses = Counter(_memory(one) for one in results if isinstance(one, self._kind))
+        described = tuple(self._describe(one, operands, places, uses) for one in results)
+        return Remembered(described, container)
 
-    def _describe(self, out: Any, operands: Sequence[Any], results: Sequence[Any]) -> Made | float | None:
-        """Return how to make *out*, one of the *results* of a call with *operands*."""
+    def _describe(
+        self, out: Any, operands: Sequence[Any], places: Mapping[int, int], uses: Mapping[int, int]
+    ) -> Made | float | None:
+        """Return how to make *out*, a result of a call with *operands*.
+
+        Args:
+            out: the result.
+            operands: the tensors among the arguments.
+            places: by memory, the first operand that has it.
+            uses: by memory, how many results have it.
+        """
         if out is None or type(out) in {int, float, bool}:
             return out  # type: ignore[no-any-return]
         if type(out) is not self._kind or out.constant is not None or out.requires_grad:
             raise _UnknownError
-        for at, operand in enumerate(operands):
-            if operand is out:
-                return Made(at, is_same=True)
+        memory = _memory(out)
+        source = places.get(memory, -1)
+        if source >= 0:
+            same = next((at for at, operand in enumerate(operands) if operand is out), -1)
+            if same >= 0:
+                return Made(same, is_same=True)
         if out.layout is not self._torch.strided or out.fake_device.type not in {"cpu", "meta"}:
             raise _UnknownError
-        memory = _memory(out)
-        source = next((at for at, operand in enumerate(operands) if _memory(operand) == memory), -1)
-        if source < 0 and (
-            not _holds_itself(out)
-            or sum(_memory(t) == memory for t in results if isinstance(t, self._kind)) > 1
-        ):
+        if source < 0 and (not _holds_itself(out) or uses[memory] > 1):
             raise _UnknownError
         return Made(
             source,
@@ -227,8 +244,8 @@ class Memo:
             found = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
             if made.source >= 0:
                 found.set_(operands[made.source].untyped_storage(), made.offset, made.shape, made.stride)
-        for is_set, put in zip(made.bits, (torch._C._set_conj, torch._C._set_neg), strict=True):
-            if is_set:
+        if any(made.bits):
+            for is_set, put in zip(made.bits, (torch._C._set_conj, torch._C._set_neg), strict=True):
                 put(found, is_set)
         state = made.state or {}
         tensor = self._leaf(

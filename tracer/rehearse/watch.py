@@ -63,6 +63,10 @@ class Watcher:
         class WatchMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
             """Operators on other kinds of tensors, as DTensor, come again with their parts."""
 
+            @classmethod
+            def _should_skip_dynamo(cls) -> bool:
+                return False  # nothing is compiled, and what would hide this from it takes time
+
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
             ) -> Any:
