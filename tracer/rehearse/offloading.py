@@ -8,8 +8,8 @@ References: ``foreach_reduce`` and ``FSDPParam.all_gather_inputs`` of torch/dist
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def install(session: RehearsalSession) -> None:
     _modules(session)
     _fsdp2(session.host)
     _fsdp1(session.host)
-    _groups(session.host)
+    _states(session.host)
+    _groups(session)
     _shared()
     _mapped(session)
 
@@ -72,14 +73,14 @@ def _shared() -> None:
     anywhere.share_memory_ = shared
 
 
-def _groups(host: Host) -> None:
+def _groups(session: RehearsalSession) -> None:
     """Let lists of tensors that are worked on together be of one place, as where devices tell them apart."""
     import torch
     from torch.nn.utils import clip_grad
-    from torch.optim import optimizer
+    from torch.optim import optimizer, swa_utils
     from torch.utils import _foreach_utils
 
-    there = torch.device("cpu", 0)
+    host, place, there = session.host, session.placement, torch.device("cpu", 0)
     original = _foreach_utils._group_tensors_by_device_and_dtype
 
     def grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as it is called
@@ -94,9 +95,41 @@ def _groups(host: Host) -> None:
                 found[there if is_host else device, dtype] = tensors, [at[i] for i in indices]
         return found
 
+    def told(*args: Any) -> dict[Any, Any]:
+        """Return the same by the devices that a script is told: averages are moved to them."""
+        found = [(dtype, of, of[0][0][0]) for (_, dtype), of in grouped(*args).items()]
+        return {(place.device if place.holds(one) else one.device, dtype): of for dtype, of, one in found}
+
     for module in (_foreach_utils, optimizer, clip_grad):
         anywhere: Any = module
         anywhere._group_tensors_by_device_and_dtype = grouped
+    averages: Any = swa_utils
+    averages._group_tensors_by_device_and_dtype = told
+    _one_by_one(host)
+
+
+def _one_by_one(host: Host) -> None:
+    """Let optimizers that choose by themselves take parameters one by one where one is on the host."""
+    import torch
+    from torch.optim import optimizer
+
+    choose = optimizer._default_to_fused_or_foreach
+
+    def chosen(
+        params: list[torch.Tensor],
+        differentiable: bool,  # noqa: FBT001 - as it is called
+        use_fused: bool = False,  # noqa: FBT001, FBT002
+    ) -> tuple[bool, bool]:
+        if torch.jit.is_scripting():  # what is compiled of an optimizer ends here, as torch's own does
+            return False, False
+        is_fused, is_listed = choose(params, differentiable, use_fused)
+        is_there = host.is_used and any(one is not None and host.holds(one) for one in params)
+        return is_fused, is_listed and not is_there
+
+    for module in list(sys.modules.values()):
+        anywhere: Any = module
+        if getattr(module, choose.__name__, None) is choose:
+            anywhere._default_to_fused_or_foreach = chosen
 
 
 def _modules(session: RehearsalSession) -> None:
@@ -150,7 +183,7 @@ def _fsdp1(host: Host) -> None:
 
     handles: Any = _flat_param.FlatParamHandle
     attributes, unshard = handles.init_flat_param_attributes, handles.pre_unshard
-    prepared = handles.prepare_gradient_for_backward
+    prepared, whole = handles.prepare_gradient_for_backward, handles.to_cpu
 
     def init(self: Any) -> None:
         attributes(self)
@@ -170,8 +203,38 @@ def _fsdp1(host: Host) -> None:
             self.flat_param.grad = None  # as where it is on another device: nothing is added to it there
         prepared(self)
 
+    @contextmanager
+    def to_cpu(self: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            with host.meant():
+                stack.enter_context(whole(self))
+            yield
+
     handles.init_flat_param_attributes, handles.pre_unshard = init, pre_unshard
-    handles.prepare_gradient_for_backward = prepare
+    handles.prepare_gradient_for_backward, handles.to_cpu = prepare, to_cpu
+
+
+def _states(host: Host) -> None:
+    """Let states of a model or an optimizer that are asked for on the host be there."""
+    from torch.distributed import _state_dict_utils
+
+    states: Any = _state_dict_utils
+    gone_through = states._iterate_state_dict
+
+    def gathering(gather: Callable[..., Any]) -> Callable[..., Any]:
+        def gathered(*args: Any) -> Any:
+            with host.meant(is_meant=False):  # on the device of a mesh
+                return gather(*args)
+
+        return gathered
+
+    def going_through(
+        found: Any, *gather: Callable[..., Any], cpu_offload: bool = False, **asked: Any
+    ) -> Any:
+        with host.meant(is_meant=cpu_offload):
+            return gone_through(found, *map(gathering, gather), cpu_offload=cpu_offload, **asked)
+
+    states._iterate_state_dict = going_through
 
 
 def _told(session: RehearsalSession, kind: Any, what: str, offloads: Callable[[Any], bool]) -> None:
