@@ -103,7 +103,7 @@ def test_what_cannot_be_ranked_is_said(rehearsed: Path, tmp_path: Path) -> None:
 
 
 def test_a_calibration_of_the_machine_holds_for_scripts(rehearsed: Path, tmp_path: Path) -> None:
-    """All that the script computes is a product: twice as slow a product takes twice as long, here as there."""
+    """The script only multiplies: twice as slow a product takes twice as long, here as there."""
     file = tmp_path / "slow.toml"
     file.write_text(
         'run = "r"\ncluster = "dgx-h100"\ndevice = "h100-sxm"\nprecision = "bf16"\n'
