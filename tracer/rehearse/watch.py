@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
-from tracer.rehearse import agreeing, numbers
+from tracer.rehearse import agreeing, in_place, numbers
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
 from tracer.rehearse.memory import OF_KIND
@@ -48,6 +48,7 @@ class Watcher:
         self._pricing = Pricing(session)
         self._call = Memo().call if fake else _unremembered
         self._handlers: dict[Any, Kernel] = {}
+        self._in_place = in_place.variants()
         self._by_numbers = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
         self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
         self._questions = Questions(session, self._computing("aten.index"), self._write)
@@ -104,6 +105,10 @@ class Watcher:
             handler = self._following(name, handler)
         elif self._fake and func._schema.is_mutable and func.namespace != "c10d":
             handler = self._forgetting(handler)
+        if self._fake and (variant := self._in_place.get(func)):
+            handler = in_place.writing(
+                handler, variant, self._handlers.get(variant) or self._handler(variant)
+            )
         self._handlers[func] = handler
         return handler
 

@@ -1,0 +1,48 @@
+"""Trainings of a table of which some numbers are picked: ``picking.py WAY``."""
+
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+WORDS, WIDTH, PICKED = 1024, 64, 8
+
+
+def rows(device: str) -> Tensor:
+    """Return which rows are picked."""
+    return torch.zeros(PICKED, dtype=torch.int64, device=device)
+
+
+PICKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "index": lambda table: table[rows("cuda")],
+    "index_select": lambda table: table.index_select(0, rows("cuda")),
+    "gather": lambda table: table.gather(0, rows("cuda")[:, None]),
+    "take": lambda table: table.take(rows("cuda")),
+    "topk": lambda table: table.topk(2).values,
+    "max": lambda table: table.max(dim=1).values,
+    "median": lambda table: table.median(dim=1).values,
+}
+
+
+class Picked(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A table, of which some numbers are picked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(WORDS, WIDTH, device="cuda"))
+
+    def forward(self, way: str) -> Tensor:
+        """Pick by this *way*."""
+        return PICKS[way](self.table)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("nccl")
+    model = Picked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(sys.argv[1]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
