@@ -23,6 +23,14 @@ p2p = SimpleNamespace(send=dist.send, recv=dist.recv)
 class PipelineEngine:
     def __init__(self, stage, device):
         self.stage_id, self.device = stage, device
+        stages, replicas = dist.new_group([0, 1]), [dist.new_group([rank]) for rank in (0, 1)]
+        self.grid = SimpleNamespace(
+            get_pipe_parallel_group=lambda: stages, get_data_parallel_group=lambda: replicas[stage]
+        )
+        self.total_loss = torch.zeros((), device=device)
+
+    def reduced_loss(self):
+        dist.broadcast(self.total_loss, src=1, group=self.grid.get_pipe_parallel_group())
 
     def _allocate_or_extend_buffers(self, number, shape, dtype):
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -45,7 +53,7 @@ class PipelineEngine:
 def engine(folder: Path) -> Any:
     """Return the module of the engine, which lies in *folder*."""
     path = folder / "deepspeed" / "runtime" / "pipe"
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     for package in (path, path.parent, path.parent.parent):
         (package / "__init__.py").write_text("")
     (path / "engine.py").write_text(ENGINE)
@@ -79,6 +87,7 @@ def main(folder: Path, n_rows: int) -> None:
             module.p2p.send(out.detach(), 1)
             module.p2p.recv(state.buffer, 1)
             out.backward(state.buffer)
+        pipeline.reduced_loss()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -60,9 +60,14 @@ def test_stages_of_zero_send_what_they_send_over_gloo(stage: int, tmp_path: Path
 
 
 def test_a_stage_of_deepspeed_knows_what_the_one_before_it_sends(tmp_path: Path) -> None:
-    """Its engine reads shapes out of a message, which has no numbers: those that were sent are told."""
+    """Its engine reads shapes out of a message, which has no numbers: those that were sent are told.
+
+    Its groups are named, so that one rank of each stage is rehearsed.
+    """
     command = (str(Path(__file__).parent / "staged.py"), str(tmp_path / "library"), "24")
-    rehearse(Asked(command=command, world_size=2, ranks=(0, 1)), tmp_path / "run")
+    found = rehearse(Asked(command=command, world_size=2), tmp_path / "run")
+    assert ("pp", (0, 1)) in {(group.axis, group.ranks) for group in found.groups}
+    assert found.ranks == (0, 1)
     for rank in (0, 1):
         rows = read_rank(rehearsal_folder(tmp_path / "run"), rank)
         messages = {(one["kind"], one["size_bytes"]) for one in rows.messages.to_pylist()}

@@ -34,8 +34,18 @@ def _shapes(session: RehearsalSession) -> Any:
 
 
 def pipeline_of_deepspeed(session: RehearsalSession, module: Any) -> None:
-    """Let stages of DeepSpeed know the shapes that come in: they read them out of a message of numbers."""
+    """Let stages of DeepSpeed know the shapes that come in: they read them out of a message of numbers.
+
+    Its transfers are in the group of all ranks, and no group of it says by a name which are one pipeline.
+    """
     kind: Any = module.PipelineEngine
+    make = kind.__init__
+
+    def made(engine: Any, *args: Any, **kwargs: Any) -> None:
+        make(engine, *args, **kwargs)
+        session.groups.name_axis(engine.grid.get_pipe_parallel_group(), "pp")
+        session.groups.name_axis(engine.grid.get_data_parallel_group(), "dp")
+
     send, size = kind._send_tensor_meta, module.TENSOR_META_SIZE
 
     def sent(engine: Any, buffer: Any, stage: int) -> None:
@@ -55,4 +65,5 @@ def pipeline_of_deepspeed(session: RehearsalSession, module: Any) -> None:
         ]
         return buffers[0] if is_one else tuple(buffers)
 
+    kind.__init__ = made
     kind._send_tensor_meta, kind._recv_tensor_meta = sent, received
