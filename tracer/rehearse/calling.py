@@ -1,4 +1,4 @@
-"""Where a model is that is called, and what it is called with, where no operator says so."""
+"""What no operator says of a call: where model and arguments are, and whether it is differentiated."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -48,6 +48,23 @@ def install(session: RehearsalSession) -> None:
 
     anywhere._recursive_to, states._root_pre_forward = recursive_to, root_pre_forward
     wrapper.__init__, wrapper._pre_forward = init, pre_forward
+
+
+def watch_functions(session: RehearsalSession) -> None:
+    """Remember whether a function of autograd is differentiated: in it torch says that nothing is."""
+    import torch
+
+    kind: Any = torch.autograd.Function
+    original, lane = kind.apply.__func__, session.lane
+
+    def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
+        before, lane.applies = lane.applies, session.has_gradients()
+        try:
+            return original(own, *args, **kwargs)
+        finally:
+            lane.applies = before
+
+    kind.apply = classmethod(apply)
 
 
 def settle(session: RehearsalSession, model: Any, args: Any) -> None:

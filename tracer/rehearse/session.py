@@ -217,12 +217,12 @@ class RehearsalSession(Training[IssueLane]):
         modules = self.lane.modules
         from_outside = not modules and self.backward.forward_kind == "forward"  # parts recompute, too
         if from_outside and self.lane.is_own():
-            self.lane.trains = self._has_gradients()
+            self.lane.trains = self.has_gradients()
             if next(module.parameters(), None) is not None:  # a loss has none
                 self._count(module, args)
         modules.append(module)
 
-    def _has_gradients(self) -> bool:
+    def has_gradients(self) -> bool:
         """Whether what is called now is differentiated, be it by a function that does so itself."""
         import torch
 
@@ -291,17 +291,4 @@ class RehearsalSession(Training[IssueLane]):
             lambda module, args: None if is_compiling() else self.entered(module, args)
         )
         hooks.register_module_forward_hook(lambda module, args, out: self.left(module), always_call=True)
-        self._watch_functions(torch.autograd.Function)
-
-    def _watch_functions(self, kind: Any) -> None:
-        """Remember whether a function of *kind* is differentiated: in it torch says that nothing is."""
-        original = kind.apply.__func__
-
-        def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
-            before, self.lane.applies = self.lane.applies, self._has_gradients()
-            try:
-                return original(own, *args, **kwargs)
-            finally:
-                self.lane.applies = before
-
-        kind.apply = classmethod(apply)
+        calling.watch_functions(self)

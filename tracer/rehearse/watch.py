@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from tracer.rehearse import agreeing, in_place, numbers
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
-from tracer.rehearse.memory import OF_KIND
+from tracer.rehearse.counted import Counted
 from tracer.rehearse.pricing import Pricing
 from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.remembered import Memo
@@ -45,14 +44,14 @@ class Watcher:
 
         self._session, self._torch, self._fake = session, torch, fake
         self._FakeTensor = FakeTensor
-        self._pricing = Pricing(session)
+        self._pricing, self._counted = Pricing(session), Counted(session)
         self._call = Memo().call if fake else _unremembered
         self._handlers: dict[Any, Kernel] = {}
         self._in_place = in_place.variants()
         self._by_numbers = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
         self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
         self._questions = Questions(session, self._computing("aten.index"), self._write)
-        self._communications = Communications(session, self._made, self._gathered, fake=fake)
+        self._communications = Communications(session, self._counted.made, self._counted.gathered, fake=fake)
 
     def mode(self) -> Any:
         """Return a mode that hands every operator on plain tensors to its handler."""
@@ -180,7 +179,7 @@ class Watcher:
     def _computing(self, name: str) -> Kernel:
         """Return the handler of an operator that launches a kernel."""
         session, tape, call = self._session, self._session.tape, self._call
-        note, made, is_ours = session.stated.note, self._made, self._is_ours
+        note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
         by_numbers = name in BY_NUMBERS
 
@@ -192,7 +191,7 @@ class Watcher:
                 return out
             made(out, args)
             if name in _UNSHARDS:
-                self._gathered(kwargs["out"])
+                self._counted.gathered(kwargs["out"])
             if follows:
                 note(name, args, out)
             if position.step >= 0:
@@ -228,7 +227,7 @@ class Watcher:
     ) -> None:
         """Count what the host has made, and write its *part* down, but of single numbers and of loading."""
         session, host = self._session, self._session.host
-        host.count(out, self._category(), part, args)
+        host.count(out, self._counted.category(), part, args)
         is_small = not any(one.dim() for one in tensors_in((args, out)))
         is_nothing = part == ON_HOST and (is_small or host.is_loading)
         if session.position.step >= 0 and not is_nothing:
@@ -241,7 +240,7 @@ class Watcher:
         if host.is_used and (part := host.part(name, args)):
             self._write_host(part, name, func, args, kwargs, out=out)
             return
-        self._made(out, args)
+        self._counted.made(out, args)
         if self._session.position.step >= 0:
             self._session.tape.op(self._pricing.number(name, func, args, kwargs, out))
 
@@ -264,9 +263,9 @@ class Watcher:
         out, known = self._call(func, args, kwargs)
         host = self._session.host
         if host.is_used and (part := host.part("", args)):
-            host.count(out, self._category(), part, args)
+            host.count(out, self._counted.category(), part, args)
         elif known is not None or self._is_ours(args, kwargs, out):
-            self._made(out, args)
+            self._counted.made(out, args)
         return out
 
     def _viewing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -286,27 +285,6 @@ class Watcher:
         if type(out) is fake:
             return True
         return any(isinstance(tensor, fake) for tensor in (*tensors_in(out), *tensors_in(args)))
-
-    def _category(self) -> str:
-        """Return what a tensor is for that is made now."""
-        category, lane = OF_KIND[self._session.lane.owner[0]], self._session.lane
-        between = not lane.depth and category != "parameters"  # the parts of a step
-        return "activations" if between else category
-
-    def _made(self, out: Any, operands: Sequence[Any] = ()) -> None:
-        """Count the memory of new tensors, which are where the *operands* are that they were made of."""
-        session, category = self._session, self._category()
-        for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
-            storage = tensor.untyped_storage()
-            if session.memory.add(storage, category):
-                session.placement.follow(tensor, operands)
-                session.meter.made()
-
-    def _gathered(self, tensors: Any) -> None:
-        """Count the memory of *tensors* as that of gathered parameters."""
-        for tensor in tensors_in(tensors):
-            self._session.memory.add(tensor.untyped_storage(), "gathered")
-            self._session.memory.move(tensor.untyped_storage(), "gathered")
 
 
 _UNSHARDS: Final = frozenset({"fsdp.split_with_sizes_copy"})
