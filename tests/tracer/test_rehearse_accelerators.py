@@ -6,6 +6,7 @@ from types import ModuleType
 
 from tests.tracer import chosen_device, old_names
 from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.words import explain
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 
@@ -41,7 +42,7 @@ def test_old_names_of_types_do_what_devices_do(tmp_path: Path) -> None:
 
 
 def test_old_names_of_the_host_ask_the_tensors_in_a_list_for_their_numbers(tmp_path: Path) -> None:
-    """As ``torch.tensor`` does: nobody knows a loss, and so what is made of it; types tell tensors apart as before."""
+    """As ``torch.tensor`` does: nobody knows a loss; types tell tensors apart as before."""
     said, _ = _rehearsed(old_names, "listed", tmp_path / "listed")
     lists = "[[1.0], [[1.0, 1.0]], [1.0], [3, 4]]"
     assert said == f"{lists} torch.int64 [True, False] torch.float16"
@@ -65,3 +66,9 @@ def test_who_looks_for_what_fits_finds_it(tmp_path: Path) -> None:
         "reserved after 2": 4,
         "free": 4,
     }
+
+
+def test_a_device_that_is_a_bare_number_is_a_line_that_says_what_to_write() -> None:
+    """``torch.device(0)`` asks torch's own code for the GPU, which is not there."""
+    error = RuntimeError("Cannot access accelerator device when none is available.")
+    assert 'torch.device("cuda", 0)' in explain(error, {"log": "x"})
