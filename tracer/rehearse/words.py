@@ -38,6 +38,8 @@ OWN_CLASS: Final = (
 HINTS: Final[Mapping[str, str]] = {
     "FlexAttention": "FlexAttention has no kernel without a GPU; in a stub file "
     f"({STUB}), put scaled_dot_product_attention, with is_causal or without, in place of flex_attention",
+    "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
+    'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
     "SparseTensorImpl": "sparse tensors are not acted out; rehearse with dense gradients, as sparse=False",
 }
 """What to say of errors of torch by what stands in them."""
