@@ -84,7 +84,7 @@ class Threads:
         """Have *thread* begin with *modes*, and with the owner of this one."""
         if not self._are_some:
             self._are_some = True
-            self._one_at_a_time(self._turn)
+            self._one_at_a_time(self)
         run, lane = thread.run, self._session.lane
         owner = ("forward", INPUT) if lane.owner[0] == SETUP else lane.owner
 
@@ -109,8 +109,24 @@ class Threads:
         self._ended_by = error
         signal.pthread_kill(threading.main_thread().ident or 0, WAKING)
 
+    def __enter__(self) -> None:
+        """Wait for the turn of this thread to have an operator handled."""
+        self._turn.acquire()
+        if self._ended_by is not None and threading.current_thread() is threading.main_thread():
+            self._turn.release()
+            self._raise()
+
+    def __exit__(self, *error: object) -> None:
+        self._turn.release()
+
     def _woken(self, number: int, frame: Any) -> None:
-        del number, frame
+        del number
+        if (
+            frame is not None and frame.f_code.co_filename == threading.__file__
+        ):  # else an operator
+            self._raise()
+
+    def _raise(self) -> None:
         error, self._ended_by = self._ended_by, None
         if error is not None:
             raise error
