@@ -121,9 +121,7 @@ class Threads:
 
     def _woken(self, number: int, frame: Any) -> None:
         del number
-        if (
-            frame is not None and frame.f_code.co_filename == threading.__file__
-        ):  # else an operator
+        if frame is not None and frame.f_code.co_filename == threading.__file__:  # else an operator
             self._raise()
 
     def _raise(self) -> None:
