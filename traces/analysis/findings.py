@@ -91,7 +91,7 @@ def findings(
     found = [
         Finding(
             what=what,
-            text=f"{text}: {format_time(share * step_s)} a step, {format_share(share)}",
+            text=f"{text}: {_bound(what)}{format_time(share * step_s)} a step, {format_share(share)}",
             cost_s=share * step_s,
             share=share,
             usd_per_hour=None if rate is None else rate * share,
@@ -100,6 +100,11 @@ def findings(
         if share >= LEAST_SHARE
     ]
     return sorted(found, key=lambda one: -one.share)
+
+
+def _bound(what: str) -> str:
+    """Return what stands before a cost: that of slow links is a bound, and several may have the same."""
+    return "at most " if what.startswith("slow:") else ""
 
 
 def _waiting(run: Run, window_s: float) -> list[tuple[str, str, float]]:
@@ -180,7 +185,7 @@ def _slow(
 ) -> list[tuple[str, str, float]]:
     """Say where large collectives use less than half of what their links allow.
 
-    What it costs is at most what is exposed along their axis.
+    What it costs is at most what is exposed along their axis, whichever of its collectives that is.
     """
     said = []
     for row in bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s):
