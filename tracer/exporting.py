@@ -33,7 +33,7 @@ class ExportHook:
 
         @functools.wraps(original)
         def export(*args: Any, **kwargs: Any) -> Any:
-            modules.remove()
+            modules.unwatch()
             try:
                 return original(*args, **kwargs)
             finally:

@@ -91,10 +91,15 @@ class ModuleHook:
         precision = self._session.precision
         return self._session.guarded("modules", precision.ran), precision.awaited
 
-    def remove(self) -> None:
-        """Take the hooks away."""
+    def unwatch(self) -> None:
+        """Have the calls of modules not seen until ``watch``."""
         for handle in self._handles:
             handle.remove()
+
+    def remove(self) -> None:
+        """Take the hooks away for good; modules that live until Python ends then call nothing of ours."""
+        self.unwatch()
+        self._lives.clear()
 
     def _entered(self, module: Any, args: Any) -> None:
         if not self._lane.is_own():

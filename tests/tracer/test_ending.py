@@ -84,3 +84,25 @@ def test_what_a_rank_leaves_under_way_is_done_when_it_ends(
     done = ranks.run(command, ranks.env(), fresh=path)
     assert done.status == (0, 0), done.errors
     assert done.output.split() == ["40"]
+
+
+OUTLIVING = """
+import torch
+
+torch.kept = model = torch.nn.Linear(2, 2)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(model.parameters()).step()
+model(torch.ones(1, 2))
+raise ValueError("dies")
+"""
+
+
+def test_a_model_that_outlives_a_recording_calls_nothing_of_it(
+    tmp_path: Path, ranks: Any, hooks: str
+) -> None:
+    """It is freed when Python has emptied modules already, that of the compiled hooks among them."""
+    record = [sys.executable, "-m", "foretrace", "record", "-o", str(tmp_path / "run"), "--"]
+    (done,) = ranks.launch([*record, sys.executable, "-W", "ignore", "-c", OUTLIVING], fresh=tmp_path)
+    assert "ValueError: dies" in done.stderr
+    assert "1 rank" in done.stdout, hooks
+    assert "ignored" not in done.stderr

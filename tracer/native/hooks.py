@@ -225,7 +225,7 @@ class NativeModuleHook(ModuleHook):
         """Have the calls of modules seen from now on."""
         self._native.watch_calls(*self._module_calls, *self._computed())
 
-    def remove(self) -> None:
+    def unwatch(self) -> None:
         """Have modules called as they were."""
         self._native.unwatch_calls()
 
