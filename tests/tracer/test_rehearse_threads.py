@@ -1,10 +1,13 @@
 """Threads that a script starts issue what the first thread would."""
 
 from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
@@ -16,9 +19,17 @@ SCRIPT = Path(__file__).parent / "threaded.py"
 COMMUNICATION = 1
 
 
-def _rehearsed(kind: str, folder: Path) -> tuple[Rehearsal, RankTables]:
-    asked = Asked(command=(str(SCRIPT), kind), world_size=2, ranks=(0,))
-    return rehearse(asked, folder / kind), read_rank(rehearsal_folder(folder / kind), 0)
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> Any:
+    """Return a function that rehearses the script, once each way."""
+
+    @cache
+    def run(kind: str) -> tuple[Rehearsal, RankTables]:
+        folder = tmp_path_factory.mktemp("run") / "run"
+        asked = Asked(command=(str(SCRIPT), kind), world_size=2, ranks=(0,))
+        return rehearse(asked, folder, on=loaded), read_rank(rehearsal_folder(folder), 0)
+
+    return run
 
 
 def _issued(tables: RankTables) -> Counter[tuple[object, ...]]:
@@ -33,26 +44,26 @@ def _issued(tables: RankTables) -> Counter[tuple[object, ...]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["pool", "trainer", "backward"])
-def test_what_threads_issue_is_what_one_thread_issues(kind: str, tmp_path: Path) -> None:
-    """Work, messages, streams, blocks and kinds of passes: for batches of a pool, a training in a thread, and
-    a backward pass beside the forward pass of another model."""
-    found, tables = _rehearsed(kind, tmp_path)
-    alone, expected = _rehearsed("alone", tmp_path)
+@pytest.mark.parametrize("kind", ["pool", "trainer", "worker", "backward"])
+def test_what_threads_issue_is_what_one_thread_issues(kind: str, rehearsed: Any) -> None:
+    """Work, messages, streams, blocks and kinds of passes: for batches of a pool, a training in a thread, for
+    which the first one waits in Python or in C, and a backward pass beside the forward of another model."""
+    found, tables = rehearsed(kind)
+    alone, expected = rehearsed("alone")
     assert _issued(tables) == _issued(expected)
     if kind != "backward":  # beside each other they need more
         assert found.memory == alone.memory
     assert not found.notes
 
 
-def test_an_error_of_a_thread_is_said(tmp_path: Path) -> None:
+def test_an_error_of_a_thread_is_said(rehearsed: Any) -> None:
     """The script does not hear of it, as in a real run."""
-    found, tables = _rehearsed("broken", tmp_path)
+    found, tables = rehearsed("broken")
     assert any("threaded.py:" in note and "ValueError: nothing to do" in note for note in found.notes)
-    assert _issued(tables) == _issued(_rehearsed("alone", tmp_path)[1])
+    assert _issued(tables) == _issued(rehearsed("alone")[1])
 
 
-def test_what_a_thread_needs_and_a_rehearsal_has_not_ends_it(tmp_path: Path) -> None:
+def test_what_a_thread_needs_and_a_rehearsal_has_not_ends_it(rehearsed: Any) -> None:
     """In the line that names it, though the first thread waits for the other."""
     with pytest.raises(RehearsalError, match=r"threaded.py:\d+: aten._unique2.default needs numbers"):
-        _rehearsed("unknown", tmp_path)
+        rehearsed("unknown")

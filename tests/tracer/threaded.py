@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
@@ -63,13 +64,18 @@ def step() -> None:
     optimizer.zero_grad()
 
 
-def train() -> None:
-    """Take three steps."""
+def train() -> bool:
+    """Take three steps; return that they are done."""
     for _ in range(3):
         step()
+    return True
 
 
 if kind == "trainer":
     beside(train).join()
+elif kind == "worker":
+    done: SimpleQueue[bool] = SimpleQueue()
+    beside(lambda: done.put(train()))
+    done.get()
 else:
     train()

@@ -19,6 +19,7 @@ from tracer.rehearse.words import DEPENDS, UNSUPPORTED, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from tracer.rehearse.session import RehearsalSession
 
@@ -121,8 +122,22 @@ class Threads:
 
     def _woken(self, number: int, frame: Any) -> None:
         del number
-        if frame is not None and frame.f_code.co_filename == threading.__file__:  # else an operator
+        if frame is not None and self._may_raise(frame):  # else the next operator does
             self._raise()
+
+    def _may_raise(self, frame: FrameType | None) -> bool:
+        """Whether *frame* waits for a thread, or is of the script with nothing of torch around it.
+
+        What calls Python out of C++, as autograd does, may abort where that raises.
+        """
+        if frame is not None and frame.f_code.co_filename == threading.__file__:
+            return True
+        is_torch = self._session.placement.asker.is_torch
+        while frame is not None and not is_torch(frame):
+            if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+                return True
+            frame = frame.f_back
+        return False
 
     def _raise(self) -> None:
         error, self._ended_by = self._ended_by, None
