@@ -57,6 +57,20 @@ def finite() -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
 
 
+def sought() -> None:
+    """Cut what was generated behind the tokens that end it, as trainers do; look for others."""
+    rows = model(batch())
+    tokens = rows.argmax(-1).view(2, 4)
+    is_end = torch.isin(tokens, torch.tensor([1, 2], device="cuda"))
+    ends, has_end = torch.full((2,), 4, device="cuda"), is_end.any(dim=1)
+    ends[has_end] = is_end.int().argmax(dim=1)[has_end]
+    kept = tokens[torch.arange(4, device="cuda") <= ends[:, None]]
+    others = tokens[torch.isin(tokens, 1, invert=True)]
+    own = torch.isin(torch.arange(4), torch.tensor([1, 3]))
+    say("sought", [kept.numel(), others.numel(), own.tolist()])
+    rows.square().mean().backward()
+
+
 def chosen() -> None:
     """Draw from distributions, whose parameters torch looks at."""
     choice = torch.distributions.Categorical(logits=model(batch()))

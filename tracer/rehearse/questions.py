@@ -26,6 +26,7 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.repeat_interleave": "repeat_interleave",
     "aten.bincount": "bincount",
     "aten.histc": "histc",
+    "aten.isin": "isin",
     "aten._ctc_loss": "ctc_loss",
     "aten._pack_padded_sequence": "packed",
 }
@@ -114,6 +115,20 @@ class Questions:
             self._write(func, args, kwargs, out)
             return out
         return self._sized(func, args, kwargs, lambda data: (n_bins,), dtype=args[0].dtype, waits=False)
+
+    def isin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a search for given numbers, as a generation looks for tokens that end it: none is there."""
+        if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
+            return func(*args, **kwargs)
+        real = self._session.stated.numbers.computed(func, args, kwargs)
+        if real is not None:
+            out = self._fakes(real, tensors_in(args))
+        else:
+            shape = getattr(args[0], "shape", ())
+            out = tensors_in(args)[0].new_empty(shape, dtype=self._torch.bool)
+            self._session.stated.absent(out, is_inverted=kwargs.get("invert", False))
+        self._write(func, args, kwargs, out)
+        return out
 
     def ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the loss over alignments: its table has two places per label of the longest target, and one.

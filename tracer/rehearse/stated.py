@@ -196,14 +196,28 @@ class Stated:
             truth = joined(name, [self.of(one).mean for one in args if hasattr(one, "untyped_storage")])
         if truth is None:
             return False
+        self._truths(result, truth)
+        return True
+
+    def _truths(self, result: Any, truth: float) -> None:
+        """Let all elements of *result* be one *truth*, 1 or 0."""
         if result.numel() > MOST_ELEMENTS:
             self._set(result, Known(mean=truth))
-            return True
+            return
         import torch
 
         with self._real():
             self.numbers.keep(result, torch.full(tuple(result.shape), bool(truth)))
-        return True
+
+    def absent(self, found: Any, *, is_inverted: bool) -> None:
+        """Let *found* say that numbers which nobody has are not among those that are looked for.
+
+        Args:
+            found: the truths.
+            is_inverted: whether they say of each number that it is not there.
+        """
+        self._tell(f"{asker()} looks for given numbers: told that none is there")
+        self._truths(found, float(is_inverted))
 
     def scalar(self, tensor: Any) -> float | int | bool:
         """Return the one element of *tensor*, or each of several, as the script is told it."""
