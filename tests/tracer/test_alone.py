@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes import Runner, started
-from tracer.launched import RANKS, WORLD_SIZES, is_one_of_many, own_name
+from tests.processes import Process, Runner, ended, started
+from tracer.launched import RANKS, WORLD_SIZES, is_one_of_many, is_told_world, own_name
 from tracer.run_directory import attempt, beside
 from traces.run import Run
 from traces.store import open_run
@@ -56,23 +56,25 @@ TOLD = {
 """How launchers say the number of processes and that of each; nothing of it is meant for torch."""
 
 
-def ran(folder: Path, *ways: str, n_paths: int = 1, launcher: str = "srun") -> list[str]:
-    """Run the script as two processes of *launcher*; return what each has printed."""
+def ran(folder: Path, *ways: str, n_paths: int = 1) -> list[str]:
+    """Run the script as two processes of srun; return what each has printed."""
     pytest.importorskip("torch")
-    (folder / "train.py").write_text(SCRIPT)
     plain = {k: v for k, v in Runner.env().items() if k not in {*WORLD_SIZES, *RANKS}}
     plain |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(folder / "train.py")]
-    processes = [
-        started(
-            [*command, str(folder / f"run{number % n_paths}"), str(folder / "meeting"), str(number), *ways],
-            plain | dict(zip(TOLD[launcher], ("2", str(number)), strict=True)),
-        )
-        for number in range(2)
-    ]
-    said = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    return [output.strip() for output, _ in said]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+
+    def start() -> list[Process]:
+        return [
+            started(
+                [*command, str(folder / f"run{rank % n_paths}"), str(folder / "meeting"), str(rank), *ways],
+                plain | dict(zip(TOLD["srun"], ("2", str(rank)), strict=True)),
+            )
+            for rank in range(2)
+        ]
+
+    done = ended(start, folder, timeout_s=120)
+    assert [one.returncode for one in done] == [0, 0], done
+    return [one.stdout.strip() for one in done]
 
 
 def steps(run: Run, rank: int = 0) -> int:
@@ -80,10 +82,9 @@ def steps(run: Run, rank: int = 0) -> int:
     return sum(row["category"] == "step" for row in run.spans([rank]).to_pylist())
 
 
-@pytest.mark.parametrize("launcher", TOLD)
-def test_ranks_that_meet_in_the_block_are_one_run(tmp_path: Path, launcher: str) -> None:
+def test_ranks_that_meet_in_the_block_are_one_run(tmp_path: Path) -> None:
     """Nothing tells torch of them before: they are recorded from their meeting on, as ranks."""
-    assert ran(tmp_path, "joined 3", launcher=launcher) == ["run0", "run0"]
+    assert ran(tmp_path, "joined 3") == ["run0", "run0"]
     assert sorted(path.name for path in tmp_path.glob("run*")) == ["run0"]
     run = open_run(tmp_path / "run0")
     assert run.info.finished
@@ -167,13 +168,16 @@ def test_a_command_of_several_trainings_is_told_of_each(tmp_path: Path) -> None:
         assert told == names
 
 
-def test_who_is_one_of_many_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher", TOLD)
+def test_who_is_one_of_many_has_a_name_of_its_own(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever launcher has started them; none of these tells torch of a world."""
     for name in (*RANKS, *WORLD_SIZES):
         monkeypatch.delenv(name, raising=False)
     assert own_name() == ""
-    monkeypatch.setenv("PMI_SIZE", "4")
-    monkeypatch.setenv("PMI_RANK", "3")
+    for name, value in zip(TOLD[launcher], ("4", "3"), strict=True):
+        monkeypatch.setenv(name, value)
     assert is_one_of_many()
+    assert not is_told_world()
     assert own_name() == "task3"
     monkeypatch.setattr("multiprocessing.parent_process", object)
     assert own_name() == f"task3-process{os.getpid()}"
