@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.libraries import everywhere
+
 if TYPE_CHECKING:
     from tracer.rehearse.host import Host
     from tracer.rehearse.session import RehearsalSession
@@ -126,10 +128,7 @@ def _one_by_one(host: Host) -> None:
         is_there = host.is_used and any(one is not None and host.holds(one) for one in params)
         return is_fused, is_listed and not is_there
 
-    for module in list(sys.modules.values()):
-        anywhere: Any = module
-        if getattr(module, choose.__name__, None) is choose:
-            anywhere._default_to_fused_or_foreach = chosen
+    everywhere(choose.__name__, choose, chosen)
 
 
 def _modules(session: RehearsalSession) -> None:
