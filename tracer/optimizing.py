@@ -10,11 +10,12 @@ have several and step all of them. torch does not tell of a step that has failed
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 Listener = Callable[[Any], Any]
@@ -27,18 +28,20 @@ class _Stepping(NamedTuple):
     Attributes:
         optimizer: whose step.
         frame: number of the frame that calls the hooks, which it keeps for as long as it runs.
+        code: what that frame runs, for another one may have its number by now.
         thread: on which thread.
     """
 
     optimizer: Callable[[], Any]
     frame: int
+    code: CodeType
     thread: int
 
     def is_around(self, frame: FrameType | None) -> bool:
-        """Whether what runs in *frame* is inside of this step; on another thread that is not known."""
+        """Whether what runs in *frame* is inside of this step, or beside it while it runs on its thread."""
         if self.thread != threading.get_ident():
-            return True
-        while frame is not None and id(frame) != self.frame:
+            frame = sys._current_frames().get(self.thread)  # noqa: SLF001 - None where the thread has ended
+        while frame is not None and not (id(frame) == self.frame and frame.f_code is self.code):
             frame = frame.f_back
         return frame is not None
 
@@ -53,12 +56,16 @@ class OptimizerSteps:
         first: called once, before the next step; None if nobody waits for it.
         begins: called before each step that is not inside of another.
         ends: called after each such step.
+        made: called with each optimizer that is made.
     """
 
     def __init__(self, module: Any) -> None:
         self.first: Callable[[], None] | None = None
         self.begins: Listener | None = None
         self.ends: Listener | None = None
+        self.made: Listener | None = None
+        self._kind, self._init = module.Optimizer, module.Optimizer.__init__
+        self._kind.__init__ = self._told_init = self._telling()
         self._stepping: _Stepping | None = None
         self._handles = [
             module.register_optimizer_step_pre_hook(self._before),
@@ -67,17 +74,31 @@ class OptimizerSteps:
 
     def release(self) -> None:
         """Listen no more."""
-        self.begins = self.ends = None
+        self.begins = self.ends = self.made = None
         if self._stepping is None and self.first is None:
             _made.clear()
+            if self._kind.__init__ is self._told_init:  # else somebody has wrapped it: it does nothing more
+                self._kind.__init__ = self._init
             for handle in self._handles:
                 handle.remove()
+
+    def _telling(self) -> Callable[..., None]:
+        """Return what makes optimizers as ever, and tells of them."""
+        init = self._init
+
+        @functools.wraps(init)
+        def telling(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            if self.made is not None:
+                self.made(optimizer)
+            init(optimizer, *args, **kwargs)
+
+        return telling
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         caller = sys._getframe(1)  # noqa: SLF001 - that of `Optimizer.step`
         if self._stepping is not None and self._stepping.is_around(caller.f_back):
             return
-        self._stepping = _Stepping(weakref.ref(optimizer), id(caller), threading.get_ident())
+        self._stepping = _Stepping(weakref.ref(optimizer), id(caller), caller.f_code, threading.get_ident())
         first, self.first = self.first, None
         if first is not None:
             first()

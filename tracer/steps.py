@@ -1,13 +1,18 @@
 """Where one optimizer step ends and the next begins.
 
-The first step begins with the first forward that is seen. A step ends when the first optimizer that was ever
-seen to step has stepped, or with the last of several that step in a row, be it the same one with other
-parameters; the next one begins there. A training that calls ``foretrace.step()`` ends its steps itself, and
-optimizers do no more.
+The first step begins with the first forward that is seen. A step ends when the optimizer that ends steps has
+stepped, or with the last of several that step in a row, be it the same one with other parameters; the next
+one begins there. A training that calls ``foretrace.step()`` ends its steps itself, and optimizers do no more.
+
+The first optimizer that was ever seen to step is the one that ends steps; others end none, as that of a
+generator beside its critic. A process may hold several trainings, one after the other, and keep the optimizer
+of the first: another one takes its place where it is gone, or where it has been stepping with no other
+between and now one steps that was made since, or one steps twice that was there before.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -26,11 +31,17 @@ class Steps:
 
     Args:
         session: the recording.
+
+    Attributes:
+        made: optimizers that were made since the one that ends steps has last stepped, by identity.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._marker: Callable[[], Any] = lambda: None
+        self._marker: Callable[[], Any] = _no_optimizer
+        self._rival: Callable[[], Any] | None = None  # the last that has stepped since, in work of its own
+        self._n_alone = 0  # steps of the marker since another one had work of its own
+        self.made: set[int] = set()
         self._start: Stamp | None = None
         self._end: Stamp | None = None
         self._stepped: set[int] = set()
@@ -81,13 +92,33 @@ class Steps:
         """An optimizer has stepped."""
         if self._is_told:
             return
-        if self._marker() is None:  # the first ever, or since the one before was thrown away
-            self._marker = weakref.ref(optimizer)
+        self._choose(optimizer)
         if optimizer is self._marker():
             self._stepped.add(_first_parameter(optimizer))
+            self.made.clear()
         if self._start is not None and (self._end is not None or optimizer is self._marker()):
             self._end = self._session.lane.stamp()
             self._session.position.step += 1
+
+    def _choose(self, optimizer: Any) -> None:
+        """Let *optimizer*, which has stepped, be the one that ends steps if none is, or if it takes over."""
+        marker = self._marker()
+        if marker is optimizer:
+            self._n_alone = self._n_alone + 1 if self._rival is None else 0
+            self._rival = None
+        elif marker is None:  # the first ever, or since the one before was thrown away
+            is_new = self._marker is _no_optimizer or id(optimizer) in self.made
+            self._marker, self._rival, self._n_alone = weakref.ref(optimizer), None, int(is_new)
+        elif self._end is None:  # not in a row
+            is_again = self._rival is not None and self._rival() is optimizer
+            if self._n_alone >= (1 if id(optimizer) in self.made else 2 if is_again else math.inf):
+                self._marker, self._rival, self._n_alone = weakref.ref(optimizer), None, 1
+            else:
+                self._rival = weakref.ref(optimizer)
+
+
+def _no_optimizer() -> None:
+    """Stand for the one that ends steps before any has stepped."""
 
 
 def _first_parameter(optimizer: Any) -> int:
@@ -109,6 +140,7 @@ class OptimizerHook:
         self._steps = optimizer_steps(module)
         self._steps.begins = session.guarded("modules", self._begins)
         self._steps.ends = session.guarded("modules", self._ends)
+        self._steps.made = lambda optimizer: session.steps.made.add(id(optimizer))
 
     def remove(self) -> None:
         """Listen no more."""

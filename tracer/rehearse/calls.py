@@ -48,3 +48,11 @@ def is_wrapped(tensor: Any) -> bool:
     from torch._C import _functorch
 
     return bool(_functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def storage_key(tensor: Any) -> int:
+    """Return what tells the storage of *tensor* from all others that live, -1 if it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - tells storages apart
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return -1

@@ -103,8 +103,7 @@ class Host:
             return tensor
         found = mode.from_tensor(tensor)
         self._session.placement.leave(found)
-        if not tensor.dtype.is_floating_point:
-            self._session.stated.numbers.keep(found, tensor)
+        self._session.stated.numbers.keep(found, tensor)
         return found
 
     def pin(self, tensor: Any) -> Any:

@@ -1,20 +1,22 @@
-"""Whole numbers that a script makes by itself are computed, however fake the tensors that hold them.
+"""Numbers that a script makes by itself are computed, however fake the tensors that hold them.
 
 Lengths, places and choices that come of a random generator, a range, a list or a loader decide shapes and
-branches: where in a text a batch begins, which tokens are padding. None of them needs a device. They are kept
-beside the storage of the fake tensor, and operators on nothing but such numbers are computed as well. What
-comes of parameters and activations stays unknown.
+branches: where in a text a batch begins, which tokens are padding, whether a mask hides any. None of them
+needs a device. They are kept beside the storage of the fake tensor, and operators on nothing but such numbers
+are computed as well. What is filled with one number is kept as that until somebody looks at it. What comes of
+parameters that were trained and of activations stays unknown.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.calls import storage_key, tensors_in
+from tracer.rehearse.computed import ABSORBS, COMPUTED, FILLS, LIKE, OVERWRITES
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
@@ -23,68 +25,30 @@ nobody looks at so many one by one."""
 MOST_ROUTED: Final = 1 << 24
 """As many, where choices of experts are stated: a table has an element for each token, choice and expert."""
 
-FACTORIES: Final = frozenset(
-    {
-        "aten.arange", "aten.full", "aten.lift_fresh", "aten.ones", "aten.randint", "aten.randperm",
-        "aten.scalar_tensor", "aten.zeros", "aten.tril_indices", "aten.triu_indices",
-    }
-)  # fmt: skip
-"""Operators that make numbers of no other tensor's."""
-
-LIKE: Final = frozenset(
-    {
-        "aten.full_like", "aten.new_full", "aten.new_ones", "aten.new_zeros", "aten.ones_like",
-        "aten.randint_like", "aten.zeros_like",
-    }
-)  # fmt: skip
-"""Operators that ask a tensor for its shape and type only."""
-
-COMPUTED: Final = frozenset(
-    {
-        "aten._to_copy", "aten.abs", "aten.add", "aten.all", "aten.amax", "aten.amin", "aten.any",
-        "aten.argmax", "aten.argmin", "aten.argsort", "aten.bitwise_and", "aten.bitwise_not",
-        "aten._is_all_true", "aten._is_any_true",
-        "aten.bitwise_or", "aten.cat", "aten.ceil", "aten.clamp", "aten.clamp_max", "aten.clamp_min",
-        "aten.clone", "aten.constant_pad_nd", "aten.copy_", "aten.count_nonzero", "aten.cumsum", "aten.div",
-        "aten.eq", "aten.fill_", "aten.flip", "aten.floor", "aten.floor_divide", "aten.fmod", "aten.gather",
-        "aten.ge", "aten.gt", "aten.index", "aten.index_put_", "aten.index_select", "aten.le",
-        "aten.logical_and", "aten.logical_not", "aten.logical_or", "aten.lt", "aten.masked_fill",
-        "aten.max", "aten.maximum", "aten.mean", "aten.min", "aten.minimum", "aten.mul", "aten.ne",
-        "aten.neg", "aten.prod", "aten.remainder", "aten.repeat", "aten.roll", "aten.round",
-        "aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_",
-        "aten.searchsorted", "aten.sort", "aten.stack", "aten.sub", "aten.sum", "aten.topk", "aten.tril",
-        "aten.triu", "aten.where", "aten.zero_", "aten.add_", "aten.sub_", "aten.mul_", "aten.clamp_",
-        "aten.masked_fill_", "aten.bernoulli_", "aten.random_",
-        "aten.bitwise_and_", "aten.bitwise_or_", "aten.logical_and_", "aten.logical_or_",
-        "aten.logical_not_", "aten.bitwise_not_", "aten.floor_divide_", "aten.div_", "aten.remainder_",
-    }
-)  # fmt: skip
-"""Operators that are computed where all of their operands are known."""
-
-OVERWRITES: Final = frozenset({"aten.bernoulli_", "aten.copy_", "aten.fill_", "aten.random_", "aten.zero_"})
-"""Operators in place that ask nothing of what was there before."""
-
-ABSORBS: Final[Mapping[str, bool]] = {
-    f"aten.{kind}_{word}{end}": word == "or"
-    for kind in ("bitwise", "logical")
-    for word in ("and", "or")
-    for end in ("", "_")
-}
-"""Operators on truths of which one operand can decide alone, and by which value: true or anything is true. A
-generation ends with its last token, whatever the tokens are."""
-
-FOLLOWED: Final = FACTORIES | LIKE | COMPUTED
-
 
 class _UnknownError(Exception):
     """An operand whose numbers nobody has."""
+
+
+class Constant(NamedTuple):
+    """Elements that are all the same, made when somebody looks at them: most are states and gradients.
+
+    Attributes:
+        fill: what each of them is.
+        n_elements: how many there are.
+        dtype: of the elements.
+    """
+
+    fill: float
+    n_elements: int
+    dtype: Any
 
 
 class Held(NamedTuple):
     """The numbers of a storage.
 
     Attributes:
-        numbers: its elements; shape ``(n,)``.
+        numbers: its elements; shape ``(n,)``, or a ``Constant``.
         is_shared: whether they came from other ranks, which are taken to have what this one has.
         storage: a weak reference to the storage, which takes the entry along when it goes.
     """
@@ -114,15 +78,20 @@ class Numbers:
 
     def of(self, tensor: Any) -> Any | None:
         """Return the elements of *tensor* as a real one of its shape, None if they are not known."""
-        found = self._held.get(_key(tensor)) if self._held else None
+        key = storage_key(tensor) if self._held else -1
+        found = self._held.get(key)
         if found is None or found.numbers.dtype != tensor.dtype:
             return None
         with self.really():
-            return found.numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            numbers = found.numbers
+            if type(numbers) is Constant:
+                numbers = self._torch.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
+                self._held[key] = found._replace(numbers=numbers)
+            return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def is_shared(self, tensor: Any) -> bool:
         """Whether what is known of *tensor* is what other ranks are taken to have sent."""
-        found = self._held.get(_key(tensor))
+        found = self._held.get(storage_key(tensor))
         return found is not None and found.is_shared
 
     def keep(self, tensor: Any, real: Any, *, is_shared: bool = False) -> None:
@@ -137,7 +106,7 @@ class Numbers:
 
     def adopt(self, view: Any, real: Any) -> None:
         """Let a fake *view* of a *real* tensor, such as that of a mesh, have its numbers."""
-        if type(view) is not self._kind or real.dtype.is_floating_point:
+        if type(view) is not self._kind:
             return
         storage = view.untyped_storage()
         n_elements = storage.nbytes() // real.element_size()
@@ -156,7 +125,11 @@ class Numbers:
         """Take nothing to be known of *tensors* any more."""
         if self._held:
             for tensor in tensors:
-                self._held.pop(_key(tensor), None)
+                self._held.pop(storage_key(tensor), None)
+
+    def drop(self, key: int) -> None:
+        """Take nothing to be known of the storage of that ``storage_key``."""
+        self._held.pop(key, None)
 
     def computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
         """Return what *func* makes of numbers, None if one of its operands is not known."""
@@ -179,12 +152,12 @@ class Numbers:
                 decided = self._torch.full(results[0].shape, ABSORBS[name], dtype=results[0].dtype)
                 self.keep(results[0], decided)
             return
+        if name in FILLS and self._is_filled(name, args, results[0]):
+            return
         is_fresh = name not in COMPUTED or (name in OVERWRITES and not self._is_known(args[:1]))
         if any(type(one) is not self._kind or one.numel() > self.most for one in results):
             return
         if is_fresh:
-            if results[0].dtype.is_floating_point and results[0].numel() > 1:  # one may count what follows
-                return
             args = [*self._shapes(args[:1]), *args[1:]] if name in LIKE or name in OVERWRITES else args
         elif not self._is_known(args):
             if func._schema.is_mutable:
@@ -200,6 +173,20 @@ class Numbers:
                 self._shared(tensor, is_shared=is_shared)
             else:
                 self.keep(tensor, one, is_shared=is_shared)
+
+    def _is_filled(self, name: str, args: Sequence[Any], result: Any) -> bool:
+        """Hold the number with which the operator *name* has filled *result*; return whether it could be."""
+        at, fill = FILLS[name]
+        if fill is None:
+            fill = args[at] if len(args) > at else None
+        key = storage_key(result)
+        if key == -1 or not isinstance(fill, int | float) or result.numel() > self.most:
+            return key == -1
+        storage, n_elements = result.untyped_storage(), result.numel()
+        if type(result) is not self._kind or storage.nbytes() != n_elements * result.element_size():
+            return False
+        self._hold(storage, Constant(fill, n_elements, result.dtype))
+        return True
 
     def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
         """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""
@@ -236,7 +223,7 @@ class Numbers:
         """
         filled: dict[int, list[Any]] = {}
         for tensor in tensors:
-            filled.setdefault(_key(tensor), []).append(tensor)
+            filled.setdefault(storage_key(tensor), []).append(tensor)
             if tensor.shape != real.shape or tensor.dtype != real.dtype:
                 return False
         for parts in filled.values():
@@ -252,15 +239,15 @@ class Numbers:
         return True
 
     def _shared(self, tensor: Any, *, is_shared: bool) -> None:
-        if is_shared and (held := self._held.get(_key(tensor))) is not None:
-            self._held[_key(tensor)] = held._replace(is_shared=True)
+        if is_shared and (held := self._held.get(storage_key(tensor))) is not None:
+            self._held[storage_key(tensor)] = held._replace(is_shared=True)
 
     def _is_known(self, args: Sequence[Any]) -> bool:
         """Whether the first tensor among *args* is known: most are activations, and this is asked often."""
         for value in args:
             first = value[0] if isinstance(value, list | tuple) and value else value
             if type(first) is self._kind:
-                return _key(first) in self._held or first.constant is not None
+                return storage_key(first) in self._held or first.constant is not None
         return True
 
     def _real(self, value: Any) -> Any:
@@ -285,10 +272,3 @@ class Numbers:
                 self._torch.empty(one.shape, dtype=one.dtype) if hasattr(one, "element_size") else one
                 for one in args
             ]
-
-
-def _key(tensor: Any) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return -1

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse.calls import Call
-from tracer.rehearse.stated import asker
-from tracer.rehearse.words import STUB
+from tracer.rehearse.words import STUB, asker
 from tracer.rehearse.work import Work
 from tracer.rehearse.works import BY_NUMBERS, GROUPED, work_of
 

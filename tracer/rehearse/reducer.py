@@ -15,6 +15,7 @@ have warmed up stands for all later ones: that is left out of it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,8 +56,12 @@ class Reducer:
         self._expects = self._is_reducing = False
         self.hook: Callable[[Bucket], Any] | None = None
         self._build(bucket_indices)
-        for at, parameter in enumerate(self._params):
-            parameter.register_post_accumulate_grad_hook(lambda _, at=at: self._ready(at))
+        self._handles = _told(self, self._params)
+
+    def __del__(self) -> None:
+        """Listen no more, as torch's does when DDP is thrown away: its parameters may train on."""
+        for handle in self.__dict__.get("_handles", ()):
+            handle.remove()
 
     def __getattr__(self, name: str) -> Any:
         """Answer whatever else DDP tells its reducer with nothing."""
@@ -231,3 +236,20 @@ class Reducer:
                         self._params[at].grad.copy_(self._view(at))
         self._expects = False
         self._restart()
+
+
+def _told(reducer: Reducer, params: Sequence[Any]) -> list[Any]:
+    """Have *reducer* told of each gradient of *params*, without keeping it alive; return the handles.
+
+    Python's collector does not look for cycles through hooks of tensors that C++ holds as well.
+    """
+    told = weakref.WeakMethod(reducer._ready)
+
+    def ready(at: int) -> None:
+        if (method := told()) is not None:
+            method(at)
+
+    return [
+        parameter.register_post_accumulate_grad_hook(lambda _, at=at: ready(at))
+        for at, parameter in enumerate(params)
+    ]

@@ -8,23 +8,23 @@ experts, to which others send more than their share. If the share of each expert
 choices themselves are made up, and are numbers like others. Everything else is ``DEFAULTS``; every answer is
 kept, with the line of the script that asked.
 """
-# ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+from tracer.rehearse.calls import storage_key
+from tracer.rehearse.chances import COMPARES, DRAWS, chance
 from tracer.rehearse.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
+from tracer.rehearse.known import CHOOSES, COUNTS, SCATTERS, SUMS, Known
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.routing import Routing
-from tracer.rehearse.words import LIBRARIES, number
+from tracer.rehearse.words import asker, number
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
 """What a number is taken to be of which nothing is known."""
@@ -32,38 +32,11 @@ DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: 
 EXCHANGE: Final = "_c10d_functional.all_to_all_single"
 """Operator by which ranks tell each other how many tokens they will send."""
 
-COUNTS: Final = frozenset({"aten.histc", "aten.bincount"})
-"""Operators that count elements by value."""
-
-CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
-"""Operators whose last result is a place along a dimension of their first operand."""
-
-SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
-
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
 
-FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | CHECKS | JOINS | {"aten.scatter_", "aten.scatter"}
+FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | CHECKS | JOINS | DRAWS | COMPARES | SCATTERS
 """Operators of whose results something may be known."""
-
-
-@dataclass(slots=True)
-class Known:
-    """What is known of the elements of a storage.
-
-    Attributes:
-        mean: of its elements, None if unknown.
-        n_values: from how many values its elements are chosen, 0 if unknown.
-        load: how many times an even share they are.
-        is_own: whether it is of numbers that this rank has, and has told others.
-        each: what each element is told to be, where their means differ; shape of the tensor.
-    """
-
-    mean: float | None = None
-    n_values: int = 0
-    load: float = 1.0
-    is_own: bool = False
-    each: Any = None
 
 
 class Stated:
@@ -93,7 +66,7 @@ class Stated:
 
     def of(self, tensor: Any) -> Known:
         """Return what is known of the elements of *tensor*."""
-        found = self._known.get(_key(tensor))
+        found = self._known.get(storage_key(tensor))
         if found is not None:
             return found[0]
         numbers = getattr(tensor, "constant", None)
@@ -117,13 +90,25 @@ class Stated:
         for tensor in outputs:
             if getattr(tensor, "constant", None) is not None:
                 tensor.constant = None  # what it holds now came from others
-            self._known.pop(_key(tensor), None)
+            self._known.pop(storage_key(tensor), None)
         if kind in COPIES:
             factor = 1.0
         if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
             return
         for tensor in outputs:
             self._set(tensor, replace(known, mean=known.mean * factor))
+
+    def forget(self, tensors: Iterable[Any]) -> None:
+        """Take nothing to be known of *tensors* any more: something was written to them."""
+        if self._known or len(self.numbers):
+            for key in map(storage_key, tensors):
+                self._known.pop(key, None)
+                self.numbers.drop(key)
+
+    def forget_mean(self, tensors: Iterable[Any]) -> None:
+        """Take nothing but numbers to be known of *tensors* any more: an operator in place has no rule."""
+        for tensor in tensors if self._known else ():
+            self._known.pop(storage_key(tensor), None)
 
     def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """Follow an operator, named without its overload, whose results may be known."""
@@ -141,15 +126,25 @@ class Stated:
             known = self.of(first)
             if known.mean is not None:
                 n_each = first.numel() / max(results[0].numel(), 1)
-                self._set(results[0], replace(known, mean=known.mean * n_each))
+                self._set(results[0], replace(known, mean=known.mean * n_each, is_drawn=False))
+        elif name in DRAWS:
+            self._set(results[0], Known(mean=0.5, is_drawn=True))
+        elif name in COMPARES:
+            self._compare(name, args, results[0])
         elif name == "aten.eq" and (known := self.of(first)).n_values:
             self._set(results[0], Known(mean=1 / known.n_values))
         elif name == "aten.ne":
             self._set(results[0], Known(mean=1.0))
-        elif name in {"aten.scatter_", "aten.scatter"} and len(args) > 3 and isinstance(args[3], int | float):
+        elif name in SCATTERS and len(args) > 3 and isinstance(args[3], int | float):
             self._set(results[0], Known(mean=args[3] * args[2].numel() / max(results[0].numel(), 1)))
         elif name in KEEPS and hasattr(first, "numel"):
             self._keep(name, args, first, results[0])
+
+    def _compare(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Follow a comparison of random numbers with a bound."""
+        found = self._known.get(storage_key(args[0]))
+        if found is not None and found[0].is_drawn and isinstance(args[1], int | float):
+            self._set(result, Known(mean=chance(name, args[1], is_one=result.numel() == 1)))
 
     def _keep(self, name: str, args: tuple[Any, ...], first: Any, result: Any) -> None:
         """Follow an operator that keeps means: *result* has that of the *first* operand."""
@@ -160,6 +155,8 @@ class Stated:
             known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
         if known.each is not None and (name not in COPIED or known.each.numel() != result.numel()):
             return
+        if known.is_drawn and name not in COPIED:
+            known = replace(known, is_drawn=False)
         if known.mean is not None or known.n_values:
             self._set(result, known)
 
@@ -238,7 +235,7 @@ class Stated:
                 value = share(mean, at) if known.each is None else int(known.each.view(-1)[at])
             why = "an even share"
         else:
-            value, why = kind(mean), "a mean"
+            value, why = (mean >= 0.5, "the likelier") if kind is bool else (kind(mean), "a mean")
         shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
         self._tell(
             f"{asker()} reads counts: told {shares}, {mean:g} on average"
@@ -282,7 +279,7 @@ class Stated:
 
     def _set(self, tensor: Any, known: Known) -> None:
         """Let *known* be what is known of *tensor* for as long as its storage lives."""
-        key, storage = _key(tensor), tensor.untyped_storage()
+        key, storage = storage_key(tensor), tensor.untyped_storage()
         self._known[key] = (known, weakref.ref(storage, lambda _: self._known.pop(key, None)))
 
     def _tell(self, sentence: str) -> None:
@@ -291,22 +288,3 @@ class Stated:
 
 def _amount(tensor: Any) -> str:
     return "a number" if tensor.numel() == 1 else f"{tensor.numel():,} numbers"
-
-
-def _key(tensor: Any) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return -1
-
-
-def asker() -> str:
-    """Return file and line of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(2)
-    ours = str(Path(__file__).parents[1])
-    while frame is not None and frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((ours, "<")) and not any(part in name for part in LIBRARIES):
-            break
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

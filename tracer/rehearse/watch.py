@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
-from tracer.rehearse import agreeing, in_place, numbers
+from tracer.rehearse import agreeing, in_place
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
 from tracer.rehearse.counted import Counted
+from tracer.rehearse.following import following
 from tracer.rehearse.pricing import Pricing
 from tracer.rehearse.questions import DATA_DEPENDENT, Kernel, Questions
 from tracer.rehearse.remembered import Memo
@@ -100,37 +101,14 @@ class Watcher:
         self._session.fakes.pop(func._schema.name, lambda: None)()
         handler, name = self._choose(func), ".".join(func._schema.name.split("::"))
         handler = agreeing.checking(name, handler) if self._fake else handler
-        if self._fake and name in numbers.FOLLOWED:
-            handler = self._following(name, handler)
-        elif self._fake and func._schema.is_mutable and func.namespace != "c10d":
-            handler = self._forgetting(handler)
+        if self._fake:
+            handler = following(self._session.stated, name, func, handler)
         if self._fake and (variant := self._in_place.get(func)):
             handler = in_place.writing(
                 handler, variant, self._handlers.get(variant) or self._handler(variant)
             )
         self._handlers[func] = handler
         return handler
-
-    def _following(self, name: str, handler: Kernel) -> Kernel:
-        """Return *handler* with numbers followed through the operator *name*."""
-        follow = self._session.stated.numbers.follow
-
-        def following(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            out = handler(func, args, kwargs)
-            follow(name, func, args, kwargs, out)
-            return out
-
-        return following
-
-    def _forgetting(self, handler: Kernel) -> Kernel:
-        """Return *handler* of an operator that writes to operands, whose numbers are not known any more."""
-        forget = self._session.stated.numbers.forget
-
-        def forgetting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            forget(tensors_in(args))
-            return handler(func, args, kwargs)
-
-        return forgetting
 
     def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
         namespace, name = func.namespace, func._schema.name.partition("::")[2]

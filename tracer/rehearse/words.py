@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -136,3 +137,13 @@ def number(value: float) -> str:
     ('1.0', 'True', '2.614e+16')
     """
     return f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > LONG else str(value)
+
+
+def asker() -> str:
+    """Return file and line of the innermost frame, from the caller's caller on, that is a script's."""
+    frame = sys._getframe(2)  # noqa: SLF001 - no other way is as fast
+    while frame is not None and frame.f_back is not None:
+        if not _is_library(frame.f_code.co_filename):
+            break
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

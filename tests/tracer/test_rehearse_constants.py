@@ -1,0 +1,95 @@
+"""Masks that are constants, whatever their type, are what they are in a real run; random ones are likely."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.rehearse.calls import storage_key
+from tracer.rehearse.chances import chance
+from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
+from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.stated import Stated
+from traces.rehearsal import rehearsal_folder
+
+torch = pytest.importorskip("torch")
+fakes = pytest.importorskip("torch._subclasses.fake_tensor")
+
+SCRIPT = Path(__file__).parent / "constants.py"
+OF_ACTIVATIONS = "of activations: "
+
+
+def test_what_is_asked_of_constants_is_answered_as_in_a_real_run(tmp_path: Path) -> None:
+    """All, any, sums, and comparisons with bounds that decide; what activations were written to is not."""
+    real = subprocess.run([sys.executable, str(SCRIPT), "cpu"], capture_output=True, text=True, check=True)
+    asked = Asked(command=(str(SCRIPT),), world_size=1, ranks=(0,), warmup=0, steps=2)
+    rehearse(asked, tmp_path / "run")
+    said = (rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log").read_text().splitlines()
+    expected = real.stdout.splitlines()
+    assert len(expected) == 2 * (4 * 12 + 3 + 1)
+    for one, other in zip(said, expected, strict=True):
+        assert one == (f"{OF_ACTIVATIONS}False" if one.startswith(OF_ACTIVATIONS) else other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("name", ["zeros", "ones", "full_like", "new_full", "fill_", "zero_"])
+def test_a_constant_is_what_torch_makes_of_its_operator(name: str, dtype: Any) -> None:
+    """Whatever its strides, as long as it has all of its storage; a part of one is left as it was."""
+    args = {"zeros": ([3, 2],), "ones": ([3, 2],), "full_like": (5,), "new_full": ([3, 2], 5), "fill_": (5,)}
+    numbers, packet, call = Numbers(), getattr(torch.ops.aten, name), args.get(name, ())
+    is_in_place, takes_tensor = name.endswith("_"), name not in {"zeros", "ones"}
+    with fakes.FakeTensorMode():
+        made = torch.empty(3, 2, dtype=dtype)
+        made, part = made.t() if is_in_place else made, torch.empty(6, dtype=dtype)[:2]
+    numbers.follow(f"aten.{name}", packet, (made, *call) if takes_tensor else call, {}, made)
+    empty = torch.empty(made.shape, dtype=dtype)
+    expected = packet(empty, *call) if takes_tensor else packet(*call, dtype=dtype)
+    assert torch.equal(numbers.of(made), expected)
+    if is_in_place:
+        overload = {"fill_": torch.ops.aten.fill_.Scalar, "zero_": torch.ops.aten.zero_.default}[name]
+        numbers.follow(f"aten.{name}", overload, (part, *call), {}, part)
+        assert numbers.of(part) is None
+
+
+def test_what_is_written_over_leaves_no_mean_and_no_numbers() -> None:
+    """Of a storage that an unknown operator writes to nothing is known any more."""
+    stated = Stated()
+    with fakes.FakeTensorMode():
+        ones, copied = torch.ones(4), torch.empty(4)
+    stated.numbers.follow("aten.ones", torch.ops.aten.ones.default, ([4],), {}, ones)
+    stated.note("aten.clone", (ones,), copied)
+    assert stated.of(copied).mean == 1.0
+    stated.forget([ones, copied])
+    assert stated.of(copied).mean is None
+    assert stated.of(ones).mean is None
+    assert storage_key(ones) != storage_key(copied)
+
+
+def test_large_constants_are_left_out() -> None:
+    numbers = Numbers()
+    with fakes.FakeTensorMode():
+        large = torch.empty(MOST_ELEMENTS + 1)
+    numbers.follow("aten.zeros", torch.ops.aten.zeros.default, ([MOST_ELEMENTS + 1],), {}, large)
+    assert numbers.of(large) is None
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.0, 0.1, 0.5, 0.9, 1.0, 2.0])
+def test_chances_are_the_shares_of_many_random_numbers_and_add_up(bound: float) -> None:
+    """The share below a bound is that of evenly spread numbers, and with that above it is one."""
+    even = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    below = chance("aten.lt", bound, is_one=False)
+    assert below == pytest.approx(float((even < bound).double().mean()), abs=1e-3)
+    assert below + chance("aten.gt", bound, is_one=False) == pytest.approx(1.0)
+    assert chance("aten.le", bound, is_one=True) == float(below >= 0.5)
+
+
+def test_a_mask_of_random_numbers_selects_its_share_of_them() -> None:
+    stated = Stated()
+    with fakes.FakeTensorMode():
+        drawn, mask = torch.rand(1000), torch.empty(1000, dtype=torch.bool)
+    stated.note("aten.rand", ([1000],), drawn)
+    stated.note("aten.lt", (drawn, 0.15), mask)
+    assert stated.count_true(mask) == 150
+    assert stated.scalar(drawn[0]) == 0.5

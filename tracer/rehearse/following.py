@@ -1,0 +1,63 @@
+"""Handlers of operators that also learn what is known of numbers, or forget it where something is written."""
+# ruff: noqa: SLF001 - this module asks operators what they do
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.computed import FOLLOWED
+
+if TYPE_CHECKING:
+    from tracer.rehearse.questions import Kernel
+    from tracer.rehearse.stated import Stated
+
+
+def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
+    """Return *handler* with what is *known* of numbers followed through an operator.
+
+    Args:
+        known: of the tensors of the rehearsal.
+        name: of the operator without its overload.
+        func: the operator.
+        handler: of its calls.
+    """
+    is_written = func._schema.is_mutable and func.namespace != "c10d"  # what others sent is followed there
+    if name in FOLLOWED:
+        handler = _learning(known, name, handler)
+        return _without_mean(known, handler) if is_written else handler
+    return _forgetting(known, handler) if is_written else handler
+
+
+def _learning(known: Stated, name: str, handler: Kernel) -> Kernel:
+    """Return *handler* with numbers followed through the operator *name*."""
+    follow = known.numbers.follow
+
+    def learning(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = handler(func, args, kwargs)
+        follow(name, func, args, kwargs, out)
+        return out
+
+    return learning
+
+
+def _without_mean(known: Stated, handler: Kernel) -> Kernel:
+    """Return *handler* of an operator that writes numbers over others, whose mean says nothing any more."""
+
+    def without_mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known.forget_mean(tensors_in(kwargs["out"] if "out" in kwargs else args[:1]))
+        return handler(func, args, kwargs)
+
+    return without_mean
+
+
+def _forgetting(known: Stated, handler: Kernel) -> Kernel:
+    """Return *handler* of an operator that writes to operands, of which nothing is known any more."""
+
+    def forgetting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known.forget(tensors_in(args))
+        if kwargs:
+            known.forget(tensors_in(kwargs))
+        return handler(func, args, kwargs)
+
+    return forgetting

@@ -1,0 +1,37 @@
+"""What may be known of the elements of a tensor that nobody computed, and operators that make it known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+COUNTS: Final = frozenset({"aten.histc", "aten.bincount"})
+"""Operators that count elements by value."""
+
+CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
+"""Operators whose last result is a place along a dimension of their first operand."""
+
+SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
+
+SCATTERS: Final = frozenset({"aten.scatter", "aten.scatter_"})
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of the elements of a storage.
+
+    Attributes:
+        mean: of its elements, None if unknown.
+        n_values: from how many values its elements are chosen, 0 if unknown.
+        load: how many times an even share they are.
+        is_own: whether it is of numbers that this rank has, and has told others.
+        is_drawn: whether they are drawn evenly from 0 to 1.
+        each: what each element is told to be, where their means differ; shape of the tensor.
+    """
+
+    mean: float | None = None
+    n_values: int = 0
+    load: float = 1.0
+    is_own: bool = False
+    is_drawn: bool = False
+    each: Any = None
