@@ -3,6 +3,7 @@
 The optimizer is made before or after the first call, and the model moved to the device before or after it.
 """
 
+import copy
 import sys
 
 import torch
@@ -37,6 +38,8 @@ def main(kind: str, way: str) -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(0)
     model = (lazy if kind == "lazy" else sized)()
+    if way == "copied":
+        model = copy.deepcopy(model)
     batch = torch.zeros(ROWS, CHANNELS, SIDE, SIDE)
     if way == "wrapped too early":
         model = DistributedDataParallel(model.cuda())

@@ -35,7 +35,7 @@ def _issued(tables: RankTables) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("way", ["moved first", "moved later", "dry run"])
+@pytest.mark.parametrize("way", ["moved first", "moved later", "dry run", "copied"])
 def test_sizes_come_of_the_first_input(way: str, tmp_path: Path, loaded: Loaded) -> None:
     """Products, convolutions and norms with their statistics; moved before they have sizes, or after.
 

@@ -54,6 +54,7 @@ def install(session: RehearsalSession) -> None:
         kind.__new__ = made
     _tell_apart(parameter)
     _keep_buffers(marked)
+    _keep_copies(marked)
 
 
 def is_shapeless(tensor: Any) -> bool:
@@ -101,3 +102,17 @@ def _keep_buffers(marked: Any) -> None:
         return found
 
     lazy._apply = apply
+
+
+def _keep_copies(marked: Any) -> None:
+    """Let the copy of a tensor without a size have none, as where a model is copied before it is called."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    kind: Any = FakeTensor
+    original = kind.__deepcopy__
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        found = original(self, memo)
+        return marked(found) if is_shapeless(self) else found
+
+    kind.__deepcopy__ = copied
