@@ -8,7 +8,8 @@ from typing import Final
 FACTORIES: Final = frozenset(
     {
         "aten.arange", "aten.full", "aten.lift_fresh", "aten.linspace", "aten.logspace", "aten.ones",
-        "aten.randint", "aten.randperm", "aten.scalar_tensor", "aten.zeros", "aten.tril_indices", "aten.triu_indices",
+        "aten.randint", "aten.randperm", "aten.scalar_tensor", "aten.zeros", "aten.tril_indices",
+        "aten.triu_indices",
     }
 )  # fmt: skip
 """Operators that make numbers of no other tensor's."""
