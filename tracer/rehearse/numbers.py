@@ -149,8 +149,8 @@ class Numbers:
         if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
             self.forget(results)
             with self.really():
-                decided = self._torch.full(results[0].shape, ABSORBS[name], dtype=results[0].dtype)
-                self.keep(results[0], decided)
+                decided = self._torch.full((), ABSORBS[name], dtype=results[0].dtype)
+                self.keep(results[0], decided.expand(results[0].shape))  # which may be too large to be made
             return
         if name in FILLS and self._is_filled(name, args, results[0]):
             return
