@@ -69,6 +69,19 @@ def test_what_is_computed_of_numbers_is_what_torch_computes(values: list[int], a
     assert elements(numbers, result) == [value + added for value in values]
 
 
+@pytest.mark.parametrize("name", ["linspace", "logspace"])
+@given(first=integers(-4, 4), last=integers(-4, 4), count=integers(1, 9))
+def test_fractions_of_a_range_are_what_torch_makes_of_them(
+    name: str, first: int, last: int, count: int
+) -> None:
+    """Models read rates of their layers out of them one by one: a rate of 1.0 drops everything."""
+    operator, numbers = getattr(torch.ops.aten, name).default, Numbers()
+    with fakes.FakeTensorMode():
+        made = operator(first, last, count)
+    numbers.follow(f"aten.{name}", operator, (first, last, count), {}, made)
+    assert torch.equal(numbers.of(made), operator(first, last, count))
+
+
 @pytest.mark.parametrize("name", ["bitwise_or", "logical_or", "bitwise_or_", "bitwise_and", "logical_and_"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_truth_that_decides_alone_is_known_whatever_the_other_is(name: str, first: bool) -> None:
