@@ -155,14 +155,15 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     guard = files.Files(Path(spec["folder"]), spec["rank"])
     guard.install()
     modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make))
+    session.steps.see(modes[-1])
     with threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
     session.notes += guard.said()
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
-            "the script came to its end without an optimizer step: nothing to rehearse; "
-            f"what it printed is in {spec['log']}"
+            "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "
+            f"would say where its steps are: nothing to rehearse; what it printed is in {spec['log']}"
         )
     return _written(spec, session, world) | {"process_s": time.process_time() - began}
 

@@ -27,8 +27,8 @@ from tracer.rehearse.placement import Placement
 from tracer.rehearse.stated import Stated
 from tracer.rehearse.tape import Tape
 from tracer.rehearse.threads import passes_of_threads
+from tracer.rehearse.without_modules import StepsWithoutModules
 from tracer.rehearse.words import NO_STEPS
-from tracer.steps import Steps
 from tracer.training import Training
 
 _Result = TypeVar("_Result")
@@ -91,7 +91,7 @@ class RehearsalSession(Training[IssueLane]):
         self.group_infos: dict[int, Any] = {}
         self.sink = _Nowhere()
         self.disabled: set[str] = set()
-        self.steps: Any = Steps(self)  # type: ignore[arg-type]
+        self.steps: Any = StepsWithoutModules(self)
         self.shapes: Any = None
         self.completions = None
         self.notes: list[str] = []

@@ -1,0 +1,68 @@
+"""Steps of a script that calls no module: plain tensors that require gradients, and an optimizer of them.
+
+A step begins with the first forward, which is otherwise the call of a module. Here the first optimizer that
+steps shows that there is none, and each later step begins with the first function whose results are
+differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.lane import LOSS
+from tracer.steps import Steps
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+FIRST_LEFT_OUT: Final = (
+    "no module is called: the first step, of which nothing says where it begins, is left out, "
+    "and the next one kept"
+)
+"""What to say where the first step was asked for."""
+
+
+class StepsWithoutModules(Steps):
+    """Steps that begin with functions from then on where an optimizer steps before any module is called.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        super().__init__(session)  # type: ignore[arg-type]
+        self._rehearsal = session
+        self._mode: Any = None
+
+    def see(self, mode: Any) -> None:
+        """Functions of torch go through *mode*, an instance of a class of its own."""
+        self._mode = mode
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer begins: of a step that no module has begun, if it is the first."""
+        session = self._rehearsal
+        if session.position.step < 0 and self._mode is not None:
+            if not session.warmup:
+                session.warn(FIRST_LEFT_OUT)
+                session.warmup = 1
+            self.begin()
+            self._watch(type(self._mode))
+        super().optimizer_begins(optimizer)
+
+    def _watch(self, mode: Any) -> None:
+        """Have a step begin with the first function, called under *mode*, whose results are differentiated.
+
+        A rehearsal may end there, and what raises between an operator and C++ may abort the process.
+        """
+        handle, lane = mode.__torch_function__, self._rehearsal.lane
+
+        def beginning(self_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = handle(self_, func, types, args, kwargs)
+            is_between = self._end is not None and lane.depth == 0
+            if is_between and any(one.grad_fn is not None for one in tensors_in(out)):
+                self.begin()
+                lane.owner = ("forward", LOSS)
+            return out
+
+        mode.__torch_function__ = beginning
