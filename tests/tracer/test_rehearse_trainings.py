@@ -18,7 +18,8 @@ ALL = tuple(range(TRAININGS * STEPS))
 
 def rehearsed(folder: Path, *how: str) -> tuple[list[int], Counter[int], dict[int, int]]:
     """Return what was allocated around each training; of each step its events, and its peak memory."""
-    rehearse(Asked(command=(str(SCRIPT), *how), world_size=2, ranks=(0,), warmup=0, steps=99), folder)
+    asked = Asked(command=(str(SCRIPT), *how), world_size=2, ranks=(0,), warmup=0, steps=99)
+    assert rehearse(asked, folder).job["steps"] == len(ALL)  # as many as there are, not as were asked for
     tables = read_rank(rehearsal_folder(folder), 0)
     said = (rehearsal_folder(folder) / "rank-00000" / "output.log").read_text().splitlines()
     places, n_events, peaks = tables.places.to_pylist(), Counter[int](), Counter[int]()

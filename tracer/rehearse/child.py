@@ -256,6 +256,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "model": session.model,
         "job": {**session.job, "forwards_per_step": session.by_step.get(last, session.forwards)},
         "first_step": first_step,
+        "steps": max(min(spec["steps"], session.position.step - first_step), 1),
         "memory": session.memory.described(),
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "n_choices": 0 if routing is None else routing.n_choices,

@@ -252,7 +252,7 @@ class _Acted:
             job={
                 **job,
                 "first_step": first["first_step"],
-                "steps": self._asked.steps,
+                "steps": first["steps"],
                 "rehearsing_s": max(one["process_s"] for one in outcomes.values()),
                 "rehearsing_bytes": max(one["memory_used_bytes"] for one in outcomes.values()),
             },
