@@ -129,6 +129,11 @@ class Recording:
             depth=self._depth,
         )
 
+    def end_step(self) -> None:
+        """End a step, because the training says so."""
+        if self.session is not None and not self.session.is_closed:
+            self.session.guarded("modules", self.session.steps.told)()
+
     def note_error(self, error: BaseException) -> None:
         """Note the exception that ends the training."""
         if self.session is not None and not isinstance(error, SystemExit):
@@ -242,9 +247,8 @@ def step() -> None:
 
     From the first call on, optimizers end no steps any more. Does nothing where nothing is recorded.
     """
-    session = _active[0].session if _active else None
-    if session is not None and not session.is_closed:
-        session.guarded("modules", session.steps.told)()
+    if _active:
+        _active[0].end_step()
 
 
 def activate(recording: Recording) -> None:

@@ -109,6 +109,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     """
     began = time.process_time()
     _environment(spec)
+    from tracer.record import activate
     from tracer.rehearse import (
         accelerators,
         devices,
@@ -122,6 +123,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         under_ddp,
     )
     from tracer.rehearse.moving import Moves
+    from tracer.rehearse.own_steps import RehearsedRecording
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.streams import Streams
     from tracer.rehearse.watch import Watcher
@@ -156,10 +158,11 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     guard.install()
     modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make))
     session.steps.see(modes[-1])
+    activate(RehearsedRecording(session, Path(spec["folder"])))
     with threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += guard.said()
+    session.notes += [*guard.said(), *session.steps.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "

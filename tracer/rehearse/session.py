@@ -23,11 +23,11 @@ from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.memory import Memory
 from tracer.rehearse.meter import Meter
+from tracer.rehearse.own_steps import OwnSteps
 from tracer.rehearse.placement import Placement
 from tracer.rehearse.stated import Stated
 from tracer.rehearse.tape import Tape
 from tracer.rehearse.threads import passes_of_threads
-from tracer.rehearse.without_modules import StepsWithoutModules
 from tracer.rehearse.words import NO_STEPS
 from tracer.training import Training
 
@@ -91,11 +91,11 @@ class RehearsalSession(Training[IssueLane]):
         self.group_infos: dict[int, Any] = {}
         self.sink = _Nowhere()
         self.disabled: set[str] = set()
-        self.steps: Any = StepsWithoutModules(self)
+        self.steps: Any = OwnSteps(self)
         self.shapes: Any = None
         self.completions = None
         self.notes: list[str] = []
-        self.forwards, self._forgotten = 0, -1
+        self.forwards, self._forgotten, self._first_whole = 0, -1, 0
         self._model: Any = None
         self._model_is = (False, False)
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -182,7 +182,8 @@ class RehearsalSession(Training[IssueLane]):
     def first_kept(self) -> int:
         """Return the first step that is kept: fewer warm up where the script did fewer in all."""
         done = self.position.step
-        first = max(min(self.warmup, done - self.n_steps), 0)
+        first = max(min(self.warmup, done - self.n_steps), self._forgotten, self._first_whole)
+        first = max(min(first, done - 1), 0)
         if not done:
             self.warn(NO_STEPS)
         elif first < self.warmup:
@@ -192,6 +193,10 @@ class RehearsalSession(Training[IssueLane]):
                 self.tape.take_back()
                 self.memory.take_back()
         return first
+
+    def leave_out(self, n_steps: int) -> None:
+        """Keep none of the first *n_steps*: they are no whole ones."""
+        self._first_whole, self.warmup = n_steps, max(self.warmup, n_steps)
 
     def _keep_first(self) -> None:
         """Keep the first step after all: another one would take as long and show the same."""

@@ -1,0 +1,57 @@
+"""A script that records itself and ends its own steps has these in a rehearsal, and records nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tracer.own_steps import N_STEPS, ROWS, WIDTH
+from tracer.rehearse.acting import Loaded
+from tracer.rehearse.own_steps import NOT_YET
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+SCRIPT = Path(__file__).parent / "own_steps.py"
+PRODUCTS = 2 * 2 * ROWS * WIDTH * WIDTH
+"""FLOPs of a forward and a backward: the rows ask for no gradient."""
+
+
+def _rehearsed(folder: Path, loaded: Loaded, rounds: int, what: str, kept: tuple[int, int]) -> Rehearsal:
+    command = (str(SCRIPT), str(folder.parent / "recorded"), str(rounds), what)
+    asked = Asked(command=command, world_size=2, ranks=(0,), warmup=kept[0], steps=kept[1])
+    return rehearse(asked, folder, on=loaded)
+
+
+def _per_step(folder: Path) -> dict[int, tuple[int, int]]:
+    """FLOPs and number of sums of every step that is written down."""
+    tables = read_rank(rehearsal_folder(folder), 0)
+    places, works = tables.places.to_pylist(), tables.works.to_pylist()
+    found: dict[int, tuple[int, int]] = {}
+    for event in tables.events.to_pylist():
+        step = places[event["place"]]["step"]
+        flops, n_sums = found.get(step, (0, 0))
+        if event["what"] == 0:
+            flops += works[event["item"]]["flops"]
+        found[step] = flops, n_sums + (event["what"] == 1)
+    return found
+
+
+@pytest.mark.parametrize("what", ["model", "tensors"])
+@pytest.mark.parametrize(
+    ("rounds", "kept"), [(1, (1, 1)), (2, (1, 1)), (2, (1, 2)), (3, (3, 1)), (2, (0, 99))]
+)
+def test_a_step_is_all_that_the_script_does_between_two_of_its_marks(
+    tmp_path: Path, loaded: Loaded, what: str, rounds: int, kept: tuple[int, int]
+) -> None:
+    """Of more steps than there are, those are kept that no step of an optimizer had ended before."""
+    folder = tmp_path / "run"
+    rehearsal = _rehearsed(folder, loaded, rounds, what, kept)
+    found = _per_step(folder)
+    assert set(found.values()) == {(rounds * PRODUCTS, rounds)}
+    assert len(found) == rehearsal.job["steps"] == min(kept[1], N_STEPS - 1)
+    assert not any(NOT_YET in note for note in rehearsal.notes)
+    assert not (tmp_path / "recorded").exists()
+
+
+def test_a_rehearsal_that_ends_before_the_first_mark_says_so(tmp_path: Path, loaded: Loaded) -> None:
+    notes = _rehearsed(tmp_path / "run", loaded, 4, "model", (1, 1)).notes
+    assert any(NOT_YET in note for note in notes)

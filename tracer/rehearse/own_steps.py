@@ -1,0 +1,83 @@
+"""A script that records itself, or says where its steps end, in a rehearsal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Final
+
+from tracer.record import Recording, step
+from tracer.rehearse.without_modules import StepsWithoutModules
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+NOT_YET: Final = (
+    "the script names foretrace.step(), which it had not called when the rehearsal ended: the steps are "
+    "those of its optimizers (--warmup N rehearses further; from the first call on, they are those of the "
+    "script)"
+)
+"""What to say where steps may be other ones than the script's."""
+
+
+class OwnSteps(StepsWithoutModules):
+    """Steps that a script may end itself: what it does before it first does so only warms up.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        super().__init__(session)
+        self._may_tell: bool | None = None
+
+    def optimizer_ends(self, optimizer: object) -> None:
+        """An optimizer has stepped, perhaps in a loop that ends steps itself."""
+        if self._may_tell is None:
+            self._may_tell = names_step(sys._getframe(1))  # noqa: SLF001 - the stack of the script
+        super().optimizer_ends(optimizer)
+
+    def told(self) -> None:
+        """The script says that a step is over."""
+        session = self._rehearsal
+        if not self._is_told:
+            step_number = max(session.position.step - (self._end is not None), 0)
+            if step_number or session.position.step < 0:  # parts of it counted as steps, or building does
+                session.leave_out(step_number + 1)
+        super().told()
+
+    def said(self) -> list[str]:
+        """Return what to say of the steps at the end."""
+        return [NOT_YET] if self._may_tell and not self._is_told else []
+
+
+class RehearsedRecording(Recording):
+    """What ``foretrace.record`` yields in a rehearsal, where nothing is recorded.
+
+    Args:
+        session: the rehearsal.
+        folder: where the rehearsal writes.
+    """
+
+    def __init__(self, session: RehearsalSession, folder: Path) -> None:
+        super().__init__(folder, name="", flush_s=None)
+        self._rehearsal = session
+        self.is_over = True
+
+    def end_step(self) -> None:
+        """End a step of the rehearsal, as the script says."""
+        self._rehearsal.steps.told()
+
+
+def names_step(frame: FrameType | None) -> bool:
+    """Whether *frame*, or one that has called it, has a name for ``foretrace.step``."""
+    while frame is not None:
+        names = frame.f_code.co_names
+        for value in (*map(frame.f_globals.get, names), *frame.f_locals.values()):
+            if value is step:
+                return True
+            if isinstance(value, ModuleType) and value.__name__ == "foretrace" and "step" in names:
+                return True
+        frame = frame.f_back
+    return False
