@@ -44,7 +44,7 @@ def test_old_names_of_types_do_what_devices_do(tmp_path: Path) -> None:
 def test_old_names_of_the_host_ask_the_tensors_in_a_list_for_their_numbers(tmp_path: Path) -> None:
     """As ``torch.tensor`` does: nobody knows a loss; types tell tensors apart as before."""
     said, _ = _rehearsed(old_names, "listed", tmp_path / "listed")
-    lists = "[[1.0], [[1.0, 1.0]], [1.0], [3, 4]]"
+    lists = "[[1.0], [[1.0, 2.0]], [1.0], [3, 4]]"
     assert said == f"{lists} torch.int64 [True, False] torch.float16"
 
 

@@ -20,6 +20,8 @@ NOT_YET: Final = (
 )
 """What to say where steps may be other ones than the script's."""
 
+MODULE: Final = "foretrace"
+
 
 class OwnSteps(StepsWithoutModules):
     """Steps that a script may end itself: what it does before it first does so only warms up.
@@ -71,13 +73,19 @@ class RehearsedRecording(Recording):
 
 
 def names_step(frame: FrameType | None) -> bool:
-    """Whether *frame*, or one that has called it, has a name for ``foretrace.step``."""
+    """Whether the code of *frame*, or of one that has called it, has a name for ``foretrace.step``.
+
+    Local variables are not asked for: a frame keeps what it has told of them, tensors that are gone included.
+    """
     while frame is not None:
-        names = frame.f_code.co_names
-        for value in (*map(frame.f_globals.get, names), *frame.f_locals.values()):
-            if value is step:
-                return True
-            if isinstance(value, ModuleType) and value.__name__ == "foretrace" and "step" in names:
-                return True
+        names, known = frame.f_code.co_names, frame.f_globals
+        if any(known.get(name) is step for name in names):
+            return True
+        if "step" in names and any(name == MODULE or _is_module(known.get(name)) for name in names):
+            return True
         frame = frame.f_back
     return False
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, ModuleType) and value.__name__ == MODULE
