@@ -1,11 +1,8 @@
-"""From what ranks issue to a program: the order of CUDA streams, who meets whom, what it costs."""
+"""From what a rank issues to a program: the order of CUDA streams, and what it costs."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
@@ -13,124 +10,20 @@ from simulator.compute.timing import ComputeModel
 from simulator.errors import JobError
 from simulator.network.cost import Network
 from simulator.rehearsed.figures import model_flops, rows_and_tokens
-from simulator.rehearsed.rank import RankWriter
 from simulator.rehearsed.run import simulate_rehearsal
-from simulator.rehearsed.works import op_of, priced
+from simulator.rehearsed.works import op_of
 from simulator.workload.ops import gemm
+from tests.simulator.rehearsal_tables import GIB, SIDE, machine, message, place, run, tables, work, written
 from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
 from traces.errors import RunError
 from traces.layout import Group, Layout
 from traces.rehearsal import (
-    EVENTS,
-    MESSAGES,
-    PLACES,
-    WHAT,
-    WORKS,
-    RankTables,
     Rehearsal,
     read_rank,
     read_rehearsal,
     write_rank,
     write_rehearsal,
 )
-
-MACHINE = "dgx-h100"
-SIDE = 8192
-GIB = 2**30
-
-
-def machine(n_gpus: int) -> Cluster:
-    """Return the machine of all tests."""
-    return load_cluster(MACHINE, max(n_gpus, 8))
-
-
-def work(**changes: Any) -> dict[str, Any]:
-    """Return a large product, or something else."""
-    product = {
-        "name": "aten.mm",
-        "kind": "gemm",
-        "shapes": "",
-        "dtype": "bf16",
-        "m": SIDE,
-        "n": SIDE,
-        "k": SIDE,
-    }
-    sizes = {"flops": 2 * SIDE**3, "bytes_moved": 6 * SIDE**2, "batch": 1, "v_dim": 0}
-    even = {"rows": (), "along": ""}
-    return {**product, **sizes, **even, "causal": False, "kernels": 1, "is_known": True, **changes}
-
-
-def message(kind: str = "all_reduce", **changes: Any) -> dict[str, Any]:
-    """Return a collective of group 1, or a transfer."""
-    fixed = {
-        "group": 1,
-        "size_bytes": GIB,
-        "dtype": "bf16",
-        "peer": -1,
-        "is_async": True,
-        "name": "gradients",
-        "sent_bytes": (),
-        "received_bytes": (),
-    }
-    return {"kind": kind, **fixed, **changes}
-
-
-def place(**changes: Any) -> dict[str, Any]:
-    """Return a place in a forward."""
-    fixed = {"kind": "forward", "name": "layers.0", "layer": 0, "step": 1, "microbatch": -1, "stage": -1}
-    return {**fixed, "virtual_stage": -1, "trains": True, **changes}
-
-
-def tables(
-    events: Sequence[tuple[str, int, int, int]],
-    works: Sequence[dict[str, Any]] = (),
-    messages: Sequence[dict[str, Any]] = (),
-    places: Sequence[dict[str, Any]] = (),
-) -> RankTables:
-    """Return the tables of events (what, item, stream, number), all at the first place."""
-    rows = [
-        {
-            "what": WHAT.index(what),
-            "item": item,
-            "place": 0,
-            "stream": stream,
-            "number": number,
-            "allocated_bytes": 100,
-        }
-        for what, item, stream, number in events
-    ]
-    return RankTables(
-        pa.Table.from_pylist(rows, EVENTS),
-        pa.Table.from_pylist(list(works) or [work()], WORKS),
-        pa.Table.from_pylist(list(messages) or [message()], MESSAGES),
-        pa.Table.from_pylist(list(places) or [place()], PLACES),
-    )
-
-
-def written(found: RankTables) -> RankWriter:
-    """Return the tasks of a rank."""
-    compute = ComputeModel(machine(8).device, "bf16")
-    groups = {1: Group(id=1, axis="dp", ranks=(0, 1))}
-    return RankWriter(found, priced(found.works, compute), groups, range(1, 2))
-
-
-def run(folder: Path, ranks: dict[int, RankTables], groups: Sequence[Group], **changes: Any) -> Any:
-    """Write a rehearsal and time it."""
-    world = changes.pop("world_size", 2)
-    for rank, found in ranks.items():
-        write_rank(folder / "rehearsal", rank, found)
-    settings: dict[str, Any] = {
-        "layout": Layout(dp=world),
-        "representatives": (0,) * world,
-        "job": {"first_step": 1, "steps": 1, "input_shape": [1, 4096], "forwards_per_step": 1},
-    }
-    rehearsal = Rehearsal(
-        world_size=world, ranks=tuple(ranks), name="test", groups=tuple(groups), **{**settings, **changes}
-    )
-    write_rehearsal(folder / "rehearsal", rehearsal)
-    return simulate_rehearsal(folder, machine)
-
 
 DP = Group(id=1, axis="dp", ranks=(0, 1))
 
@@ -253,119 +146,6 @@ def test_a_collective_that_nothing_hides_costs_what_the_network_says(tmp_path: P
     assert simulation.summary["step_time_s"] == pytest.approx((found.latency_ns + found.wire_ns) / 1e9)
     assert simulation.info.representatives == (0, 0)
     assert simulation.run.spans([1]).num_rows == simulation.run.spans([0]).num_rows
-
-
-PP = Group(id=1, axis="pp", ranks=(0, 1))
-
-
-def test_sender_and_receiver_meet(tmp_path: Path) -> None:
-    """The receiver waits while the sender computes: a bubble, and both end together."""
-    send, recv = message("send", peer=1), message("recv", peer=0)
-    sender = tables([*[("op", 0, 0, -1)] * 20, ("communication", 0, 0, 0)], messages=[send])
-    receiver = tables([("communication", 0, 0, 0), ("wait", -1, 0, 0), ("op", 0, 0, -1)], messages=[recv])
-    simulation = run(tmp_path, {0: sender, 1: receiver}, [PP], layout=Layout(pp=2), representatives=(0, 1))
-    ends = {
-        row["kind"]: row["start_ns"] + row["duration_ns"]
-        for row in simulation.spans.to_pylist()
-        if row["category"] == "p2p"
-    }
-    assert ends["send"] == ends["recv"]
-    assert simulation.summary["bubble_fraction"] > 0.1
-    assert not [warning for warning in simulation.info.warnings if "not rehearsed" in warning]
-
-
-def test_a_stage_that_is_done_first_idles_until_the_last_one_is(tmp_path: Path) -> None:
-    """Two stages of equal work, one after the other: each idles for half of the step."""
-    ops = [("op", 0, 0, -1)] * 400
-    sender = tables([*ops, ("communication", 0, 0, 0)], messages=[message("send", peer=1)])
-    receiver = tables(
-        [("communication", 0, 0, 0), ("wait", -1, 0, 0), *ops], messages=[message("recv", peer=0)]
-    )
-    simulation = run(tmp_path, {0: sender, 1: receiver}, [PP], layout=Layout(pp=2), representatives=(0, 1))
-    windows = [row["duration_ns"] for row in simulation.spans.to_pylist() if row["category"] == "step"]
-    assert len(windows) == 2
-    assert windows[0] == windows[1]
-    assert simulation.summary["bubble_fraction"] == pytest.approx(0.5, abs=0.01)
-
-
-def _twice(events: Sequence[tuple[str, int, int, int]], messages: Sequence[dict[str, Any]]) -> RankTables:
-    """Return two steps of *events*, in each of which a message of each kind is sent once."""
-    numbered = [
-        (what, item, stream, {"communication": at, "wait": at * len(events) + number}.get(what, -1))
-        for at in range(2)
-        for what, item, stream, number in events
-    ]
-    found = tables(numbered, messages=messages, places=[place(step=1), place(step=2)])
-    column = found.events.schema.get_field_index("place")
-    field = EVENTS.field(column)
-    places = pa.array([at for at in range(2) for _ in events], field.type)
-    return found._replace(events=found.events.set_column(column, field, places))
-
-
-def test_of_several_steps_each_has_the_idle_time_before_its_work(tmp_path: Path) -> None:
-    """There and back through two stages: the second is done first, and waits for the next step to reach it.
-
-    As in a recording, a step ends with the stage's own work, and what it waits behind that is in the next
-    one's window; in the first one's is what came behind a step that was not simulated. So all are as long.
-    """
-    ops = [("op", 0, 0, -1)] * 100
-    n = len(ops)
-    there_and_back = [("communication", 0, 0, 0), ("communication", 1, 0, 0), ("wait", -1, 0, n + 1)]
-    first = _twice([*ops, *there_and_back, *ops], [message("send", peer=1), message("recv", peer=1)])
-    through = [("communication", 0, 0, 0), ("wait", -1, 0, 0), *ops, ("communication", 1, 0, 0)]
-    second = _twice(through, [message("recv", peer=0), message("send", peer=0)])
-    job = {"first_step": 1, "steps": 2, "input_shape": [1, 4096], "forwards_per_step": 1}
-    simulation = run(
-        tmp_path,
-        {0: first, 1: second},
-        [PP],
-        layout=Layout(pp=2),
-        representatives=(0, 1),
-        job=job,
-    )
-    rows = simulation.spans.to_pylist()
-    windows = [row for row in rows if row["category"] == "step"]
-    assert len({row["duration_ns"] for row in windows}) == 1
-    assert min(row["start_ns"] for row in rows) == 0
-    for rank in (0, 1):
-        one, other = ((w["start_ns"], w["start_ns"] + w["duration_ns"]) for w in windows if w["rank"] == rank)
-        ends = [
-            max(
-                row["start_ns"] + row["duration_ns"]
-                for row in rows
-                if row["rank"] == rank and row["category"] != "step" and row["step"] == step
-            )
-            for step in (windows[0]["step"], windows[1]["step"])
-        ]
-        assert ends == [one[1], other[1]]
-        assert one[1] == other[0]
-
-
-def test_a_ring_of_ranks_of_which_one_stands_for_all_meets_itself(tmp_path: Path) -> None:
-    ring = Group(id=1, axis="cp", ranks=(0, 1, 2, 3))
-    both = [message("send", peer=1), message("recv", peer=3)]
-    found = tables([("communication", 0, 0, 0), ("communication", 1, 0, 0)], messages=both)
-    simulation = run(tmp_path, {0: found}, [ring], world_size=4, layout=Layout(cp=4))
-    assert not [warning for warning in simulation.info.warnings if "not rehearsed" in warning]
-
-
-def test_a_peer_that_was_not_rehearsed_is_said(tmp_path: Path) -> None:
-    sender = tables([("communication", 0, 0, 0)], messages=[message("send", peer=1)])
-    simulation = run(tmp_path, {0: sender}, [PP], layout=Layout(pp=2), representatives=(0, 0))
-    assert any("rehearse with --ranks auto" in warning for warning in simulation.info.warnings)
-
-
-def test_a_pipeline_rank_alone_is_not_taken_for_its_neighbours(tmp_path: Path) -> None:
-    """It sends to the next stage and receives from the last: nobody is there, and nothing waits for ever."""
-    both = [message("send", peer=1), message("recv", peer=3)]
-    found = tables(
-        [("communication", 1, 0, 0), ("wait", -1, 0, 0), ("communication", 0, 0, 0)], messages=both
-    )
-    ring = Group(id=1, axis="pp", ranks=(0, 1, 2, 3))
-    simulation = run(
-        tmp_path, {0: found}, [ring], world_size=4, layout=Layout(pp=4), representatives=(0,) * 4
-    )
-    assert any("2 transfers go to" in warning for warning in simulation.info.warnings)
 
 
 def test_steps_without_work_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from simulator.clock import to_ns
 from simulator.compute.timing import ComputeModel
 from simulator.rehearsed.rank import RankTask
 from simulator.rehearsed.works import priced
-from tests.simulator.test_rehearsed import machine, tables, work, written
+from tests.simulator.rehearsal_tables import machine, tables, work, written
 
 MIB = 2**20
 PRODUCT = work()

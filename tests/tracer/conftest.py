@@ -17,6 +17,8 @@ from tests.processes import Ranks, Runner
 from tracer.native import build
 from tracer.native.build import SWITCH
 from tracer.rehearse.acting import Loaded
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 from traces.run import Run
 from traces.store import open_run
 
@@ -101,6 +103,21 @@ def loaded() -> Iterator[Loaded]:
     pytest.importorskip("torch")
     with Loaded() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def rehearsed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loaded: Loaded
+) -> Callable[[str], tuple[Rehearsal, RankTables]]:
+    """Return a function that rehearses rank 0 of RANKS of a module's SCRIPT, once each way it is told."""
+
+    @cache
+    def run(way: str) -> tuple[Rehearsal, RankTables]:
+        folder = tmp_path_factory.mktemp("run") / "run"
+        asked = Asked(command=(str(request.module.SCRIPT), way), world_size=request.module.RANKS, ranks=(0,))
+        return rehearse(asked, folder, on=loaded), read_rank(rehearsal_folder(folder), 0)
+
+    return run
 
 
 @pytest.fixture(scope="session")

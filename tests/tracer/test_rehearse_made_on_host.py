@@ -1,15 +1,12 @@
 """What is made on the host is its memory, and what goes up and down crosses the link: sums by hand."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tracer.host_work import host_bytes
-from tracer.rehearse.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
+from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables
 
 pytest.importorskip("torch")
 
@@ -17,19 +14,6 @@ SCRIPT, RANKS = Path(__file__).parent / "made_on_host.py", 4
 LAYER_BYTES, ROWS_BYTES, TABLE_BYTES, PLACES_BYTES = 64 * 64 * 4, 8 * 64 * 4, 1000 * 64 * 4, 8 * 8
 LARGE_BYTES = 512 * 64 * 4
 HOST_WAIT = 5
-
-
-@pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> Any:
-    """Return a function that rehearses the script, once each way."""
-
-    @cache
-    def run(way: str) -> tuple[Rehearsal, RankTables]:
-        folder = tmp_path_factory.mktemp("run") / "run"
-        asked = Asked(command=(str(SCRIPT), way), world_size=RANKS, ranks=(0,))
-        return rehearse(asked, folder, on=loaded), read_rank(rehearsal_folder(folder), 0)
-
-    return run
 
 
 def _events(tables: RankTables) -> list[dict[str, Any]]:

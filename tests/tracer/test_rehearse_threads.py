@@ -1,35 +1,19 @@
 """Threads that a script starts issue what the first thread would."""
 
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
+from traces.rehearsal import RankTables
 
 pytest.importorskip("torch")
 
-SCRIPT = Path(__file__).parent / "threaded.py"
+SCRIPT, RANKS = Path(__file__).parent / "threaded.py", 2
 
 COMMUNICATION = 1
-
-
-@pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> Any:
-    """Return a function that rehearses the script, once each way."""
-
-    @cache
-    def run(kind: str) -> tuple[Rehearsal, RankTables]:
-        folder = tmp_path_factory.mktemp("run") / "run"
-        asked = Asked(command=(str(SCRIPT), kind), world_size=2, ranks=(0,))
-        return rehearse(asked, folder, on=loaded), read_rank(rehearsal_folder(folder), 0)
-
-    return run
 
 
 def _issued(tables: RankTables) -> Counter[tuple[object, ...]]:
