@@ -33,7 +33,7 @@ SAID_BY_GLOO = re.compile(r"^\[Gloo\] .*\n", re.MULTILINE)
 MOST_RUNS = 3
 """How often processes are started until they do not fail so."""
 
-TIMEOUT_S = 600
+TIMEOUT_S = 300
 """Time after which processes count as hanging: they take seconds, or minutes on a machine that others use."""
 
 NEWER = (2, 8)

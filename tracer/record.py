@@ -20,7 +20,7 @@ from tracer.native import build
 from tracer.process import is_distributed
 from tracer.run_directory import AGAIN, check_new, with_words
 from tracer.window import Window
-from tracer.with_group import expect, first_line, forget
+from tracer.with_group import expect, first_line, follow, forget
 
 if TYPE_CHECKING:
     from tracer.drift import RunClock
@@ -224,7 +224,9 @@ def record(
         sys.stderr.write(f"foretrace: recording {advice}\n")
     _active.append(recording)
     try:
-        if not (in_group := is_distributed()):
+        if in_group := is_distributed():
+            follow()
+        else:
             expect(recording)
         if in_group or not recording.awaits_group:
             recording.begin()

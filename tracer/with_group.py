@@ -12,6 +12,7 @@ from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.guarded import is_interrupt
+from tracer.meeting import Meeting
 from tracer.run_directory import REFUSED
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ _expecting: Final[list[Recording]] = []
 _torch: Final[dict[str, Callable[..., None]]] = {}
 """What torch does itself when a process joins a process group and leaves it."""
 
+_meeting: Final = Meeting()
+"""Where this process meets the other ranks."""
+
 
 def expect(recording: Recording, module: Any = None) -> None:
     """Have *recording* begin whenever this process calls ``init_process_group`` and end with the group.
@@ -31,11 +35,16 @@ def expect(recording: Recording, module: Any = None) -> None:
         recording: what to begin, until `forget` is told.
         module: ``torch.distributed.distributed_c10d``, while torch is being imported; None imports it.
     """
+    follow(module)
+    _expecting.append(recording)
+
+
+def follow(module: Any = None) -> None:
+    """See whatever process group this process joins and leaves from now on; *module* as for `expect`."""
     if not _torch:
         module = module or import_module("torch.distributed.distributed_c10d")
         _torch["joins"] = _led(module.init_process_group, _to_joined)
         _torch["leaves"] = _led(module.destroy_process_group, _to_left)
-    _expecting.append(recording)
 
 
 def forget(recording: Recording) -> None:
@@ -76,7 +85,7 @@ def _to_left(*args: Any, **kwargs: Any) -> None:
 
 def joined(*args: Any, **kwargs: Any) -> None:
     """Join a process group as torch does, then begin what waits for that."""
-    _torch["joins"](*args, **kwargs)
+    _meeting.join(_torch["joins"], args, kwargs)
     for recording in tuple(_expecting):
         begin_now(recording)
 
@@ -88,6 +97,7 @@ def left(group: Any = None) -> None:
     if group is None or group is dist.group.WORLD:
         for recording in tuple(_expecting):
             recording.leave_group()
+        _meeting.leave()
     _torch["leaves"](group)
 
 

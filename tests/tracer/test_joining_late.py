@@ -10,7 +10,7 @@ from tracer.record import NO_GROUP
 from traces.store import open_run
 
 JOINED = """
-import sys
+import sys, time
 import torch, torch.distributed as dist
 from torch.distributed import init_process_group
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,21 +22,35 @@ def by_mesh():
 class Script:
     join = staticmethod(init_process_group)
 
-def trained():
+def joined():
     {"mesh": by_mesh, "name": lambda: init_process_group("gloo"), "class": lambda: Script.join("gloo"),
-     "module": lambda: dist.init_process_group("gloo")}[sys.argv[2]]()
-    dist.all_reduce(torch.ones(2))
+     "module": lambda: dist.init_process_group("gloo")}.get(sys.argv[2], by_mesh)()
+
+def left():
+    time.sleep(0.3 * (dist.get_rank() == 0))
     dist.destroy_process_group()
 
 for number in range(2):
+    if sys.argv[2] == "before":
+        joined()
     with foretrace.record(f"{sys.argv[1]}/{number}"):
-        trained()
+        if sys.argv[2] != "before":
+            joined()
+        dist.all_reduce(torch.ones(2))
+        if sys.argv[2] != "before":
+            left()
+    if sys.argv[2] == "before":
+        left()
 """
 
 
-@pytest.mark.parametrize("way", ["mesh", "name", "class", "module"])
+@pytest.mark.parametrize("way", ["mesh", "name", "class", "module", "before"])
 def test_a_group_begins_a_recording_whatever_it_is_made_by(tmp_path: Path, ranks: Any, way: str) -> None:
-    """torch and scripts bind ``init_process_group`` by its name, before the block is entered."""
+    """torch and scripts bind ``init_process_group`` by its name, before the block is entered.
+
+    Rank 0 leaves late: without a recording the other would meet it at the store of the first group, and both
+    would wait for half an hour.
+    """
     done = ranks.run([sys.executable, "-W", "ignore", "-c", JOINED, str(tmp_path), way], {}, fresh=tmp_path)
     assert done.status == (0, 0), done.errors
     assert "nothing recorded" not in done.errors
