@@ -166,7 +166,8 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "
-            f"would say where its steps are: nothing to rehearse; what it printed is in {spec['log']}"
+            "would say where its steps are: nothing to rehearse; if it trains all the same, call "
+            f"foretrace.step() at the end of each step; what it printed is in {spec['log']}"
         )
     return _written(spec, session, world) | {"process_s": time.process_time() - began}
 
