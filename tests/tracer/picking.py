@@ -22,8 +22,20 @@ PICKS: dict[str, Callable[[Tensor], Tensor]] = {
     "take": lambda table: table.take(rows("cuda")),
     "topk": lambda table: table.topk(2).values,
     "max": lambda table: table.max(dim=1).values,
+    "min": lambda table: table.min(dim=1).values,
     "median": lambda table: table.median(dim=1).values,
+    "nanmedian": lambda table: table.nanmedian(dim=1).values,
+    "kthvalue": lambda table: table.kthvalue(2, dim=1).values,
+    "mode": lambda table: table.mode(dim=1).values,
 }
+
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sort": lambda table: table.sort(dim=1).values,
+    "stable sort": lambda table: table.sort(dim=1, stable=True).values,
+    "cummax": lambda table: table.cummax(dim=1).values,
+    "cummin": lambda table: table.cummin(dim=1).values,
+}
+"""As many numbers as the table has, each with its place in 8 bytes."""
 
 
 class Picked(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -35,7 +47,7 @@ class Picked(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
     def forward(self, way: str) -> Tensor:
         """Pick by this *way*."""
-        return PICKS[way](self.table)
+        return (PICKS | ORDERS)[way](self.table)
 
 
 if __name__ == "__main__":
