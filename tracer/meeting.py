@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import inspect
 import os
-import time
+import select
+import socket
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
 
@@ -21,11 +24,14 @@ from tracer import internals
 PATIENCE_S: Final = 60.0
 """How long the old store may stay: rank 0 may have much left to write, or the script holds its store."""
 
-POLL_S: Final = 0.005
-"""Time between two looks at the old store, one small message each."""
-
 AGENT: Final = "TORCHELASTIC_USE_AGENT_STORE"
 """Set where the store is that of torchrun, which stays."""
+
+OPEN_FILES: Final = Path("/dev/fd")
+"""The open files of this process, on Linux and macOS."""
+
+MAPPED: Final = "::ffff:"
+"""How an address of IPv4 begins where it is written as one of IPv6."""
 
 Address = tuple[str, int]
 
@@ -34,10 +40,10 @@ class Meeting:
     """Where this process has met the other ranks of its last process group."""
 
     def __init__(self) -> None:
-        self._left: tuple[Any, Address] | None = None
+        self._left: tuple[socket.socket, Address] | None = None
 
     def leave(self) -> None:
-        """Keep a connection to the store of the group that is left; on rank 0 that would keep the store."""
+        """Keep a connection to the store of the group that is left; on rank 0 there is none to wait for."""
         import torch.distributed as dist
 
         with suppress(Exception):  # torch says what is wrong
@@ -45,24 +51,51 @@ class Meeting:
             while isinstance(store, dist.PrefixStore):
                 store = store.underlying_store
             if isinstance(store, dist.TCPStore) and dist.get_rank() != 0:
-                self._left = store, (store.host, store.port)
+                address = (store.host, store.port)
+                if (connection := _connection(address)) is not None:
+                    self._left = connection, address
 
     def join(self, join: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Join by *join* with *args* and *kwargs*, once the store of an earlier group there has gone."""
         left, self._left = self._left, None
-        if left is not None and _address(join, args, kwargs) == left[1]:
-            _wait(left[0])
-        left = None
+        if left is not None:
+            with left[0] as connection:
+                if _address(join, args, kwargs) == left[1]:
+                    _wait(connection)
         join(*args, **kwargs)
 
 
-def _wait(store: Any) -> None:
-    """Wait until rank 0 has given *store* up."""
-    until = time.monotonic() + PATIENCE_S
-    with suppress(RuntimeError):  # its connection was closed
-        while time.monotonic() < until:
-            store.check(["foretrace"])
-            time.sleep(POLL_S)
+def _connection(address: Address) -> socket.socket | None:
+    """Return a copy of a connection of this process to *address*, None if there is none.
+
+    A question to the store itself would do, but once the store has gone torch prints an error of C++.
+    """
+    if socket.getdefaulttimeout() is not None:  # Python would set that, for torch as well
+        return None
+    hosts = {str(one[4][0]) for one in socket.getaddrinfo(*address)}
+    for number in (int(file.name) for file in OPEN_FILES.iterdir()):
+        host, port = _peer(number)
+        if port == address[1] and host in hosts:
+            return socket.socket(fileno=os.dup(number))
+    return None
+
+
+def _peer(number: int) -> Address:
+    """Return to whom the open file *number* is connected; no host where it is to nobody by TCP."""
+    with suppress(OSError):  # closed by now, or connected to nobody
+        if stat.S_ISSOCK(os.fstat(number).st_mode):
+            with socket.socket(fileno=os.dup(number)) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    host, port = one.getpeername()[:2]
+                    return host.removeprefix(MAPPED), port
+    return "", 0
+
+
+def _wait(connection: socket.socket) -> None:
+    """Wait until rank 0 has closed *connection*, because it has given its store up."""
+    closed = select.poll()
+    closed.register(connection, select.POLLIN)
+    closed.poll(PATIENCE_S * 1e3)
 
 
 def _address(join: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Address | None:
