@@ -27,12 +27,17 @@ class BackwardHook:
 
     Args:
         session: the recording.
+
+    Attributes:
+        n_running: backward passes that run, one inside the other.
+        kind: of their spans.
+        ends_with_graph: whether something else than compute comes behind the last node of a graph.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lane = session.lane
-        self._depth = 0
+        self.n_running = 0
         self._entering: dict[Block, Callable[[Any], None]] = {}
         self.kind = "backward"
         self.ends_with_graph = False
@@ -65,17 +70,17 @@ class BackwardHook:
     @property
     def forward_kind(self) -> str:
         """Kind of a forward that runs now: inside of a backward pass it is a recomputation."""
-        return "recompute" if self._depth else "forward"
+        return "recompute" if self.n_running else "forward"
 
     def _begin(self) -> int:
-        self._depth += 1
+        self.n_running += 1
         self._is_ending = False
         self._lane.own()
         block = self._lane.block
         return self._lane.push(self.kind, LOSS if block is NOBODY else block)
 
     def _end(self, depth: int) -> None:
-        self._depth -= 1
+        self.n_running -= 1
         self._lane.pop(depth)
         self._session.sweep()
 
@@ -95,7 +100,7 @@ class BackwardHook:
         session, disabled, replace = self._session, self._session.disabled, self._lane.replace
 
         def enter(_: Any) -> None:
-            if "modules" in disabled or not self._depth:
+            if "modules" in disabled or not self.n_running:
                 return
             try:
                 if self.ends_with_graph and not self._is_ending:

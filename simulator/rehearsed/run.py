@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +16,17 @@ from simulator.errors import JobError
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
 from simulator.program import Program
-from simulator.rehearsed.figures import figures, stage_of, steps_of
+from simulator.rehearsed.figures import figures, steps_of
 from simulator.rehearsed.kernels import described, separate_parts
+from simulator.rehearsed.notes import notes
 from simulator.rehearsed.program import Joiner, RankTasks, assembled
 from simulator.rehearsed.rank import OP, RankTask, RankWriter
 from simulator.rehearsed.streams import on_device, rules
 from simulator.rehearsed.windows import closed
-from simulator.rehearsed.works import Priced, counts_of, precision_of, priced
+from simulator.rehearsed.works import Priced, precision_of, priced
 from simulator.simulate import Progress, Simulation
 from topologies.cluster import Cluster
 from topologies.placement import place
-from topologies.units import format_bytes
 from traces.info import RunInfo
 from traces.rehearsal import (
     ON_HOST,
@@ -38,7 +37,6 @@ from traces.rehearsal import (
     read_rehearsal,
     rehearsal_folder,
 )
-from traces.report.format import format_share
 from traces.timeline import MEMORY
 
 OPERATIONS_PER_KERNEL: Final = 0.65
@@ -50,16 +48,6 @@ BARE_PER_OPERATION: Final = 8 / 65
 around it, 65 us: 5 us for a call from Python without a gradient (pytorch/pytorch issue 41383), 3 us for the
 launch (meta-pytorch/tritonbench pull request 1017). What a script does between the parts of a step is of the
 kind: a copy per rank, a norm, a mean of losses."""
-
-SHOWN: Final = 5
-"""Most unknown operators that a note lists."""
-
-SHOWN_TOLD: Final = 8
-"""Numbers told to the script that a warning names."""
-
-SHOWN_PARTS: Final = 3
-"""Parts of a memory that is too full that are named."""
-
 
 Floats = npt.NDArray[np.float64]
 
@@ -103,38 +91,67 @@ def simulate_rehearsal(
     compute = ComputeModel(machine.device, precision)
     network = Network(machine, place(rehearsal.world_size, machine, placement), choice(nccl_algo, nccl_proto))
     tell("building the program")
-    sharing = min(machine.gpus_per_node, rehearsal.world_size)
+    built = _built(rehearsal, tables, compute, network)
+    if not built.program.n_tasks:
+        raise JobError(f"{path}: the steps that were kept hold no work; rehearse with --warmup 0")
+    tell(f"running {built.program.n_tasks:,} tasks")
+    runner = choose(engine, built.program.n_tasks, tell)
+    spans = closed(runner.run(built.program, ()), rehearsal)
+    tell("adding up")
+    said = notes(rehearsal, machine, built.joiner, tables, built.costs)
+    simulation = Simulation(
+        info=_info(rehearsal, machine, precision, said, list(tables.values())),
+        spans=spans,
+        memory=_memory(built.ranks, built.program, spans, machine.device.reserved_bytes),
+    )
+    simulation.info.summary.update(  # type: ignore[attr-defined]
+        {
+            **figures(simulation, rehearsal, machine, precision, tables),
+            "rests_on": _rests_on(built, rehearsal, compute),
+            "engine": runner.NAME,
+        }
+    )
+    return simulation
+
+
+class _Built(NamedTuple):
+    """A rehearsal as a program.
+
+    Attributes:
+        program: of all ranks that were rehearsed.
+        ranks: what each of them issued.
+        costs: what the works of each cost.
+        joiner: what has joined them.
+        host_bound: ranks whose host is slower than their device.
+    """
+
+    program: Program
+    ranks: Mapping[int, Issued]
+    costs: Mapping[int, Priced]
+    joiner: Joiner
+    host_bound: Sequence[int]
+
+
+def _built(
+    rehearsal: Rehearsal, tables: Mapping[int, RankTables], compute: ComputeModel, network: Network
+) -> _Built:
+    """Return the program of a rehearsal on a machine."""
+    sharing = min(network.cluster.gpus_per_node, rehearsal.world_size)
     costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
     ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute)
     joiner = Joiner(network, {group.id: group for group in rehearsal.groups}, rehearsal.representatives)
     parts = [RankTasks(rank, *one) for rank, one in ranks.items()]
     program = assembled(parts, joiner, steps_of(rehearsal).start)
-    if not program.n_tasks:
-        raise JobError(f"{path}: the steps that were kept hold no work; rehearse with --warmup 0")
-    tell(f"running {program.n_tasks:,} tasks")
-    runner = choose(engine, program.n_tasks, tell)
-    spans = closed(runner.run(program, ()), rehearsal)
-    tell("adding up")
-    notes = [
-        *_too_full(rehearsal, machine),
-        *_missing(joiner),
-        *rehearsal.notes,
-        *_told(rehearsal.stated),
-        *_unknown(tables, costs),
-    ]
-    simulation = Simulation(
-        info=_info(rehearsal, machine, precision, notes, list(tables.values())),
-        spans=spans,
-        memory=_memory(ranks, program, spans, machine.device.reserved_bytes),
-    )
-    rests_on = [*compute.notes, *rules(machine.device), *joiner.assumed(), *rehearsal.checked]
-    if host_bound:
-        rests_on.append(f"launching takes longer than computing on rank {', '.join(map(str, host_bound))}")
-    simulation.info.summary.update(  # type: ignore[attr-defined]
-        {**figures(simulation, rehearsal, machine, precision, tables), "rests_on": rests_on}
-        | {"engine": runner.NAME}
-    )
-    return simulation
+    return _Built(program, ranks, costs, joiner, host_bound)
+
+
+def _rests_on(built: _Built, rehearsal: Rehearsal, compute: ComputeModel) -> list[str]:
+    """Return what the times rest on."""
+    found = [*compute.notes, *rules(compute.device), *built.joiner.assumed(), *rehearsal.checked]
+    if built.host_bound:
+        ranks = ", ".join(map(str, built.host_bound))
+        found.append(f"launching takes longer than computing on rank {ranks}")
+    return found
 
 
 def _rank_tasks(
@@ -166,67 +183,6 @@ def _launch_s(tables: RankTables, operation_s: float) -> Floats:
         for row in tables.places.to_pylist()
     ]
     return operation_s * np.array(operations)
-
-
-def _told(stated: Sequence[str]) -> list[str]:
-    """Return one sentence about all numbers that the script was told, if there are any."""
-    if not stated:
-        return []
-    shown = [
-        told.replace(" reads a number: told", ":").replace(" (nothing is known of it)", "")
-        for told in stated[:SHOWN_TOLD]
-    ]
-    rest = f"; and {len(stated) - SHOWN_TOLD} more" if len(stated) > SHOWN_TOLD else ""
-    return [
-        f"the script read numbers that a rehearsal does not compute, and was told: {'; '.join(shown)}{rest}"
-    ]
-
-
-def _too_full(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
-    """Return a sentence about rehearsed ranks that do not fit into a device, if there are any."""
-    limit = machine.device.memory_bytes
-    stages = [stage_of(rehearsal, rank, machine) for rank in rehearsal.ranks]
-    full = sorted((one for one in stages if one["peak_bytes"] > limit), key=lambda one: -one["peak_bytes"])
-    if not full:
-        return []
-    parts = sorted(full[0]["bytes"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
-    words = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
-    which = f"rank {full[0]['rank']} does not fit"
-    if len(full) > 1:
-        which = f"{len(full)} of {len(stages)} rehearsed ranks do not fit, rank {full[0]['rank']} least"
-    return [f"{which}: {format_bytes(full[0]['peak_bytes'])} of {format_bytes(limit)}; largest: {words}"]
-
-
-def _missing(joiner: Joiner) -> list[str]:
-    """Return a sentence about transfers whose other side was not rehearsed."""
-    alone = joiner.alone()
-    if not alone:
-        return []
-    peers = sorted({meeting.peer for _, meeting in alone})
-    shown = ", ".join(map(str, peers[:SHOWN])) + (", ..." if len(peers) > SHOWN else "")
-    words = (
-        f"{len(alone)} transfers go to or come from ranks that were not rehearsed ({shown}), so that waiting"
-    )
-    return [f"{words} for them is not in the times: rehearse with --ranks auto"]
-
-
-def _unknown(tables: Mapping[int, RankTables], costs: Mapping[int, Priced]) -> list[str]:
-    """Return a sentence about operators whose kernels nobody knows, with the share of time they stand for."""
-    seconds: Counter[str] = Counter()
-    total = 0.0
-    for rank, one in tables.items():
-        counts = counts_of(one.events, one.works.num_rows, OP)
-        for name, known, n, s in zip(
-            costs[rank].names, costs[rank].is_known, counts.tolist(), costs[rank].seconds, strict=True
-        ):
-            total += n * s
-            if not known:
-                seconds[name] += n * s
-    if not seconds:
-        return []
-    listed = ", ".join(f"{name} {format_share(s / total)}" for name, s in seconds.most_common(SHOWN))
-    how = "priced by the bytes of their operands or as a product of as many FLOPs"
-    return [f"kernels whose time nobody has measured, {how}, with their share of compute: {listed}"]
 
 
 def _info(

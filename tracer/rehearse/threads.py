@@ -152,11 +152,12 @@ def passes_of_threads(kind: Any) -> Any:
         """A forward is a recomputation inside of a backward pass of its own thread alone."""
 
         @property
-        def _depth(self) -> int:
+        def n_running(self) -> int:
+            """Backward passes of this thread that run, one inside the other."""
             return int(self._lane.n_backwards)
 
-        @_depth.setter
-        def _depth(self, number: int) -> None:
+        @n_running.setter
+        def n_running(self, number: int) -> None:
             self._lane.n_backwards = number
 
     return Passes

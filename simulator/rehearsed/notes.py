@@ -1,0 +1,111 @@
+"""What is said of a rehearsed run beside its figures: what does not fit, is missing, or is not known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from simulator.rehearsed.figures import stage_of
+from simulator.rehearsed.program import Joiner
+from simulator.rehearsed.rank import OP
+from simulator.rehearsed.works import Priced, counts_of
+from topologies.cluster import Cluster
+from topologies.units import format_bytes
+from traces.rehearsal import RankTables, Rehearsal
+from traces.report.format import format_share
+
+SHOWN: Final = 5
+"""Most unknown operators that a note lists."""
+
+SHOWN_TOLD: Final = 8
+"""Numbers told to the script that a warning names."""
+
+SHOWN_PARTS: Final = 3
+"""Parts of a memory that is too full that are named."""
+
+
+def notes(
+    rehearsal: Rehearsal,
+    machine: Cluster,
+    joiner: Joiner,
+    tables: Mapping[int, RankTables],
+    costs: Mapping[int, Priced],
+) -> list[str]:
+    """Return all of it, a sentence each; among them what the rehearsal itself has noted.
+
+    Args:
+        rehearsal: what is simulated.
+        machine: on which.
+        joiner: has joined what its ranks sent each other.
+        tables: what each rank did.
+        costs: what the works of each cost.
+    """
+    return [
+        *_too_full(rehearsal, machine),
+        *_missing(joiner),
+        *rehearsal.notes,
+        *_told(rehearsal.stated),
+        *_unknown(tables, costs),
+    ]
+
+
+def _too_full(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
+    """Return a sentence about rehearsed ranks that do not fit into a device, if there are any."""
+    limit = machine.device.memory_bytes
+    stages = [stage_of(rehearsal, rank, machine) for rank in rehearsal.ranks]
+    full = sorted((one for one in stages if one["peak_bytes"] > limit), key=lambda one: -one["peak_bytes"])
+    if not full:
+        return []
+    parts = sorted(full[0]["bytes"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
+    words = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    which = f"rank {full[0]['rank']} does not fit"
+    if len(full) > 1:
+        which = f"{len(full)} of {len(stages)} rehearsed ranks do not fit, rank {full[0]['rank']} least"
+    return [f"{which}: {format_bytes(full[0]['peak_bytes'])} of {format_bytes(limit)}; largest: {words}"]
+
+
+def _missing(joiner: Joiner) -> list[str]:
+    """Return a sentence about transfers whose other side was not rehearsed."""
+    alone = joiner.alone()
+    if not alone:
+        return []
+    peers = sorted({meeting.peer for _, meeting in alone})
+    shown = ", ".join(map(str, peers[:SHOWN])) + (", ..." if len(peers) > SHOWN else "")
+    words = (
+        f"{len(alone)} transfers go to or come from ranks that were not rehearsed ({shown}), so that waiting"
+    )
+    return [f"{words} for them is not in the times: rehearse with --ranks auto"]
+
+
+def _told(stated: Sequence[str]) -> list[str]:
+    """Return one sentence about all numbers that the script was told, if there are any."""
+    if not stated:
+        return []
+    shown = [
+        told.replace(" reads a number: told", ":").replace(" (nothing is known of it)", "")
+        for told in stated[:SHOWN_TOLD]
+    ]
+    rest = f"; and {len(stated) - SHOWN_TOLD} more" if len(stated) > SHOWN_TOLD else ""
+    return [
+        f"the script read numbers that a rehearsal does not compute, and was told: {'; '.join(shown)}{rest}"
+    ]
+
+
+def _unknown(tables: Mapping[int, RankTables], costs: Mapping[int, Priced]) -> list[str]:
+    """Return a sentence about operators whose kernels nobody knows, with the share of time they stand for."""
+    seconds: Counter[str] = Counter()
+    total = 0.0
+    for rank, one in tables.items():
+        counts = counts_of(one.events, one.works.num_rows, OP)
+        for name, known, n, s in zip(
+            costs[rank].names, costs[rank].is_known, counts.tolist(), costs[rank].seconds, strict=True
+        ):
+            total += n * s
+            if not known:
+                seconds[name] += n * s
+    if not seconds:
+        return []
+    listed = ", ".join(f"{name} {format_share(s / total)}" for name, s in seconds.most_common(SHOWN))
+    how = "priced by the bytes of their operands or as a product of as many FLOPs"
+    return [f"kernels whose time nobody has measured, {how}, with their share of compute: {listed}"]
