@@ -1,7 +1,11 @@
-"""Trainings of a table of which some numbers are picked: ``picking.py WAY``."""
+"""Trainings of a table of which some numbers are picked: ``picking.py WAY [twice]``.
+
+With a second word the gradient is differentiated, as for a penalty on its size.
+"""
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +42,23 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 """As many numbers as the table has, each with its place in 8 bytes."""
 
 
+class Copied(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    """A function of the script's own, whose backward adds to a copy of its zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor) -> Tensor:
+        """Pick rows."""
+        return table.index_select(0, rows("cuda"))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Put their gradient where they were."""
+        return grad.new_zeros(WORDS, WIDTH).index_add(0, rows("cuda"), grad)
+
+
+OWN: dict[str, Callable[[Tensor], Tensor]] = {"own": Copied.apply}
+
+
 class Picked(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A table, of which some numbers are picked."""
 
@@ -47,7 +68,16 @@ class Picked(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
     def forward(self, way: str) -> Tensor:
         """Pick by this *way*."""
-        return (PICKS | ORDERS)[way](self.table)
+        return (PICKS | ORDERS | OWN)[way](self.table)
+
+
+def step(model: Picked, way: str, *, is_twice: bool) -> None:
+    """Go backward, perhaps through the gradient, too."""
+    if is_twice:
+        (grad,) = torch.autograd.grad(model(way).square().sum(), [model.table], create_graph=True)
+        grad.sum().backward()
+    else:
+        model(way).sum().backward()
 
 
 if __name__ == "__main__":
@@ -55,6 +85,6 @@ if __name__ == "__main__":
     model = Picked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
-        model(sys.argv[1]).sum().backward()
+        step(model, sys.argv[1], is_twice=len(sys.argv) > 2)
         optimizer.step()
         optimizer.zero_grad()

@@ -41,10 +41,10 @@ def writing(handler: Callable[..., Any], variant: Any, into: Callable[..., Any])
     """Return *handler*, which leaves the work to *into*, that of the *variant* in place, where torch does."""
     import torch
 
-    node_of, is_differentiated = torch._C._current_autograd_node, torch.is_grad_enabled
+    node_of = torch._C._current_autograd_node
 
     def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        node = None if is_differentiated() else node_of()
+        node = node_of()
         if node is None or node.name() not in NODES:
             return handler(func, args, kwargs)
         into(variant, args, kwargs)
