@@ -27,6 +27,7 @@ def install(session: RehearsalSession) -> None:
             if hasattr(module, name):
                 setattr(module, name, function)
     _shards()
+    _told_states()
 
 
 def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
@@ -76,6 +77,38 @@ def _shards() -> None:
         return sorted({*keys, *trained}), own
 
     anywhere._map_param_key_to_optim_keys = mapped
+
+
+def _told_states() -> None:
+    """Let ranks that wait for states of rank 0 hear of what they hold themselves, in whole sizes.
+
+    Rank 0 tells them names, sizes and types as an object, and then broadcasts each tensor.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import _state_dict_utils as module
+    from torch.distributed.checkpoint import state_dict as user
+
+    anywhere: Any = module
+    original = anywhere._broadcast_state_dict
+
+    def broadcast(whole: Any, own: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        told = {
+            name: anywhere._TensorInfo(one.size(), one.dtype) if torch.is_tensor(one) and one.dim() else one
+            for name, one in own.items()
+        }
+
+        def tell(objects: list[Any], *_: Any, **__: Any) -> None:
+            if dist.get_rank():
+                objects[0] = told
+
+        hear, dist.broadcast_object_list = dist.broadcast_object_list, tell
+        try:
+            original(whole, own, *args, **kwargs)
+        finally:
+            dist.broadcast_object_list = hear
+
+    anywhere._broadcast_state_dict = user._broadcast_state_dict = broadcast
 
 
 def _modules() -> tuple[Any, ...]:

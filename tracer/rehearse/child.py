@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tracer.rehearse import launchers
 from tracer.rehearse.acting import stages_of
 from tracer.rehearse.errors import Finished, RehearsalError, UnlikeError
-from tracer.rehearse.words import explain, place
+from tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
 """Between two looks at whether a rank has ended."""
@@ -108,13 +109,13 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         RehearsalError: the script cannot be rehearsed, or did no step.
     """
     began = time.process_time()
-    _environment(spec)
+    os.environ.update(launchers.environment(spec))
+    sys.argv = list(spec["command"])
     from tracer.record import activate
     from tracer.rehearse import (
         accelerators,
         devices,
         files,
-        launchers,
         old_types,
         placement,
         sharding,
@@ -172,24 +173,6 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     return _written(spec, session, world) | {"process_s": time.process_time() - began}
 
 
-def _environment(spec: Mapping[str, Any]) -> None:
-    """Set what a launcher sets, and what a script sees of its command line."""
-    rank, n_local = spec["rank"], spec["local_world_size"]
-    os.environ.update(
-        {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(spec["world_size"]),
-            "LOCAL_RANK": str(rank % n_local),
-            "LOCAL_WORLD_SIZE": str(n_local),
-            "GROUP_RANK": str(rank // n_local),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
-            "TORCHELASTIC_RUN_ID": "rehearsal",
-        }
-    )
-    sys.argv = list(spec["command"])
-
-
 def _fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -197,36 +180,45 @@ def _fake_mode() -> Any:
 
 
 def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
-    """Run the script under *modes* until it ends, or has done the steps that were asked for."""
-    from contextlib import ExitStack
+    """Run the script under *modes* until it ends, or has done the steps that were asked for.
 
+    Raises:
+        UnlikeError: micro-batches have to be run that were not.
+        RehearsalError: the script cannot be rehearsed, even if it has caught what says so.
+    """
+    error: BaseException | None = None
     try:
-        with ExitStack() as stack:
-            for mode in modes:
-                stack.enter_context(mode)
-            if spec["stub"]:
-                runpy.run_path(spec["stub"], run_name="__stub__")
-            if spec["module"]:
-                sys.path.insert(0, str(Path.cwd()))
-                runpy.run_module(spec["command"][0], run_name="__main__", alter_sys=True)
-            else:
-                sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
-                runpy.run_path(spec["command"][0], run_name="__main__")
-            session.is_over = True
-            session.steps.finish()
+        _play(spec, session, modes)
     except Finished:
         pass
-    except SystemExit as error:
-        if error.code not in {None, 0}:
-            raise RehearsalError(
-                f"the script ended with {error.code}; its output is in {spec['log']}"
-            ) from error
-    except UnlikeError:
-        raise
-    except RehearsalError as error:
-        raise RehearsalError(f"{place(error)}: {error}") from error
-    except Exception as error:
-        raise RehearsalError(explain(error, spec)) from error
+    except SystemExit as left:
+        error = left if left.code not in {None, 0} else None
+    except Exception as found:
+        error = found
+    error = session.failures.refusal() or error
+    if isinstance(error, UnlikeError):
+        raise error
+    if error is not None:
+        raise RehearsalError(ending(error, spec)) from error
+
+
+def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
+    """Run the script to its end."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        if spec["stub"]:
+            runpy.run_path(spec["stub"], run_name="__stub__")
+        if spec["module"]:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(spec["command"][0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
+            runpy.run_path(spec["command"][0], run_name="__main__")
+        session.is_over = True
+        session.steps.finish()
 
 
 def _known_shapes(folder: Path) -> dict[int, Any]:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tracer.errors import RecordError
 
 
 class RehearsalError(RecordError):
-    """A script cannot be rehearsed as it is; the message says which part of it, and what to do."""
+    """A script cannot be rehearsed as it is; the message says which part of it, and what to do.
+
+    Attributes:
+        raised: those of this process, for a script may catch them.
+    """
+
+    raised: ClassVar[list[RehearsalError]] = []
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.raised.append(self)
 
 
 class UnlikeError(RehearsalError):

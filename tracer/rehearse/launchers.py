@@ -7,9 +7,9 @@ process is; Accelerate's also says by what its configuration file wants the mode
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tracer.rehearse.errors import RehearsalError
 
@@ -23,6 +23,35 @@ MODULES: Final = frozenset(
 
 TOLD: Final = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "FP8_")
 """How names of variables begin by which Accelerate's launcher tells its library what to do."""
+
+
+def environment(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return what torchrun sets for a rank: one group of workers, none of which was started again.
+
+    Source: ``worker_env`` in torch/distributed/elastic/agent/server/local_elastic_agent.py.
+
+    Args:
+        spec: ``rank``, ``world_size`` and ``local_world_size``.
+    """
+    rank, n_ranks, n_local = spec["rank"], spec["world_size"], spec["local_world_size"]
+    found = {
+        "RANK": rank,
+        "WORLD_SIZE": n_ranks,
+        "LOCAL_RANK": rank % n_local,
+        "LOCAL_WORLD_SIZE": n_local,
+        "GROUP_RANK": rank // n_local,
+        "GROUP_WORLD_SIZE": -(-n_ranks // n_local),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": n_ranks,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "rehearsal",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+    }
+    return {name: str(value) for name, value in found.items()}
 
 
 def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:

@@ -19,6 +19,7 @@ from tracer.rehearse import calling
 from tracer.rehearse.backends import Backends
 from tracer.rehearse.calls import is_wrapped
 from tracer.rehearse.errors import Finished
+from tracer.rehearse.failures import Failures
 from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.memory import Memory
@@ -34,8 +35,7 @@ from tracer.training import Training
 _Result = TypeVar("_Result")
 
 LONG_STEP: Final = 15_000
-"""Events of a first step after which no second one is run: some seconds of processor time. DDP always has a
-second one, in which it has other buckets."""
+"""Events of a first step after which none follows (some seconds); under DDP one does, with other buckets."""
 
 MADE_ONCE: Final = frozenset({"aten.zeros_like", "aten.full_like", "aten.zeros", "aten.full"})
 """Operators by which an optimizer makes its states in its first step."""
@@ -86,7 +86,7 @@ class RehearsalSession(Training[IssueLane]):
         self.host = Host(self)
         self.placement = Placement(self)
         self.backends = Backends(self)
-        self.stated = Stated(expert_load)
+        self.stated, self.failures = Stated(expert_load), Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
         self.sink = _Nowhere()
@@ -161,6 +161,7 @@ class RehearsalSession(Training[IssueLane]):
 
     def step_ended(self) -> None:
         """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
+        self.failures.step_ended()
         self.by_step[self.position.step - 1] = self.forwards
         is_long = self.tape.n_events - self.tape.n_repeated > LONG_STEP and self.job.get("sharding") != "ddp"
         if self.position.step == 1 and self.warmup == 1 and is_long:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
-from tracer.rehearse import agreeing, in_place
+from tracer.rehearse import agreeing, in_place, symmetric
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
 from tracer.rehearse.counted import Counted
@@ -80,7 +80,11 @@ class Watcher:
                         return NotImplemented
                 if session.is_aside:
                     return func(*args, **(kwargs or {}))
-                return (handlers.get(func) or made(func))(func, args, kwargs or {})
+                try:
+                    return (handlers.get(func) or made(func))(func, args, kwargs or {})
+                except Exception as error:
+                    session.failures.add(error)
+                    raise
 
         self._mode = WatchMode()
         return self._mode
@@ -122,6 +126,8 @@ class Watcher:
             return self._communications.functional(FUNCTIONAL[name]) if name in FUNCTIONAL else _through
         if namespace == "prim":
             return _through
+        if namespace == symmetric.NAMESPACE:
+            return symmetric.by_parts(self._session, self._mode, func)  # type: ignore[no-any-return]
         if func.is_view and full != "aten._to_copy":
             return self._viewing
         if full in DATA_DEPENDENT:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from tracer.rehearse.errors import RehearsalError
+
 DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
 """Errors of fake tensors where an operator needs numbers."""
 
@@ -41,6 +43,8 @@ HINTS: Final[Mapping[str, str]] = {
     f"({STUB}), put scaled_dot_product_attention, with is_causal or without, in place of flex_attention",
     "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
     'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
+    "SymmetricMemory": "symmetric memory is not acted out; rehearse with collectives in its place, by an "
+    f"argument of the script or in a stub file ({STUB})",
     "SparseTensorImpl": "sparse tensors are not acted out; rehearse with dense gradients, as sparse=False",
 }
 """What to say of errors of torch by what stands in them."""
@@ -52,6 +56,13 @@ def _missing(error: ModuleNotFoundError) -> str:
     while cause is not None and not getattr(cause, "name", None):
         cause = cause.__cause__ or cause.__context__
     return str(getattr(cause, "name", None) or error)
+
+
+def ending(error: BaseException, spec: Mapping[str, Any]) -> str:
+    """Return what to say of an *error* that has ended the script, or that the script has caught."""
+    if isinstance(error, SystemExit):
+        return f"the script ended with {error.code}; its output is in {spec['log']}"
+    return f"{place(error)}: {error}" if isinstance(error, RehearsalError) else explain(error, spec)
 
 
 def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
@@ -68,7 +79,7 @@ def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
             f"{where}: {operator} needs numbers, which a rehearsal does not have; say in a stub file what "
             f"it makes ({STUB})"
         )
-    if kind in UNSUPPORTED or "fake impl" in str(error) or "register_fake" in str(error):
+    if is_of_fakes(error):
         operator = _operator(error)
         return (
             f"{where}: nobody has said what the custom operator {operator} makes; in a stub file ({STUB}): "
@@ -90,6 +101,12 @@ def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
     if hint := next((hint for sign, hint in HINTS.items() if sign in words), ""):
         return f"{where}: {hint}"
     return f"{where}: {kind}: {words}; all of it is in {spec['log']}"
+
+
+def is_of_fakes(error: BaseException) -> bool:
+    """Whether *error* is one that no real run has: its tensors have numbers, and operators make them."""
+    is_unsaid = "fake impl" in str(error) or "register_fake" in str(error)
+    return is_unsaid or type(error).__name__ in DEPENDS | UNSUPPORTED
 
 
 def _operator(error: BaseException) -> str:

@@ -35,6 +35,7 @@ class World:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.made: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._has_device = False
 
     def install(self, session: RehearsalSession) -> None:
         """Replace how processes meet in *session*; torch must have been imported."""
@@ -50,6 +51,7 @@ class World:
         for name, function in (
             ("init_process_group", self._joined),
             ("new_group", self._made_group),
+            ("split_group", self._split),
             *_object_collectives(dist),
         ):
             for module in (anywhere, self._dist):
@@ -76,6 +78,7 @@ class World:
     def _joined(self, *args: Any, **kwargs: Any) -> None:
         """Join the world, whatever rendezvous is asked for; remember the backend that was."""
         asked = kwargs.get("backend", args[0] if args else None)
+        self._has_device = kwargs.get("device_id") is not None
         self._backends.ask("", str(asked or ("nccl" if kwargs.get("device_id") is not None else UNSAID)))
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -95,6 +98,23 @@ class World:
         if asked:
             self._backends.ask(name, str(asked))
         return group
+
+    def _split(
+        self, parent_pg: Any = None, split_ranks: Any = None, *_: Any, group_desc: Any = None, **__: Any
+    ) -> Any:
+        """Make the groups of *split_ranks*, which are places in the parent; return that of this rank."""
+        if not split_ranks:
+            raise ValueError("split_ranks cannot be None or empty")
+        if not self._has_device:
+            raise RuntimeError(
+                "No device associated with the default pg, not safe to split any process groups"
+            )
+        parents, mine = self._dist.get_process_group_ranks(parent_pg or self._dist.group.WORLD), None
+        for places in split_ranks:
+            ranks = [parents[place] for place in places]
+            group = self._made_group(ranks, group_desc=group_desc)
+            mine = group if self.rank in ranks else mine
+        return mine
 
     def _backend(self, group: Any = None) -> Any:
         """Return the backend that the script asked for, by which it and libraries choose what they send."""

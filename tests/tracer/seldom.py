@@ -1,0 +1,74 @@
+"""What trainings seldom do, one kind after the other: ``seldom.py KIND``."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+WIDTH, ROWS, OUT = 32, 16, 48
+
+
+def split(x: Tensor) -> None:
+    """Sum over a half of the even and one of the odd ranks, by places in groups of them."""
+    even = dist.get_rank() % 2 == 0
+    groups = [dist.new_group(list(range(first, dist.get_world_size(), 2))) for first in (0, 1)]
+    half = dist.split_group(groups[0 if even else 1], [[0, 1]])
+    if half is not None:
+        dist.all_reduce(x, group=half)
+
+
+def fused(x: Tensor) -> None:
+    """Gather and multiply, multiply and scatter: by operators that do both at once."""
+    name = dist.group.WORLD.group_name
+    weight = x.new_empty(WIDTH, OUT)
+    torch.ops.symm_mem.fused_all_gather_matmul(x, [weight, weight], 0, name)
+    torch.ops.symm_mem.fused_matmul_reduce_scatter(x, weight, "sum", 0, name)
+
+
+def parts(x: Tensor) -> None:
+    """Do the same one after the other."""
+    n = dist.get_world_size()
+    weight, whole = x.new_empty(WIDTH, OUT), x.new_empty(n * ROWS, WIDTH)
+    dist.all_gather_into_tensor(whole, x)
+    _ = whole @ weight, whole @ weight
+    product = x @ weight
+    dist.reduce_scatter_tensor(product.new_empty(ROWS // n, OUT), product)
+
+
+def other(x: Tensor) -> None:
+    """Sum in a kernel that reads what other ranks have."""
+    torch.ops.symm_mem.one_shot_all_reduce(x, "sum", dist.group.WORLD.group_name)
+
+
+def launched(x: Tensor) -> None:
+    """Take sizes out of what a launcher says in the environment."""
+    n = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + int(os.environ["GROUP_WORLD_SIZE"])
+    dist.all_reduce(x.new_empty(n + int(os.environ["ROLE_RANK"])))
+
+
+def train(kind: str) -> None:
+    """Train two steps of two layers in shards, with the part of that *kind* behind each."""
+    dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, OUT)).cuda()
+    whole = model.state_dict() if dist.get_rank() == 0 else {}
+    if kind == "states":
+        fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        x = torch.randn(ROWS, WIDTH, device="cuda")
+        model(x).sum().backward()
+        if kind == "states":
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+            set_model_state_dict(model, dict(whole), options=options)  # it is filled
+        else:
+            globals()[kind](x)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    train(sys.argv[1])

@@ -1,0 +1,53 @@
+"""A script that catches an error of the rehearsal alone is not rehearsed without what it leaves out."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tracer.catching import MICROBATCHES, WIDTH
+from tracer.rehearse.acting import Loaded
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.rehearsing import Asked, rehearse
+from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+SCRIPT = Path(__file__).parent / "catching.py"
+
+
+def _rehearsed(kind: str, folder: Path, loaded: Loaded, world_size: int = 2) -> Rehearsal:
+    asked = Asked(command=(str(SCRIPT), kind), world_size=world_size, ranks=(0,))
+    return rehearse(asked, folder, on=loaded)
+
+
+@pytest.mark.parametrize("ending", ["", "-exit"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("custom", r"catching.py:\d+: nobody has said what the custom operator catching::kernel makes"),
+        ("pick", r"catching.py:\d+: aten._unique2.default needs numbers"),
+        ("graph", r"catching.py:\d+: CUDA graphs are not acted out"),
+    ],
+)
+def test_what_no_real_run_would_catch_ends_the_rehearsal(
+    kind: str, said: str, ending: str, tmp_path: Path, loaded: Loaded
+) -> None:
+    """Whether the script goes on or ends with words of its own: the first cause is said."""
+    with pytest.raises(RehearsalError, match=said):
+        _rehearsed(kind + ending, tmp_path / "run", loaded)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_real_run_would_catch_is_said(tmp_path: Path, loaded: Loaded) -> None:
+    """A GPU refuses such a product, too: the script goes on as there."""
+    notes = _rehearsed("unlike", tmp_path / "run", loaded).notes
+    assert sum("has caught an error of an operator" in note and "aten.mm" in note for note in notes) == 1
+
+
+def test_unlike_microbatches_are_all_run_though_the_script_catches_what_asks_for_it(
+    tmp_path: Path, loaded: Loaded
+) -> None:
+    """FLOPs of all: a product each, one more in the last, whose input asks for a gradient."""
+    _rehearsed("pipeline", tmp_path / "run", loaded, world_size=1)
+    tables = read_rank(rehearsal_folder(tmp_path / "run"), 0)
+    works = tables.works.to_pylist()
+    flops = sum(works[event["item"]]["flops"] for event in tables.events.to_pylist() if event["what"] == 0)
+    assert flops == 2 * WIDTH * WIDTH * (2 * MICROBATCHES + 3)

@@ -1,0 +1,86 @@
+"""What trainings seldom do: groups that are split, fused operators that send, states that rank 0 tells."""
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tracer.seldom import OUT, ROWS, WIDTH
+from tracer.rehearse.acting import Loaded
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.launchers import environment
+from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.symmetric import BY_PARTS
+from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+SCRIPT, N_RANKS = Path(__file__).parent / "seldom.py", 8
+
+
+class Found:
+    """Some ranks of a rehearsal of one kind."""
+
+    def __init__(self, kind: str, folder: Path, loaded: Loaded, ranks: tuple[int, ...]) -> None:
+        asked = Asked(command=(str(SCRIPT), kind), world_size=N_RANKS, ranks=ranks)
+        self.rehearsal: Rehearsal = rehearse(asked, folder, on=loaded)
+        self._folder = rehearsal_folder(folder)
+
+    def _rows(self, rank: int, what: int) -> list[dict[str, Any]]:
+        tables = read_rank(self._folder, rank)
+        rows = (tables.works if what == 0 else tables.messages).to_pylist()
+        return [rows[event["item"]] for event in tables.events.to_pylist() if event["what"] == what]
+
+    def sent(self, rank: int) -> list[tuple[str, tuple[int, ...], int]]:
+        """Return kind, ranks and bytes of each collective of a rank, in order."""
+        groups = {group.id: group.ranks for group in self.rehearsal.groups}
+        return [(one["kind"], groups[one["group"]], one["size_bytes"]) for one in self._rows(rank, 1)]
+
+    def products(self, rank: int) -> Counter[tuple[int, int, int]]:
+        """Count the products of a rank, by shape."""
+        works = self._rows(rank, 0)
+        return Counter((one["m"], one["n"], one["k"]) for one in works if one["kind"] == "gemm")
+
+
+def test_split_groups_are_places_in_their_parent(tmp_path: Path, loaded: Loaded) -> None:
+    """The first two of the even and of the odd ranks sum; the others have no such group."""
+    found = Found("split", tmp_path / "run", loaded, (0, 3, 5))
+    size = ROWS * WIDTH * 4
+    assert found.sent(0) == [("all_reduce", (0, 2), size)]
+    assert found.sent(3) == [("all_reduce", (1, 3), size)]
+    assert found.sent(5) == []
+
+
+def test_fused_operators_send_and_multiply_what_their_parts_do(tmp_path: Path, loaded: Loaded) -> None:
+    """The same collectives in order, the same products; that they would overlap is said."""
+    fused, parts = (Found(kind, tmp_path / kind, loaded, (0,)) for kind in ("fused", "parts"))
+    assert fused.sent(0) == parts.sent(0) != []
+    assert fused.products(0) == parts.products(0)
+    assert fused.products(0)[N_RANKS * ROWS, OUT, WIDTH] == 2
+    assert [BY_PARTS in found.rehearsal.notes for found in (fused, parts)] == [True, False]
+
+
+def test_other_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded: Loaded) -> None:
+    with pytest.raises(RehearsalError, match="symm_mem::one_shot_all_reduce sends through symmetric memory"):
+        Found("other", tmp_path / "run", loaded, (0,))
+
+
+def test_every_rank_hears_the_states_that_the_first_one_tells(tmp_path: Path, loaded: Loaded) -> None:
+    """Each parameter whole, by a broadcast, though others hold no state: as rank 0 sends them."""
+    found = Found("states", tmp_path / "run", loaded, (0, 3))
+    first, other = ([row for row in found.sent(rank) if row[0] == "broadcast"] for rank in (0, 3))
+    assert first == other
+    assert sum(size for _, _, size in other) == 4 * (WIDTH * WIDTH + WIDTH + OUT * WIDTH + OUT)
+
+
+def test_a_script_is_told_what_torchrun_tells(tmp_path: Path, loaded: Loaded) -> None:
+    """All that the agent of torch sets for a worker, but where to meet it: there is none."""
+    agent = pytest.importorskip("torch.distributed.elastic.agent.server.local_elastic_agent")
+    source = inspect.getsource(agent.LocalElasticAgent)
+    names = set(re.findall(r'^ +"([A-Z_]+)": ', source, re.MULTILINE))
+    told = environment({"rank": 11, "world_size": 12, "local_world_size": 8})
+    assert {"RANK", "GROUP_WORLD_SIZE"} < names - {"TORCHELASTIC_USE_AGENT_STORE"} <= set(told)
+    places = ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")
+    assert [told[name] for name in places] == ["3", "1", "2", "11", "12"]
+    assert Found("launched", tmp_path / "run", loaded, (3,)).sent(3)[-1][2] == 4 * (1 + 3)
