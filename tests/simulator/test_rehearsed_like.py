@@ -10,8 +10,9 @@ from simulator.rehearsed.kernels import described, separate_parts
 from simulator.rehearsed.run import simulate_rehearsal
 from simulator.settings import CONVENTIONS
 from simulator.simulate import simulate
+from tests.rehearsals import rehearse
 from topologies.catalog import load_cluster
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.compare import compare
 from traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
 from traces.store import open_run

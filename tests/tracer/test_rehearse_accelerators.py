@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.words import explain
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 

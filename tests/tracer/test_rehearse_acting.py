@@ -25,7 +25,7 @@ for _ in range(3):
 
 
 def test_rehearsals_on_one_process_are_those_on_their_own(tmp_path: Path) -> None:
-    """One after the other; after one that fails, and after the process has been killed."""
+    """One after the other; after one that fails, alone or beside others; after a kill of the process."""
     script, broken = tmp_path / "train.py", tmp_path / "broken.py"
     script.write_text(TRAINS)
     broken.write_text("raise ValueError('so it is')")
@@ -41,10 +41,12 @@ def test_rehearsals_on_one_process_are_those_on_their_own(tmp_path: Path) -> Non
             rehearse(Asked(command=(str(broken),), world_size=2), tmp_path / "broken", on=loaded)
         assert not (tmp_path / "broken").exists()
         assert rehearsed("second", loaded) == alone
-        loaded.start()
-        assert loaded._process is not None
-        os.kill(loaded._process.pid, signal.SIGKILL)
-        loaded._process.wait()
+        process = loaded._process
+        with pytest.raises(RehearsalError, match="so it is"):
+            rehearse(Asked(command=(str(broken),), world_size=2, ranks=(0,)), tmp_path / "broken", on=loaded)
+        assert loaded._process is process is not None  # no other rank was under way
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
         assert rehearsed("third", loaded) == alone
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.stated import EXCHANGE, Stated
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 

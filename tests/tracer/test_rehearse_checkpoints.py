@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.rehearsals import rehearse
 from tests.tracer import keeping_states
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.rehearsals import rehearse
 from tracer.rehearse.calls import storage_key
 from tracer.rehearse.chances import chance
 from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.stated import Stated
 from traces.rehearsal import rehearsal_folder
 

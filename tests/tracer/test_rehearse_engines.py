@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.rehearsals import rehearse
 from tests.tracer.test_wrapped import N_PARAMS, SENT, ZERO
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists
 
+from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.launchers import accelerate_flags, tell_accelerate
 from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")

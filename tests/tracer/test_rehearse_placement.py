@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.rehearsals import rehearse
 from tests.tracer import placed
 from tracer.rehearse.memory import rounded
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "placed.py"

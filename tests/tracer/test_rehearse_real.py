@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 from traces.store import open_run
 

@@ -16,7 +16,8 @@ torch: Any = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from tracer.rehearse.rehearsing import Asked, rehearse  # noqa: E402
+from tests.rehearsals import rehearse  # noqa: E402
+from tracer.rehearse.rehearsing import Asked  # noqa: E402
 from tracer.rehearse.remembered import Memo  # noqa: E402
 from tracer.rehearse.tape import OP  # noqa: E402
 from traces.rehearsal import read_rank, rehearsal_folder  # noqa: E402

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rehearsals import rehearse
 from tracer.records import Block, Position
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.memory import ROUND_BYTES, Change, Memory
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.segments import Result, Segment, changes_of, relative_rows
 from tracer.rehearse.tape import MARK, OP, WAIT, Tape
 from traces.rehearsal import read_rank, rehearsal_folder

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
 
+from tests.rehearsals import rehearse
 from tracer.rehearse import finite
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.finite import BOTH, EITHER, joined
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

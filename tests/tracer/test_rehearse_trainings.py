@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

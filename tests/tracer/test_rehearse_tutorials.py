@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from simulator.rehearsed.figures import model_flops, rows_and_tokens, stage_of
+from tests.rehearsals import rehearse
 from topologies.catalog import load_cluster
 from tracer.rehearse.cli import layout_words
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import WHAT, Rehearsal, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")

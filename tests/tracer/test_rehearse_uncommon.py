@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.words import NO_STEPS
 from traces.rehearsal import read_rank, rehearsal_folder
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import rehearsal_folder
 
 pytest.importorskip("torch")

@@ -8,8 +8,9 @@ pytest.importorskip("torch")
 
 from simulator.rehearsed.run import simulate_rehearsal
 from simulator.simulate import Simulation
+from tests.rehearsals import rehearse
 from topologies.catalog import load_cluster
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 
 SCRIPT = Path(__file__).parent / "unlike_replicas.py"
 RANKS = 6

@@ -116,15 +116,18 @@ class Troupe:
         Raises:
             RehearsalError: one of *ranks* cannot be acted out.
         """
-        has_room = len(ranks) < self._n_at_once
+        has_room, under_way = len(ranks) < self._n_at_once, set[int]()
         try:
-            return self._act(ranks, None if beside in ranks or not has_room else beside)
+            return self._act(ranks, None if beside in ranks or not has_room else beside, under_way)
         except BaseException:
-            self._loaded.end(at_once=True)  # others may be under way
+            if under_way:
+                self._loaded.end(at_once=True)
             raise
 
-    def _act(self, ranks: Sequence[int], beside: int | None) -> dict[int, dict[str, Any]]:
-        waiting, under_way = [*ranks, *([] if beside is None else [beside])], set[int]()
+    def _act(
+        self, ranks: Sequence[int], beside: int | None, under_way: set[int]
+    ) -> dict[int, dict[str, Any]]:
+        waiting = [*ranks, *([] if beside is None else [beside])]
         found: dict[int, dict[str, Any]] = {}
         repeats = dict.fromkeys(waiting, bool(self._spec["repeats"]))
         while waiting or under_way:

@@ -1,0 +1,23 @@
+"""The rehearsals of all tests are acted out by one process that has loaded torch: each then takes a second.
+
+It has the environment and the folder in which the suite was started. What one rehearsal leaves to the next is
+tested in ``tests/tracer/test_rehearse_acting.py``: nothing.
+"""
+
+import atexit
+from pathlib import Path
+
+from tracer.rehearse import rehearsing
+from tracer.rehearse.acting import Loaded
+from tracer.rehearse.rehearsing import Asked
+from traces.rehearsal import Rehearsal
+
+LOADED = Loaded()
+"""Starts when it is first needed, and ends with the process that runs the tests."""
+
+atexit.register(LOADED.end, at_once=True)
+
+
+def rehearse(asked: Asked, output: Path) -> Rehearsal:
+    """Rehearse what is *asked* into *output*, as ``tracer.rehearse.rehearsing.rehearse`` does."""
+    return rehearsing.rehearse(asked, output, on=LOADED)
