@@ -9,7 +9,8 @@ FACTORIES: Final = frozenset(
     {
         "aten.arange", "aten.full", "aten.lift_fresh", "aten.linspace", "aten.logspace", "aten.ones",
         "aten.randint", "aten.randperm", "aten.scalar_tensor", "aten.zeros", "aten.tril_indices",
-        "aten.triu_indices",
+        "aten.triu_indices", "aten.bartlett_window", "aten.blackman_window", "aten.hamming_window",
+        "aten.hann_window", "aten.kaiser_window",
     }
 )  # fmt: skip
 """Operators that make numbers of no other tensor's."""
@@ -40,7 +41,7 @@ COMPUTED: Final = frozenset(
         "aten.ge", "aten.gt", "aten.index", "aten.index_put_", "aten.index_select", "aten.le",
         "aten.logical_and", "aten.logical_not", "aten.logical_or", "aten.lt", "aten.masked_fill",
         "aten.max", "aten.maximum", "aten.mean", "aten.min", "aten.minimum", "aten.mul", "aten.ne",
-        "aten.neg", "aten.prod", "aten.remainder", "aten.repeat", "aten.roll", "aten.round",
+        "aten.neg", "aten.pow", "aten.prod", "aten.remainder", "aten.repeat", "aten.roll", "aten.round",
         "aten.rsub", "aten.reciprocal", "aten.logical_xor", "aten.bitwise_xor",
         "aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_",
         "aten.searchsorted", "aten.sort", "aten.stack", "aten.sub", "aten.sum", "aten.topk", "aten.tril",
@@ -48,6 +49,7 @@ COMPUTED: Final = frozenset(
         "aten.masked_fill_", "aten.bernoulli_", "aten.random_",
         "aten.bitwise_and_", "aten.bitwise_or_", "aten.logical_and_", "aten.logical_or_",
         "aten.logical_not_", "aten.bitwise_not_", "aten.floor_divide_", "aten.div_", "aten.remainder_",
+        "aten.unfold_backward",
     }
 )  # fmt: skip
 """Operators that are computed where all of their operands are known."""

@@ -36,7 +36,7 @@ def truth_of(name: str, args: Sequence[Any]) -> float | None:
     if name not in COMPARED or len(args) < 2:
         return None
     one, other = args[:2]
-    if one is other or _are_same(one, other):
+    if one is other or are_same(one, other):
         return COMPARED[name]
     return 1.0 - COMPARED[name] if isinstance(other, float) and math.isinf(other) else None
 
@@ -55,7 +55,7 @@ def joined(name: str, truths: Sequence[float | None]) -> float | None:
     return 1.0 - decides if all(truth == 1.0 - decides for truth in truths) else None
 
 
-def _are_same(one: Any, other: Any) -> bool:
+def are_same(one: Any, other: Any) -> bool:
     """Whether two tensors are the same elements of the same storage, as two selections of one loss."""
     if not (hasattr(one, "untyped_storage") and hasattr(other, "untyped_storage")):
         return False

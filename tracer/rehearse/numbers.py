@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from tracer.rehearse.calls import storage_key, tensors_in
-from tracer.rehearse.computed import ABSORBS, COMPUTED, FILLS, LIKE, OVERWRITES
+from tracer.rehearse.computed import ABSORBS, COMPUTED, FACTORIES, FILLS, LIKE, OVERWRITES
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
@@ -94,13 +94,17 @@ class Numbers:
         found = self._held.get(storage_key(tensor))
         return found is not None and found.is_shared
 
-    def keep(self, tensor: Any, real: Any, *, is_shared: bool = False) -> None:
-        """Let *real* be the elements of the fake *tensor*, which has all of its storage."""
+    def keep(self, tensor: Any, real: Any, *, is_shared: bool = False, is_new: bool = False) -> None:
+        """Let *real* be the elements of the fake *tensor*, which has all of its storage, or is new.
+
+        A periodic window is all but the last element of one that is not, which nobody else sees.
+        """
         storage = tensor.untyped_storage()
-        if real.numel() > self.most or storage.nbytes() != real.numel() * real.element_size():
+        n_elements = storage.nbytes() // real.element_size()
+        if real.numel() > self.most or (n_elements != real.numel() and not is_new):
             return
         with self.really():
-            flat = self._torch.empty(real.numel(), dtype=real.dtype)
+            flat = self._torch.zeros(n_elements, dtype=real.dtype)
             flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
         self._hold(storage, flat, is_shared=is_shared)
 
@@ -147,10 +151,7 @@ class Numbers:
         """Learn what *func*, called *name*, has made: tensors, or others in place."""
         results = out if isinstance(out, list | tuple) else (out,)
         if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
-            self.forget(results)
-            with self.really():
-                decided = self._torch.full((), ABSORBS[name], dtype=results[0].dtype)
-                self.keep(results[0], decided.expand(results[0].shape))  # which may be too large to be made
+            self._decide(results[0], by=ABSORBS[name])
             return
         if name in FILLS and self._is_filled(name, args, results[0]):
             return
@@ -172,7 +173,7 @@ class Numbers:
             if func._schema.is_mutable and not is_fresh:  # the numbers that were changed are those held
                 self._shared(tensor, is_shared=is_shared)
             else:
-                self.keep(tensor, one, is_shared=is_shared)
+                self.keep(tensor, one, is_shared=is_shared, is_new=name in FACTORIES)
 
     def _is_filled(self, name: str, args: Sequence[Any], result: Any) -> bool:
         """Hold the number with which the operator *name* has filled *result*; return whether it could be."""
@@ -200,6 +201,17 @@ class Numbers:
                 if real is not None and bool((real == by).all()):
                     return True
         return False
+
+    def _decide(self, result: Any, *, by: bool) -> None:
+        """Let all elements of *result* be *by*: it may be a part of numbers that are known."""
+        held = self.of(result)
+        with self.really():
+            if held is not None:
+                held.fill_(by)
+                return
+            self.forget([result])
+            decided = self._torch.full((), by, dtype=result.dtype)
+            self.keep(result, decided.expand(result.shape))  # which may be too large to be made
 
     def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> bool:
         """Follow a collective as ``Stated.exchange`` does; return whether *outputs* are known."""

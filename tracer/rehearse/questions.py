@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.finite import are_same
 from tracer.rehearse.loads import ROUTERS
 from tracer.rehearse.tape import HOST_WAIT
 
@@ -27,6 +28,7 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.bincount": "bincount",
     "aten.histc": "histc",
     "aten.isin": "isin",
+    "aten.equal": "equal",
     "aten._ctc_loss": "ctc_loss",
     "aten._pack_padded_sequence": "packed",
 }
@@ -129,6 +131,17 @@ class Questions:
             self._session.stated.absent(out, is_inverted=kwargs.get("invert", False))
         self._write(func, args, kwargs, out)
         return out
+
+    def equal(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a question whether two tensors are equal: of other shapes never, the same elements always.
+
+        FSDP1 asks it of the states that ranks tell each other, which are those of this rank.
+        """
+        one, other = args[:2]
+        if one.shape == other.shape and not are_same(one, other):
+            return self.other(func, args, kwargs)
+        self._wait(one)
+        return bool(one.shape == other.shape)
 
     def ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the loss over alignments: its table has two places per label of the longest target, and one.
