@@ -19,6 +19,10 @@ UNCOUNTED: Final = frozenset({"recompute", "optimizer"})
 """Kinds of places whose FLOPs are not the model's: what is computed again, and products of an optimizer."""
 
 
+PASSES: Final = frozenset({"forward", "backward", "backward_input", "backward_weight", "recompute"})
+"""Kinds of places of a pass of a micro-batch."""
+
+
 def steps_of(rehearsal: Rehearsal) -> range:
     """Return the steps that were kept."""
     first = int(rehearsal.job.get("first_step", 0))
@@ -37,7 +41,7 @@ def figures(
     step_s, n_ranks, limit = found["step_time_s"], rehearsal.world_size, machine.device.memory_bytes
     rows, tokens = rows_and_tokens(rehearsal)
     flops = model_flops(rehearsal, tables)
-    stages = [stage_of(rehearsal, rank, machine, layers_of(tables[rank])) for rank in rehearsal.ranks]
+    stages = [stage_of(rehearsal, rank, machine, tables[rank]) for rank in rehearsal.ranks]
     peak = max(stage["peak_bytes"] for stage in stages)
     return {
         "step_time_s": step_s,
@@ -61,16 +65,38 @@ def layers_of(tables: RankTables) -> int:
     return len({place["layer"] for place in tables.places.to_pylist() if place["layer"] >= 0})
 
 
-def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, n_layers: int = 0) -> dict[str, Any]:
-    """Return the memory of *rank*, which has *n_layers*; what the device reserves for itself is included."""
+def in_flight(tables: RankTables) -> int:
+    """Return the most micro-batches that wait for the end of their backward at once on a rank, at least one.
+
+    As in every simulation: over all its stages, from the first operation of a forward to the last of the
+    backward; those of a step are gone when it ends. Forwards outside of a pipeline have no number, and count
+    as one.
+    """
+    places, numbers = tables.places.to_pylist(), tables.events["place"].to_numpy()
+    found, firsts = np.unique(numbers, return_index=True)
+    lasts = len(numbers) - np.unique(numbers[::-1], return_index=True)[1]
+    begins: dict[tuple[int, ...], int] = {}
+    ends: dict[tuple[int, ...], int] = {}
+    for number, first, last in zip(found.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        place = places[number]
+        if place["microbatch"] >= 0 and place["kind"] in PASSES:
+            key = tuple(place[name] for name in ("step", "stage", "virtual_stage", "microbatch"))
+            begins[key] = min(first, begins.get(key, first))
+            ends[key] = max(last, ends.get(key, last))
+    changes = sorted([(at, 1) for at in begins.values()] + [(at, -1) for at in ends.values()])
+    return int(max(np.cumsum([change for _, change in changes]), default=1))
+
+
+def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, tables: RankTables) -> dict[str, Any]:
+    """Return the memory of *rank*; what the device reserves for itself is included."""
     memory = rehearsal.memory.get(str(rank), {})
     layout = rehearsal.layout
     items = {**memory.get("bytes", {}), "reserved": machine.device.reserved_bytes}
     return {
         "stage": layout.coord(rank).pp if layout else _place_in_pipeline(rehearsal, rank),
         "holds": memory.get("stages", []),
-        "layers": n_layers,
-        "in_flight": memory.get("in_flight", 1),
+        "layers": layers_of(tables),
+        "in_flight": in_flight(tables),
         "peak_bytes": sum(items.values()),
         "bytes": items,
         "rank": rank,

@@ -42,7 +42,7 @@ def notes(
         costs: what the works of each cost.
     """
     return [
-        *_too_full(rehearsal, machine),
+        *_too_full(rehearsal, machine, tables),
         *_missing(joiner),
         *rehearsal.notes,
         *_told(rehearsal.stated),
@@ -50,10 +50,10 @@ def notes(
     ]
 
 
-def _too_full(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
+def _too_full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankTables]) -> list[str]:
     """Return a sentence about rehearsed ranks that do not fit into a device, if there are any."""
     limit = machine.device.memory_bytes
-    stages = [stage_of(rehearsal, rank, machine) for rank in rehearsal.ranks]
+    stages = [stage_of(rehearsal, rank, machine, tables[rank]) for rank in rehearsal.ranks]
     full = sorted((one for one in stages if one["peak_bytes"] > limit), key=lambda one: -one["peak_bytes"])
     if not full:
         return []

@@ -50,8 +50,9 @@ def test_stages_that_are_neighbours_share_their_rows(tmp_path: Path) -> None:
     assert found.layout is None
     assert rows_and_tokens(found) == (8 * 4, 8 * 4 * 8)
     assert found.representatives == (0, 1) * 4
-    machine = load_cluster("dgx-h100")
-    assert [stage_of(found, rank, machine)["stage"] for rank in found.ranks] == [0, 1]
+    machine, folder = load_cluster("dgx-h100"), rehearsal_folder(tmp_path / "run")
+    stages = [stage_of(found, rank, machine, read_rank(folder, rank)) for rank in found.ranks]
+    assert [stage["stage"] for stage in stages] == [0, 1]
     assert set(layout_words(found).split(",")[0].split()) == {"groups", "dp4", "pp2"}
 
 

@@ -213,3 +213,20 @@ def test_a_rank_slower_than_its_like_is_named(
         assert found.ratio == pytest.approx(slow)
         assert f"Rank 3 computes {slow:.2f} times" in page["slowest"]["text"]
         assert 3 in page["picks"][page["pick"]]
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_a_stage_that_computes_longer_is_no_slow_rank(tmp_path: Path, is_said: bool) -> None:
+    """Where no layout says it, the spans of a rank say in which stage of the pipeline it is."""
+    columns: dict[str, object] = {
+        "rank": [*range(8)] * 2,
+        "category": ["compute"] * 8 + ["step"] * 8,
+        "kind": ["forward"] * 8 + ["step"] * 8,
+        "stream": ["compute"] * 8 + ["step"] * 8,
+        "stage": [*([0, 1] * 4 if is_said else [-1] * 8), *[-1] * 8],
+        "start_ns": [0] * 16,
+        "duration_ns": [*[1000, 1500] * 4, *[2000] * 8],
+        "step": [0] * 16,
+    }
+    run = open_run(write_run(tmp_path / "run", RunInfo(origin="recorded", world_size=8), timeline(columns)))
+    assert (slowest(run) is None) == is_said

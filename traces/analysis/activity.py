@@ -193,6 +193,14 @@ def is_pipelined(run: Run) -> bool:
     return run.info.layout.pp > 1 if run.info.layout is not None else "pp" in axes(run)
 
 
+def stage_of(run: Run, rank: int) -> int:
+    """Return the pipeline stage of *rank*: by the layout, else the first that its spans say; -1 if none."""
+    if run.info.layout is not None:
+        return run.info.layout.coord(rank).pp
+    said = int64(run.spans([rank], ["stage"]), "stage")
+    return int(said[said >= 0][0]) if (said >= 0).any() else -1
+
+
 def sweep(run: Run, rank: int) -> Sweep:
     """Go once through the timeline of the stored *rank*."""
     table = run.spans([rank])

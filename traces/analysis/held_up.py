@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from traces.analysis.activity import is_pipelined
+from traces.analysis.activity import is_pipelined, stage_of
 from traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
 from traces.analysis.roots import Root, roots
 from traces.info import rank_list
@@ -78,8 +78,7 @@ def _compute(run: Run) -> _Compute:
     for row in breakdown(run):
         if row.step in averaged:
             ns.setdefault(row.rank, []).append(row.ns["compute"])
-    layout = run.info.layout
-    stage = {rank: 0 if layout is None else layout.coord(rank).pp for rank in ns}
+    stage = {rank: stage_of(run, rank) for rank in ns}
     return _Compute({rank: float(median(values)) for rank, values in ns.items()}, stage)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from traces.analysis.activity import is_pipelined
+from traces.analysis.activity import is_pipelined, stage_of
 from traces.analysis.metrics import represented
 from traces.columns import int64
 from traces.run import Run
@@ -86,13 +86,13 @@ def _groups(run: Run) -> list[list[int]]:
         order = sorted(run.ranks)
         return [order[first : first + _BLOCK] for first in range(0, len(order), _BLOCK)]
     found: dict[int, list[int]] = {}
-    for rank in sorted(run.ranks, key=lambda rank: _stage(run, rank)):
+    for rank in sorted(run.ranks, key=lambda rank: stage_of(run, rank)):
         found.setdefault(_pipeline(run, rank), []).append(rank)
     return [found[number] for number in sorted(found)]
 
 
 def _entry(run: Run, rank: int, represents: int) -> dict[str, Any]:
-    stage = _stage(run, rank)
+    stage = stage_of(run, rank)
     layout = run.info.layout
     by_stage = is_pipelined(run) and stage >= 0 and layout is not None and len(run.stored_ranks) == layout.pp
     stands_for = f"× {represents}" if represents > 1 else ""
@@ -112,14 +112,6 @@ def _entry(run: Run, rank: int, represents: int) -> dict[str, Any]:
         "label": label,
         "sub": ", ".join(part for part in sub if part),
     }
-
-
-def _stage(run: Run, rank: int) -> int:
-    """Return the pipeline stage of *rank*: by the layout, else the first that its spans say; -1 if none."""
-    if run.info.layout is not None:
-        return run.info.layout.coord(rank).pp
-    said = int64(run.spans([rank], ["stage"]), "stage")
-    return int(said[said >= 0][0]) if (said >= 0).any() else -1
 
 
 def _stages_held(run: Run, rank: int) -> list[int]:

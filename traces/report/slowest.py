@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from traces.analysis.activity import stage_of
 from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from traces.run import Run
 
@@ -54,10 +55,9 @@ def slowest(run: Run) -> Slowest | None:
         if row.step in steps:
             times[row.rank].append(row.ns.get("compute", 0))
             weight[row.rank] = row.represents
-    layout = run.info.layout
     stages: dict[int, list[int]] = defaultdict(list)
     for rank in times:
-        stages[0 if layout is None else layout.coord(rank).pp].append(rank)
+        stages[stage_of(run, rank)].append(rank)
     found: Slowest | None = None
     for ranks in stages.values():
         mean = {rank: float(np.mean(times[rank])) for rank in ranks}
