@@ -13,6 +13,7 @@ import pyarrow as pa
 from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, STATE_BYTES
 from simulator.compute.timing import ComputeModel
 from simulator.engine.slowdown import MILLION
+from simulator.errors import JobError
 from simulator.program import Int64Array
 from simulator.workload.ops import DTYPE_BYTES, Op
 from topologies.device import Device
@@ -116,13 +117,23 @@ def _seconds(row: Mapping[str, Any], compute: ComputeModel, sharing: int) -> flo
 
 
 def precision_of(works: Sequence[pa.Table], device: Device) -> str:
-    """Return the type in which most floating-point operations of *works* are done, if the device has it."""
+    """Return the type in which most floating-point operations of *works* are done.
+
+    Raises:
+        JobError: some are in a type of which the device has no peak.
+    """
     flops: dict[str, int] = {}
     for table in works:
         for row in table.select(["kind", "dtype", "flops", "is_known"]).to_pylist():
             is_counted = row["kind"] != "memory" and row["is_known"]
-            if is_counted and row["dtype"] in device.peak_flops_per_s:
+            if is_counted and row["dtype"] in DTYPE_BYTES:
                 flops[row["dtype"]] = flops.get(row["dtype"], 0) + row["flops"]
+    if missing := [dtype for dtype in flops if dtype not in device.peak_flops_per_s]:
+        instead = ", as it runs on a processor: --without-gpu" if device.kind == "cpu" else ""
+        raise JobError(
+            f"the script computes in {missing[0]}, for which {device.name} has no peak, only for "
+            f"{', '.join(device.peak_flops_per_s)}: rehearse it in another type{instead}"
+        )
     return max(flops, key=lambda dtype: flops[dtype], default="bf16")
 
 

@@ -3,15 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
 from simulator.compute.timing import ComputeModel
 from simulator.errors import JobError
 from simulator.network.cost import Network
-from simulator.rehearsed.figures import model_flops, rows_and_tokens
+from simulator.rehearsed.figures import in_flight, model_flops, rows_and_tokens
 from simulator.rehearsed.run import simulate_rehearsal
 from simulator.rehearsed.works import op_of
+from simulator.schedules import SCHEDULES, plan
+from simulator.schedules import in_flight as in_flight_of
 from simulator.workload.ops import gemm
 from tests.simulator.rehearsal_tables import GIB, SIDE, machine, message, place, run, tables, work, written
 from topologies.catalog import load_cluster
@@ -197,3 +200,28 @@ def test_attention_counts_in_full_and_recomputation_not_at_all(tmp_path: Path) -
     assert model_flops(rehearsal, {0: again}) == 0
     updated = tables([("op", 0, 0, -1)], places=[place(kind="optimizer")])  # as Muon does
     assert model_flops(rehearsal, {0: updated}) == 0
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: str) -> None:
+    """From the order of issue alone, each pass of a micro-batch in two operations."""
+    kinds = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+    for actions in plan(schedule, 4, 8):
+        places = [
+            place(kind=kinds[action.kind], stage=action.stage, microbatch=action.microbatch)
+            for action in actions
+        ]
+        found = tables([("op", 0, 0, -1)] * (2 * len(actions)), places=places)
+        numbers = pa.array([number for number in range(len(actions)) for _ in range(2)], pa.int32())
+        at = found.events.schema.get_field_index("place")
+        field = found.events.schema.field(at)
+        found = found._replace(events=found.events.set_column(at, field, numbers))
+        assert in_flight(found) == in_flight_of(actions)
+    assert in_flight(tables([("op", 0, 0, -1)])) == 1
+
+
+def test_a_script_in_a_type_without_a_peak_is_one_line(tmp_path: Path) -> None:
+    """On a processor it says how the script is rehearsed as it runs there."""
+    run(tmp_path, {0: tables([("op", 0, 0, -1)])}, [DP])
+    with pytest.raises(JobError, match=r"computes in bf16, .* only for fp32: .* --without-gpu"):
+        simulate_rehearsal(tmp_path, lambda n: load_cluster("localhost", n))

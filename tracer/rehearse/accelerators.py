@@ -43,18 +43,47 @@ class Runtime:
         return lambda *args: 0
 
 
-def install(placement: Placement, memory: Meter) -> None:
-    """Answer as a machine with GPUs does.
+NO_GPU: Final = {
+    "is_available": False,
+    "is_initialized": False,
+    "is_bf16_supported": False,
+    "device_count": 0,
+    "get_arch_list": [],
+}
+"""What ``torch.cuda`` says on a machine without one."""
+
+
+def install(placement: Placement, memory: Meter, *, has_gpu: bool = True) -> None:
+    """Answer as a machine with GPUs does, or as one without.
 
     Args:
         placement: knows who asks, and the device of this rank.
         memory: what is allocated.
+        has_gpu: whether the script finds a GPU.
     """
     _versions()
     _generators()
     _memory(memory)
     _accelerator(placement)
     _profilers()
+    if not has_gpu:
+        _deny(placement)
+
+
+def _deny(placement: Placement) -> None:
+    """Say that there is no GPU; a script that wants one all the same ends, as it does on such a machine."""
+    import torch
+
+    anywhere: Any = torch
+    placement.is_denied = True
+    for name, answer in NO_GPU.items():
+        setattr(anywhere.cuda, name, lambda *args, answer=answer, **kwargs: answer)
+    anywhere.version.cuda = None
+    anywhere.backends.cuda.is_flash_attention_available = lambda: False
+    anywhere.distributed.is_nccl_available = lambda: False
+    anywhere.accelerator.is_available = lambda: False
+    anywhere.accelerator.device_count = lambda: 0
+    anywhere.accelerator.current_accelerator = lambda check_available=False: None
 
 
 def _versions() -> None:

@@ -172,8 +172,9 @@ class Troupe:
     def _outcome(self, rank: int, status: int) -> dict[str, Any]:
         log, file = self._log_of(rank), self._told_by(rank)
         if not file.is_file():
+            words = f": {last}" if (last := _last_words(log)) else ""
             raise RehearsalError(
-                f"rank {rank} died of {_cause(status)}: {_last_words(log)}; all of it is in {_kept_log(log)}"
+                f"rank {rank} died of {_cause(status)}{words}; all of it is in {_kept_log(log)}"
             )
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "error" in found:

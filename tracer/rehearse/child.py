@@ -147,7 +147,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     sharding.install(session)
 
     devices.install(Streams(session.tape), session.meter)
-    accelerators.install(session.placement, session.meter)
+    accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
     old_types.install(session.placement)
     kept = shims.install(session)
     session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])

@@ -67,6 +67,14 @@ NOTABLE: Final = 0.01
     "shares per expert.",
 )
 @click.option(
+    "--without-gpu",
+    "has_gpu",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Tell the script that there is no GPU: to compare with a recording on processors.",
+)
+@click.option(
     "--stub",
     type=click.Path(dir_okay=False),
     default="",
@@ -96,6 +104,7 @@ def rehearse(
     samples: int,
     every_microbatch: bool,
     expert_load: str,
+    has_gpu: bool,
     stub: str,
     output: Path | None,
     cluster: str | None,
@@ -141,6 +150,7 @@ def rehearse(
         samples=samples,
         every_microbatch=every_microbatch,
         expert_load=expert_load,
+        has_gpu=has_gpu,
     )
     path = free_directory(command) if output is None else output
     console = Console(stderr=True, quiet=as_json)
@@ -180,7 +190,7 @@ def layout_words(found: Rehearsal) -> str:
     for group in own:
         sizes[group.axis] = max(sizes.get(group.axis, 1), len(group.ranks))
     words = " ".join(f"{axis}{n}" for axis, n in sizes.items() if n > 1)
-    return f"groups {words}, not in the order of a layout" if words else "layout unknown"
+    return f"groups {words}, with axes in an order of its own" if words else "layout unknown"
 
 
 def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:

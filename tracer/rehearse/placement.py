@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.rehearse import listed
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.devices import is_gpu, local_rank
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.host import LEFT, MADE
 from tracer.rehearse.libraries import everywhere
 
@@ -61,6 +62,7 @@ class Placement:
         there: told of a tensor on the host, and so in torch's own code, too, the host and nothing else.
         asker: tells who asks.
         is_used: whether somebody has said so far that a tensor is on the device.
+        is_denied: whether the script is told that there is no GPU.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -71,7 +73,7 @@ class Placement:
         self.device = torch.device("cuda", local_rank())
         self.there = torch.device("cpu")
         self.asker = Askers()
-        self.is_used = self._is_met = False
+        self.is_used = self._is_met = self.is_denied = False
         self._waiting: dict[int, weakref.ref[Any]] = {}
 
     @property
@@ -81,6 +83,8 @@ class Placement:
 
     @is_met.setter
     def is_met(self, is_met: bool) -> None:
+        if is_met and self.is_denied:
+            raise RehearsalError("asks for a GPU; --without-gpu says that there is none")
         self._is_met = is_met
         if is_met and self._waiting:
             waiting, self._waiting = list(self._waiting.values()), {}

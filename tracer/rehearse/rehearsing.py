@@ -38,6 +38,7 @@ class Asked:
         expert_load: what the experts of a rehearsed rank are sent, over an even share, or the shape of their
             loads (``loads.parsed``).
         every_microbatch: run all micro-batches of a pipeline, also those that do what others did.
+        has_gpu: whether the script is told that there is a GPU.
     """
 
     command: tuple[str, ...]
@@ -50,6 +51,7 @@ class Asked:
     samples: int = 1
     every_microbatch: bool = False
     expert_load: float | str = 1.0
+    has_gpu: bool = True
 
 
 def rehearse(
@@ -205,6 +207,7 @@ class _Acted:
             "module": is_module,
             "accelerate": accelerate_flags(asked.command),
             "repeats": not asked.every_microbatch,
+            "has_gpu": asked.has_gpu,
             "expert_load": self._load.text if isinstance(self._load, Loads) else self._load,
         }
 
@@ -256,7 +259,7 @@ class _Acted:
                 "rehearsing_s": max(one["process_s"] for one in outcomes.values()),
                 "rehearsing_bytes": max(one["memory_used_bytes"] for one in outcomes.values()),
             },
-            memory={str(rank): one["memory"] for rank, one in outcomes.items()},
+            memory={str(rank): outcomes[rank]["memory"] for rank in sorted(outcomes)},
             stated=tuple(dict.fromkeys(told for one in outcomes.values() for told in one["stated"])),
             notes=(*notes, *shapes_that_differ(outcomes)),
             checked=tuple(checked),
