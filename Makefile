@@ -38,9 +38,10 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(RUN) -m mypy
 
-# Two processes take the files of the suite in turns; all tests of a file run in one, to share its trainings.
+# Two processes take the files of the suite in turns, in the order of tests/conftest.py; all tests of a file run
+# in one, to share its trainings.
 suite: $(VENV)/.ready
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

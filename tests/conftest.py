@@ -6,6 +6,7 @@ Recordings use the hooks in Python, whatever was compiled here before, unless a 
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from tracer.native.build import SWITCH
@@ -19,3 +20,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out what only tests start: scripts that train would do so if they were searched for doctests."""
     is_script = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return True if is_script else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files whose tests start processes, which take long: those at the end are short.
+
+    So the processes among which the files are dealt out end together.
+    """
+    long = Path(__file__).parent / "tracer"
+    items.sort(key=lambda item: not item.path.is_relative_to(long))

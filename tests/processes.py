@@ -8,11 +8,15 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from random import SystemRandom
 
+from tests.forked import PRELOADED, Part, runs
 from tracer.attach import RUN_VARIABLE
 from tracer.launch import environment
 
@@ -36,15 +40,25 @@ MOST_RUNS = 3
 TIMEOUT_S = 300
 """Time after which processes count as hanging: they take seconds, or minutes on a machine that others use."""
 
+POLL_S = 0.2
+"""Time between two looks at whether others have ended, while one process is waited for."""
+
+GRACE_S = 10
+"""Time that a launcher has to end its ranks when it is asked to."""
+
+FIRST_PORT = 10_000
+"""Ports below have names, and services."""
+
 NEWER = (2, 8)
 """The first torch that the recorder was made for: what an older one cannot do on gloo is left out there."""
 
 Process = subprocess.Popen[str]
+AnyProcess = Process | Part
 Done = subprocess.CompletedProcess[str]
 
 
 def ended(
-    start: Callable[[], Sequence[Process]], fresh: Path | None, timeout_s: float = TIMEOUT_S
+    start: Callable[[], Sequence[AnyProcess]], fresh: Path | None, timeout_s: float = TIMEOUT_S
 ) -> list[Done]:
     """Wait until the processes of *start* have ended; start them again where gloo or torch failed by itself.
 
@@ -56,7 +70,7 @@ def ended(
     for _ in range(MOST_RUNS):
         processes = start()
         try:
-            said = [process.communicate(timeout=timeout_s) for process in processes]
+            said = _said(processes, timeout_s)
         finally:
             for process in processes:
                 process.kill()
@@ -68,6 +82,38 @@ def ended(
             break
         empty(fresh)
     return done
+
+
+def _said(processes: Sequence[AnyProcess], timeout_s: float) -> list[tuple[str, str]]:
+    """Return the output and the errors of each, when all have ended; what gloo broke ends the others, too.
+
+    One that has not found a port may leave the others waiting for it, or talking to who has that port.
+
+    Raises:
+        TimeoutError: some still run after *timeout_s*; it says what was written until then.
+    """
+    until, said = time.monotonic() + timeout_s, dict[int, tuple[str, str]]()
+    while under_way := [number for number in range(len(processes)) if number not in said]:
+        for number in under_way:
+            with suppress(subprocess.TimeoutExpired):
+                said[number] = processes[number].communicate(timeout=POLL_S)
+        is_late = time.monotonic() > until
+        if is_late or any(processes[n].returncode and FLAKES.search(said[n][1]) for n in said):
+            late = [number for number in range(len(processes)) if number not in said]
+            said |= {number: _put_down(processes[number]) for number in late}
+            if is_late and late:
+                raise TimeoutError(f"{late} of {processes[0].args!r} run after {timeout_s} s: {said}")
+    return [said[number] for number in range(len(processes))]
+
+
+def _put_down(process: AnyProcess) -> tuple[str, str]:
+    """End *process*, a launcher with what it has started; return its output and its errors."""
+    process.terminate()
+    for _ in range(2):
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=GRACE_S)
+        process.kill()
+    return "", "killed, and another has its output still open"
 
 
 def empty(folder: Path | None) -> None:
@@ -105,15 +151,18 @@ class Runner:
         return tuple(int(part) for part in version("torch").split(".")[:2])
 
     @staticmethod
-    def start(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> list[Process]:
-        """Start *command* as *n* ranks."""
-        world = {**env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(n)}
-        world |= {"LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return [started(command, {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(n)]
+    def start(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> list[AnyProcess]:
+        """Start *command* as *n* ranks, which are split off a process that has loaded torch."""
+        return [split_off(command, one) for one in worlds(env, n)]
 
     @staticmethod
     def run(
-        command: Sequence[str], env: Mapping[str, str], n: int = 2, *, fresh: Path | None = None
+        command: Sequence[str],
+        env: Mapping[str, str],
+        n: int = 2,
+        *,
+        fresh: Path | None = None,
+        loads_torch: bool = False,
     ) -> Ranks:
         """Run *command* as *n* ranks to their end.
 
@@ -122,10 +171,13 @@ class Runner:
             env: its environment, from `env`.
             n: number of ranks.
             fresh: as for `ended`, by default the run directory that *env* names.
+            loads_torch: they load torch, as processes do, and are not split off one that has. One that is
+                recorded from its start finds torch loaded otherwise.
         """
         if fresh is None and RUN_VARIABLE in env:
             fresh = Path(env[RUN_VARIABLE])
-        done = ended(lambda: Runner.start(command, env, n), fresh)
+        start = started if loads_torch else split_off
+        done = ended(lambda: [start(command, one) for one in worlds(env, n)], fresh)
         return Ranks(
             tuple(one.returncode for one in done),
             "".join(one.stdout for one in done),
@@ -166,6 +218,18 @@ class Runner:
         return base if path is None else environment(path, path.name, base)
 
 
+def worlds(env: Mapping[str, str], n: int) -> list[dict[str, str]]:
+    """Return *env* as each of *n* ranks has it."""
+    world = {**env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(n)}
+    world |= {"LOCAL_WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)]
+
+
+def split_off(command: Sequence[str], env: Mapping[str, str]) -> AnyProcess:
+    """Start *command* without its loading torch, if that can be."""
+    return PRELOADED.run(command, env) if runs(command) else started(command, env)
+
+
 def started(command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> Process:
     """Start *command*; what it says is kept."""
     return subprocess.Popen(
@@ -174,7 +238,14 @@ def started(command: Sequence[str], env: Mapping[str, str], cwd: Path | None = N
 
 
 def free_port() -> str:
-    """Return a port of this machine that nobody uses, or did not a moment ago."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    """Return a port of this machine that nobody uses, or did not a moment ago.
+
+    It is none that the system gives to who asks for any, as gloo does for each of its connections.
+    """
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()
+    last = max(int(given[0]), 2 * FIRST_PORT)
+    while True:
+        port = SystemRandom().randrange(FIRST_PORT, last)  # not of a sequence that another has, too
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return str(port)

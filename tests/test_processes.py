@@ -1,10 +1,14 @@
-"""What torch breaks by itself is started again, anew; whatever else fails is not."""
+"""What torch breaks by itself is started again, anew; processes that need not load torch are as others."""
 
+import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.processes import MOST_RUNS, Runner
+from tests.processes import MOST_RUNS, Runner, ended, split_off, started
+from traces.store import open_run
 
 FAILING = """
 mkdir made/run || exit 99
@@ -36,3 +40,77 @@ def test_only_what_torch_breaks_is_started_again(
     (done,) = Runner.launch(command, cwd=tmp_path, fresh=made)
     assert (tmp_path / "runs").read_text().count("\n") == n_runs
     assert done.returncode == (0 if n_runs > n_failures else 134)
+
+
+def test_who_waits_for_one_that_torch_broke_is_not_waited_for(tmp_path: Path) -> None:
+    """It may wait as long as torch does, for half an hour."""
+    script = "[ $RANK = 0 ] && echo EADDRINUSE >&2 && exit 1; echo waits; exec sleep 1000"
+    done = Runner.run(["sh", "-c", script], Runner.env(), fresh=tmp_path)
+    assert done.status[0] == 1
+    assert done.status[1] < 0
+
+
+@pytest.mark.parametrize("start", [started, split_off])
+def test_what_hangs_says_what_it_has_written(start: Any) -> None:
+    pytest.importorskip("torch")
+    python, env = [sys.executable, "-c"], Runner.env()
+    ended(lambda: [start([*python, ""], env)], None)  # torch is loaded now, or need not be
+    hangs = [*python, "import time; print('so far', flush=True); time.sleep(1000)"]
+    with pytest.raises(TimeoutError, match="so far"):
+        ended(lambda: [start(hangs, env)], None, timeout_s=20)
+
+
+SAYS = """
+import os, sys, warnings, __main__
+print(sys.argv[1:], __name__, vars(__main__).get("__file__"), sys.path[0], sys.warnoptions)
+print(os.getcwd(), sorted(set(os.environ) - {"LC_CTYPE"}), os.environ["RANK"])
+warnings.warn("one that is ignored")
+print("ends", file=sys.stderr)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_process_that_is_split_off_is_as_one_that_is_started(
+    tmp_path: Path, is_file: bool, code: int
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "says.py").write_text(SAYS)
+    what = [str(tmp_path / "says.py")] if is_file else ["-c", SAYS]
+    command = [sys.executable, "-W", "ignore", *what, str(code), "a b"]
+    real, split = (
+        ended(lambda start=start: [start(command, {**Runner.env(), "RANK": "7"})], None)[0]  # type: ignore[misc]
+        for start in (started, split_off)
+    )
+    assert (split.returncode, split.stdout, split.stderr) == (real.returncode, real.stdout, real.stderr)
+    assert real.returncode == code
+
+
+TRAINS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    for one in model.parameters():
+        dist.all_reduce(one.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_recording_that_finds_torch_loaded_is_as_one_that_does_not(tmp_path: Path) -> None:
+    """So recorded processes can be split off, too."""
+    pytest.importorskip("torch")
+    found = []
+    for loads_torch in (True, False):
+        path = tmp_path / f"run{loads_torch}"
+        done = Runner.run([sys.executable, "-c", TRAINS], Runner.env(path), loads_torch=loads_torch)
+        assert (done.status, done.errors) == ((0, 0), "")
+        rows = open_run(path).spans().to_pylist()
+        kept = [row for row in rows if row["category"] != "compute"]  # which is cut where time has passed
+        found.append(Counter((row["rank"], row["category"], row["kind"], row["step"]) for row in kept))
+    assert found[0] == found[1]
+    assert found[0][0, "collective", "all_reduce", 2] == 4

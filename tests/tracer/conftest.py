@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Ranks, Runner
+from tests.rehearsals import LOADED, rehearse
 from tracer.native import build
 from tracer.native.build import SWITCH
 from tracer.rehearse.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 from traces.run import Run
 from traces.store import open_run
@@ -97,25 +98,25 @@ def ranks() -> type[Runner]:
     return Runner
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Loaded]:
-    """A process that has loaded torch, for all rehearsals of a module, which then take a second each."""
+@pytest.fixture(scope="session")
+def loaded() -> Loaded:
+    """The process that has loaded torch, for all rehearsals, which then take a second each."""
     pytest.importorskip("torch")
-    with Loaded() as found:
-        yield found
+    return LOADED
 
 
 @pytest.fixture(scope="module")
 def rehearsed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loaded: Loaded
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[Rehearsal, RankTables]]:
     """Return a function that rehearses rank 0 of RANKS of a module's SCRIPT, once each way it is told."""
+    pytest.importorskip("torch")
 
     @cache
     def run(way: str) -> tuple[Rehearsal, RankTables]:
         folder = tmp_path_factory.mktemp("run") / "run"
         asked = Asked(command=(str(request.module.SCRIPT), way), world_size=request.module.RANKS, ranks=(0,))
-        return rehearse(asked, folder, on=loaded), read_rank(rehearsal_folder(folder), 0)
+        return rehearse(asked, folder), read_rank(rehearsal_folder(folder), 0)
 
     return run
 
@@ -168,7 +169,7 @@ def example(config: Path, job: Job, tmp_path_factory: pytest.TempPathFactory) ->
         )
         path = tmp_path_factory.mktemp("recorded") / name
         plain = Runner.run(command, Runner.env())
-        recorded = Runner.run(command, Runner.env(path))
+        recorded = Runner.run(command, Runner.env(path), loads_torch=True)
         assert plain.status == (0, 0), plain.errors
         assert recorded.status == (0, 0), recorded.errors
         return Pair(plain, recorded, open_run(path))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import Process, Runner, ended, started
+from tests.processes import AnyProcess, Runner, ended, split_off
 from tracer.launched import RANKS, WORLD_SIZES, is_one_of_many, is_told_world, own_name
 from tracer.run_directory import attempt, beside
 from traces.run import Run
@@ -63,9 +63,9 @@ def ran(folder: Path, *ways: str, n_paths: int = 1) -> list[str]:
     plain |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
 
-    def start() -> list[Process]:
+    def start() -> list[AnyProcess]:
         return [
-            started(
+            split_off(
                 [*command, str(folder / f"run{rank % n_paths}"), str(folder / "meeting"), str(rank), *ways],
                 plain | dict(zip(TOLD["srun"], ("2", str(rank)), strict=True)),
             )

@@ -1,8 +1,6 @@
 """What NCCL does not have: receives from whichever rank sends first, and barriers that are monitored."""
 
 import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import TIMEOUT_S
 from traces.analysis.hang import hang
 from traces.run import Run
 from traces.store import open_run
@@ -91,15 +90,15 @@ def test_one_that_nobody_answers_is_told_while_it_hangs(tmp_path: Path, ranks: A
     script.write_text(SCRIPT)
     processes = ranks.start([sys.executable, "-W", "ignore", str(script), "hang"], ranks.env(path), 3)
     file = path / "ranks" / "rank-00000.pending.json"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     try:
         while not (file.exists() and (told := json.loads(file.read_text()))["pending"]):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:
         for process in processes:
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.kill()
+            process.communicate(timeout=TIMEOUT_S)
     (waiting,) = told["pending"]
     assert (waiting["kind"], waiting["peer"], waiting["sequence"], waiting["size_bytes"]) == (
         "recv",

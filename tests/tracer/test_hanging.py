@@ -1,8 +1,6 @@
 """A training that hangs: its ranks tell, while it does, what they wait for and how far each has come."""
 
 import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import TIMEOUT_S
 from traces.store import open_run
 
 pytestmark = pytest.mark.usefixtures("hooks")
@@ -36,7 +35,7 @@ dist.recv(torch.ones(3), 1)
 
 def told(path: Path, until: Any) -> dict[int, dict[str, Any]]:
     """Return what both ranks say when *until* is true of it."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         files = [path / "ranks" / f"rank-0000{rank}.pending.json" for rank in (0, 1)]
         found = {rank: json.loads(file.read_text()) for rank, file in enumerate(files) if file.exists()}
@@ -55,8 +54,8 @@ def test_what_hangs_is_told_while_it_hangs_and_after_a_kill(tmp_path: Path, rank
         found = told(path, lambda one: one["collectives"] and (way == "late" or one["pending"]))
     finally:
         for process in processes:
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.kill()
+            process.communicate(timeout=TIMEOUT_S)
     waiting, other = found[0]["pending"][0], found[1]
     assert waiting["start_ns"] > 0
     assert (waiting["category"], waiting["kind"], waiting["sequence"]) == ("collective", "all_reduce", 5)

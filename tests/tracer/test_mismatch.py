@@ -1,8 +1,6 @@
 """Ranks that do not agree: gloo aborts a rank, hangs, or goes through with wrong numbers; each is named."""
 
 import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import TIMEOUT_S
 from traces.analysis.mismatch import mismatches
 from traces.errors import RunError
 from traces.run import Run
@@ -90,14 +89,14 @@ def test_another_order_is_named_while_it_hangs(tmp_path: Path, ranks: Any) -> No
     script.write_text(SCRIPT)
     processes = ranks.start([sys.executable, str(script), "order"], ranks.env(path))
     try:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + TIMEOUT_S
         while not (differing := mismatches(path, opened(path))):
             assert time.monotonic() < deadline
             time.sleep(0.2)
     finally:
         for process in processes:
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.kill()
+            process.communicate(timeout=TIMEOUT_S)
     (found,) = differing
     assert found.sequence == 1
     assert {who: what.split()[0] for what, who in found.calls} == {(0,): "all_gather", (1,): "all_reduce"}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import rehearsals
 from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.rehearsing import Asked, rehearse
@@ -92,9 +93,9 @@ def test_the_last_rank_is_acted_out_beside_the_first_and_kept_where_it_is_needed
     asked = Asked(command=(str(script), *words), world_size=4, warmup=0)
     if not STANDS_FOR[words]:
         with pytest.raises(RehearsalError, match=r"rank 3: .*the last one"):
-            rehearse(asked, tmp_path / "run")
+            rehearsals.rehearse(asked, tmp_path / "run")
         return
-    found = rehearse(asked, tmp_path / "run")
+    found = rehearsals.rehearse(asked, tmp_path / "run")
     assert found.representatives == STANDS_FOR[words]
     assert found.ranks == tuple(sorted({*STANDS_FOR[words]}))
     folders = sorted(one.name for one in rehearsal_folder(tmp_path / "run").glob("rank-*"))

@@ -1,0 +1,103 @@
+"""A process that has loaded torch, and splits itself for every script that is to run: ``preloaded.py N``.
+
+It reads a line of JSON for each, as ``tests/forked.py`` writes them, and tells file descriptor N how each has
+ended. A part of it has an environment, a folder and an output of its own. It runs its script as ``__main__``,
+and ends as Python does.
+"""
+
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch._dynamo  # which an optimizer loads when it is first made
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel  # noqa: F401 - scripts use all of these
+
+from tracer.importing import Expectation
+
+
+def asked(tell: int) -> dict[str, Any] | None:
+    """Split for each line of the input. Return in a part what it is to run; None when the input has ended."""
+    parts: dict[int, tuple[int, int]] = {}  # number and process of each, by the descriptor of its process
+    rest = b""
+    while True:
+        for one in select.select([0, *parts], [], [])[0]:
+            if one:
+                number, process = parts.pop(one)
+                os.close(one)
+                code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                os.write(tell, f"{number} {code}\n".encode())
+                continue
+            said = os.read(0, 1 << 16)
+            *lines, rest = (rest + said).split(b"\n")
+            for spec in map(json.loads, lines):
+                if "argv" in spec and not (process := os.fork()):
+                    for descriptor in (tell, *parts):
+                        os.close(descriptor)
+                    return dict(spec)
+                if "argv" in spec:
+                    parts[os.pidfd_open(process)] = spec["number"], process
+            ended = {spec["number"] for spec in map(json.loads, lines) if "argv" not in spec}
+            for number, process in parts.values():
+                if number in ended or not said:
+                    os.kill(process, signal.SIGKILL)
+            if not said:
+                return None
+
+
+def prepare(spec: dict[str, Any]) -> ModuleType:
+    """Have this process as one that was started with what *spec* says; return its main module."""
+    for stream, (path, flags) in enumerate(
+        (
+            (os.devnull, os.O_RDONLY),
+            (spec["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            (spec["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        )
+    ):
+        opened = os.open(path, flags)
+        os.dup2(opened, stream)
+        os.close(opened)
+    os.chdir(spec["cwd"])
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    for way in spec["warnings"]:
+        sys.warnoptions.append(way)
+        warnings.simplefilter(way)
+    sys.argv = spec["argv"]
+    main = ModuleType("__main__")
+    sys.path[0] = ""
+    if spec["source"] is None:
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        main.__file__ = sys.argv[0]
+    sys.modules["__main__"] = main
+    if spec["site"] is not None:
+        _attach(spec["site"])
+    return main
+
+
+def _attach(site: str) -> None:
+    """Run what Python finds first in a process that is recorded; what it waits for has been loaded."""
+    sys.path.insert(1, site)
+    runpy.run_path(str(Path(site, "sitecustomize.py")))
+    for one in [*sys.meta_path]:
+        if isinstance(one, Expectation) and one._name in sys.modules:
+            one.remove()
+            one._tell(sys.modules[one._name])
+
+
+if __name__ == "__main__":
+    gc.freeze()  # what is loaded stays: to go through it at its end would take each part a second
+    if (told := asked(int(sys.argv[1]))) is not None:
+        module = prepare(told)
+        name = "<string>" if told["source"] is not None else sys.argv[0]
+        source = told["source"] if told["source"] is not None else Path(name).read_text(encoding="utf-8")
+        exec(compile(source, name, "exec"), module.__dict__)
