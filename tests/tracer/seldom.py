@@ -44,6 +44,31 @@ def other(x: Tensor) -> None:
     torch.ops.symm_mem.one_shot_all_reduce(x, "sum", dist.group.WORLD.group_name)
 
 
+def gather_of_eight(x: Tensor) -> None:
+    """Gather into what was made for eight ranks."""
+    dist.all_gather_into_tensor(x.new_empty(8 * ROWS, WIDTH), x)
+
+
+def scatter_of_eight(x: Tensor) -> None:
+    """Scatter sums of what was made for eight ranks."""
+    dist.reduce_scatter_tensor(x, x.new_empty(8 * ROWS, WIDTH))
+
+
+def gather_as_another(x: Tensor) -> None:
+    """Gather into another type."""
+    dist.all_gather_into_tensor(x.new_empty(dist.get_world_size() * ROWS, WIDTH, dtype=torch.bfloat16), x)
+
+
+def objects(x: Tensor) -> None:
+    """Tell the next rank a size, and reduce what has it."""
+    rank, sizes = dist.get_rank(), [WIDTH, "rows"]
+    if rank % 2 == 0:
+        dist.send_object_list(sizes, rank + 1)
+    elif dist.recv_object_list(sizes, rank - 1) != rank - 1:
+        raise ValueError("from another one")
+    dist.all_reduce(x.new_empty(sizes[0]))
+
+
 def launched(x: Tensor) -> None:
     """Take sizes out of what a launcher says in the environment."""
     n = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + int(os.environ["GROUP_WORLD_SIZE"])

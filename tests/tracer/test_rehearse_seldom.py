@@ -22,8 +22,10 @@ SCRIPT, N_RANKS = Path(__file__).parent / "seldom.py", 8
 class Found:
     """Some ranks of a rehearsal of one kind."""
 
-    def __init__(self, kind: str, folder: Path, loaded: Loaded, ranks: tuple[int, ...]) -> None:
-        asked = Asked(command=(str(SCRIPT), kind), world_size=N_RANKS, ranks=ranks)
+    def __init__(
+        self, kind: str, folder: Path, loaded: Loaded, ranks: tuple[int, ...], n_ranks: int = N_RANKS
+    ) -> None:
+        asked = Asked(command=(str(SCRIPT), kind), world_size=n_ranks, ranks=ranks)
         self.rehearsal: Rehearsal = rehearse(asked, folder, on=loaded)
         self._folder = rehearsal_folder(folder)
 
@@ -66,12 +68,39 @@ def test_other_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded:
         Found("other", tmp_path / "run", loaded, (0,))
 
 
+@pytest.mark.parametrize(
+    ("kind", "n_ranks", "said"),
+    [
+        ("gather_of_eight", 16, "output tensor size must be equal to world_size times input"),
+        ("scatter_of_eight", 16, "input tensor must be the same size as output size times world size"),
+        ("gather_as_another", 8, "output tensor must have the same type as input tensor"),
+    ],
+)
+def test_operands_that_do_not_fit_the_group_are_refused_as_torch_does(
+    kind: str, n_ranks: int, said: str, tmp_path: Path, loaded: Loaded
+) -> None:
+    """A script that was written for eight ranks ends on more as a real run does."""
+    with pytest.raises(RehearsalError, match=said):
+        Found(kind, tmp_path / "run", loaded, (0,), n_ranks)
+
+
+@pytest.mark.parametrize("kind", ["gather_of_eight", "scatter_of_eight"])
+def test_operands_that_fit_go_through(kind: str, tmp_path: Path, loaded: Loaded) -> None:
+    assert Found(kind, tmp_path / "run", loaded, (0,)).sent(0)[-1][2] == 8 * ROWS * WIDTH * 4
+
+
 def test_every_rank_hears_the_states_that_the_first_one_tells(tmp_path: Path, loaded: Loaded) -> None:
     """Each parameter whole, by a broadcast, though others hold no state: as rank 0 sends them."""
     found = Found("states", tmp_path / "run", loaded, (0, 3))
     first, other = ([row for row in found.sent(rank) if row[0] == "broadcast"] for rank in (0, 3))
     assert first == other
     assert sum(size for _, _, size in other) == 4 * (WIDTH * WIDTH + WIDTH + OUT * WIDTH + OUT)
+
+
+def test_objects_that_one_rank_sends_another_are_those_that_it_has(tmp_path: Path, loaded: Loaded) -> None:
+    """They are not in the timeline, on either side."""
+    found = Found("objects", tmp_path / "run", loaded, (0, 3))
+    assert found.sent(0) == found.sent(3) == [("all_reduce", tuple(range(N_RANKS)), 4 * WIDTH)]
 
 
 def test_a_script_is_told_what_torchrun_tells(tmp_path: Path, loaded: Loaded) -> None:

@@ -1,12 +1,17 @@
 """Threads that a script starts issue what the first thread would."""
 
+import sys
+import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.lane import IssueLane
+from tracer.rehearse.threads import Threads
 from traces.rehearsal import RankTables
 
 pytest.importorskip("torch")
@@ -47,7 +52,65 @@ def test_an_error_of_a_thread_is_said(rehearsed: Any) -> None:
     assert _issued(tables) == _issued(rehearsed("alone")[1])
 
 
-def test_what_a_thread_needs_and_a_rehearsal_has_not_ends_it(rehearsed: Any) -> None:
-    """In the line that names it, though the first thread waits for the other."""
+@pytest.mark.parametrize("kind", ["unknown", "asking"])
+def test_what_a_thread_needs_and_a_rehearsal_has_not_ends_it(kind: str, rehearsed: Any) -> None:
+    """In the line that names it, though the first thread waits for it, or C++ asks for a device there."""
     with pytest.raises(RehearsalError, match=r"threaded.py:\d+: aten._unique2.default needs numbers"):
-        rehearsed("unknown")
+        rehearsed(kind)
+
+
+def _waiting(stop: threading.Event) -> tuple[threading.Thread, list[bool]]:
+    """Return a thread that says whether it trains, and then waits."""
+    said, begun = [], threading.Event()
+
+    def work() -> None:
+        said.append(IssueLane().is_own())
+        begun.set()
+        stop.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    return thread, said
+
+
+def test_one_thread_trains_and_the_first_one_has_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another takes its place once it has ended; what others call beside it is no pass of the model."""
+    monkeypatch.setattr(IssueLane, "_trainer", None)
+    stop = threading.Event()
+    (first, is_first), (second, is_second) = _waiting(stop), _waiting(stop)
+    stop.set()
+    first.join()
+    second.join()
+    assert (is_first, is_second) == ([True], [False])
+    stop.clear()
+    third, is_third = _waiting(stop)
+    assert is_third == [True]
+    assert IssueLane().is_own()
+    fourth, is_fourth = _waiting(stop)
+    assert is_fourth == [False]
+    stop.set()
+    third.join()
+    fourth.join()
+
+
+def test_an_error_is_raised_in_the_script_or_where_it_waits_but_not_below_torch() -> None:
+    """What calls Python out of C++, as a backward pass calls a hook, may abort the process where that raises."""
+    asker = SimpleNamespace(is_torch=lambda frame: frame.f_code.co_filename == "torch.py")
+    session: Any = SimpleNamespace(placement=SimpleNamespace(asker=asker))
+    threads, said = Threads(session, (), lambda turn: None), []
+
+    def ask() -> None:
+        said.append(threads._may_raise(sys._getframe(1)))
+
+    names: dict[str, Any] = {"ask": ask}
+    for file, name, code in (
+        ("torch.py", "torch", "def through(hook): hook()"),
+        (threading.__file__, "threading", "def wait(): ask()"),
+    ):
+        own = {**names, "__name__": name}
+        exec(compile(code, file, "exec"), own)
+        names |= own
+    script = "ask()\nwait()\nthrough(lambda: ask())\nthrough(wait)"
+    exec(compile(script, "script.py", "exec"), names | {"__name__": "__main__"})
+    assert said == [True, True, False, True]

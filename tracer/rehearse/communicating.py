@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer import internals
 from tracer.operators import Operator, dtype_name, tensor_bytes
 from tracer.records import Position
+from tracer.rehearse import fitting
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.questions import Kernel
 from tracer.rehearse.splits import EVEN, Exchange, Splits, exchange_of
@@ -106,6 +107,7 @@ class Communications:
             group = self._session.groups.of(own)
             if operator.kind != "barrier":  # torch makes its tensor where the group has a backend
                 self._session.backends.check(operator.kind, own, tensors_in(args[:2]))
+            fitting.check(called, args, len(group.ranks))
             is_async = bool(kwargs.get("async_op", args[at] if at < len(args) else default))
             tensor = operator.tensor(args)
             size = operator.size(args, len(group.ranks))

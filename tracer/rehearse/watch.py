@@ -90,11 +90,19 @@ class Watcher:
         return self._mode
 
     def one_at_a_time(self, turn: Any) -> None:
-        """Have *turn* held from now on while an operator is handled: several threads issue them."""
+        """Have *turn* held from now on while an operator is handled: several threads issue them.
+
+        Where torch asks for a device no turn is waited for: what ends the rehearsal may come up there, and
+        the C++ that asks takes no errors.
+        """
         kind: Any = type(self._mode)
         handle = kind.__torch_dispatch__
 
+        device_of = self._torch.ops.prim.device.default
+
         def in_turn(mode: Any, *call: Any) -> Any:
+            if call[0] is device_of:
+                return handle(mode, *call)
             with turn:
                 return handle(mode, *call)
 

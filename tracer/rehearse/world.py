@@ -167,11 +167,17 @@ def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
     def nothing(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
 
+    def receive(object_list: list[Any], src: int | None = None, *_: Any, **__: Any) -> int:
+        del object_list
+        return src or 0
+
     return [
         ("all_gather_object", all_gather),
         ("gather_object", gather),
         ("scatter_object_list", scatter),
         ("broadcast_object_list", nothing),
+        ("send_object_list", nothing),
+        ("recv_object_list", receive),
     ]
 
 
