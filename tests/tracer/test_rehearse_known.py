@@ -134,7 +134,7 @@ def test_parts_of_a_storage_are_filled_if_they_are_all_of_it() -> None:
         whole = fake(n)
         assert numbers.fill(whole.view(-1, 2)[:n_parts].unbind(), real) == (expected is not None)
         assert elements(numbers, whole) == expected
-    assert not numbers.fill([fake(2, dtype=torch.int32)], real)
+    assert not numbers.fill([fake(2, dtype=torch.float64)], real)
     assert not numbers.fill([fake(3)], real)
 
 
@@ -155,7 +155,7 @@ def test_random_numbers_compare_as_evenly_spread_ones(draw: str, compare: str) -
     """Of many the share is told, of one the likelier."""
     stated, spread = Stated(), (torch.arange(1000) + 0.5) / 1000
     operator = getattr(torch, compare.removeprefix("aten."))
-    for bound in (0.15, 0.85):
+    for bound in (0.15, 0.5, 0.85):
         drawn, one = (fake(n, dtype=torch.float32) for n in (1000, 1))
         for made in (drawn, one):
             stated.note(draw, (made if draw.endswith("like") else [made.numel()],), made)
@@ -163,7 +163,9 @@ def test_random_numbers_compare_as_evenly_spread_ones(draw: str, compare: str) -
         n_true = int(operator(spread, bound).sum())
         assert stated.count_true(mask) == n_true
         single = noted(stated, compare[5:], one, bound, out=fake(1, dtype=torch.bool))
-        assert stated.scalar(single) == (n_true > 500)
+        inverted = noted(stated, "logical_not", single, out=fake(1, dtype=torch.bool))
+        assert stated.scalar(single) == stated.scalar(mask[0]) == (n_true >= 500)
+        assert stated.scalar(inverted) != stated.scalar(single)
 
 
 @pytest.mark.parametrize("made_by", ["sum", "mean"])
@@ -243,6 +245,24 @@ def test_choices_are_equal_to_one_place_as_often_as_there_are_places() -> None:
     assert stated.of(noted(stated, "eq", places, 3, out=fake(16, 2, dtype=torch.bool))).mean == 1 / 8
     spread = noted(stated, "scatter", fake(16, 8), 1, places, 1, out=fake(16, 8))
     assert stated.sum_of(spread) == 16 * 2
+
+
+def test_numbers_that_nobody_has_differ_from_a_given_one() -> None:
+    """As labels do from the one that stands for padding."""
+    stated = Stated()
+    assert stated.count_true(noted(stated, "ne", fake(8), -100, out=fake(8, dtype=torch.bool))) == 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "is_choice"), [(torch.float32, -1, True), (torch.float32, 0, False), (LONG, -1, False)]
+)
+def test_experts_are_chosen_by_scores_along_the_last_dimension(dtype: Any, dim: int, is_choice: bool) -> None:
+    stated, out = Stated("zipf:1"), fake(8 if dim else 4)
+    router = type("Router", (torch.nn.Module,), {})()
+    assert stated.routing is not None
+    stated.routing.inside = lambda: router
+    stated.note("aten.argmax", (fake(8, 4, dtype=dtype), dim), out)
+    assert (stated.numbers.of(out) is not None) == is_choice
 
 
 def test_no_more_elements_are_true_than_there_are() -> None:

@@ -95,7 +95,7 @@ def test_one_thread_trains_and_the_first_one_has_precedence(monkeypatch: pytest.
 
 
 def test_an_error_is_raised_in_the_script_or_where_it_waits_but_not_below_torch() -> None:
-    """What calls Python out of C++, as a backward pass calls a hook, may abort the process where that raises."""
+    """What calls Python out of C++, as a backward pass calls a hook, may abort where that raises."""
     asker = SimpleNamespace(is_torch=lambda frame: frame.f_code.co_filename == "torch.py")
     session: Any = SimpleNamespace(placement=SimpleNamespace(asker=asker))
     threads, said = Threads(session, (), lambda turn: None), []
