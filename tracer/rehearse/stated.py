@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from tracer.rehearse.calls import storage_key
 from tracer.rehearse.chances import COMPARES, DRAWS, chance
+from tracer.rehearse.ending import passing
 from tracer.rehearse.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
 from tracer.rehearse.known import CHOOSES, COUNTS, SCATTERS, SUMS, Known
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.routing import Routing
-from tracer.rehearse.words import asker, number
+from tracer.rehearse.words import asked_at, asker, number
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
 """What a number is taken to be of which nothing is known."""
@@ -224,8 +225,9 @@ class Stated:
         known = self.of(tensor)
         mean = known.mean
         if mean is None:
-            value = DEFAULTS[kind]
-            why = "nothing is known of it"
+            holds = passing(*asked_at()) if kind is bool else None
+            value = DEFAULTS[kind] if holds is None else holds
+            why = "nothing is known of it" if holds is None else "a check that would end the script"
         elif known.is_own:
             value = kind(mean)
             why = SHARED

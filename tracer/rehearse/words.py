@@ -45,6 +45,8 @@ HINTS: Final[Mapping[str, str]] = {
     'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
     "SymmetricMemory": "symmetric memory is not acted out; rehearse with collectives in its place, by an "
     f"argument of the script or in a stub file ({STUB})",
+    "Creating a new Tensor subclass": "a parameter of a class of its own, as bitsandbytes has in 4 or 8 "
+    "bits, is not acted out; rehearse with weights in 16 bits",
     "SparseTensorImpl": "sparse tensors are not acted out; rehearse with dense gradients, as sparse=False",
 }
 """What to say of errors of torch by what stands in them."""
@@ -156,11 +158,17 @@ def number(value: float) -> str:
     return f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > LONG else str(value)
 
 
-def asker() -> str:
+def asked_at() -> tuple[str, int]:
     """Return file and line of the innermost frame, from the caller's caller on, that is a script's."""
     frame = sys._getframe(2)  # noqa: SLF001 - no other way is as fast
     while frame is not None and frame.f_back is not None:
         if not _is_library(frame.f_code.co_filename):
             break
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def asker() -> str:
+    """Return the innermost line of a script's as a person names it."""
+    name, line = asked_at()
+    return f"{Path(name).name}:{line}"
