@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +67,7 @@ def record(
         return
     from tracer.launch import launch
     from tracer.launched import is_first, is_one_of_many
-    from tracer.run_directory import attempt, beside, no_empty_folders
+    from tracer.run_directory import beside, no_empty_folders
 
     path = _free_directory(command) if output is None else output
     if is_one_of_many() and output is None:
@@ -84,16 +84,26 @@ def record(
             )
         context.exit(status)
     more = [path.with_name(one.name) for one in beside(path.absolute()) if one not in before]
-    runs = [path, *more] if path.is_dir() or not more else more
+    _tell_all(
+        [path, *more] if path.is_dir() or not more else more, path, status, ranks=ranks, as_json=as_json
+    )
+    context.exit(status)
+
+
+def _tell_all(runs: Sequence[Path], path: Path, status: int, *, ranks: str, as_json: bool) -> None:
+    """Finish *runs*, which a command asked to record into *path* has left, and say what they are.
+
+    Only the last attempt has the exit *status* of the command; *ranks* and *as_json* as for `_told`.
+    """
+    from tracer.run_directory import attempt
+
     last = max(attempt(path, one) for one in runs)
     told = [
         _told(one, status if attempt(path, one) == last else 0, ranks=ranks, as_json=as_json) for one in runs
     ]
     if as_json:
-        click.echo(
-            json.dumps({**told[0], "exit_status": status, **({"restarts": told[1:]} if told[1:] else {})})
-        )
-    context.exit(status)
+        restarts = {"restarts": told[1:]} if told[1:] else {}
+        click.echo(json.dumps({**told[0], "exit_status": status, **restarts}))
 
 
 def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, Any]:

@@ -224,12 +224,7 @@ def record(
         sys.stderr.write(f"foretrace: recording {advice}\n")
     _active.append(recording)
     try:
-        if in_group := is_distributed():
-            follow()
-        else:
-            expect(recording)
-        if in_group or not recording.awaits_group:
-            recording.begin()
+        _enter(recording)
         yield recording
     except BaseException as error:
         recording.note_error(error)
@@ -242,6 +237,16 @@ def record(
             _active.remove(recording)
         if recording.awaits_group and is_first():
             sys.stderr.write(f"foretrace: nothing recorded: {NO_GROUP}\n")
+
+
+def _enter(recording: Recording) -> None:
+    """Begin *recording*, now or when this process joins its process group."""
+    if in_group := is_distributed():
+        follow()
+    else:
+        expect(recording)
+    if in_group or not recording.awaits_group:
+        recording.begin()
 
 
 def step() -> None:

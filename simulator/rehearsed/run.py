@@ -104,13 +104,9 @@ def simulate_rehearsal(
         spans=spans,
         memory=_memory(built.ranks, built.program, spans, machine.device.reserved_bytes),
     )
-    simulation.info.summary.update(  # type: ignore[attr-defined]
-        {
-            **figures(simulation, rehearsal, machine, precision, tables),
-            "rests_on": _rests_on(built, rehearsal, compute),
-            "engine": runner.NAME,
-        }
-    )
+    summary = figures(simulation, rehearsal, machine, precision, tables)
+    summary |= {"rests_on": _rests_on(built, rehearsal, compute), "engine": runner.NAME}
+    simulation.info.summary.update(summary)  # type: ignore[attr-defined]
     return simulation
 
 

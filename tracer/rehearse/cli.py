@@ -42,6 +42,7 @@ NOTABLE: Final = 0.01
 )
 @click.option(
     "--ranks-per-node",
+    "local_world_size",
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
@@ -95,23 +96,17 @@ NOTABLE: Final = 0.01
 @click.pass_obj
 def rehearse(
     machines: Mapping[str, Callable[..., Any]] | None,
+    /,
     *,
     world_size: int,
     ranks: str,
-    steps: int,
-    warmup: int,
-    ranks_per_node: int,
-    samples: int,
-    every_microbatch: bool,
-    expert_load: str,
-    has_gpu: bool,
-    stub: str,
     output: Path | None,
     cluster: str | None,
     calibration: str | None,
     report: str | None,
     as_json: bool,
     command: tuple[str, ...],
+    **settings: Any,
 ) -> None:
     """Run a training script as chosen ranks of a world that is not there: no GPU, no network, no memory.
 
@@ -125,33 +120,11 @@ def rehearse(
     """
     from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 
-    if report is not None and cluster is None:
-        raise click.UsageError(
-            f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
-        )
-    if report is not None and not Path(report).absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"{report}: there is no folder {Path(report).absolute().parent}", param_hint="--report"
-        )
-    if calibration is not None and cluster is None:
-        raise click.UsageError(
-            f"--calibration {calibration}: it is of a machine; name that, as --cluster here.toml"
-        )
+    _check_time(cluster, calibration, report)
     if cluster is not None and machines is not None:
         machines["check"](cluster, calibration, world_size)
-    asked = Asked(
-        command=command,
-        world_size=world_size,
-        ranks=wanted_ranks(ranks, world_size),
-        warmup=warmup,
-        steps=steps,
-        local_world_size=ranks_per_node,
-        stub=stub,
-        samples=samples,
-        every_microbatch=every_microbatch,
-        expert_load=expert_load,
-        has_gpu=has_gpu,
-    )
+    chosen = wanted_ranks(ranks, world_size)
+    asked = Asked(command=command, world_size=world_size, ranks=chosen, **settings)
     path = free_directory(command) if output is None else output
     console = Console(stderr=True, quiet=as_json)
     with console.status("starting") if console.is_terminal else nullcontext() as status:
@@ -164,6 +137,20 @@ def rehearse(
         figures = machines["time"](str(path), {"cluster": cluster}, **wanted)
     if as_json:
         click.echo(json.dumps({**_document(found, path), **figures}))
+
+
+def _check_time(cluster: str | None, calibration: str | None, report: str | None) -> None:
+    """Raise UsageError, before the script runs, if what is asked of its time cannot be had."""
+    if report is not None and cluster is None:
+        raise click.UsageError(
+            f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
+        )
+    if report is not None and not (folder := Path(report).absolute().parent).is_dir():
+        raise click.BadParameter(f"{report}: there is no folder {folder}", param_hint="--report")
+    if calibration is not None and cluster is None:
+        raise click.UsageError(
+            f"--calibration {calibration}: it is of a machine; name that, as --cluster here.toml"
+        )
 
 
 def _document(found: Rehearsal, path: Path) -> dict[str, Any]:

@@ -158,39 +158,13 @@ def answers(meter: Meter) -> dict[str, Any]:
         meter: knows the memory.
     """
 
-    def counted(device: Any = None) -> int:
-        del device
-        return meter.now
-
-    def most(device: Any = None) -> int:
-        del device
-        return meter.peak
-
-    def reserved(device: Any = None) -> int:
-        del device
-        return meter.reserved
-
-    def stats(device: Any = None) -> dict[str, int]:
-        del device
-        used, kept = (meter.now, meter.peak), (meter.reserved, meter.reserved)
-        by_name = {"allocated_bytes.all": used, "active_bytes.all": used, "reserved_bytes.all": kept}
-        found = {"num_alloc_retries": 0, "num_ooms": 0}
-        for name, (now, peak) in by_name.items():
-            found |= {f"{name}.current": now, f"{name}.peak": peak}
-        return found
-
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
 
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    nothing = dict.fromkeys(COMMANDS, constant(None))
     return {
-        **nothing,
-        **dict.fromkeys(("memory_reserved", "memory_cached", "max_memory_reserved"), reserved),
-        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), meter.reset),
-        "memory_allocated": counted,
-        "max_memory_allocated": most,
-        "empty_cache": meter.empty,
+        **dict.fromkeys(COMMANDS, constant(None)),
+        **_of_memory(meter),
         "is_available": constant(True),  # noqa: FBT003 - a value, not a switch
         "is_initialized": constant(True),  # noqa: FBT003
         "is_bf16_supported": constant(True),  # noqa: FBT003
@@ -201,8 +175,6 @@ def answers(meter: Meter) -> dict[str, Any]:
         "get_device_capability": constant((GPU.major, GPU.minor)),
         "get_device_name": constant(GPU.name),
         "get_arch_list": constant(["sm_90"]),
-        "mem_get_info": lambda device=None: (max(CAPACITY_BYTES - meter.reserved, 0), CAPACITY_BYTES),
-        "memory_stats": stats,
         "memory_summary": constant(""),
         "memory_snapshot": constant([]),
         "_snapshot": constant({"segments": [], "device_traces": []}),
@@ -212,6 +184,30 @@ def answers(meter: Meter) -> dict[str, Any]:
         "can_device_access_peer": constant(True),  # noqa: FBT003
         "_exchange_device": lambda device: local_rank(),
         "_maybe_exchange_device": lambda device: local_rank(),
+    }
+
+
+def _of_memory(meter: Meter) -> dict[str, Any]:
+    """Return those that tell the memory of the device, or begin to count it anew."""
+
+    def stats(device: Any = None) -> dict[str, int]:
+        del device
+        used, kept = (meter.now, meter.peak), (meter.reserved, meter.reserved)
+        by_name = {"allocated_bytes.all": used, "active_bytes.all": used, "reserved_bytes.all": kept}
+        found = {"num_alloc_retries": 0, "num_ooms": 0}
+        for name, (now, peak) in by_name.items():
+            found |= {f"{name}.current": now, f"{name}.peak": peak}
+        return found
+
+    reserved = ("memory_reserved", "memory_cached", "max_memory_reserved")
+    return {
+        **dict.fromkeys(reserved, lambda device=None: meter.reserved),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), meter.reset),
+        "memory_allocated": lambda device=None: meter.now,
+        "max_memory_allocated": lambda device=None: meter.peak,
+        "empty_cache": meter.empty,
+        "mem_get_info": lambda device=None: (max(CAPACITY_BYTES - meter.reserved, 0), CAPACITY_BYTES),
+        "memory_stats": stats,
     }
 
 
