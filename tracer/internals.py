@@ -233,6 +233,22 @@ def pipeline_bases() -> tuple[Any, Any]:
     return stage._PipelineStageBase, schedules._PipelineSchedule
 
 
+def on_custom_actions(told: Callable[[], None]) -> None:
+    """Have *told* called when a script gives a schedule a function of its own for an action (DualPipeV)."""
+    from torch.distributed.pipelining import schedules
+
+    kind: Any = schedules._PipelineScheduleRuntime
+    register = getattr(kind, "register_custom_function", None)
+    if register is None:  # before PyTorch 2.10
+        return
+
+    def registered(schedule: Any, *args: Any, **kwargs: Any) -> None:
+        told()
+        register(schedule, *args, **kwargs)
+
+    kind.register_custom_function = registered
+
+
 def n_microbatches(schedule: Any) -> int:
     """Return the micro-batches per step of a pipeline schedule."""
     return int(schedule._n_microbatches)

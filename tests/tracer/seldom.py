@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import _ComputationType
 
-WIDTH, ROWS, OUT = 32, 16, 48
+WIDTH, ROWS, OUT, MICROBATCHES = 32, 16, 48, 8
 
 
 def split(x: Tensor) -> None:
@@ -95,5 +97,26 @@ def train(kind: str) -> None:
         optimizer.zero_grad()
 
 
+def pipelined(kind: str) -> None:
+    """Train two steps of two stages a rank, of whose actions one may have a function of the script's own."""
+    dist.init_process_group("nccl")
+    rank, device = dist.get_rank(), torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    places = (rank, rank + dist.get_world_size())
+    parts = [nn.Linear(WIDTH, WIDTH).cuda() for _ in places]
+    stages = [
+        PipelineStage(part, place, 2 * dist.get_world_size(), device)
+        for part, place in zip(parts, places, strict=True)
+    ]
+    schedule = ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=lambda out, target: (out - target).sum())
+    if kind == "own-pipeline":
+        schedule.register_custom_function(_ComputationType.RESHARD, lambda action, context: None)
+    optimizer = torch.optim.SGD([one for part in parts for one in part.parameters()], lr=0.1)
+    for _ in range(2):
+        rows = torch.randn(MICROBATCHES, WIDTH, device="cuda")
+        schedule.step(*((rows,) if rank == 0 else ()), target=rows)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 if __name__ == "__main__":
-    train(sys.argv[1])
+    pipelined(sys.argv[1]) if sys.argv[1].endswith("pipeline") else train(sys.argv[1])

@@ -103,6 +103,18 @@ def test_objects_that_one_rank_sends_another_are_those_that_it_has(tmp_path: Pat
     assert found.sent(0) == found.sent(3) == [("all_reduce", tuple(range(N_RANKS)), 4 * WIDTH)]
 
 
+def test_all_micro_batches_are_run_where_the_script_has_its_own_actions(
+    tmp_path: Path, loaded: Loaded
+) -> None:
+    """They may be in threads that wait for each other: none is left out, and the products are the same."""
+    own, plain = (
+        Found(kind, tmp_path / kind, loaded, (0,), 2) for kind in ("own-pipeline", "plain-pipeline")
+    )
+    said = [any("micro-batches of a stage" in note for note in one.rehearsal.notes) for one in (own, plain)]
+    assert said == [False, True]
+    assert own.products(0) == plain.products(0) != Counter()
+
+
 def test_a_script_is_told_what_torchrun_tells(tmp_path: Path, loaded: Loaded) -> None:
     """All that the agent of torch sets for a worker, but where to meet it: there is none."""
     agent = pytest.importorskip("torch.distributed.elastic.agent.server.local_elastic_agent")

@@ -49,7 +49,7 @@ class Repeats:
         import torch
         from torch._subclasses.fake_tensor import FakeTensor
 
-        self._session, self._torch, self._kind = session, torch, FakeTensor
+        self._session, self._torch, self._kind, self._is_off = session, torch, FakeTensor, False
         self._second: dict[Part, Segment] = {}
         self._known: dict[Part, Segment] = {}
         self._owned: dict[tuple[int, int], dict[int, Owned]] = {}
@@ -67,19 +67,18 @@ class Repeats:
         ):
             self._wrap(base, name, kind, left)
         self._wrap_loss(schedule)
+        internals.on_custom_actions(self._turn_off)
+
+    def _turn_off(self) -> None:
+        """Run all: actions of the script's own may be in threads that wait for each other."""
+        self._is_off = True
 
     def _start(self, stage: int) -> None:
         """Begin the micro-batches of *stage*, or end it: nothing is known of them, and nothing is left."""
         for key in [key for key in self._tokens if key[0] == stage]:
             for token in self._tokens[key].values():
                 self._session.memory.free(token)
-        known: tuple[dict[Any, Any], ...] = (
-            self._second,
-            self._known,
-            self._owned,
-            self._tokens,
-            self._orphans,
-        )
+        known: Any = (self._second, self._known, self._owned, self._tokens, self._orphans)
         for found in known:
             for key in [key for key in found if key[0] == stage]:
                 del found[key]
@@ -123,6 +122,8 @@ class Repeats:
 
     def _is_repeated(self, stage: Any, kind: str, microbatch: int) -> bool:
         """Whether a call is one to repeat: what the forward of a micro-batch is decides about all of it."""
+        if self._is_off:
+            return False
         key = (stage.stage_index, microbatch)
         if kind != "F":
             return key in self._tokens
@@ -145,7 +146,8 @@ class Repeats:
         self, stage: Any, kind: str, microbatch: int, run: Callable[[], Any], left: Callable[[Any], Any]
     ) -> Any:
         """Run a call; hold what it issues against what the micro-batch before it issued."""
-        if not 1 <= microbatch < N_RUN and not (microbatch == internals.n_chunks(stage) - 1 and kind == "F"):
+        is_last = microbatch == internals.n_chunks(stage) - 1 and kind == "F"
+        if self._is_off or not (1 <= microbatch < N_RUN or is_last):
             return run()
         session, part = self._session, (stage.stage_index, kind)
         tape, memory = session.tape, session.memory
