@@ -78,19 +78,19 @@ def main(output: Path) -> None:
     started = time.monotonic()
     n_processes = min(4, max(2, os.cpu_count() or 2))
 
-    heading("1. Rehearse: one step of Llama-3-70B on 512 H100s, TP 8 x PP 4 x DP 16")
-    big = rehearse_big(output)
-    heading("2. Measure this machine, to rehearse on it")
+    heading("1. Predict: one step of Llama-3-70B on 512 H100s, TP 8 x PP 4 x DP 16")
+    big = predict_big(output)
+    heading("2. Measure this machine, to predict on it")
     machine = output / "this-machine.toml"
     foretrace("topology", "detect", "--processes", str(n_processes), "-o", machine)
     small = []
     for number, run in enumerate(small_runs(n_processes), start=3):
-        heading(f"{number}. Record, rehearse and compare: {run.title}")
+        heading(f"{number}. Record, predict and compare: {run.title}")
         small.append((run, record_and_compare(run, n_processes, machine, output)))
     conclude(big, small, output, time.monotonic() - started)
 
 
-def rehearse_big(output: Path) -> dict[str, Any]:
+def predict_big(output: Path) -> dict[str, Any]:
     """Simulate the 512-GPU step and write its report."""
     flags = (
         "--model llama3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4 --global-batch 1024 --seq-len 8192"

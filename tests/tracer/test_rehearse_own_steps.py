@@ -52,6 +52,18 @@ def test_a_step_is_all_that_the_script_does_between_two_of_its_marks(
     assert not (tmp_path / "recorded").exists()
 
 
+def test_of_fewer_steps_than_were_asked_for_those_are_named_that_are_kept(
+    tmp_path: Path, loaded: Loaded
+) -> None:
+    """Also those that were to warm up: they are in the times."""
+    script = Path(__file__).parent / "where_there_is.py"
+    asked = Asked(command=(str(script), "asked", ""), world_size=2, ranks=(0,), warmup=1, steps=9)
+    found = rehearse(asked, tmp_path / "run", on=loaded)
+    assert (found.job["first_step"], found.job["steps"]) == (0, 2)
+    assert set(_per_step(tmp_path / "run")) == {0, 1}
+    assert any(note.startswith("the script did 2 steps only: steps 0 to 1 were kept") for note in found.notes)
+
+
 def test_a_rehearsal_that_ends_before_the_first_mark_says_so(tmp_path: Path, loaded: Loaded) -> None:
     notes = _rehearsed(tmp_path / "run", loaded, 4, "model", (1, 1)).notes
     assert any(NOT_YET in note for note in notes)

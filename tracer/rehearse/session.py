@@ -188,8 +188,8 @@ class RehearsalSession(Training[IssueLane]):
         if not done:
             self.warn(NO_STEPS)
         elif first < self.warmup:
-            steps = f"{done} step{'s' if done != 1 else ''}"
-            self.warn(f"the script did {steps} only: step {first} was kept, in which much is set up")
+            kept = f"step {first} was" if first == done - 1 else f"steps {first} to {done - 1} were"
+            self.warn(f"the script did {done} step{'s' * (done > 1)} only: {kept} kept, with what is set up")
             if first == self._forgotten:  # when it ended, another one was expected
                 self.tape.take_back()
                 self.memory.take_back()
