@@ -239,7 +239,7 @@ def on_custom_actions(told: Callable[[], None]) -> None:
 
     kind: Any = schedules._PipelineScheduleRuntime
     register = getattr(kind, "register_custom_function", None)
-    if register is None:  # before PyTorch 2.10
+    if register is None:  # an older PyTorch
         return
 
     def registered(schedule: Any, *args: Any, **kwargs: Any) -> None:
