@@ -112,48 +112,15 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     os.environ.update(launchers.environment(spec))
     sys.argv = list(spec["command"])
     from tracer.record import activate
-    from tracer.rehearse import (
-        accelerators,
-        devices,
-        files,
-        old_types,
-        placement,
-        sharding,
-        shims,
-        threads,
-        under_ddp,
-    )
+    from tracer.rehearse import devices, files, threads
     from tracer.rehearse.moving import Moves
     from tracer.rehearse.own_steps import RehearsedRecording
-    from tracer.rehearse.session import RehearsalSession
-    from tracer.rehearse.streams import Streams
     from tracer.rehearse.watch import Watcher
     from tracer.rehearse.world import World
 
-    def tell(words: str) -> None:
-        os.write(spec["progress"], f"says {spec['rank']} {words}\n".encode())
-
-    session = RehearsalSession(
-        spec["rank"],
-        spec["world_size"],
-        warmup=spec["warmup"],
-        steps=spec["steps"],
-        expert_load=spec["expert_load"],
-        tell=tell,
-    )
-    world = World(spec["rank"], spec["world_size"])
+    session, world = _session(spec), World(spec["rank"], spec["world_size"])
     world.install(session)
-    under_ddp.install(session)
-    sharding.install(session)
-
-    devices.install(Streams(session.tape), session.meter)
-    accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
-    old_types.install(session.placement)
-    kept = shims.install(session)
-    session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
-    if spec["accelerate"] is not None:
-        launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
-    placement.install(session)
+    kept = _installed(spec, session)
     watcher, moves = Watcher(session), Moves(session)
     guard = files.Files(Path(spec["folder"]), spec["rank"])
     guard.install()
@@ -171,6 +138,41 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
             f"foretrace.step() at the end of each step; what it printed is in {spec['log']}"
         )
     return _written(spec, session, world) | {"process_s": time.process_time() - began}
+
+
+def _session(spec: Mapping[str, Any]) -> Any:
+    """Return the rehearsal of the rank of *spec*, which tells its progress."""
+    from tracer.rehearse.session import RehearsalSession
+
+    def tell(words: str) -> None:
+        os.write(spec["progress"], f"says {spec['rank']} {words}\n".encode())
+
+    return RehearsalSession(
+        spec["rank"],
+        spec["world_size"],
+        warmup=spec["warmup"],
+        steps=spec["steps"],
+        expert_load=spec["expert_load"],
+        tell=tell,
+    )
+
+
+def _installed(spec: Mapping[str, Any], session: Any) -> Any:
+    """Put what acts out devices and libraries in the place of torch's; return what has to be kept alive."""
+    from tracer.rehearse import accelerators, devices, old_types, placement, sharding, shims, under_ddp
+    from tracer.rehearse.streams import Streams
+
+    under_ddp.install(session)
+    sharding.install(session)
+    devices.install(Streams(session.tape), session.meter)
+    accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
+    old_types.install(session.placement)
+    kept = shims.install(session)
+    session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
+    if spec["accelerate"] is not None:
+        launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
+    placement.install(session)
+    return kept
 
 
 def _fake_mode() -> Any:
