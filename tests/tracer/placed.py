@@ -17,6 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, ROWS, SEEDS, LENGTH, MOST_KEPT = 64, 8, 40, 40, 12
 
+
+def _by_default(made: Callable[[list[float]], Tensor], device: torch.device) -> Tensor:
+    """Return what *made* has made of four numbers where *device* is the default."""
+    with device:
+        return made([1.0, 2.0, 3.0, 4.0])
+
+
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "made": lambda x, y: torch.zeros(4),
     "made_there": lambda x, y: torch.ones(4, device=x.device),
@@ -55,6 +62,9 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "of_array": lambda x, y: torch.from_numpy(np.zeros(4, np.float32)).to(y.device),
     "split": lambda x, y: x.chunk(2)[0].repeat(2),
     "where": lambda x, y: torch.where(x > 0, x, 0.0),
+    "counted_by_default": lambda x, y: _by_default(torch.tensor, x.device),
+    "taken_by_default": lambda x, y: _by_default(torch.as_tensor, y.device),
+    "of_list_by_default": lambda x, y: _by_default(torch.asarray, y.device),
     "product": lambda x, y: nn.functional.linear(x, torch.eye(4, device=x.device, dtype=x.dtype)),
 }
 """What can be made of two tensors of four numbers."""

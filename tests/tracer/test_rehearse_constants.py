@@ -10,6 +10,7 @@ import pytest
 from tests.rehearsals import rehearse
 from tracer.rehearse.calls import storage_key
 from tracer.rehearse.chances import chance
+from tracer.rehearse.following import following
 from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
 from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.stated import Stated
@@ -94,3 +95,69 @@ def test_a_mask_of_random_numbers_selects_its_share_of_them() -> None:
     stated.note("aten.lt", (drawn, 0.15), mask)
     assert stated.count_true(mask) == 150
     assert stated.scalar(drawn[0]) == 0.5
+
+
+def _elements(stated: Stated, tensor: Any) -> list[int]:
+    """Return what is known of the elements of *tensor*."""
+    found: list[int] = stated.numbers.of(tensor).tolist()  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("index_add_", lambda data, places, rows: ((data, 0, places, rows), {})),
+        ("index_copy_", lambda data, places, rows: ((data, 0, places, rows), {})),
+        ("index_fill_.int_Scalar", lambda data, places, rows: ((data, 0, places, 1.0), {})),
+        ("put_", lambda data, places, rows: ((data, places, rows[0, :2]), {})),
+        ("_foreach_addcmul_.Scalar", lambda data, places, rows: (([data], [places], [rows]), {})),
+        ("index_select.out", lambda data, places, rows: ((rows, 0, places), {"out": data})),
+    ],
+)
+def test_what_an_operator_only_reads_stays_known(name: str, call: Any) -> None:
+    """Of the operands of one that writes, those that it is told where, and of which it takes what it adds.
+
+    A table of how often each word was seen is counted up at the words of a batch, which is then sorted: told
+    were ones, or no size at all.
+    """
+    stated = Stated()
+    with fakes.FakeTensorMode():
+        data, rows, places = torch.empty(4, 3), torch.empty(2, 3), torch.empty(2, dtype=torch.int64)
+    stated.numbers.keep(data, torch.zeros(4, 3))
+    stated.numbers.keep(places, torch.tensor([0, 2]))
+    base, _, overload = name.partition(".")
+    func = getattr(getattr(torch.ops.aten, base), overload or "default")
+    handler = following(stated, f"aten.{base}", func, lambda func, args, kwargs: data)
+    handler(func, *call(data, places, rows))
+    assert stated.numbers.of(data) is None
+    assert _elements(stated, places) == [0, 2]
+
+
+def test_ranks_hear_what_they_send_to_each_other() -> None:
+    """Of an exchange that all begin with the same numbers, the second of two hears its part from each."""
+    stated = Stated()
+    with fakes.FakeTensorMode():
+        counts, heard, words, sent = (torch.empty(n, dtype=torch.int64) for n in (2, 2, 47, 10))
+    stated.numbers.keep(counts, torch.tensor([42, 5]))
+    stated.numbers.keep(words, torch.arange(47))
+    assert stated.deal(counts, [heard], rank=3, ranks=(1, 3), sizes=None)
+    assert _elements(stated, heard) == [5, 5]
+    assert stated.deal(words, [sent], rank=3, ranks=(1, 3), sizes=[42, 5])
+    assert _elements(stated, sent) == [*range(42, 47)] * 2
+    with fakes.FakeTensorMode():
+        unknown = torch.empty(2, dtype=torch.int64)
+    assert not stated.deal(unknown, [heard], rank=3, ranks=(1, 3), sizes=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "told"),
+    [("gt", 1e-10, True), ("ge", 1e-8, True), ("gt", 0.5, False), ("gt", 0.0, False), ("lt", 1e-10, False)],
+)
+def test_a_number_that_nobody_has_does_not_vanish(name: str, bound: float, told: bool) -> None:
+    """L-BFGS keeps what it has learned of the curvature where that is above 1e-10: most of its memory."""
+    stated = Stated()
+    with fakes.FakeTensorMode():
+        asked, answer = torch.empty(()), torch.empty((), dtype=torch.bool)
+    stated.note(f"aten.{name}", (asked, bound), answer)
+    found = stated.scalar(answer)  # on a line of its own: what is asserted is told to hold
+    assert found is told

@@ -6,13 +6,27 @@ never is run always. Which numbers a generator would have drawn does not matter,
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 DRAWS: Final = frozenset({"aten.rand", "aten.rand_like"})
 """Operators that draw numbers evenly from 0 (included) to 1 (not included)."""
 
 COMPARES: Final = frozenset({"aten.lt", "aten.le", "aten.gt", "aten.ge"})
 """Operators that compare numbers with a bound."""
+
+ABOVE: Final = frozenset({"aten.gt", "aten.ge"})
+
+VANISHING: Final = 1e-6
+"""Bounds up to which a script asks whether a number is as good as zero: a curvature, what it divides by."""
+
+
+def is_vanishing(name: str, bound: Any) -> bool:
+    """Whether the operator *name* asks if a number is above a *bound* that keeps it from zero only.
+
+    >>> is_vanishing("aten.gt", 1e-10), is_vanishing("aten.gt", 0.5), is_vanishing("aten.lt", 1e-10)
+    (True, False, False)
+    """
+    return name in ABOVE and isinstance(bound, float) and 0.0 < bound <= VANISHING
 
 
 def chance(name: str, bound: float, *, is_one: bool) -> float:

@@ -201,7 +201,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
     if isinstance(error, UnlikeError):
         raise error
     if error is not None:
-        raise RehearsalError(ending(error, spec)) from error
+        raise RehearsalError(ending(error, spec, list(session.stated.told))) from error
 
 
 def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:

@@ -138,9 +138,8 @@ class Communications:
         return handler
 
     def _is_dealt(self, exchange: Exchange, group: Any) -> bool:
-        """Follow choices of experts through an *exchange* in *group*; return whether numbers come of any."""
-        routing = self._session.stated.routing
-        return routing is not None and routing.exchange(
+        """Follow numbers through an *exchange* in *group*; return whether those that come of it are known."""
+        return self._session.stated.deal(
             exchange.source, tensors_in(exchange.filled), self._session.rank, group.ranks, exchange.rows_in
         )
 

@@ -26,7 +26,7 @@ def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
     if name in FOLLOWED:
         handler = _learning(known, name, handler)
         return _without_mean(known, handler) if is_written else handler
-    return _forgetting(known, handler) if is_written else handler
+    return _forgetting(known, func._schema, handler) if is_written else handler
 
 
 def _learning(known: Stated, name: str, handler: Kernel) -> Kernel:
@@ -51,13 +51,21 @@ def _without_mean(known: Stated, handler: Kernel) -> Kernel:
     return without_mean
 
 
-def _forgetting(known: Stated, handler: Kernel) -> Kernel:
-    """Return *handler* of an operator that writes to operands, of which nothing is known any more."""
+def _forgetting(known: Stated, schema: Any, handler: Kernel) -> Kernel:
+    """Return *handler* of an operator that writes to operands, of which nothing is known any more.
+
+    Those are the operands that its *schema* marks; places and lengths that it only reads stay known.
+    """
+    named = [(at, one.name) for at, one in enumerate(schema.arguments) if _is_written(one)]
 
     def forgetting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known.forget(tensors_in(args))
-        if kwargs:
-            known.forget(tensors_in(kwargs))
+        for at, name in named:
+            written = args[at] if at < len(args) else kwargs.get(name)
+            known.forget(tensors_in((written,)))
         return handler(func, args, kwargs)
 
     return forgetting
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write

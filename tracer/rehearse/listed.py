@@ -4,21 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse import old_types
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
 
 NAMES: Final = ("tensor", "as_tensor", "asarray")
 """Functions of torch that make a tensor of numbers."""
 
 
-def install() -> None:
+def install(session: RehearsalSession) -> None:
     """Have tensors in lists asked for their numbers one by one; torch would look where they are kept."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.jit import _builtins
 
     anywhere: Any = torch
+    _mapped(session)
     for name in NAMES:
         setattr(torch, name, _asking(getattr(anywhere, name)))
         _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for what torch scripts later
@@ -27,6 +31,25 @@ def install() -> None:
     anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
     kind: Any = FakeTensor
     kind.new = _after_class(kind.new)
+
+
+def _mapped(session: RehearsalSession) -> None:
+    """Let what is made of a storage, as safetensors reads files, be a tensor of the host like others."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    anywhere: Any = torch
+    original = anywhere.asarray
+
+    def asarray(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(obj, torch.UntypedStorage):
+            return original(obj, *args, **kwargs)
+        dtype = kwargs.get("dtype") or torch.uint8
+        with session.aside(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
+            real = torch.empty(0, dtype=dtype).set_(obj)
+        return session.host.faked(real)
+
+    anywhere.asarray = asarray
 
 
 def numbers(data: Any) -> Any:

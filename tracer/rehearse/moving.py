@@ -58,6 +58,8 @@ class Moves:
             made = func(*args, **({**kwargs, "pin_memory": False} if is_pinned else kwargs))
         if given is not None and (to_host or is_gpu(device)) and _is_same_memory(made, given):
             return self._moved(made, to_host=to_host)
+        if is_gpu(device) and type(made) is self._torch.Tensor:  # asarray asks no operator
+            made = self._host.faked(made)
         if type(made) is self._kind:
             self._settle(made, device, to_host=to_host, is_left=is_left)
         return self.move(self._torch.Tensor.pin_memory, (made,), {}) if is_pinned else made

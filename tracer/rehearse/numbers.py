@@ -228,12 +228,14 @@ class Numbers:
             self.keep(tensor, whole, is_shared=True)
         return bool(outputs)
 
-    def fill(self, tensors: Sequence[Any], real: Any) -> bool:
+    def fill(self, tensors: Sequence[Any], real: Any | None) -> bool:
         """Let *real* be the elements of each of *tensors*, sent by other ranks; return whether they can be.
 
         They may be parts of one storage, if together they are all of it.
         """
         filled: dict[int, list[Any]] = {}
+        if real is None:
+            return False
         for tensor in tensors:
             filled.setdefault(storage_key(tensor), []).append(tensor)
             if tensor.shape != real.shape or tensor.dtype != real.dtype:

@@ -40,26 +40,6 @@ def install(session: RehearsalSession) -> None:
     _states(session.host)
     _groups(session)
     _shared()
-    _mapped(session)
-
-
-def _mapped(session: RehearsalSession) -> None:
-    """Let what is made of a storage, as safetensors reads files, be a tensor of the host like others."""
-    import torch
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    anywhere: Any = torch
-    original = anywhere.asarray
-
-    def asarray(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(obj, torch.UntypedStorage):
-            return original(obj, *args, **kwargs)
-        dtype = kwargs.get("dtype") or torch.uint8
-        with session.aside(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
-            real = torch.empty(0, dtype=dtype).set_(obj)
-        return session.host.faked(real)
-
-    anywhere.asarray = asarray
 
 
 def _shared() -> None:

@@ -77,34 +77,10 @@ class Routing:
     ) -> bool:
         """Follow an all-to-all among *ranks*; return whether *outputs*, what this *rank* gets, are known."""
         group = tuple(ranks)
-        ours = self._sent(source, group.index(rank), len(group), list(sizes or ()))
-        known = ours is not None and self._numbers.fill(outputs, ours)
+        known = self._numbers.fill(outputs, heard(self._numbers, source, rank, group, sizes))
         if known and group not in self.groups and len(group) > 1:
             self.groups.append(group)
         return known
-
-    def _sent(self, source: Any, place: int, n_ranks: int, sizes: Sequence[int]) -> Any | None:
-        """Return what one of *n_ranks* gets of an all-to-all of *source*, which all of them send alike.
-
-        Args:
-            source: what each rank sends, in one tensor, or one for each rank.
-            place: of the rank that gets it in the group.
-            n_ranks: of the group.
-            sizes: rows to each rank; empty: even.
-
-        Returns:
-            Numbers: what it gets of all ranks, or of one of them where there is a tensor for each; None if
-            nobody knows.
-        """
-        if isinstance(source, list | tuple):
-            return self._numbers.of(source[place])
-        real = self._numbers.of(source)
-        if real is None or not real.dim() or (not sizes and len(real) % n_ranks):
-            return None
-        rows = sizes or [len(real) // n_ranks] * n_ranks
-        with self._numbers.really():
-            ours = real[sum(rows[:place]) : sum(rows[: place + 1])]
-            return ours.repeat(n_ranks, *[1] * (ours.dim() - 1))
 
     @staticmethod
     def _made(counts: Sequence[int], n_tokens: int, top_k: int, shape: tuple[int, ...]) -> Any:
@@ -123,3 +99,29 @@ class Routing:
             tokens = torch.arange(n_tokens)[:, None]
             turned = (tokens + torch.arange(top_k)) % top_k
             return torch.tensor(listed)[turned * n_tokens + tokens].reshape(shape)
+
+
+def heard(numbers: Numbers, source: Any, rank: int, ranks: Sequence[int], sizes: Any) -> Any | None:
+    """Return what *rank* gets of an all-to-all of *source*, which all *ranks* of the group send alike.
+
+    Args:
+        numbers: that are known.
+        source: what each rank sends, in one tensor, or one for each rank.
+        rank: that gets it.
+        ranks: of the group.
+        sizes: rows to each rank; empty or None: even.
+
+    Returns:
+        Numbers: what it gets of all ranks, or of one of them where there is a tensor for each; None if
+        nobody knows.
+    """
+    place, n_ranks = ranks.index(rank), len(ranks)
+    if isinstance(source, list | tuple):
+        return numbers.of(source[place])
+    real = numbers.of(source)
+    if real is None or not real.dim() or (not sizes and len(real) % n_ranks):
+        return None
+    rows = list(sizes or ()) or [len(real) // n_ranks] * n_ranks
+    with numbers.really():
+        ours = real[sum(rows[:place]) : sum(rows[: place + 1])]
+        return ours.repeat(n_ranks, *[1] * (ours.dim() - 1))

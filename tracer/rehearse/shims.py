@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
+    from torch.utils import _device
+
+    _device._device_constructors()  # torch looks them up once: before any of them is replaced
     _multi_tensor_optimizers()
     _compile(session)
     _loaders(session)

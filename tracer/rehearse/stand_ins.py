@@ -14,6 +14,7 @@ from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.libraries import when_imported
 from tracer.rehearse.tape import HOST_WAIT
+from tracer.rehearse.waits import install_futures
 from tracer.rehearse.work import Work
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ def install(session: RehearsalSession) -> list[Any]:
     _arrays(session)
     _random_states(session)
     _texts()
-    listed.install()
+    listed.install(session)
     _copies()
     lazy.install(session)
+    install_futures()
     _children(session)
     _graphs(session)
     _synced_norms()

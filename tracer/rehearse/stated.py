@@ -17,14 +17,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tracer.rehearse.calls import storage_key
-from tracer.rehearse.chances import COMPARES, DRAWS, chance
+from tracer.rehearse.chances import COMPARES, DRAWS, chance, is_vanishing
 from tracer.rehearse.ending import passing
 from tracer.rehearse.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
 from tracer.rehearse.known import CHOOSES, COUNTS, SCATTERS, SUMS, Known
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
-from tracer.rehearse.routing import Routing
+from tracer.rehearse.routing import Routing, heard
 from tracer.rehearse.words import asked_at, asker, number
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
@@ -99,6 +99,12 @@ class Stated:
         for tensor in outputs:
             self._set(tensor, replace(known, mean=known.mean * factor))
 
+    def deal(self, source: Any, outputs: Sequence[Any], rank: int, ranks: Sequence[int], sizes: Any) -> bool:
+        """Follow an all-to-all: all ranks send what this *rank* does; return whether *outputs* are known."""
+        if self.routing is not None:
+            return self.routing.exchange(source, outputs, rank, ranks, sizes)
+        return self.numbers.fill(outputs, heard(self.numbers, source, rank, ranks, sizes))
+
     def forget(self, tensors: Iterable[Any]) -> None:
         """Take nothing to be known of *tensors* any more: something was written to them."""
         if self._known or len(self.numbers):
@@ -142,8 +148,10 @@ class Stated:
             self._keep(name, args, first, results[0])
 
     def _compare(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """Follow a comparison of random numbers with a bound."""
+        """Follow a comparison of random numbers with a bound, or of one that nobody has with next to zero."""
         found = self._known.get(storage_key(args[0]))
+        if found is None and result.numel() == 1 and is_vanishing(name, args[1]):
+            self._set(result, Known(mean=1.0))
         if found is not None and found[0].is_drawn and isinstance(args[1], int | float):
             self._set(result, Known(mean=chance(name, args[1], is_one=result.numel() == 1)))
 

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tracer.rehearse.tape import WAIT
 
 
 class RehearsedFuture:
-    """What becomes of a communication: what is to follow it is done when somebody waits.
+    """What becomes of a communication.
 
     Args:
-        wait: waits for the communication.
-        result: its results, in place of which comes what each follower returns.
+        wait: lets the current stream wait for it.
+        result: its results.
+
+    Attributes:
+        stream: on which is issued what follows communications, made when it is needed.
     """
+
+    stream: ClassVar[Any] = None
 
     def __init__(self, wait: Callable[[], Any], result: Any) -> None:
         self._wait, self._result = wait, result
 
     def then(self, follower: Callable[[Any], Any]) -> RehearsedFuture:
-        """Return a future of what *follower* makes of this one."""
+        """Return a future of what *follower* makes of this one.
 
-        def wait() -> None:
-            self.wait()
-            following._result = follower(self)
+        It is called at once, on a stream of its own that waits for the communication, as torch calls what is
+        to follow one of NCCL: such a future is complete as soon as its kernel is queued (``workEnqueue`` of
+        ProcessGroupNCCL.cpp, ``invokeCallback`` of ivalue_inl.h). So it is done whether or not anybody waits.
+        """
+        import torch
 
-        following = RehearsedFuture(wait, None)
-        return following
+        gpu: Any = torch.cuda
+        if RehearsedFuture.stream is None:
+            RehearsedFuture.stream = gpu.Stream()
+        with gpu.stream(RehearsedFuture.stream) as side:
+            self._wait()
+            result = follower(self)
+            return RehearsedFuture(side.record_event().wait, result)
+
+    def add_done_callback(self, follower: Callable[[Any], Any]) -> None:
+        """Have *follower* called as ``then`` does."""
+        self.then(follower)
 
     def wait(self) -> Any:
-        """Wait once, and return the result."""
+        """Let the current stream wait, and return the result."""
         self._wait()
-        self._wait = lambda: None
         return self._result
 
     def value(self) -> Any:
@@ -43,6 +58,24 @@ class RehearsedFuture:
     def done(self) -> bool:
         """Say that it is."""
         return True
+
+
+def install_futures() -> None:
+    """Let ``torch.futures`` wait for these futures, too: its own functions take those of C++ only."""
+    import torch
+
+    anywhere: Any = torch.futures
+    collect = anywhere.collect_all
+
+    def collected(futures: Sequence[Any]) -> Any:
+        if not any(isinstance(one, RehearsedFuture) for one in futures):
+            return collect(futures)
+        return RehearsedFuture(lambda: [one.wait() for one in futures], list(futures))
+
+    def waited(futures: Sequence[Any]) -> list[Any]:
+        return [one.wait() for one in futures]
+
+    anywhere.collect_all, anywhere.wait_all = collected, waited
 
 
 _MOST: Final = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -60,19 +60,26 @@ def _missing(error: ModuleNotFoundError) -> str:
     return str(getattr(cause, "name", None) or error)
 
 
-def ending(error: BaseException, spec: Mapping[str, Any]) -> str:
-    """Return what to say of an *error* that has ended the script, or that the script has caught."""
+def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = ()) -> str:
+    """Return what to say of an *error* that has ended the script, or that the script has caught.
+
+    Args:
+        error: that was raised.
+        spec: as ``explain`` takes it.
+        told: as ``explain`` takes it.
+    """
     if isinstance(error, SystemExit):
         return f"the script ended with {error.code}; its output is in {spec['log']}"
-    return f"{place(error)}: {error}" if isinstance(error, RehearsalError) else explain(error, spec)
+    return f"{place(error)}: {error}" if isinstance(error, RehearsalError) else explain(error, spec, told)
 
 
-def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
+def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = ()) -> str:
     """Return what went wrong, for a person who knows the script.
 
     Args:
         error: what was raised.
         spec: what was to be done; ``log`` names the file that has the whole story.
+        told: what the script was told of numbers that nobody has, which may be why.
     """
     kind, where = type(error).__name__, place(error)
     if kind in DEPENDS:
@@ -102,7 +109,8 @@ def explain(error: BaseException, spec: Mapping[str, Any]) -> str:
         )
     if hint := next((hint for sign, hint in HINTS.items() if sign in words), ""):
         return f"{where}: {hint}"
-    return f"{where}: {kind}: {words}; all of it is in {spec['log']}"
+    why = f"; before that, {told[-1]}" if told else ""
+    return f"{where}: {kind}: {words}{why}; all of it is in {spec['log']}"
 
 
 def is_of_fakes(error: BaseException) -> bool:
