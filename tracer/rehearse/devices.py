@@ -63,6 +63,10 @@ COMMANDS: Final = (
 """Functions of ``torch.cuda`` that are told something, and do nothing here."""
 
 
+OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+"""What ``torch.cuda`` asks the driver for, in per cent, degrees, mW and MHz: none is told but 0, for logs."""
+
+
 def local_rank() -> int:
     """Return the rank of this process on its node."""
     return int(os.environ.get("LOCAL_RANK", "0"))
@@ -181,6 +185,7 @@ def answers(meter: Meter) -> dict[str, Any]:
         "get_allocator_backend": constant("native"),
         "get_per_process_memory_fraction": constant(1.0),
         "get_sync_debug_mode": constant(0),
+        **dict.fromkeys(OF_THE_DRIVER, constant(0)),
         "can_device_access_peer": constant(True),  # noqa: FBT003
         "_exchange_device": lambda device: local_rank(),
         "_maybe_exchange_device": lambda device: local_rank(),
