@@ -179,7 +179,7 @@ class Numbers:
         """Hold the number with which the operator *name* has filled *result*; return whether it could be."""
         at, fill = FILLS[name]
         if fill is None:
-            fill = args[at] if len(args) > at else None
+            fill = args[at]
         key = storage_key(result)
         if key == -1 or not isinstance(fill, int | float) or result.numel() > self.most:
             return key == -1
@@ -191,12 +191,10 @@ class Numbers:
 
     def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
         """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""
-        truth = self._torch.bool
-        if by and result.dtype != truth:
+        if by and result.dtype != self._torch.bool:
             return False
         for value in args:
-            is_asked = type(value) is self._kind and (value.dtype == truth or not by)
-            real = self.of(value) if is_asked else None
+            real = self.of(value) if type(value) is self._kind else None
             with self.really():
                 if real is not None and bool((real == by).all()):
                     return True
