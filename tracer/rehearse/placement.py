@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,8 @@ class Placement:
 
     def leave(self, tensor: Any) -> None:
         """Take the fake *tensor* to have been made without a device."""
-        if type(tensor) is self._kind and not self._session.is_aside:
+        asides = self._session.asides
+        if type(tensor) is self._kind and not (asides and get_ident() in asides):
             self._on_host(tensor.untyped_storage())
             setattr(tensor.untyped_storage(), LEFT, True)
 

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, Final, TypeVar
 
 from tracer import internals
@@ -63,7 +64,7 @@ class RehearsalSession(Training[IssueLane]):
         disabled: hooks that are off: none ever is, what fails ends the rehearsal.
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has come to its end.
-        is_aside: whether operators that come now are of no device.
+        asides: threads whose operators are of no device now, each as often as it said so.
         fakes: by operator, what registers what a stub says that it makes, once it is there.
         group_infos: groups that have communicated, by number.
     """
@@ -99,8 +100,7 @@ class RehearsalSession(Training[IssueLane]):
         self._model: Any = None
         self._model_is = (False, False)
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self.is_over = self.is_aside = False
-        self.by_step: dict[int, int] = {}
+        self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
         if self.stated.routing is not None:
             self.stated.routing.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()
@@ -265,12 +265,12 @@ class RehearsalSession(Training[IssueLane]):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let operators be of no device for a while: torch is asking itself something."""
-        before, self.is_aside = self.is_aside, True
+        """Let operators of this thread be of no device for a while: torch is asking itself something."""
+        self.asides.append(get_ident())
         try:
             yield
         finally:
-            self.is_aside = before
+            self.asides.remove(get_ident())
 
     def _allocated(self, n_bytes: int) -> None:
         self.tape.allocated_bytes = n_bytes

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
@@ -78,7 +79,7 @@ class Watcher:
                 for kind in types:
                     if kind not in plain:
                         return NotImplemented
-                if session.is_aside:
+                if session.asides and get_ident() in session.asides:
                     return func(*args, **(kwargs or {}))
                 try:
                     return (handlers.get(func) or made(func))(func, args, kwargs or {})
