@@ -91,6 +91,8 @@ def step() -> None:
         Asking()(rows)
     if kind in {"unknown", "broken"}:
         beside(unknown if kind == "unknown" else broken).join()
+        if not heard:
+            raise SystemExit("nobody has heard of the error")
     optimizer.step()
     optimizer.zero_grad()
 
@@ -102,11 +104,7 @@ def train() -> bool:
     return True
 
 
-if kind == "broken":
-    train()
-    if not heard:
-        raise SystemExit("nobody has heard of the error")
-elif kind == "trainer":
+if kind == "trainer":
     beside(train).join()
 elif kind == "worker":
     done: SimpleQueue[bool] = SimpleQueue()
