@@ -121,9 +121,9 @@ class Preloaded:
 def runs(command: Sequence[str]) -> bool:
     """Return whether a process that has loaded torch can be *command*.
 
-    Not on a machine with GPUs: who has looked for them cannot be split.
+    Not on a machine with GPUs: who has looked for them cannot be split. Only Linux tells when a part ends.
     """
-    if command[0] != sys.executable or Path("/dev/nvidiactl").exists():
+    if command[0] != sys.executable or Path("/dev/nvidiactl").exists() or not hasattr(os, "pidfd_open"):
         return False
     told = _parsed(command)
     return told["source"] is not None or str(told["argv"][0]).endswith(".py")

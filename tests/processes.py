@@ -49,6 +49,12 @@ GRACE_S = 10
 FIRST_PORT = 10_000
 """Ports below have names, and services."""
 
+GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Between which ports Linux chooses for who asks for any."""
+
+FIRST_GIVEN = 32_768
+"""The first of those where the system does not say."""
+
 NEWER = (2, 8)
 """The first torch that the recorder was made for: what an older one cannot do on gloo is left out there."""
 
@@ -242,8 +248,10 @@ def free_port() -> str:
 
     It is none that the system gives to who asks for any, as gloo does for each of its connections.
     """
-    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()
-    last = max(int(given[0]), 2 * FIRST_PORT)
+    first_given = FIRST_GIVEN
+    with suppress(OSError):  # Linux says it
+        first_given = int(GIVEN.read_text(encoding="utf-8").split()[0])
+    last = max(first_given, 2 * FIRST_PORT)
     while True:
         port = SystemRandom().randrange(FIRST_PORT, last)  # not of a sequence that another has, too
         with socket.socket() as free, suppress(OSError):
