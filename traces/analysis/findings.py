@@ -8,6 +8,7 @@ from typing import Any, Final
 from traces.analysis.collectives import bandwidths
 from traces.analysis.gaps import gaps
 from traces.analysis.held_up import held_up
+from traces.analysis.launching import launching_share
 from traces.analysis.metrics import breakdown, summarize
 from traces.analysis.offloaded import HOST_OPTIMIZER
 from traces.errors import RunError
@@ -84,6 +85,7 @@ def findings(
     rows = [row for row in breakdown(run) if row.step in averaged]
     averaged_s = sum(row.window_ns * row.represents for row in rows) / 1e9
     said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
+    said += _launching(run)
     said += _unlike(run) if replay else []
     said += [*_idle(run), *_small(run, averaged_s, len(averaged))]
     said += _slow(run, summary, averaged_s, limit_bytes_per_s)
@@ -157,6 +159,11 @@ def _bubble(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
 def _on_host(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
     share = summary["shares"].get(HOST_OPTIMIZER, 0.0)
     return [(HOST_OPTIMIZER, "devices wait for the optimizer, which runs on their host", share)]
+
+
+def _launching(run: Run) -> list[tuple[str, str, float]]:
+    text = "devices wait for their host, which takes longer to launch kernels than they to run them"
+    return [("launch", text, launching_share(run))]
 
 
 def _idle(run: Run) -> list[tuple[str, str, float]]:
