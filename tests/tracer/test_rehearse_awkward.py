@@ -62,6 +62,25 @@ def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: 
     assert unknown == ({"awkward.kernel"} if what == "custom" else set())
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "import torch\ntorch.ones(4).nope()\n",
+            "slip.py:2: AttributeError: 'Tensor' object has no attribute 'nope'; ",
+        ),
+        ("import torch\ndef f(:\n", "slip.py:2: SyntaxError: "),
+    ],
+    ids=["attribute", "syntax"],
+)
+def test_a_slip_is_told_as_python_tells_it(source: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "slip.py"
+    script.write_text(source)
+    with pytest.raises(RehearsalError, match=said) as error:
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    Path(str(error.value).rpartition(" is in ")[2]).unlink()
+
+
 def test_a_parameter_of_a_class_of_its_own_is_named(tmp_path: Path) -> None:
     """It is a plain one in a rehearsal: the line says what it has not, and where to keep that."""
     script = tmp_path / "flat.py"

@@ -96,7 +96,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
         )
     words = " ".join(str(error).split())[:200]
     if words.startswith("'FakeTensor'"):
-        words = f"{words}: {OWN_CLASS}"
+        words = f"{words}: {OWN_CLASS}" if _has_own_classes() else words.replace("FakeTensor", "Tensor", 1)
     if isinstance(error, ModuleNotFoundError):
         return (
             f"{where}: {_missing(error)} is not installed here: install it, or put what stands for it into "
@@ -111,6 +111,19 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
         return f"{where}: {hint}"
     why = f"; before that, {told[-1]}" if told else ""
     return f"{where}: {kind}: {words}{why}; all of it is in {spec['log']}"
+
+
+def _has_own_classes() -> bool:
+    """Whether there are classes of tensors that are not torch's."""
+    import torch
+
+    found: list[type] = [torch.Tensor]
+    while found:
+        one = found.pop()
+        if not one.__module__.startswith(("torch", "tracer.")):
+            return True
+        found += one.__subclasses__()
+    return False
 
 
 def is_of_fakes(error: BaseException) -> bool:
@@ -133,6 +146,8 @@ def place(error: BaseException) -> str:
     frames = [frame for frame in _frames(error) if not _is_library(frame[0].f_code.co_filename)]
     modules = [found for frame, _ in frames if (found := _module(frame))]
     if not frames:
+        if isinstance(error, SyntaxError) and error.filename:
+            return f"{Path(error.filename).name}:{error.lineno}"
         return "before the script"
     frame, number = frames[-1]
     line = f"{Path(frame.f_code.co_filename).name}:{number}"
