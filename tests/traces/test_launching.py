@@ -59,3 +59,24 @@ def test_it_is_the_time_in_which_only_the_host_launches(data: st.DataObject) -> 
 
 def test_why_a_recorded_device_was_idle_is_said_elsewhere() -> None:
     assert share([(0, 50)], [(50, 100)], [], stream="idle")[0] == 0
+
+
+@given(st.data())
+def test_each_rank_counts_as_often_as_it_stands(data: st.DataObject) -> None:
+    """Of its own steps only, in whatever order its spans were written."""
+    stands = data.draw(st.sampled_from([(0, 1), (0, 0, 2), (0, 1, 1, 1)]))
+    rows, length_ns, launched_ns = [], {}, {}
+    for rank in sorted({*stands}):
+        launched, computed, length_ns[rank] = pieces(data, 5), pieces(data, 5), (1 + rank) * STEP_NS
+        at = [{time for start, end in some for time in range(start, end)} for some in (launched, computed)]
+        launched_ns[rank] = len(at[0] - at[1])
+        spans = [row("step", "step", 0, length_ns[rank], "step")]
+        spans += [row("host", "launch", *piece, "host") for piece in launched]
+        spans += [row("compute", "forward", *piece, "compute") for piece in computed]
+        spans += [row("host", "data", *piece, "host") for piece in pieces(data, 5)]
+        rows += [span | {"rank": rank} for span in data.draw(st.permutations(spans))]
+    columns: dict[str, object] = {name: [one[name] for one in rows] for name in rows[0]}
+    info = RunInfo(origin="simulated", world_size=len(stands), representatives=stands)
+    run = in_memory(info, timeline(columns))
+    whole_ns = sum(length_ns[rank] for rank in stands)
+    assert round(launching_share(run) * whole_ns, 6) == sum(launched_ns[rank] for rank in stands)

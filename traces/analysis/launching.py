@@ -19,13 +19,14 @@ LAUNCH: Final = "launch"
 def launching_share(run: Run) -> float:
     """Return the share of the steps in which nothing is under way on a rank but launches, over all ranks.
 
-    Only of runs with spans of launches: why devices of a recorded run were idle is what ``gaps`` says.
+    Only of runs with spans of launches: why devices of a recorded run were idle is what ``gaps`` says. The
+    run has a step with a length.
     """
     rows = breakdown(run)
     stands_for = represented(run)
     total_ns = sum(row.window_ns * row.represents for row in rows)
     found_ns = sum(stands_for[rank] * _launching_ns(run, rank) for rank in run.stored_ranks)
-    return found_ns / total_ns if total_ns else 0.0
+    return found_ns / total_ns
 
 
 def _launching_ns(run: Run, rank: int) -> int:
