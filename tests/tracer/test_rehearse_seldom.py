@@ -63,6 +63,15 @@ def test_fused_operators_send_and_multiply_what_their_parts_do(tmp_path: Path, l
     assert [BY_PARTS in found.rehearsal.notes for found in (fused, parts)] == [True, False]
 
 
+def test_fused_operators_of_eight_bits_send_half_of_sixteen(tmp_path: Path, loaded: Loaded) -> None:
+    """What is gathered is of eight bits, what is scattered of the sixteen that the product has."""
+    found = Found("scaled", tmp_path / "run", loaded, (0,))
+    sizes = [("all_gather", N_RANKS * ROWS * WIDTH), ("reduce_scatter", ROWS * OUT * 2)]
+    assert [(kind, size) for kind, _, size in found.sent(0)] == sizes
+    products = found.products(0)
+    assert (products[N_RANKS * ROWS, OUT, WIDTH], BY_PARTS in found.rehearsal.notes) == (2, True)
+
+
 def test_other_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded: Loaded) -> None:
     with pytest.raises(RehearsalError, match="symm_mem::one_shot_all_reduce sends through symmetric memory"):
         Found("other", tmp_path / "run", loaded, (0,))
@@ -72,6 +81,7 @@ def test_other_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded:
     ("kind", "n_ranks", "said"),
     [
         ("gather_of_eight", 16, "output tensor size must be equal to world_size times input"),
+        ("gather_of_eight", 4, "output tensor size must be equal to world_size times input"),
         ("scatter_of_eight", 16, "input tensor must be the same size as output size times world size"),
         ("gather_as_another", 8, "output tensor must have the same type as input tensor"),
     ],
@@ -79,7 +89,7 @@ def test_other_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded:
 def test_operands_that_do_not_fit_the_group_are_refused_as_torch_does(
     kind: str, n_ranks: int, said: str, tmp_path: Path, loaded: Loaded
 ) -> None:
-    """A script that was written for eight ranks ends on more as a real run does."""
+    """A script that was written for eight ranks ends on more, or fewer, as a real run does."""
     with pytest.raises(RehearsalError, match=said):
         Found(kind, tmp_path / "run", loaded, (0,), n_ranks)
 
