@@ -1,12 +1,15 @@
 """A script that catches an error of the rehearsal alone is not rehearsed without what it leaves out."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 
 from tests.tracer.catching import MICROBATCHES, WIDTH
 from tracer.rehearse.acting import Loaded
-from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.errors import Finished, RehearsalError
+from tracer.rehearse.failures import CAUGHT, Failures
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
@@ -51,3 +54,53 @@ def test_unlike_microbatches_are_all_run_though_the_script_catches_what_asks_for
     works = tables.works.to_pylist()
     flops = sum(works[event["item"]]["flops"] for event in tables.events.to_pylist() if event["what"] == 0)
     assert flops == 2 * WIDTH * WIDTH * (2 * MICROBATCHES + 3)
+
+
+class Telling:
+    """Stands in for the session of a rank: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def warn(self, warning: str) -> None:
+        """Keep *warning*."""
+        self.notes.append(warning)
+
+
+def test_an_error_is_said_in_a_short_line_and_given_up() -> None:
+    """With the step in which it was caught: its frames hold tensors."""
+    session, error = Telling(), type("OwnError", (RuntimeError,), {})("line of it\n" * 99)
+    failures, freed = Failures(session), weakref.ref(error)
+    failures.add(error)
+    failures.step_ended()
+    del error
+    gc.collect()
+    assert freed() is None
+    (note,) = session.notes
+    assert "OwnError: line of it line of it" in note
+    assert len(note) <= len(CAUGHT) + 200
+    failures.step_ended()
+    assert session.notes == [note]
+
+
+def test_a_full_device_is_for_the_script_to_catch() -> None:
+    torch = pytest.importorskip("torch")
+    session = Telling()
+    failures = Failures(session)
+    failures.add(torch.OutOfMemoryError("full"))
+    failures.step_ended()
+    assert session.notes == []
+
+
+def test_a_refusal_of_one_rank_is_not_that_of_the_next() -> None:
+    """A process keeps all that it has raised."""
+    refused = RehearsalError("of the rank before")
+    try:
+        failures = Failures(Telling())
+        failures.step_ended()
+        own = RehearsalError("of this one")
+        assert failures.refusal() is own
+        with pytest.raises(Finished):
+            failures.step_ended()
+    finally:
+        del RehearsalError.raised[RehearsalError.raised.index(refused) :]

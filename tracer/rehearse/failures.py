@@ -29,7 +29,7 @@ class Failures:
 
     def add(self, error: Exception) -> None:
         """Note that an operator has ended with *error*; it may come by several times."""
-        if not any(error is other for other in self._of_operators) and not _is_for_the_script(error):
+        if not _is_for_the_script(error):
             self._of_operators.append(error)
 
     def refusal(self) -> Exception | None:
