@@ -69,5 +69,6 @@ def test_it_waits_for_its_communication_on_a_stream_of_its_own(rehearsed: Any) -
             wait = events[copy - 1]
             assert (WHAT[wait["what"]], wait["number"]) == ("wait", start)
             assert wait["stream"] == events[copy]["stream"] != events[start]["stream"]
+        assert len({events[copy]["stream"] for copy in copies}) == 1
         on_main = [one for one in events if WHAT[one["what"]] == "wait_mark" and not one["stream"]]
         assert len(on_main) == n_waits
