@@ -6,6 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import permute_tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
@@ -71,6 +72,34 @@ def gather_as_another(x: Tensor) -> None:
     dist.all_gather_into_tensor(x.new_empty(dist.get_world_size() * ROWS, WIDTH, dtype=torch.bfloat16), x)
 
 
+def splits_left_over(x: Tensor) -> None:
+    """Exchange all rows but the last."""
+    parts = [2] * (dist.get_world_size() - 1) + [1]
+    dist.all_to_all_single(x.new_empty(ROWS, WIDTH), x, [2] * dist.get_world_size(), parts)
+
+
+def splits_not_there(x: Tensor) -> None:
+    """Fill a row more than there are."""
+    n = dist.get_world_size()
+    dist.all_to_all_single(x.new_empty(ROWS, WIDTH), x, [2] * (n - 1) + [3], [2] * n)
+
+
+def splits_too_few(x: Tensor) -> None:
+    """Exchange with half of the ranks."""
+    dist.all_to_all_single(x.new_empty(ROWS, WIDTH), x, [4] * 4, [4] * 4)
+
+
+def permuted(x: Tensor) -> None:
+    """Send all rows on: torch counts elements, not rows."""
+    n = dist.get_world_size()
+    permute_tensor(x, [(rank + 1) % n for rank in range(n)], dist.group.WORLD)
+
+
+def permuted_row(x: Tensor) -> None:
+    """Send the elements of one row on."""
+    permuted(x[0])
+
+
 def objects(x: Tensor) -> None:
     """Tell the next rank a size, and reduce what has it."""
     rank, sizes = dist.get_rank(), [WIDTH, "rows"]
@@ -79,6 +108,30 @@ def objects(x: Tensor) -> None:
     elif dist.recv_object_list(sizes, rank - 1) != rank - 1:
         raise ValueError("from another one")
     dist.all_reduce(x.new_empty(sizes[0]))
+
+
+def heard(x: Tensor) -> None:
+    """Tell all ranks a size that the first one has."""
+    sizes = [WIDTH if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(sizes, 0)
+    dist.all_reduce(x.new_empty(sizes[0]))
+
+
+def dealt(x: Tensor) -> None:
+    """Deal sizes out that the first rank has."""
+    size = [None]
+    dist.scatter_object_list(size, [WIDTH] * dist.get_world_size() if dist.get_rank() == 0 else None, 0)
+    dist.all_reduce(x.new_empty(size[0]))
+
+
+def size(x: Tensor) -> None:
+    """Tell the next rank a size in a tensor."""
+    rank, rows = dist.get_rank(), torch.full((1,), ROWS, device=x.device)
+    if rank % 2 == 0:
+        dist.send(rows, rank + 1)
+    else:
+        dist.recv(rows, rank - 1)
+    x[: rows.item()].sum()
 
 
 def launched(x: Tensor) -> None:

@@ -84,6 +84,10 @@ def test_other_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded:
         ("gather_of_eight", 4, "output tensor size must be equal to world_size times input"),
         ("scatter_of_eight", 16, "input tensor must be the same size as output size times world size"),
         ("gather_as_another", 8, "output tensor must have the same type as input tensor"),
+        ("splits_left_over", 8, "Split sizes doesn't match total dim 0 size: 15 against 16"),
+        ("splits_not_there", 8, "Split sizes doesn't match total dim 0 size: 17 against 16"),
+        ("splits_too_few", 8, "Number of tensor splits not equal to group size: 4 against 8"),
+        ("permuted", 8, "Split sizes doesn't match total dim 0 size: 512 against 16"),
     ],
 )
 def test_operands_that_do_not_fit_the_group_are_refused_as_torch_does(
@@ -99,6 +103,11 @@ def test_operands_that_fit_go_through(kind: str, tmp_path: Path, loaded: Loaded)
     assert Found(kind, tmp_path / "run", loaded, (0,)).sent(0)[-1][2] == 8 * ROWS * WIDTH * 4
 
 
+def test_a_row_is_permuted_as_torch_does(tmp_path: Path, loaded: Loaded) -> None:
+    """All elements to one rank, and those of one rank: splits that fit go through."""
+    assert Found("permuted_row", tmp_path / "run", loaded, (0,)).sent(0)[-1][::2] == ("all_to_all", 4 * WIDTH)
+
+
 def test_every_rank_hears_the_states_that_the_first_one_tells(tmp_path: Path, loaded: Loaded) -> None:
     """Each parameter whole, by a broadcast, though others hold no state: as rank 0 sends them."""
     found = Found("states", tmp_path / "run", loaded, (0, 3))
@@ -108,9 +117,35 @@ def test_every_rank_hears_the_states_that_the_first_one_tells(tmp_path: Path, lo
 
 
 def test_objects_that_one_rank_sends_another_are_those_that_it_has(tmp_path: Path, loaded: Loaded) -> None:
-    """They are not in the timeline, on either side."""
+    """They are not in the timeline, on either side; that the receiver was told its own is said."""
     found = Found("objects", tmp_path / "run", loaded, (0, 3))
     assert found.sent(0) == found.sent(3) == [("all_reduce", tuple(range(N_RANKS)), 4 * WIDTH)]
+    told = f"receives objects of another rank: told what it has itself, [{WIDTH}, 'rows']"
+    assert sum(told in line for line in found.rehearsal.stated) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("heard", r"hears objects: told what it has itself, \[None\]"),
+        ("dealt", r"gets an object of another rank: told what it has itself, \[None\]"),
+    ],
+)
+def test_an_object_that_a_rank_lacks_is_named_where_it_fails(
+    kind: str, said: str, tmp_path: Path, loaded: Loaded
+) -> None:
+    """Only rank 0 has it, so that rank 3 ends where it takes a size out of it."""
+    assert not any(
+        "told what it has" in line for line in Found(kind, tmp_path, loaded, (0,)).rehearsal.stated
+    )
+    with pytest.raises(RehearsalError, match=f"rank 3: .*; before that, seldom.py:[0-9]+ {said}"):
+        Found(kind, tmp_path / "run", loaded, (3,))
+
+
+def test_a_size_that_another_rank_sends_is_told_as_one_and_named(tmp_path: Path, loaded: Loaded) -> None:
+    """Also where the receiver had numbers of its own in that place."""
+    told = Found("size", tmp_path / "run", loaded, (3,)).rehearsal.stated
+    assert any("reads a number: told 1 (another rank has sent it)" in line for line in told)
 
 
 def test_all_micro_batches_are_run_where_the_script_has_its_own_actions(

@@ -113,7 +113,7 @@ class Communications:
             size = operator.size(args, len(group.ranks))
             peer = group.ranks[args[operator.peer]] if operator.peer >= 0 else -1
             exchange = exchange_of(called, args)
-            splits = EVEN if exchange is None else exchange.splits(len(group.ranks))
+            splits = self._splits(exchange, len(group.ranks))
             number = self._issue(
                 operator.kind, group, size, tensor, is_async=is_async, peer=peer, splits=splits
             )
@@ -136,6 +136,14 @@ class Communications:
             return (args[0], work.boxed()) if n_returns > 1 else work.boxed()
 
         return handler
+
+    @staticmethod
+    def _splits(exchange: Exchange | None, n_ranks: int) -> Splits:
+        """Return what an *exchange* among *n_ranks*, if it is one, sends to each and gets from each."""
+        if exchange is None:
+            return EVEN
+        fitting.check_splits(exchange, n_ranks)
+        return exchange.splits(n_ranks)
 
     def _is_dealt(self, exchange: Exchange, group: Any) -> bool:
         """Follow numbers through an *exchange* in *group*; return whether those that come of it are known."""
@@ -188,7 +196,7 @@ class Communications:
             inputs, outputs = tensors_in(args[0]), tensors_in(out)
             name = func._schema.name.partition("::")[2]
             exchange = exchange_of(name, args, out)
-            splits = EVEN if exchange is None else exchange.splits(len(group.ranks))
+            splits = self._splits(exchange, len(group.ranks))
             if exchange is None or not self._is_dealt(exchange, group):
                 self._session.stated.note(f"{func.namespace}.{name}", args, out)
             if kind in {"all_reduce", "all_gather", "broadcast"}:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
+
+from tracer.rehearse.splits import Exchange
 
 WHOLE: Final = {
     "_allgather_base_": (
@@ -35,3 +38,32 @@ def check(name: str, args: tuple[Any, ...], n_ranks: int) -> None:
         raise TypeError(of_types)
     if whole.numel() != part.numel() * n_ranks:
         raise ValueError(f"{of_sizes}: {whole.numel():,} against {n_ranks:,} times {part.numel():,} elements")
+
+
+def check_splits(exchange: Exchange, n_ranks: int) -> None:
+    """Raise what PyTorch does if rows of an all-to-all of one tensor are not those that its splits add up to.
+
+    Without any splits NCCL asks nothing (``ProcessGroupNCCL::alltoall_base``, and ``checkSplitSizes``).
+
+    Raises:
+        RuntimeError: there are not as many splits as ranks, or rows that they leave over or do not have.
+    """
+    if exchange.rows_in or exchange.rows_out:
+        _check_rows(exchange.source, exchange.rows_in, n_ranks)
+        _check_rows(exchange.filled, exchange.rows_out, n_ranks)
+
+
+def _check_rows(tensor: Any, splits: Sequence[int] | None, n_ranks: int) -> None:
+    n_rows = int(tensor.shape[0])
+    if not splits:
+        if n_rows % n_ranks:
+            raise RuntimeError(
+                f"Tensor's dim 0 does not divide equally across group size: {n_rows:,} by {n_ranks:,}"
+            )
+        return
+    if len(splits) != n_ranks:
+        raise RuntimeError(
+            f"Number of tensor splits not equal to group size: {len(splits):,} against {n_ranks:,}"
+        )
+    if sum(splits) != n_rows:
+        raise RuntimeError(f"Split sizes doesn't match total dim 0 size: {sum(splits):,} against {n_rows:,}")

@@ -25,6 +25,7 @@ class Known:
         n_values: from how many values its elements are chosen, 0 if unknown.
         load: how many times an even share they are.
         is_own: whether it is of numbers that this rank has, and has told others.
+        is_sent: whether one other rank has sent them, which nobody has.
         is_drawn: whether they are drawn evenly from 0 to 1.
         each: what each element is told to be, where their means differ; shape of the tensor.
     """
@@ -33,5 +34,6 @@ class Known:
     n_values: int = 0
     load: float = 1.0
     is_own: bool = False
+    is_sent: bool = False
     is_drawn: bool = False
     each: Any = None

@@ -62,17 +62,15 @@ class Stated:
         self._real = unset_fake_temporarily
         self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
         self.told: dict[str, int] = {}
-        self.routing = None if shape is None else Routing(shape, self.numbers, self._tell, self.told)
+        self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
         self._known: dict[int, tuple[Known, Any]] = {}
 
     def of(self, tensor: Any) -> Known:
         """Return what is known of the elements of *tensor*."""
-        found = self._known.get(storage_key(tensor))
-        if found is not None:
+        if (found := self._known.get(storage_key(tensor))) is not None:
             return found[0]
-        numbers = getattr(tensor, "constant", None)
-        if numbers is None:
-            numbers = self.numbers.of(tensor)
+        own = getattr(tensor, "constant", None)
+        numbers = self.numbers.of(tensor) if own is None else own
         if numbers is None or not numbers.numel():
             return Known()
         with self._real():
@@ -92,8 +90,9 @@ class Stated:
             if getattr(tensor, "constant", None) is not None:
                 tensor.constant = None  # what it holds now came from others
             self._known.pop(storage_key(tensor), None)
-        if kind in COPIES:
-            factor = 1.0
+            if kind == "recv":
+                self._set(tensor, Known(is_sent=True))
+        factor = 1.0 if kind in COPIES else factor
         if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
             return
         for tensor in outputs:
@@ -132,8 +131,8 @@ class Stated:
         elif name in SUMS:
             known = self.of(first)
             if known.mean is not None:
-                n_each = first.numel() / max(results[0].numel(), 1)
-                self._set(results[0], replace(known, mean=known.mean * n_each, is_drawn=False))
+                mean = known.mean * (first.numel() / max(results[0].numel(), 1))
+                self._set(results[0], replace(known, mean=mean, is_drawn=False))
         elif name in DRAWS:
             self._set(results[0], Known(mean=0.5, is_drawn=True))
         elif name in COMPARES:
@@ -197,7 +196,7 @@ class Stated:
         """Follow a check of finite numbers, and what is made of its truths; return whether it is one."""
         truth = truth_of(name, args)
         if truth is not None:
-            self._tell(f"{asker()} asks whether numbers are finite: told that they are")
+            self.tell(f"{asker()} asks whether numbers are finite: told that they are")
         elif name in JOINS and str(result.dtype) == "torch.bool":
             truth = joined(name, [self.of(one).mean for one in args if hasattr(one, "untyped_storage")])
         if truth is None:
@@ -222,7 +221,7 @@ class Stated:
             found: the truths.
             is_inverted: whether they say of each number that it is not there.
         """
-        self._tell(f"{asker()} looks for given numbers: told that none is there")
+        self.tell(f"{asker()} looks for given numbers: told that none is there")
         self._truths(found, float(is_inverted))
 
     def scalar(self, tensor: Any) -> float | int | bool:
@@ -235,7 +234,8 @@ class Stated:
         if mean is None:
             holds = passing(*asked_at()) if kind is bool else None
             value = DEFAULTS[kind] if holds is None else holds
-            why = "nothing is known of it" if holds is None else "a check that would end the script"
+            unknown = "another rank has sent it" if known.is_sent else "nothing is known of it"
+            why = unknown if holds is None else "a check that would end the script"
         elif known.is_own:
             value = kind(mean)
             why = SHARED
@@ -247,7 +247,7 @@ class Stated:
         else:
             value, why = (mean >= 0.5, "the likelier") if kind is bool else (kind(mean), "a mean")
         shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
-        self._tell(
+        self.tell(
             f"{asker()} reads counts: told {shares}, {mean:g} on average"
             if why == "an even share"
             else f"{asker()} reads {_amount(tensor)}: told {number(value)} ({why})"
@@ -258,11 +258,10 @@ class Stated:
         """Return how many elements of *mask* are not zero, None if nobody knows."""
         if (own := self.numbers.of(mask)) is not None:
             return int(self._own(mask, own, lambda real: int(real.count_nonzero())))
-        mean = self.of(mask).mean
-        if mean is None:
+        if (mean := self.of(mask).mean) is None:
             return None
         n = round(min(mean, 1.0) * int(mask.numel()))
-        self._tell(f"{asker()} selects by a mask: told {n} of {mask.numel()} elements, an even share")
+        self.tell(f"{asker()} selects by a mask: told {n} of {mask.numel()} elements, an even share")
         return n
 
     def sum_of(self, counts: Any) -> int | None:
@@ -284,7 +283,7 @@ class Stated:
         with self._real():
             value = asked(real)
         if self.numbers.is_shared(tensor):
-            self._tell(f"{asker()} reads {_amount(tensor)}: told {number(value)} ({SHARED})")
+            self.tell(f"{asker()} reads {_amount(tensor)}: told {number(value)} ({SHARED})")
         return value
 
     def _set(self, tensor: Any, known: Known) -> None:
@@ -292,7 +291,8 @@ class Stated:
         key, storage = storage_key(tensor), tensor.untyped_storage()
         self._known[key] = (known, weakref.ref(storage, lambda _: self._known.pop(key, None)))
 
-    def _tell(self, sentence: str) -> None:
+    def tell(self, sentence: str) -> None:
+        """Keep what the script was told."""
         self.told[sentence] = self.told.get(sentence, 0) + 1
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import reprlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.rehearse.backends import UNSAID
 from tracer.rehearse.devices import is_gpu
 from tracer.rehearse.libraries import everywhere
+from tracer.rehearse.words import asker
 from traces.info import stable_group_id
 from traces.layout import Group
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
+    from tracer.rehearse.stated import Stated
 
 UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
 """Methods of a mesh that compute nothing."""
@@ -52,7 +55,7 @@ class World:
             ("init_process_group", self._joined),
             ("new_group", self._made_group),
             ("split_group", self._split),
-            *_object_collectives(dist),
+            *_object_collectives(dist, session.stated),
         ):
             for module in (anywhere, self._dist):
                 setattr(module, name, function)
@@ -145,8 +148,14 @@ class NcclGroup:
             vars(self).update(options)
 
 
-def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
-    """Return collectives of Python objects, as if every rank had sent what this one has."""
+def _object_collectives(dist: Any, stated: Stated) -> list[tuple[str, Callable[..., Any]]]:
+    """Return collectives of Python objects, as if every rank had sent what this one has.
+
+    Of what one rank sends another, and of what this rank has not, *stated* says what the script was told.
+    """
+
+    def kept(found: list[Any], does: str) -> None:
+        stated.tell(f"{asker()} {does}: told what it has itself, {reprlib.repr(found)}")
 
     def all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * dist.get_world_size(group)
@@ -163,19 +172,25 @@ def _object_collectives(dist: Any) -> list[tuple[str, Callable[..., Any]]]:
     ) -> None:
         if scatter_object_input_list:
             scatter_object_output_list[0] = scatter_object_input_list[0]
+        else:
+            kept(scatter_object_output_list, "gets an object of another rank")
+
+    def broadcast(object_list: list[Any], *_: Any, **__: Any) -> None:
+        if None in object_list:
+            kept(object_list, "hears objects")
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
 
     def receive(object_list: list[Any], src: int | None = None, *_: Any, **__: Any) -> int:
-        del object_list
+        kept(object_list, "receives objects of another rank")
         return src or 0
 
     return [
         ("all_gather_object", all_gather),
         ("gather_object", gather),
         ("scatter_object_list", scatter),
-        ("broadcast_object_list", nothing),
+        ("broadcast_object_list", broadcast),
         ("send_object_list", nothing),
         ("recv_object_list", receive),
     ]
