@@ -8,6 +8,7 @@ from simulator.rehearsed.figures import model_flops, rows_and_tokens, stage_of
 from tests.rehearsals import rehearse
 from topologies.catalog import load_cluster
 from tracer.rehearse.cli import layout_words
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import WHAT, Rehearsal, read_rank, rehearsal_folder
 
@@ -96,6 +97,29 @@ def test_a_static_graph_reduces_everything_at_the_end_of_its_first_step(tmp_path
     assert sorted(sent[0][1:]) == sorted(sent[1])
     assert sent[3] == [one, one, never]
     assert sent[2][2:] == sent[3]  # two broadcasts before tell of the new buckets
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("accumulated", "static_graph=True reduces in its first backward, which is under no_sync"),
+        ("of_others", "make the optimizer after wrapping, or pass use_orig_params=True"),
+    ],
+)
+def test_what_torch_ends_without_a_word_for_is_told_in_a_line(script: str, said: str, tmp_path: Path) -> None:
+    """A failed assertion of the reducer, and a key that is a parameter: the line has the remedy."""
+    with pytest.raises(RehearsalError, match=said) as error:
+        _rehearsed(script, tmp_path)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_called", [False, True], ids=["never", "called"])
+def test_compilation_is_said_to_be_left_out_of_what_is_called(tmp_path: Path, *, is_called: bool) -> None:
+    """Libraries decorate functions as they are imported."""
+    asked = Asked(command=(str(SCRIPT), "decorated", *["called"] * is_called), world_size=2, ranks=(0,))
+    notes = rehearse(asked, tmp_path / "run").notes
+    assert any("torch.compile is left out" in note for note in notes) is is_called
 
 
 def test_a_mesh_can_be_made_of_the_ranks_of_another(tmp_path: Path) -> None:

@@ -144,6 +144,45 @@ def unchanging() -> None:
         optimizer.step()
 
 
+def accumulated() -> None:
+    """DDP over a static graph, whose gradients are accumulated from the first backward on."""
+    dist.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(WIDTH, WIDTH).cuda(), static_graph=True)
+    with model.no_sync():
+        model(torch.randn(4, WIDTH, device="cuda")).square().mean().backward()
+
+
+def of_others() -> None:
+    """The state of an optimizer of parameters in whose place FSDP has put its own."""
+    dist.init_process_group("nccl")
+    model = nn.Linear(WIDTH, WIDTH).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    sharded = FullyShardedDataParallel(model, device_id=0)
+    sharded(torch.randn(4, WIDTH, device="cuda")).square().mean().backward()
+    optimizer.step()
+    FullyShardedDataParallel.optim_state_dict(sharded, optimizer)
+
+
+def decorated() -> None:
+    """A library compiles a function that this training does not call."""
+
+    @torch.compile  # type: ignore[untyped-decorator]
+    def never(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @torch.compile(dynamic=True)  # type: ignore[untyped-decorator]
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        """Return twice *x*."""
+        return x * 2
+
+    called = doubled if sys.argv[2:] == ["called"] else never.__wrapped__
+    model = nn.Linear(WIDTH, WIDTH).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        called(model(torch.randn(4, WIDTH, device="cuda"))).square().mean().backward()
+        optimizer.step()
+
+
 def paired() -> None:
     """A mesh of pairs, made of the ranks of another."""
     dist.init_process_group("nccl")
@@ -158,7 +197,19 @@ def paired() -> None:
         optimizer.step()
 
 
-SCRIPTS = (numbered, wrapped, staged, evaluated, dealt_out, by_hand, unchanging, paired)
+SCRIPTS = (
+    numbered,
+    wrapped,
+    staged,
+    evaluated,
+    dealt_out,
+    by_hand,
+    unchanging,
+    accumulated,
+    of_others,
+    decorated,
+    paired,
+)
 
 if __name__ == "__main__":
     next(script for script in SCRIPTS if script.__name__ == sys.argv[1])()

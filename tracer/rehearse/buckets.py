@@ -7,11 +7,16 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 UNFINISHED: Final = (
-    "Expected to have finished reduction in the prior iteration before starting a new one: DDP has "
-    "parameters that were not used in producing the loss; pass find_unused_parameters=True to "
-    "DistributedDataParallel"
+    "Expected to have finished reduction in the prior iteration: DDP has parameters that were not used in "
+    "producing the loss; pass find_unused_parameters=True to DistributedDataParallel"
 )
 """What torch's reducer says of parameters without a gradient, in short."""
+
+STATIC_UNDER_NO_SYNC: Final = (
+    "DDP with static_graph=True reduces in its first backward, which is under no_sync (accumulation) here: "
+    "torch fails (expect_autograd_hooks_ INTERNAL ASSERT); leave either out"
+)
+"""What torch's reducer means by a failed assertion of its own."""
 
 
 class Bucket:

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracer.rehearse.buckets import UNFINISHED, Bucket, reached
+from tracer.rehearse.buckets import STATIC_UNDER_NO_SYNC, UNFINISHED, Bucket, reached
 
 
 class Reducer:
@@ -91,7 +91,13 @@ class Reducer:
         return self._unused and not self._is_static
 
     def _delay_all_reduce(self) -> None:
-        """The first backward of a static graph is over: reduce everything."""
+        """The first backward of a static graph is over: reduce everything.
+
+        Raises:
+            RuntimeError: no forward has said that gradients are to be reduced, as under ``no_sync``.
+        """
+        if not self._expects:
+            raise RuntimeError(STATIC_UNDER_NO_SYNC)
         self._unreached = [at for at, n in enumerate(self._times) if not n]
         for at in range(len(self._params)):
             self._copy_in(at)

@@ -7,7 +7,17 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import calling, checkpoints, exporting, jagged, kernels, libraries, offloading, stand_ins
+from tracer.rehearse import (
+    calling,
+    checkpoints,
+    compiling,
+    exporting,
+    jagged,
+    kernels,
+    libraries,
+    offloading,
+    stand_ins,
+)
 from tracer.rehearse.memory import rounded
 
 if TYPE_CHECKING:
@@ -20,7 +30,7 @@ def install(session: RehearsalSession) -> list[Any]:
 
     _device._device_constructors()  # torch looks them up once: before any of them is replaced
     _multi_tensor_optimizers()
-    _compile(session)
+    compiling.install(session)
     _loaders(session)
     checkpoints.install(session)
     offloading.install(session)
@@ -52,25 +62,6 @@ def _multi_tensor_optimizers() -> None:
 
 def _and_cpu(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
     return lambda: [*original(), "cpu"]
-
-
-def _compile(session: RehearsalSession) -> None:
-    """Leave compilation out, and say so."""
-    import torch
-
-    def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        session.warn(
-            "torch.compile is left out: kernels are those of eager mode, so that element-wise work takes "
-            "longer than fused and the host has more to launch"
-        )
-        return (lambda function: function) if model is None else model
-
-    def in_place(self: Any, *args: Any, **kwargs: Any) -> None:
-        compiled(self, *args, **kwargs)
-
-    anywhere: Any = torch
-    anywhere.compile = compiled
-    anywhere.nn.Module.compile = in_place
 
 
 def _loaders(session: RehearsalSession) -> None:

@@ -52,6 +52,20 @@ HINTS: Final[Mapping[str, str]] = {
 """What to say of errors of torch by what stands in them."""
 
 
+FOREIGN: Final = (
+    "KeyError of a parameter, which torch raises as well: an optimizer holds one that the model no longer "
+    "has, as FSDP1 puts its own in place; make the optimizer after wrapping, or pass use_orig_params=True"
+)
+"""What to say where a parameter is looked for among others, as for the state of an optimizer."""
+
+
+def _hint(error: BaseException, words: str) -> str:
+    """Return what to say of *error* instead of its *words*, empty if they say it."""
+    if isinstance(error, KeyError) and words.startswith("Parameter("):
+        return FOREIGN
+    return next((hint for sign, hint in HINTS.items() if sign in words), "")
+
+
 def _missing(error: ModuleNotFoundError) -> str:
     """Return the name of what could not be imported: a library may raise another error about it."""
     cause: BaseException | None = error
@@ -107,7 +121,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
             f"{where}: an extension cannot be compiled here ({words}); in a stub file ({STUB}), put what "
             "stands for it in place of torch.utils.cpp_extension.load"
         )
-    if hint := next((hint for sign, hint in HINTS.items() if sign in words), ""):
+    if hint := _hint(error, words):
         return f"{where}: {hint}"
     why = f"; before that, {told[-1]}" if told else ""
     return f"{where}: {kind}: {words}{why}; all of it is in {spec['log']}"
