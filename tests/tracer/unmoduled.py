@@ -16,6 +16,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(tensors) if sys.argv[1] == "adamw" else None
     for _ in range(int(sys.argv[2])):
         rows = torch.randn(ROWS, WIDTH, device="cuda")
+        if not rows.untyped_storage().nbytes():  # no tensor, and it has a size of elements all the same
+            raise ValueError("no rows")
         ((rows @ first).relu() @ second).square().mean().backward()
         for tensor in tensors:
             dist.all_reduce(tensor.grad)

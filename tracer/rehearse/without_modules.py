@@ -60,7 +60,7 @@ class StepsWithoutModules(Steps):
         def beginning(self_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = handle(self_, func, types, args, kwargs)
             is_between = self._end is not None and lane.depth == 0
-            if is_between and any(one.grad_fn is not None for one in tensors_in(out)):
+            if is_between and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
                 self.begin()
                 lane.owner = ("forward", LOSS)
             return out
