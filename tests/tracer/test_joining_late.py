@@ -53,7 +53,7 @@ def test_a_group_begins_a_recording_whatever_it_is_made_by(tmp_path: Path, ranks
     """
     done = ranks.run([sys.executable, "-W", "ignore", "-c", JOINED, str(tmp_path), way], {}, fresh=tmp_path)
     assert done.status == (0, 0), done.errors
-    assert not [text for text in ("nothing recorded", "recvValue failed") if text in done.errors]
+    assert "nothing recorded" not in done.errors
     for number in "01":
         rows = open_run(tmp_path / number).spans().to_pylist()
         assert {row["rank"] for row in rows if row["kind"] == "all_reduce"} == {0, 1}

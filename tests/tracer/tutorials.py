@@ -1,5 +1,6 @@
 """Small scripts in the manner of tutorials: what each does differently from other scripts of these tests."""
 
+import copy
 import functools
 import os
 import sys
@@ -184,9 +185,9 @@ def decorated() -> None:
 
 
 def paired() -> None:
-    """A mesh of pairs, made of the ranks of another."""
+    """A mesh of pairs, made of the ranks of another, and copied."""
     dist.init_process_group("nccl")
-    world = init_device_mesh("cuda", (dist.get_world_size(),))
+    world = copy.deepcopy(init_device_mesh("cuda", (dist.get_world_size(),)))
     pairs = DeviceMesh("cuda", world.mesh.view(-1, 2))
     sys.stdout.write(f"{pairs.mesh.tolist()} {world.mesh[2:4].tolist()}\n")
     model = nn.Linear(WIDTH, WIDTH).cuda()

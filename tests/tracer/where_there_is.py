@@ -15,6 +15,9 @@ def main(how: str, name: str) -> None:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     found = {torch.cuda.is_available(), torch.cuda.device_count() > 0, accelerator is not None}
     found |= {torch.version.cuda is not None, dist.is_nccl_available(), torch.cuda.is_bf16_supported()}
+    found |= {torch._C._get_accelerator().type == "cuda", torch.get_device_module() is torch.cuda}
+    found |= {torch.backends.cuda.is_built(), torch.backends.cudnn.is_available()}
+    found |= {(torch.backends.cudnn.version() or 0) > 90_000}
     (is_there,) = found
     device = torch.device("cuda" if is_there else "cpu") if how == "asked" else torch.device(name)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CUDA_VERSION: Final = "12.8"
 NCCL_VERSION: Final = (2, 27, 5)
+CUDNN_VERSION: Final = 91002
 """Versions that scripts are told of: those of the wheels of torch 2.9. By them they choose types."""
 
 OF_MEMORY: Final = (
@@ -64,7 +65,7 @@ def install(placement: Placement, memory: Meter, *, has_gpu: bool = True) -> Non
     _versions()
     _generators()
     _memory(memory)
-    _accelerator(placement)
+    _accelerator(placement, has_gpu=has_gpu)
     _profilers()
     if not has_gpu:
         _deny(placement)
@@ -81,9 +82,6 @@ def _deny(placement: Placement) -> None:
     anywhere.version.cuda = None
     anywhere.backends.cuda.is_flash_attention_available = lambda: False
     anywhere.distributed.is_nccl_available = lambda: False
-    anywhere.accelerator.is_available = lambda: False
-    anywhere.accelerator.device_count = lambda: 0
-    anywhere.accelerator.current_accelerator = lambda check_available=False: None
 
 
 def _versions() -> None:
@@ -133,29 +131,32 @@ def _memory(meter: Meter) -> None:
     accelerator.get_memory_info = anywhere.cuda.mem_get_info
 
 
-def _accelerator(placement: Placement) -> None:
-    """Let ``torch.accelerator`` name the GPU to code that is not torch's."""
+def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
+    """Let what asks for an accelerator find the GPU, or none, in code that is not torch's."""
     import torch
 
-    anywhere: Any = torch.accelerator
-    is_torch, kind = placement.asker.is_torch, torch.device(placement.device.type)
-    told = {
-        "is_available": True,
-        "device_count": torch.cuda.device_count(),
-        "current_accelerator": kind,
-    }
+    anywhere: Any = torch
+    is_torch, module_of = placement.asker.is_torch, torch.get_device_module
+    gpu, cpu = torch.device(placement.device.type), torch.device("cpu")
 
-    def answering(name: str, answer: Any) -> Callable[..., Any]:
-        original = getattr(anywhere, name)
+    def tell(owner: Any, name: str, answer: Any) -> None:
+        original = getattr(owner, name)
 
         def asked(*args: Any, **kwargs: Any) -> Any:
             return original(*args, **kwargs) if is_torch(sys._getframe(1)) else answer
 
-        return asked
+        setattr(owner, name, asked)
 
-    for name, answer in told.items():
-        setattr(anywhere, name, answering(name, answer))
-    anywhere.device_index = lambda device: nullcontext()
+    tell(anywhere.accelerator, "is_available", has_gpu)
+    tell(anywhere.accelerator, "device_count", torch.cuda.device_count() if has_gpu else 0)
+    tell(anywhere.accelerator, "current_accelerator", gpu if has_gpu else None)
+    tell(anywhere._C, "_get_accelerator", gpu if has_gpu else cpu)  # as transformers asks for its meshes
+    tell(anywhere.backends.cuda, "is_built", has_gpu)
+    tell(anywhere.backends.cudnn, "is_available", has_gpu)
+    tell(anywhere.backends.cudnn, "version", CUDNN_VERSION if has_gpu else None)
+    usual = gpu if has_gpu else cpu
+    anywhere.get_device_module = lambda device=None: module_of(usual if device is None else device)
+    anywhere.accelerator.device_index = lambda device: nullcontext()
 
 
 def _profilers() -> None:

@@ -109,6 +109,7 @@ def _copies() -> None:
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import _disable_current_modes
 
     def copied(self: Any, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -124,6 +125,16 @@ def _copies() -> None:
 
     anywhere: Any = FakeTensor
     anywhere.__deepcopy__ = copied
+    tensors: Any = torch.Tensor
+    original = tensors.__deepcopy__
+
+    def of_numbers(self: Any, memo: dict[int, Any]) -> Any:
+        if type(self) is not torch.Tensor:
+            return original(self, memo)
+        with _disable_current_modes():  # as the ranks of a mesh: its storage is there
+            return original(self, memo)
+
+    tensors.__deepcopy__ = of_numbers
 
 
 def _children(session: RehearsalSession) -> None:
