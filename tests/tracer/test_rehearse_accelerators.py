@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
 from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.words import explain
-from traces.rehearsal import RankTables, read_rank, rehearsal_folder
+from tracer.rehearse.world import HOST_MESH
+from traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
 
 
 def _rehearsed(script: ModuleType, how: str, folder: Path) -> tuple[str, RankTables]:
@@ -73,3 +76,30 @@ def test_a_device_that_is_a_bare_number_is_a_line_that_says_what_to_write() -> N
     """``torch.device(0)`` asks torch's own code for the GPU, which is not there."""
     error = RuntimeError("Cannot access accelerator device when none is available.")
     assert 'torch.device("cuda", 0)' in explain(error, {"log": "x"})
+
+
+MESHES = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+dist.init_process_group("{backend}")
+mesh = init_device_mesh("{device}", (2,))
+model = torch.nn.Linear(4, 4).to("{trained}")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(2, 4, device="{trained}")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "trained", "is_said"),
+    [("nccl", "cpu", "cuda", True), ("nccl", "cuda", "cuda", False), ("gloo", "cpu", "cpu", False)],
+)
+def test_a_mesh_of_processors_in_a_training_on_gpus_is_said(
+    tmp_path: Path, backend: str, device: str, trained: str, *, is_said: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MESHES.format(backend=backend, device=device, trained=trained))
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    assert (HOST_MESH in read_rehearsal(rehearsal_folder(tmp_path / "run")).notes) == is_said

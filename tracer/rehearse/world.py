@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
 """Methods of a mesh that compute nothing."""
 
+HOST_MESH: Final = (
+    "a mesh of the host is acted out as one of the devices: its tensors, their memory and what they send are "
+    "the device's here"
+)
+"""What to say where a script that trains on GPUs makes a mesh of processors."""
+
 
 class World:
     """The groups of a world.
@@ -229,6 +235,8 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         session.placement.is_met |= is_gpu(device_type)
+        if session.placement.is_met and not is_gpu(device_type):
+            session.warn(HOST_MESH)
         return real(original)("cpu", *args, **kwargs)
 
     kind.__init__ = init
