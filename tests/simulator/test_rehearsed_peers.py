@@ -7,17 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.simulator.rehearsal_tables import (
-    message,
-    place,
-    run,
-    tables,
-)
+from tests.simulator.rehearsal_tables import message, place, run, tables
 from traces.layout import Group, Layout
-from traces.rehearsal import (
-    EVENTS,
-    RankTables,
-)
+from traces.rehearsal import EVENTS, RankTables
 
 PP = Group(id=1, axis="pp", ranks=(0, 1))
 

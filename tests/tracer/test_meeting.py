@@ -59,7 +59,7 @@ def test_it_waits_at_the_address_of_the_old_store(old: Old, by: str | None) -> N
 
 ELSEWHERE: dict[str, dict[str, Any]] = {
     "port": {"init_method": f"tcp://{HOST}:1"},
-    "file": {"init_method": "file:///tmp/meeting"},
+    "file": {"init_method": "file:///meeting"},
     "store": {"store": object()},
     "agent": {"TORCHELASTIC_USE_AGENT_STORE": "True"},
     "nowhere": {"MASTER_PORT": None},
