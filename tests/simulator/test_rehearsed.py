@@ -20,13 +20,7 @@ from tests.simulator.rehearsal_tables import GIB, SIDE, machine, message, place,
 from topologies.catalog import load_cluster
 from traces.errors import RunError
 from traces.layout import Group, Layout
-from traces.rehearsal import (
-    Rehearsal,
-    read_rank,
-    read_rehearsal,
-    write_rank,
-    write_rehearsal,
-)
+from traces.rehearsal import Rehearsal, read_rank, read_rehearsal, write_rank, write_rehearsal
 
 DP = Group(id=1, axis="dp", ranks=(0, 1))
 
