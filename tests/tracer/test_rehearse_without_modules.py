@@ -1,5 +1,7 @@
 """A script that calls no module has the steps of its optimizer, with all that each of them issues."""
 
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -16,37 +18,52 @@ PRODUCT = 2 * ROWS * WIDTH * HIDDEN
 BYTES = WIDTH * HIDDEN * 4
 
 
-def _rehearsed(folder: Path, loaded: Loaded, warmup: int, steps: int) -> Rehearsal:
-    asked = Asked(
-        command=(str(SCRIPT), "adamw", str(steps + 1)), world_size=2, ranks=(0,), warmup=warmup, steps=steps
-    )
+def _rehearsed(folder: Path, loaded: Loaded, warmup: int, steps: int, way: str = "adamw") -> Rehearsal:
+    how = ("adamw", str(steps + 1), "2") if way == "micro-batches" else (way, str(steps + 1))
+    asked = Asked(command=(str(SCRIPT), *how), world_size=2, ranks=(0,), warmup=warmup, steps=steps)
     return rehearse(asked, folder, on=loaded)
 
 
-def _per_step(folder: Path) -> dict[int, tuple[int, list[int]]]:
-    """FLOPs and bytes of sums of every step that is written down."""
+def _per_step(folder: Path) -> dict[int, list[tuple[str, str, int, int]]]:
+    """Return what each step does in turn: kind and name of the place, FLOPs, bytes of sums."""
     tables = read_rank(rehearsal_folder(folder), 0)
     places, works, sent = (getattr(tables, name).to_pylist() for name in ("places", "works", "messages"))
-    found: dict[int, tuple[int, list[int]]] = {}
-    for event in tables.events.to_pylist():
-        flops, sizes = found.setdefault(places[event["place"]]["step"], (0, []))
-        if event["what"] == 0:
-            flops += works[event["item"]]["flops"]
-        elif event["what"] == 1:
-            sizes.append(sent[event["item"]]["size_bytes"])
-        found[places[event["place"]]["step"]] = flops, sizes
+    found: dict[int, list[tuple[str, str, int, int]]] = {}
+    for number, events in groupby(tables.events.to_pylist(), key=itemgetter("place")):
+        part = list(events)
+        flops = sum(works[event["item"]]["flops"] for event in part if event["what"] == 0)
+        size = sum(sent[event["item"]]["size_bytes"] for event in part if event["what"] == 1)
+        place = places[number]
+        found.setdefault(place["step"], []).append((place["kind"], place["name"], flops, size))
     return found
 
 
-@pytest.mark.parametrize(("warmup", "steps"), [(1, 1), (0, 1), (1, 2)])
-def test_every_step_has_its_forward_its_backward_and_its_sums(
-    tmp_path: Path, loaded: Loaded, warmup: int, steps: int
+def _passes(*rows: str) -> list[tuple[str, str, int, int]]:
+    """Rows, which are made at a place, two products forward, three backward: none for the rows."""
+    kind, name = rows
+    return [(kind, name, 0, 0), ("forward", "loss", 2 * PRODUCT, 0), ("backward", "loss", 3 * PRODUCT, 0)]
+
+
+FIRST, SUMS = _passes("forward", "input"), ("optimizer", "gradients", 0, 2 * BYTES)
+ADAMW, SGD, ADAGRAD = (("optimizer", name, 0, 0) for name in ("AdamW", "SGD", "Adagrad"))
+WAYS = {
+    "adamw": [*FIRST, SUMS, ADAMW],
+    "micro-batches": [*FIRST, *_passes("optimizer", "gradients"), SUMS, ADAMW],
+    "two": [*_passes("optimizer", "SGD"), SGD, *_passes("optimizer", "Adagrad"), ADAGRAD],
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "warmup", "steps"), [("adamw", 0, 1), ("adamw", 1, 2), ("micro-batches", 1, 1), ("two", 1, 2)]
+)
+def test_every_step_has_its_forwards_its_backwards_and_its_sums(
+    tmp_path: Path, loaded: Loaded, way: str, warmup: int, steps: int
 ) -> None:
-    """Two products forward, three backward: that for the rows' own gradient is nobody's."""
+    """Each at its place, micro-batch by micro-batch, and those of a closure within its optimizer."""
     folder = tmp_path / "run"
-    notes = _rehearsed(folder, loaded, warmup, steps).notes
+    notes = _rehearsed(folder, loaded, warmup, steps, way).notes
     found = _per_step(folder)
-    assert [found[step] for step in range(1, 1 + steps)] == [(5 * PRODUCT, [BYTES, BYTES])] * steps
+    assert [found[step] for step in range(1, 1 + steps)] == [WAYS[way]] * steps
     assert any(FIRST_LEFT_OUT in note for note in notes) == (not warmup)
 
 

@@ -42,7 +42,7 @@ class StepsWithoutModules(Steps):
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer begins: of a step that no module has begun, if it is the first."""
         session = self._rehearsal
-        if session.position.step < 0 and self._mode is not None:
+        if session.position.step < 0:
             if not session.warmup:
                 session.warn(FIRST_LEFT_OUT)
                 session.warmup = 1
@@ -53,16 +53,30 @@ class StepsWithoutModules(Steps):
     def _watch(self, mode: Any) -> None:
         """Have a step begin with the first function, called under *mode*, whose results are differentiated.
 
-        A rehearsal may end there, and what raises between an operator and C++ may abort the process.
+        All such functions are forward, also those of a later micro-batch, which follow a backward, and those
+        of a closure that an optimizer calls. A rehearsal may end where a step begins, and what raises between
+        an operator and C++ may abort the process.
         """
+        from torch import is_grad_enabled
+
         handle, lane = mode.__torch_function__, self._rehearsal.lane
 
         def beginning(self_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            before, forward = lane.owner, ("forward", LOSS)
+            is_outside = lane.depth == 0
+            if (is_outside or before[0] == "optimizer") and is_grad_enabled() and _differentiates(args):
+                lane.owner = forward
             out = handle(self_, func, types, args, kwargs)
-            is_between = self._end is not None and lane.depth == 0
-            if is_between and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
+            if is_outside and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
                 self.begin()
-                lane.owner = ("forward", LOSS)
+                lane.owner = forward
+            elif lane.owner is forward:  # it was none, as where it asks for a gradient
+                lane.owner = before
             return out
 
         mode.__torch_function__ = beginning
+
+
+def _differentiates(args: Any) -> bool:
+    """Whether a function of *args* has results that are differentiated, if it has any that can be."""
+    return any(one.requires_grad for one in tensors_in(args))
