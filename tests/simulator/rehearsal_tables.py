@@ -28,6 +28,10 @@ from traces.rehearsal import (
 MACHINE = "dgx-h100"
 SIDE = 8192
 GIB = 2**30
+GROUPS = {1: Group(id=1, axis="dp", ranks=(0, 1)), 2: Group(id=2, axis="tp", ranks=(0, 1, 2, 3))}
+
+Event = tuple[str, int, int, int] | tuple[str, int, int, int, int] | tuple[str, int, int, int, int, int]
+"""What, item, stream and number of an event; its place, 0 if left out; bytes in use, 100 if left out."""
 
 
 def machine(n_gpus: int) -> Cluster:
@@ -73,22 +77,22 @@ def place(**changes: Any) -> dict[str, Any]:
 
 
 def tables(
-    events: Sequence[tuple[str, int, int, int]],
+    events: Sequence[Event],
     works: Sequence[dict[str, Any]] = (),
     messages: Sequence[dict[str, Any]] = (),
     places: Sequence[dict[str, Any]] = (),
 ) -> RankTables:
-    """Return the tables of events (what, item, stream, number), all at the first place."""
+    """Return the tables of *events*."""
     rows = [
         {
             "what": WHAT.index(what),
             "item": item,
-            "place": 0,
+            "place": rest[0] if rest else 0,
             "stream": stream,
             "number": number,
-            "allocated_bytes": 100,
+            "allocated_bytes": rest[1] if len(rest) > 1 else 100,
         }
-        for what, item, stream, number in events
+        for what, item, stream, number, *rest in events
     ]
     return RankTables(
         pa.Table.from_pylist(rows, EVENTS),
@@ -98,11 +102,10 @@ def tables(
     )
 
 
-def written(found: RankTables) -> RankWriter:
+def written(found: RankTables, **asked: Any) -> RankWriter:
     """Return the tasks of a rank."""
     compute = ComputeModel(machine(8).device, "bf16")
-    groups = {1: Group(id=1, axis="dp", ranks=(0, 1))}
-    return RankWriter(found, priced(found.works, compute), groups, range(1, 2))
+    return RankWriter(found, priced(found.works, compute), GROUPS, range(1, 2), **asked)
 
 
 def run(folder: Path, ranks: dict[int, RankTables], groups: Sequence[Group], **changes: Any) -> Any:
