@@ -1,6 +1,7 @@
 """Small rehearsals, written by hand: what a rank issues, and the machine that it is timed on."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ Event = tuple[str, int, int, int] | tuple[str, int, int, int, int] | tuple[str, 
 """What, item, stream and number of an event; its place, 0 if left out; bytes in use, 100 if left out."""
 
 
+@cache
 def machine(n_gpus: int) -> Cluster:
     """Return the machine of all tests."""
     return load_cluster(MACHINE, max(n_gpus, 8))

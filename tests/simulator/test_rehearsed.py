@@ -151,9 +151,28 @@ def test_steps_without_work_are_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_unknown_kernels_are_listed_with_their_share(tmp_path: Path) -> None:
-    custom = work(name="mine.kernel", kind="memory", flops=0, is_known=False)
-    simulation = run(tmp_path, {0: tables([("op", 0, 0, -1)], works=[custom])}, [DP])
-    assert any("mine.kernel 100.0 %" in warning for warning in simulation.info.warnings)
+    """By their time, the longest first; three calls that are three times as long are nine to one."""
+    works = [
+        work(name=name, kind="memory", flops=0, bytes_moved=size * GIB, is_known=name == "aten.add")
+        for name, size in (("short.kernel", 1), ("long.kernel", 3), ("aten.add", 6))
+    ]
+    events = [("op", at, 0, -1) for at in (0, 1, 1, 1, 2)]
+    simulation = run(tmp_path, {0: tables(events, works=works)}, [DP])
+    (said,) = [warning for warning in simulation.info.warnings if "nobody has measured" in warning]
+    assert said.endswith("long.kernel 56.3 %, short.kernel 6.3 %")
+
+
+@pytest.mark.parametrize("n", [0, 1, 8, 9])
+def test_numbers_that_a_script_was_told_are_listed(tmp_path: Path, n: int) -> None:
+    """Up to eight, and how many more there are, beside what the rehearsal has noted itself."""
+    stated = tuple(f"train.py:{at} reads a number: told {at}.5 (nothing is known of it)" for at in range(n))
+    found = run(
+        tmp_path, {0: tables([("op", 0, 0, -1)])}, [DP], stated=stated, notes=("noted",)
+    ).info.warnings
+    assert "noted" in found
+    listed = "; ".join(f"train.py:{at}: {at}.5" for at in range(min(n, 8)))
+    said = [warning.partition("was told: ")[2] for warning in found if "was told" in warning]
+    assert said == [listed + "; and 1 more" * (n > 8)] * (n > 0)
 
 
 def test_a_small_model_waits_for_its_host(tmp_path: Path) -> None:

@@ -82,6 +82,40 @@ def test_a_rank_with_even_sizes_beside_others_counts_as_it_is() -> None:
     parts = {rank: part(splits(sent, rank), sum(sent[rank])) for rank in range(3)}
     found, _ = joined({**parts, 3: part(None, 0)}, tuple(range(N)))
     assert found == NETWORK.all_to_all_v(sent, range(N))
+    sent[3] = [9 << 20] * 4
+    found, _ = joined({**parts, 3: part(None, 36 << 20)}, tuple(range(N)))
+    sent = [[*row[:3], max(row[3], 9 << 20)] for row in sent]  # it gets as much, too, from each
+    assert found == NETWORK.all_to_all_v(sent, range(N))
+
+
+@given(rows=lists(lists(integers(1, 1 << 26), min_size=N, max_size=N), min_size=2, max_size=2))
+def test_each_rank_that_stands_for_others_tells_what_those_send(rows: list[list[int]]) -> None:
+    """Two kinds of ranks; so, too, where a rank from outside the group stands for them."""
+    sent = [rows[0], rows[0], rows[1], rows[1]]
+    known = {rank: splits(sent, rank) for rank in (0, 2)}
+    assert sent_bytes(range(N), known, (0, 0, 2, 2)) == sent
+    alike = [rows[0]] * N
+    ranks, first = range(4, 8), {4: splits(alike, 0)}
+    assert sent_bytes(ranks, first, (0,) * 8) == alike
+
+
+@given(sent=matrices())
+def test_what_a_rehearsed_rank_sends_and_gets_is_as_it_says(sent: list[list[int]]) -> None:
+    found = sent_bytes(range(N), {1: splits(sent, 1)}, (1,) * N)
+    assert found[1] == sent[1]
+    assert [row[1] for row in found] == [row[1] for row in sent]
+
+
+def test_where_ranks_do_not_agree_the_larger_counts() -> None:
+    """What a rank was told to get, and what another sends it; for others it is as if they agreed."""
+    told = {0: Splits((4, 4), (6, 6))}
+    assert sent_bytes((0, 1), told, (0, 0)) == [[6, 4], [6, 4]]
+    assert sent_bytes((0, 1), {0: Splits((6, 6), (4, 4))}, (0, 0)) == [[6, 6], [4, 4]]
+    assert sent_bytes((0, 1), {0: Splits((0, 8), (0, 2)), 1: Splits((5, 0), (3, 0))}, (0, 1)) == [
+        [0, 8],
+        [5, 0],
+    ]
+    assert sent_bytes((0, 1), {0: Splits((0, 8), (0, 2))}, (0, 0)) == [[0, 8], [2, 8]]
 
 
 def test_a_collective_of_unlike_parts_costs_the_largest() -> None:

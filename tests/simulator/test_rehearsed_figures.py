@@ -144,13 +144,13 @@ def test_only_training_in_the_steps_that_were_kept_counts() -> None:
 def test_memory_over_time_is_what_was_in_use_when_each_thing_was_issued(tmp_path: Path) -> None:
     """Rank by rank: of what is issued at once the most, of operations that became one their most."""
     sent = ("communication", 0, 0, 0, 0, 70)
-    events: list[Event] = [("op", 0, 0, -1, 0, 30), ("op", 0, 0, -1, 0, 20), sent, ("op", 0, 0, -1, 0, 50)]
+    events: list[Event] = [("op", 0, 0, -1, 0, 90), ("op", 0, 0, -1, 0, 20), sent, ("op", 0, 0, -1, 0, 50)]
     ranks = {0: tables(events), 2: tables([("op", 0, 0, -1, 0, 11), ("op", 0, 3, -1, 0, 12)])}
     simulation = run(tmp_path, ranks, ACROSS, **WORLD)
     reserved, rows = machine(8).device.reserved_bytes, simulation.memory.to_pylist()
     assert all(row["category"] == "total" for row in rows)
     assert [row["bytes"] - reserved for row in rows if row["rank"] == 2] == [12]
-    assert [row["bytes"] - reserved for row in rows if row["rank"] == 0] == [30, 70]
+    assert [row["bytes"] - reserved for row in rows if row["rank"] == 0] == [90, 70]
     starts = [
         row["start_ns"]
         for row in simulation.spans.to_pylist()

@@ -1,6 +1,7 @@
 """Which machine runs a rehearsed script best."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from traces.rehearsal import (
     WORKS,
     RankTables,
     Rehearsal,
+    read_rehearsal,
     write_rank,
     write_rehearsal,
 )
@@ -89,17 +91,41 @@ def test_a_budget_has_days_and_dollars(rehearsed: Path) -> None:
     assert row["usd"] == pytest.approx(row["days"] * 24 * 3 * 16)
 
 
-def test_what_cannot_be_ranked_is_said(rehearsed: Path, tmp_path: Path) -> None:
-    """No machine of the name, and no price where dollars decide."""
-    found = compared_machines(rehearsed, ["dgx-h100", "abacus"])
+def test_what_cannot_be_ranked_is_said(rehearsed: Path) -> None:
+    """No machine of the name, one without a peak in the type of the script, no price where dollars decide."""
+    found = compared_machines(rehearsed, ["dgx-h100", "abacus", "localhost", "dgx-h100"])
     assert [row["cluster"] for row in found["machines"]] == ["dgx-h100"]
-    assert "abacus" in found["left_out"][0]
+    assert [line.partition(":")[0] for line in found["left_out"]] == ["abacus", "localhost"]
     with pytest.raises(JobError, match="runs on none"):
         compared_machines(rehearsed, ["abacus"])
-    unpriced = [row for row in found["machines"] if row["usd_per_1b_tokens"] is None]
-    if unpriced:
-        with pytest.raises(ConfigError, match="need a price"):
-            compared_machines(rehearsed, ["dgx-h100"], by="cost")
+    with pytest.raises(ConfigError, match="dollars need a price: hgx-h20 has none"):
+        compared_machines(rehearsed, ["dgx-h100", "hgx-h20"], by="cost")
+
+
+def test_what_fits_comes_first_and_then_what_is_asked_for(rehearsed: Path) -> None:
+    """90 GB are too many for an H100, not for an H20, which is slower; a B300 is faster, not cheaper."""
+    by_cost = compared_machines(rehearsed, ["aws-p6-b300", "dgx-h100"], by="cost")["machines"]
+    assert [row["cluster"] for row in by_cost] == ["dgx-h100", "aws-p6-b300"]
+    costs, times = ([row[key] for row in by_cost] for key in ("usd_per_1b_tokens", "step_time_s"))
+    assert costs == sorted(costs)
+    assert times == sorted(times, reverse=True)
+    large = {"0": {"peak_bytes": 90 * 10**9, "bytes": {"activations": 90 * 10**9}}}
+    folder = rehearsed / "rehearsal"
+    write_rehearsal(folder, replace(read_rehearsal(rehearsed), memory=large))
+    found = compared_machines(rehearsed, ["dgx-h100", "dgx-a100", "hgx-h20"])["machines"]
+    assert [(row["cluster"], row["fits"]) for row in found] == [
+        ("hgx-h20", True),
+        ("dgx-h100", False),
+        ("dgx-a100", False),
+    ]
+
+
+def test_a_script_without_tokens_has_no_price_of_them(rehearsed: Path) -> None:
+    """Pictures have none, and a budget of tokens no days."""
+    found = read_rehearsal(rehearsed)
+    write_rehearsal(rehearsed / "rehearsal", replace(found, job={**found.job, "input_shape": [2, 3, 8, 8]}))
+    (row,) = compared_machines(rehearsed, ["dgx-h100"], tokens="1T")["machines"]
+    assert (row["usd_per_1b_tokens"], row["days"], row["usd"]) == (None, None, None)
 
 
 def test_a_calibration_of_the_machine_holds_for_scripts(rehearsed: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, composite, integers, sampled_from
 
 from simulator.compute.timing import ComputeModel
@@ -35,9 +35,9 @@ def issued(draw: DrawFn) -> list[Event]:
     """Return what a rank issues on two streams, at two places, all of whose waits are for something."""
     events: list[Event] = []
     sent, marks = list[int](), list[int]()
-    for _ in range(draw(integers(1, 14))):
-        possible = ["op", "op", "communication", "mark", "host_wait"]
-        what = draw(sampled_from(possible + ["wait"] * bool(sent) + ["wait_mark"] * bool(marks)))
+    for _ in range(draw(integers(1, 16))):
+        possible = ["op", "op", "communication", "communication", "mark", "host_wait", "host_wait"]
+        what = draw(sampled_from(possible + ["wait"] * 4 * bool(sent) + ["wait_mark"] * 4 * bool(marks)))
         item, number = -1, -1
         if what == "op":
             item = draw(sampled_from(range(len(WORKS))))
@@ -92,7 +92,13 @@ def clocked(events: Sequence[Event]) -> tuple[list[float], float]:
 
 def _run(events: Sequence[Event], **asked: Any) -> list[tuple[RankTask, int, int]]:
     """Return what becomes of *events*, when it starts and when it ends, in nanoseconds."""
-    found = written(tables(events, WORKS, MESSAGES, [place(), place(name="layers.1", layer=1)]), **asked)
+    works = [one for at, one in enumerate(WORKS) if at in {event[1] for event in events if event[0] == "op"}]
+    number = {id(one): at for at, one in enumerate(works)}
+    given: Any = [
+        (what, number[id(WORKS[item])] if what == "op" else item, *rest) for what, item, *rest in events
+    ]
+    places = [place(), place(name="layers.1", layer=1)]
+    found = written(tables(given, works, MESSAGES, places), **asked)
     joiner = Joiner(NETWORK, GROUPS, (0, 0, 0, 0))
     program = assembled([RankTasks(0, found.tasks, found.places)], joiner, 1)
     spans = choose("event", program.n_tasks, lambda _: None).run(program, ()).to_pylist()
@@ -102,6 +108,7 @@ def _run(events: Sequence[Event], **asked: Any) -> list[tuple[RankTask, int, int
     ]
 
 
+@settings(max_examples=300)
 @given(issued())
 def test_everything_starts_when_the_clocks_of_its_stream_say(events: list[Event]) -> None:
     """Operations that became one task, and what was asked for before and after them, included."""
@@ -124,3 +131,47 @@ def test_a_host_that_reads_each_result_launches_the_next_operation_after_it(n: i
     found = _run(events, launch_s=[launch_s])
     each_s = 2 * launch_s + SECONDS[1] + (COSTS[1].latency_ns + COSTS[1].wire_ns) / 1e9
     assert max(end for _, _, end in found) == pytest.approx(n * each_s * 1e9, abs=20 * n)
+
+
+def test_a_step_waits_for_what_it_has_sent_and_for_nothing_of_one_before() -> None:
+    """Whatever the place is at which somebody waits, as at the begin of a step."""
+    places = [place(step=0), place(step=1)]
+    events: list[Event] = [("communication", 0, 0, 0, 0), ("wait", -1, 0, 0, 1), ("op", 0, 0, -1, 1)]
+    events += [("communication", 0, 0, 1, 1), ("wait", -1, 0, 3, 0), ("op", 0, 0, -1, 1)]
+    tasks = written(tables(events, places=places)).tasks
+    assert [task.after for task in tasks] == [(), (0,), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "at", "stream", "label"),
+    [
+        ({}, {"kind": "backward"}, "compute", ("compute", "backward", "layers.0")),
+        ({}, {"kind": "optimizer", "name": ""}, "compute", ("compute", "optimizer", "optimizer")),
+        ({"name": "fsdp.split"}, {}, "compute", ("compute", "copy", "layers.0")),
+        ({"kind": "to_device"}, {}, "copy", ("copy", "offload", "to the device")),
+        ({"kind": "to_host"}, {}, "copy", ("copy", "offload", "from the device")),
+        ({"name": "input.to_device", "kind": "to_device"}, {}, "copy", ("copy", "input", "to the device")),
+        ({"kind": "on_host"}, {"kind": "optimizer"}, "host", ("host", "optimizer", "optimizer on the host")),
+        ({"kind": "on_host"}, {"name": "loss"}, "host", ("host", "forward", "loss on the host")),
+    ],
+)
+def test_work_is_named_after_its_place_or_after_what_is_copied(
+    changes: dict[str, Any], at: dict[str, Any], stream: str, label: tuple[str, str, str]
+) -> None:
+    (task,) = written(tables([("op", 0, 0, -1)], [work(**changes)], [], [place(**at)])).tasks
+    assert (task.stream, task.label[:3]) == (stream, label)
+
+
+def test_each_group_has_a_stream_and_each_kind_of_transfer_with_a_peer() -> None:
+    """Those of the same name are numbered; messages without splits are even."""
+    pairs = [("send", 1, "x"), ("recv", 1, "x"), ("send", 2, "x"), ("send", 1, "y"), ("send", 1, "x")]
+    messages = [message(kind, group=2, peer=peer, name=name) for kind, peer, name in pairs]
+    messages += [message(), message("all_to_all", group=2), message(group=9), message()]
+    events: list[Event] = [("communication", at, 0, at) for at in range(len(messages))]
+    tasks = written(tables(events, messages=messages)).tasks
+    transfers = ["tp.send", "tp.recv", "tp.send.1", "tp.send.2", "tp.send"]
+    assert [task.stream for task in tasks] == [*transfers, "dp", "tp", "", "dp"]
+    assert [task.label.category for task in tasks] == ["p2p"] * 5 + ["collective"] * 4
+    assert [task.label.axis for task in tasks] == ["tp"] * 5 + ["dp", "tp", "", "dp"]
+    assert {task.meeting.splits for task in tasks if task.meeting} == {None}
+    assert [task.meeting.sequence for task in tasks if task.meeting] == list(range(len(messages)))

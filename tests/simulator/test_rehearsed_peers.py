@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from tests.simulator.rehearsal_tables import message, place, run, tables
+from simulator.compute.timing import ComputeModel
+from simulator.rehearsed.works import op_of
+from tests.simulator.rehearsal_tables import Event, machine, message, place, run, tables, work
 from traces.layout import Group, Layout
-from traces.rehearsal import EVENTS, RankTables
+from traces.rehearsal import RankTables
 
 PP = Group(id=1, axis="pp", ranks=(0, 1))
 
@@ -44,32 +45,36 @@ def test_a_stage_that_is_done_first_idles_until_the_last_one_is(tmp_path: Path) 
     assert simulation.summary["bubble_fraction"] == pytest.approx(0.5, abs=0.01)
 
 
-def _twice(events: Sequence[tuple[str, int, int, int]], messages: Sequence[dict[str, Any]]) -> RankTables:
-    """Return two steps of *events*, in each of which a message of each kind is sent once."""
-    numbered = [
-        (what, item, stream, {"communication": at, "wait": at * len(events) + number}.get(what, -1))
+def _twice(
+    events: Sequence[tuple[str, int, int, int]], messages: Sequence[dict[str, Any]], n_more: int
+) -> RankTables:
+    """Return two steps of *events*, in each of which a message of each kind is sent once.
+
+    The second has *n_more* operations at its end.
+    """
+    numbered: list[Event] = [
+        (what, item, stream, {"communication": at, "wait": at * len(events) + number}.get(what, -1), at)
         for at in range(2)
         for what, item, stream, number in events
     ]
-    found = tables(numbered, messages=messages, places=[place(step=1), place(step=2)])
-    column = found.events.schema.get_field_index("place")
-    field = EVENTS.field(column)
-    places = pa.array([at for at in range(2) for _ in events], field.type)
-    return found._replace(events=found.events.set_column(column, field, places))
+    numbered += [("op", 0, 0, -1, 1)] * n_more
+    return tables(numbered, messages=messages, places=[place(step=1), place(step=2)])
 
 
-def test_of_several_steps_each_has_the_idle_time_before_its_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_more", [0, 30])
+def test_of_several_steps_each_has_the_idle_time_before_its_work(tmp_path: Path, n_more: int) -> None:
     """There and back through two stages: the second is done first, and waits for the next step to reach it.
 
     As in a recording, a step ends with the stage's own work, and what it waits behind that is in the next
-    one's window; in the first one's is what came behind a step that was not simulated. So all are as long.
+    one's window; in the first one's is what came behind a step that was not simulated. So all are as long,
+    but for what the first stage does more at the end of the second.
     """
     ops = [("op", 0, 0, -1)] * 100
     n = len(ops)
     there_and_back = [("communication", 0, 0, 0), ("communication", 1, 0, 0), ("wait", -1, 0, n + 1)]
-    first = _twice([*ops, *there_and_back, *ops], [message("send", peer=1), message("recv", peer=1)])
+    first = _twice([*ops, *there_and_back, *ops], [message("send", peer=1), message("recv", peer=1)], n_more)
     through = [("communication", 0, 0, 0), ("wait", -1, 0, 0), *ops, ("communication", 1, 0, 0)]
-    second = _twice(through, [message("recv", peer=0), message("send", peer=0)])
+    second = _twice(through, [message("recv", peer=0), message("send", peer=0)], 0)
     job = {"first_step": 1, "steps": 2, "input_shape": [1, 4096], "forwards_per_step": 1}
     simulation = run(
         tmp_path,
@@ -81,7 +86,10 @@ def test_of_several_steps_each_has_the_idle_time_before_its_work(tmp_path: Path)
     )
     rows = simulation.spans.to_pylist()
     windows = [row for row in rows if row["category"] == "step"]
-    assert len({row["duration_ns"] for row in windows}) == 1
+    lengths = sorted(row["duration_ns"] for row in windows)
+    assert len(set(lengths[:3])) == 1
+    product_ns = 1e9 * ComputeModel(machine(8).device, "bf16").op_s(op_of(work(), machine(8).device))
+    assert lengths[3] - lengths[0] == pytest.approx(n_more * product_ns, abs=n_more)
     assert min(row["start_ns"] for row in rows) == 0
     for rank in (0, 1):
         one, other = ((w["start_ns"], w["start_ns"] + w["duration_ns"]) for w in windows if w["rank"] == rank)
@@ -97,6 +105,20 @@ def test_of_several_steps_each_has_the_idle_time_before_its_work(tmp_path: Path)
         assert one[1] == other[0]
 
 
+@pytest.mark.parametrize("layout", [Layout(dp=2), None])
+def test_ranks_that_are_no_pipeline_end_their_step_each_with_its_own_work(
+    tmp_path: Path, layout: Layout | None
+) -> None:
+    """Also where no layout says so."""
+    ranks = {0: tables([("op", 0, 0, -1)]), 1: tables([("op", 0, 0, -1)] * 3)}
+    group = Group(id=1, axis="dp", ranks=(0, 1))
+    simulation = run(tmp_path, ranks, [group], layout=layout, representatives=(0, 1))
+    rows = simulation.spans.to_pylist()
+    found = {row["rank"]: row["duration_ns"] for row in rows if row["category"] == "step"}
+    assert found == {row["rank"]: row["duration_ns"] for row in rows if row["category"] == "compute"}
+    assert found[1] == pytest.approx(3 * found[0], abs=3)
+
+
 def test_a_ring_of_ranks_of_which_one_stands_for_all_meets_itself(tmp_path: Path) -> None:
     ring = Group(id=1, axis="cp", ranks=(0, 1, 2, 3))
     both = [message("send", peer=1), message("recv", peer=3)]
@@ -105,10 +127,16 @@ def test_a_ring_of_ranks_of_which_one_stands_for_all_meets_itself(tmp_path: Path
     assert not [warning for warning in simulation.info.warnings if "not rehearsed" in warning]
 
 
-def test_a_peer_that_was_not_rehearsed_is_said(tmp_path: Path) -> None:
-    sender = tables([("communication", 0, 0, 0)], messages=[message("send", peer=1)])
-    simulation = run(tmp_path, {0: sender}, [PP], layout=Layout(pp=2), representatives=(0, 0))
-    assert any("rehearse with --ranks auto" in warning for warning in simulation.info.warnings)
+@pytest.mark.parametrize(("n", "shown"), [(1, "1"), (5, "1, 2, 3, 4, 5"), (6, "1, 2, 3, 4, 5, ...")])
+def test_peers_that_were_not_rehearsed_are_said(tmp_path: Path, n: int, shown: str) -> None:
+    """Up to five of them; what somebody of another stage sends to whom is the same in no group."""
+    events = [("communication", at, 0, 0) for at in range(n)]
+    sender = tables(events, messages=[message("send", peer=at + 1) for at in range(n)])
+    stages = Group(id=1, axis="pp", ranks=tuple(range(7)))
+    asked: Any = {"world_size": 7, "layout": Layout(pp=7), "representatives": (0,) * 7}
+    simulation = run(tmp_path, {0: sender}, [stages], **asked)
+    (said,) = [warning for warning in simulation.info.warnings if "rehearse with --ranks auto" in warning]
+    assert said.startswith(f"{n} transfers go to or come from ranks that were not rehearsed ({shown}), so")
 
 
 def test_a_pipeline_rank_alone_is_not_taken_for_its_neighbours(tmp_path: Path) -> None:
