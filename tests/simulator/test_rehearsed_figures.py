@@ -121,8 +121,8 @@ def test_micro_batches_are_those_of_a_step_and_a_part_of_a_stage() -> None:
     parts = [
         place(step=step, microbatch=at, virtual_stage=part, stage=0, kind=kind)
         for step in (1, 2)
-        for at in (0, 1)
         for part in (0, 1)
+        for at in (0, 1)
         for kind in ("forward", "backward")
     ]
     for other in (place(), place(kind="optimizer", microbatch=7)):

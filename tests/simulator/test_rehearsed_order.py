@@ -1,10 +1,10 @@
 """What a rank issues runs as on a GPU: when each thing may start is said by a clock for every stream."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis.strategies import DrawFn, composite, integers, sampled_from
 
 from simulator.compute.timing import ComputeModel
@@ -108,8 +108,18 @@ def _run(events: Sequence[Event], **asked: Any) -> list[tuple[RankTask, int, int
     ]
 
 
-@settings(max_examples=300)
+TWO_WAITED_FOR: Final[list[Event]] = [
+    ("op", 0, 0, -1),
+    ("host_wait", -1, 0, -1),
+    ("op", 1, 3, -1),
+    ("host_wait", -1, 3, -1),
+    ("op", ON_HOST, 0, -1),
+]
+
+
+@settings(max_examples=200)
 @given(issued())
+@example(TWO_WAITED_FOR)
 def test_everything_starts_when_the_clocks_of_its_stream_say(events: list[Event]) -> None:
     """Operations that became one task, and what was asked for before and after them, included."""
     found = _run(events)

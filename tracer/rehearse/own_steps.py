@@ -8,6 +8,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final
 
 from tracer.record import Recording, step
+from tracer.rehearse.lane import INPUT
 from tracer.rehearse.without_modules import StepsWithoutModules
 
 if TYPE_CHECKING:
@@ -43,10 +44,13 @@ class OwnSteps(StepsWithoutModules):
     def told(self) -> None:
         """The script says that a step is over."""
         session = self._rehearsal
-        if not self._is_told:
-            step_number = max(session.position.step - (self._end is not None), 0)
-            if step_number or session.position.step < 0:  # parts of it counted as steps, or building does
-                session.leave_out(step_number + 1)
+        n_done = session.position.step - (self._end is not None)
+        if not self._is_told and session.position.step < 0:  # building is over, by which nothing warms up
+            session.warm_up(session.warmup + 1)
+            session.leave_out(1)
+            session.lane.owner = ("forward", INPUT)
+        elif not self._is_told and n_done:  # parts of it counted as steps
+            session.leave_out(n_done + 1)
         super().told()
 
     def said(self) -> list[str]:
@@ -65,7 +69,6 @@ class RehearsedRecording(Recording):
     def __init__(self, session: RehearsalSession, folder: Path) -> None:
         super().__init__(folder, name="", flush_s=None)
         self._rehearsal = session
-        self.is_over = True
 
     def end_step(self) -> None:
         """End a step of the rehearsal, as the script says."""

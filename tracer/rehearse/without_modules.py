@@ -45,7 +45,7 @@ class StepsWithoutModules(Steps):
         if session.position.step < 0:
             if not session.warmup:
                 session.warn(FIRST_LEFT_OUT)
-                session.warmup = 1
+            session.leave_out(1)
             self.begin()
             self._watch(type(self._mode))
         super().optimizer_begins(optimizer)
