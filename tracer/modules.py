@@ -208,6 +208,12 @@ class ModuleHook:
 
 
 def _gpu(module: Any, args: Any) -> int:
-    """Return on which GPU a model computes, -1: none. Its parameters are there or, offloaded, its input."""
+    """Return on which GPU a model computes, -1: none. Its parameters are there or, offloaded, its input.
+
+    What only says that it is on one, as a batch of graphs, names no device.
+    """
+    import torch
+
     found = [next(module.parameters(), None), *args]
-    return next((value.device.index for value in found if getattr(value, "is_cuda", False)), -1)
+    there = (value for value in found if isinstance(value, torch.Tensor) and value.is_cuda)
+    return next((value.device.index for value in there), -1)

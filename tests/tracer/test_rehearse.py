@@ -291,4 +291,4 @@ def test_an_error_is_said_with_what_the_script_was_told_before() -> None:
     """A shape that other ranks send is not known here: what does not fit then comes of it."""
     told = ["train.py:2 reads counts: told 4", "train.py:3 reads a number: told 1 (nothing is known of it)"]
     said = explain(RuntimeError("sizes do not fit"), {"log": "x.log"}, told)
-    assert f"RuntimeError: sizes do not fit; before that, {told[1]}; all of it is in x.log" in said
+    assert f"RuntimeError: sizes do not fit; before that, {told[1]} (if that is why, say it in" in said

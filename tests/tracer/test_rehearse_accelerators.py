@@ -5,9 +5,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch.cuda import nccl
 
 from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
+from tracer.rehearse import accelerators
 from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.words import explain
 from tracer.rehearse.world import HOST_MESH
@@ -103,3 +106,93 @@ def test_a_mesh_of_processors_in_a_training_on_gpus_is_said(
     script.write_text(MESHES.format(backend=backend, device=device, trained=trained))
     rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
     assert (HOST_MESH in read_rehearsal(rehearsal_folder(tmp_path / "run")).notes) == is_said
+
+
+def test_a_mesh_that_fsdp2_makes_for_itself_is_none_of_the_host(tmp_path: Path) -> None:
+    """torch asks itself for the accelerator then, and finds the processor."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        MESHES.format(backend="nccl", device="cuda", trained="cuda")
+        .replace('mesh = init_device_mesh("cuda", (2,))', "from torch.distributed.fsdp import fully_shard")
+        .replace("optimizer =", "fully_shard(model)\noptimizer =", 1)
+    )
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    assert HOST_MESH not in read_rehearsal(rehearsal_folder(tmp_path / "run")).notes
+
+
+NUMBERED = """
+import torch
+
+class Mine(torch.Tensor):
+    pass
+
+class Graphs:
+    is_cuda = True  # says so, and is no tensor, as a batch of graphs
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+
+class Model(torch.nn.Linear):
+    def forward(self, graphs):
+        return super().forward(graphs.nodes)
+
+device = {device}
+model = Model(4, 4).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    nodes = torch.randn(2, 4, device=device)
+    model(Graphs(nodes{own})).sum().backward()
+    optimizer.step()
+print(device, nodes.device, model.weight.device)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "own"), [('torch.device("cuda", 0)', ""), ("torch.device(0)", ""), ("0", ".as_subclass(Mine)")]
+)
+def test_a_bare_number_names_a_gpu_and_what_is_no_tensor_none(tmp_path: Path, device: str, own: str) -> None:
+    """fastai asks so for its device, and puts tensors into classes of its own, which are plain here."""
+    script = tmp_path / "train.py"
+    script.write_text(NUMBERED.format(device=device, own=own))
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,), warmup=0, steps=2), tmp_path / "run")
+    tables = rehearsal_folder(tmp_path / "run")
+    said = (tables / "rank-00000" / "output.log").read_text().splitlines()[-1]
+    assert said == f"{'0' if device == '0' else 'cuda:0'} cuda:0 cuda:0"
+    assert any("the class Mine" in note for note in read_rehearsal(tables).notes) == bool(own)
+    products = [work for work in read_rank(tables, 0).works.to_pylist() if work["kind"] == "gemm"]
+    assert {product["flops"] for product in products} == {2 * 2 * 4 * 4}
+
+
+@pytest.mark.parametrize(("built", "told"), [("13.0", "13.0"), ("11.8", "11.8"), (None, None)])
+def test_cuda_is_the_version_that_torch_was_built_with(
+    monkeypatch: pytest.MonkeyPatch, built: str | None, told: str | None
+) -> None:
+    """torchvision compares it with its own; torch for processors tells that of its wheels for GPUs."""
+    for owner, name in ((nccl, "version"), (nccl, "is_available"), (torch.backends.cuda, "is_built")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    kept = torch.backends.cuda.is_flash_attention_available
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", kept)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    accelerators._versions()
+    newest = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
+    assert torch.version.cuda == (told or ("13.0" if newest else "12.8"))
+
+
+def test_a_module_that_another_error_kept_from_being_imported_is_not_called_missing() -> None:
+    """transformers says "Could not import module" of whatever went wrong in it."""
+
+    def imported(cause: Exception) -> str:
+        try:
+            try:
+                raise cause
+            except Exception as error:
+                raise ModuleNotFoundError("Could not import module 'Model'") from error
+        except ModuleNotFoundError as error:
+            return explain(error, {"log": "x"})
+
+    said = imported(RuntimeError("compiled with another CUDA"))
+    assert "RuntimeError: compiled with another CUDA" in said
+    assert "is not installed" not in said
+    assert ": nvml is not installed here" in imported(
+        ModuleNotFoundError("No module named 'nvml'", name="nvml")
+    )

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from tracer.rehearse.meter import Meter
     from tracer.rehearse.placement import Placement
 
-CUDA_VERSION: Final = "12.8"
-NCCL_VERSION: Final = (2, 27, 5)
-CUDNN_VERSION: Final = 91002
-"""Versions that scripts are told of: those of the wheels of torch 2.9. By them they choose types."""
+VERSIONS: Final = {
+    (2, 11): ("13.0", (2, 28, 9), 91900),
+    (0, 0): ("12.8", (2, 27, 5), 91002),
+}
+"""CUDA, NCCL and cuDNN of the wheels of torch, from which of its versions on. Scripts choose types by them.
+
+Source: what the wheels of torch 2.10.0 and 2.11.0 on PyPI require.
+"""
 
 OF_MEMORY: Final = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -84,14 +88,24 @@ def _deny(placement: Placement) -> None:
     anywhere.distributed.is_nccl_available = lambda: False
 
 
+def _wheel() -> tuple[str, tuple[int, int, int], int]:
+    """Return the versions of CUDA, NCCL and cuDNN with which torch of this version is built for a GPU."""
+    import torch
+
+    own = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return next(versions for since, versions in VERSIONS.items() if own >= since)
+
+
 def _versions() -> None:
     """Let scripts that choose a type by what CUDA and NCCL can do find them."""
     import torch
     import torch.cuda.nccl
 
     anywhere: Any = torch
-    anywhere.version.cuda = CUDA_VERSION
-    anywhere.cuda.nccl.version = lambda: NCCL_VERSION
+    cuda, nccl, _ = _wheel()
+    if torch.version.cuda is None:  # else torch was built with it: torchvision compares it with its own
+        anywhere.version.cuda = cuda
+    anywhere.cuda.nccl.version = lambda: nccl
     anywhere.cuda.nccl.is_available = lambda tensors: True
     anywhere.backends.cuda.is_flash_attention_available = lambda: True
 
@@ -153,7 +167,7 @@ def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
     tell(anywhere._C, "_get_accelerator", gpu if has_gpu else cpu)  # as transformers asks for its meshes
     tell(anywhere.backends.cuda, "is_built", has_gpu)
     tell(anywhere.backends.cudnn, "is_available", has_gpu)
-    tell(anywhere.backends.cudnn, "version", CUDNN_VERSION if has_gpu else None)
+    tell(anywhere.backends.cudnn, "version", _wheel()[2] if has_gpu else None)
     usual = gpu if has_gpu else cpu
     anywhere.get_device_module = lambda device=None: module_of(usual if device is None else device)
     anywhere.accelerator.device_index = lambda device: nullcontext()

@@ -112,7 +112,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     os.environ.update(launchers.environment(spec))
     sys.argv = list(spec["command"])
     from tracer.record import activate
-    from tracer.rehearse import devices, files, threads
+    from tracer.rehearse import devices, files, started, threads
     from tracer.rehearse.moving import Moves
     from tracer.rehearse.own_steps import RehearsedRecording
     from tracer.rehearse.watch import Watcher
@@ -121,6 +121,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     session, world = _session(spec), World(spec["rank"], spec["world_size"])
     world.install(session)
     kept = _installed(spec, session)
+    started.install(session, spec)
     watcher, moves = Watcher(session), Moves(session)
     guard = files.Files(Path(spec["folder"]), spec["rank"])
     guard.install()

@@ -91,6 +91,14 @@ def is_gpu(device: Any) -> bool:
     return is_foreign(device) and not str(device).startswith("cpu")
 
 
+def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what ``torch.device`` is told, where a bare number is that of a GPU if there is one."""
+    import torch
+
+    is_bare = len(args) == 1 and isinstance(args[0], int) and torch.cuda.is_available()
+    return ("cuda", *args) if is_bare else args
+
+
 def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
     """Return a mode under which functions of torch make and keep tensors on the processor.
 
@@ -104,7 +112,7 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
 
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
     moves.add(torch.Tensor.type_as)
-    typed = torch.Tensor.type
+    typed, named = torch.Tensor.type, torch.device
     makes = _device_constructors()
     is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
 
@@ -118,6 +126,8 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
                 func, args, kwargs = old_types.as_move(func, args, dict(kwargs or {}))
             if func in moves:
                 return moving(func, args, kwargs or {})
+            if func is named:
+                return named(*_numbered(args), **(kwargs or {}))
             if func in makes or (kwargs and "device" in kwargs):
                 return making(func, args, kwargs or {})
             if getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):

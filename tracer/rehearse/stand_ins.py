@@ -31,6 +31,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _texts()
     listed.install(session)
     _copies()
+    _plain_tensors(session)
     lazy.install(session)
     install_futures()
     _children(session)
@@ -135,6 +136,30 @@ def _copies() -> None:
             return original(self, memo)
 
     tensors.__deepcopy__ = of_numbers
+
+
+def _plain_tensors(session: RehearsalSession) -> None:
+    """Let a tensor that is put into a class of the script's stay a plain one: a fake one cannot change class.
+
+    Classes that see operators below autograd, whose numbers may be stored otherwise, are refused by torch.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    anywhere: Any = torch.Tensor
+    original, dispatched = anywhere.as_subclass, anywhere.__torch_dispatch__
+
+    def as_subclass(self: Any, kind: Any) -> Any:
+        is_torchs = kind.__module__.startswith("torch.") or kind.__torch_dispatch__ is not dispatched
+        if type(self) is not FakeTensor or is_torchs:
+            return original(self, kind)
+        session.warn(
+            f"tensors of the class {kind.__name__} that are made outside of a loader are plain ones here, "
+            "without what the class keeps or does"
+        )
+        return torch.ops.aten.alias(self)
+
+    anywhere.as_subclass = as_subclass
 
 
 def _children(session: RehearsalSession) -> None:

@@ -19,7 +19,12 @@ UNSUPPORTED: Final = frozenset({"UnsupportedOperatorException", "UnsupportedFake
 """Errors of fake tensors where nobody has said what an operator makes."""
 
 OURS: Final = str(Path(__file__).parents[1]) + os.sep
-LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_extensions.py")
+LIBRARIES: Final = (
+    "/site-packages/torch/",
+    "/dist-packages/torch/",
+    "/typing_extensions.py",
+    "/subprocess.py",
+)
 """Parts of the paths of files that are not of a script."""
 
 NO_STEPS: Final = (
@@ -66,12 +71,16 @@ def _hint(error: BaseException, words: str) -> str:
     return next((hint for sign, hint in HINTS.items() if sign in words), "")
 
 
-def _missing(error: ModuleNotFoundError) -> str:
-    """Return the name of what could not be imported: a library may raise another error about it."""
-    cause: BaseException | None = error
-    while cause is not None and not getattr(cause, "name", None):
-        cause = cause.__cause__ or cause.__context__
-    return str(getattr(cause, "name", None) or error)
+def _behind(error: ModuleNotFoundError) -> BaseException:
+    """Return what kept a module from being imported: a library may raise another error about it.
+
+    That is the first in the chain of *error* that names a missing module; without one, what began it.
+    """
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    named = (cause for cause in causes if isinstance(cause, ModuleNotFoundError) and cause.name)
+    return next(named, causes[-1])
 
 
 def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = ()) -> str:
@@ -112,9 +121,12 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
     if words.startswith("'FakeTensor'"):
         words = f"{words}: {OWN_CLASS}" if _has_own_classes() else words.replace("FakeTensor", "Tensor", 1)
     if isinstance(error, ModuleNotFoundError):
+        cause = _behind(error)
         return (
-            f"{where}: {_missing(error)} is not installed here: install it, or put what stands for it into "
-            f"sys.modules in a stub file ({STUB})"
+            f"{where}: {cause.name or cause} is not installed here: install it, or put what stands for it "
+            f"into sys.modules in a stub file ({STUB})"
+            if isinstance(cause, ModuleNotFoundError)
+            else explain(cause, spec, told)
         )
     if any(frame.f_code.co_filename.endswith("cpp_extension.py") for frame, _ in _frames(error)):
         return (
@@ -123,7 +135,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
         )
     if hint := _hint(error, words):
         return f"{where}: {hint}"
-    why = f"; before that, {told[-1]}" if told else ""
+    why = f"; before that, {told[-1]} (if that is why, say it in a stub file: {STUB})" if told else ""
     return f"{where}: {kind}: {words}{why}; all of it is in {spec['log']}"
 
 

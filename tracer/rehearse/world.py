@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import reprlib
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -235,7 +236,8 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         session.placement.is_met |= is_gpu(device_type)
-        if session.placement.is_met and not is_gpu(device_type):
+        is_hosts = session.placement.is_met and not is_gpu(device_type)
+        if is_hosts and not session.placement.asker.is_torch(sys._getframe(1)):  # which finds no GPU here
             session.warn(HOST_MESH)
         return real(original)("cpu", *args, **kwargs)
 

@@ -1,0 +1,117 @@
+"""Programs that start the training: what they run is acted out, and nothing is trained for real."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.rehearsing import Asked
+from traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+
+assert (sys.argv[1:], os.environ["RANK"], os.environ["WORLD_SIZE"]) == (["--lr", "3"], "1", "16"), sys.argv
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+print("trained", os.environ.get("OF_PARENT"), __name__)
+"""
+
+PARENT = """
+import os, subprocess, sys
+{before}
+{start}
+print("after", os.environ.get("OF_PARENT"), sys.argv, __name__)
+"""
+
+RUN = '["torchrun", "--nproc-per-node", "8", "FOLDER/train.py", "--lr", "3"]'
+MODULE = '[sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "-m", "train", "--lr", "3"]'
+PLAIN = '[sys.executable, "FOLDER/train.py", "--lr", "3"]'
+ENV = '{**os.environ, "OF_PARENT": "1"}'
+STARTS = {
+    "run": f"assert subprocess.run({RUN}, env={ENV}, check=True).returncode == 0",
+    "module": f"subprocess.check_call({MODULE}, env={ENV}, cwd='FOLDER')",
+    "popen": f"p = subprocess.Popen({PLAIN}, env={ENV}); assert p.wait() == 0 == p.poll()",
+    "system": 'os.environ["OF_PARENT"] = "1"; assert os.system("torchrun FOLDER/train.py --lr 3") == 0',
+    "shell": 'os.environ["OF_PARENT"] = "1"; subprocess.call("torchrun FOLDER/train.py --lr 3", shell=True)',
+    "become": f'os.environ["OF_PARENT"] = "1"; os.execvp("torchrun", {RUN})',
+}
+"""Ways to start a training in another process."""
+
+
+def _acted(folder: Path, command: tuple[str, ...], steps: int = 1) -> tuple[RankTables, list[str], str]:
+    """Return what rank 1 of 16 does, the notes, and what was printed."""
+    rehearse(Asked(command=command, world_size=16, ranks=(1,), warmup=0, steps=steps), folder / "run")
+    tables = rehearsal_folder(folder / "run")
+    printed = (tables / "rank-00001" / "output.log").read_text()
+    return read_rank(tables, 1), list(read_rehearsal(tables).notes), printed
+
+
+def _written(folder: Path, start: str, before: str = "") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(TRAIN)
+    text = PARENT.format(start=start, before=before).replace("FOLDER", str(folder))
+    (folder / "parent.py").write_text(text)
+    return folder / "parent.py"
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_what_a_program_starts_is_acted_out_as_it_is_alone(tmp_path: Path, how: str) -> None:
+    """Events, works and messages are the same; the parent goes on behind it, if it did not become it."""
+    parent = _written(tmp_path / "in", STARTS[how])
+    alone, none, _ = _acted(tmp_path / "alone", (str(parent.parent / "train.py"), "--lr", "3"), steps=9)
+    acted, notes, printed = _acted(tmp_path / "acted", (str(parent),), steps=9)
+    assert acted.events.equals(alone.events)
+    assert acted.works.equals(alone.works)
+    assert acted.messages.equals(alone.messages)
+    starter = "torchrun" if how not in {"module", "popen"} else Path(sys.executable).name
+    script = "train" if how == "module" else "train.py"
+    said = f"parent.py:4 starts {starter} on {script}, which is run in its place"
+    assert [note for note in notes if note not in none] == [said]
+    assert "trained 1 __main__" in printed
+    after = f"after {'1' if how in {'system', 'shell'} else None} ['{parent}'] __main__"
+    assert (after in printed) == (how != "become")
+
+
+def test_other_programs_are_started_and_other_ranks_are_not_run(tmp_path: Path) -> None:
+    """A launcher by hand starts every rank of the node: of those only one is this one."""
+    before = (
+        "assert subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True).stdout == b'7\\n'"
+    )
+    start = "\n".join(
+        [
+            "children = [",
+            f'    subprocess.Popen({PLAIN}, env={{**os.environ, "LOCAL_RANK": str(r), "RANK": str(r)}})',
+            "    for r in range(8)",
+            "]",
+            "assert [child.wait() for child in children] == [0] * 8",
+        ]
+    )
+    parent = _written(tmp_path / "in", start, before)
+    _, _, printed = _acted(tmp_path, (str(parent),), steps=9)
+    assert printed.count("trained") == 1
+
+
+def test_a_training_that_fails_is_said_at_its_own_line(tmp_path: Path) -> None:
+    """Not as the status with which the program that started it ends."""
+    parent = _written(tmp_path / "in", "sys.exit(subprocess.run(['torchrun', 'FOLDER/bad.py']).returncode)")
+    parent.with_name("bad.py").write_text("import os\nraise ValueError('no such model')\n")
+    with pytest.raises(RehearsalError, match=r"bad\.py:2: ValueError: no such model"):
+        _acted(tmp_path, (str(parent),))
+
+
+def test_a_launcher_of_which_nobody_knows_what_it_starts_is_refused(tmp_path: Path) -> None:
+    parent = _written(tmp_path / "in", "subprocess.run(['torchrun', '--nproc-per-node', '8', '/bin/true'])")
+    with pytest.raises(RehearsalError, match=r"parent\.py:4 starts torchrun --nproc-per-node, and it is not"):
+        _acted(tmp_path, (str(parent),))
+
+
+def test_no_program_is_different_where_nothing_is_rehearsed() -> None:
+    assert subprocess.Popen.__init__.__module__ == "subprocess"
