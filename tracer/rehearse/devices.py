@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,6 +66,10 @@ COMMANDS: Final = (
 
 OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 """What ``torch.cuda`` asks the driver for, in per cent, degrees, mW and MHz: none is told but 0, for logs."""
+
+
+ASKING: Final = "_parse_to"
+"""What ``nn.Module.to`` asks for the meaning of its arguments; the device that it is told is not replaced."""
 
 
 def local_rank() -> int:
@@ -128,7 +133,7 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
                 return moving(func, args, kwargs or {})
             if func is named:
                 return named(*_numbered(args), **(kwargs or {}))
-            if func in makes or (kwargs and "device" in kwargs):
+            if func in makes or (kwargs and "device" in kwargs and getattr(func, "__name__", "") != ASKING):
                 return making(func, args, kwargs or {})
             if getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
                 args, kwargs = cast(args, kwargs or {})
@@ -261,9 +266,12 @@ def _numbers(torch: Any) -> None:
     nn: Any = torch._C._nn  # noqa: SLF001 - where nn.Module.to asks what its arguments mean
     parse = nn._parse_to  # noqa: SLF001
 
+    @wraps(parse)  # torch hands what it finds by this name to modes
     def parse_to(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], int) and not isinstance(args[0], bool):
             args = (torch.device("cuda", args[0]), *args[1:])
+        if isinstance(kwargs.get("device"), int):
+            kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
         return parse(*args, **kwargs)
 
     nn._parse_to = parse_to  # noqa: SLF001

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import dtype_name, tensor_bytes
-from tracer.rehearse import lazy, listed
+from tracer.rehearse import children, lazy, listed
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.libraries import when_imported
@@ -34,7 +32,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _plain_tensors(session)
     lazy.install(session)
     install_futures()
-    _children(session)
+    children.install(session)
     _graphs(session)
     _synced_norms()
     _grouped_products()
@@ -160,33 +158,6 @@ def _plain_tensors(session: RehearsalSession) -> None:
         return torch.ops.aten.alias(self)
 
     anywhere.as_subclass = as_subclass
-
-
-def _children(session: RehearsalSession) -> None:
-    """Let a script that starts a process per GPU run what that of this rank would, in this one."""
-    import torch.multiprocessing
-
-    def spawn(
-        fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **kwargs: Any
-    ) -> Any:
-        number = session.rank if nprocs == session.world_size else int(os.environ["LOCAL_RANK"])
-        fn(number, *args)
-        return None if kwargs.get("join", True) else _Ended()
-
-    for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-        anywhere: Any = module
-        anywhere.spawn = anywhere.start_processes = spawn
-
-
-class _Ended:
-    """Children that have come to their end."""
-
-    processes: tuple[Any, ...] = ()
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Say that all have ended."""
-        del timeout, grace_period
-        return True
 
 
 def _graphs(session: RehearsalSession) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.backends import UNSAID
 from tracer.rehearse.devices import is_gpu
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.libraries import everywhere
 from tracer.rehearse.words import asker
 from traces.info import stable_group_id
@@ -86,7 +87,19 @@ class World:
         return tuple(own[number] for number in sorted(own))
 
     def _joined(self, *args: Any, **kwargs: Any) -> None:
-        """Join the world, whatever rendezvous is asked for; remember the backend that was."""
+        """Join the world, whatever rendezvous is asked for; remember the backend that was.
+
+        Raises:
+            RehearsalError: the script makes a group of another number of ranks, as one does that takes the
+                GPUs of a node for all there are.
+        """
+        n_ranks = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
+        if n_ranks not in {None, -1, self.world_size}:
+            raise RehearsalError(
+                f"a group of {n_ranks} ranks is not the world of {self.world_size}: rehearse with "
+                f"--world-size {n_ranks}, or tell the script of {self.world_size} (where it counts the GPUs "
+                f"of one node, by --ranks-per-node {self.world_size})"
+            )
         asked = kwargs.get("backend", args[0] if args else None)
         self._has_device = kwargs.get("device_id") is not None
         self._backends.ask("", str(asked or ("nccl" if kwargs.get("device_id") is not None else UNSAID)))

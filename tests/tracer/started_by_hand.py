@@ -1,0 +1,83 @@
+"""Scripts that start their own processes, or say where a module goes: ``started_by_hand.py WAY [RANKS]``."""
+
+import sys
+from multiprocessing import Process, Queue
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+WIDTH, ROWS, STEPS = 64, 8, 3
+PLACES = {"word": "cuda", "device": torch.device("cuda:0"), "number": 0}
+
+
+def steps(model: nn.Module, device: object, *, is_summed: bool = False) -> None:
+    """Train *model* on a *device*; gradients are summed one by one, or not at all."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        model(torch.ones(ROWS, WIDTH).to(device)).square().mean().backward()
+        for parameter in model.parameters() if is_summed else ():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def layers() -> nn.Module:
+    """Return two products with their biases."""
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+def run(rank: int, n_ranks: int) -> None:
+    """Train as one rank, as the tutorials of torch do."""
+    del n_ranks
+    steps(layers().to(f"cuda:{rank}"), f"cuda:{rank}", is_summed=True)
+
+
+def joined(rank: int, n_ranks: int, then: object = run) -> None:
+    """Join the group, and go on."""
+    dist.init_process_group("nccl", rank=rank, world_size=n_ranks)
+    then(rank, n_ranks)  # type: ignore[operator]
+
+
+def through(rank: int, n_ranks: int) -> None:
+    """Join the group in a function that is called by another."""
+    joined(rank, n_ranks)
+
+
+def double(numbers: "Queue[int]") -> None:
+    """Work beside the training, in a process that is no rank."""
+    numbers.put(2 * numbers.get())
+
+
+def started(n_ranks: int) -> None:
+    """Start a helper, which really runs, and a process per rank."""
+    numbers: Queue[int] = Queue()
+    numbers.put(21)
+    helper = Process(target=double, args=(numbers,))
+    helper.start()
+    helper.join()
+    sys.stdout.write(f"helper {numbers.get()}\n")
+    ranks = [multiprocessing.Process(target=through, args=(rank, n_ranks)) for rank in range(n_ranks)]
+    for rank in ranks:
+        rank.start()
+        assert (rank.exitcode, rank.is_alive()) == (0, False)  # another's
+    for rank in ranks:
+        rank.join()
+
+
+def main(way: str, n_ranks: int) -> None:
+    """Do what the *way* says."""
+    if way in PLACES:
+        dist.init_process_group("nccl")
+        steps(layers().to(device=PLACES[way]), "cuda")
+    elif way == "plain":
+        dist.init_process_group("nccl")
+        steps(layers().to("cuda"), "cuda")
+    elif way == "spawned":
+        multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
+    else:
+        started(n_ranks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int((sys.argv[2:] or ["0"])[0]))

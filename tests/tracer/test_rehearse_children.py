@@ -1,0 +1,67 @@
+"""Scripts that start a process per rank themselves, and modules that are told by name where to go."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tests.tracer.started_by_hand import PLACES, WIDTH
+from tracer.errors import RecordError
+from tracer.rehearse.rehearsing import Asked
+from traces.rehearsal import WHAT, RankTables, Rehearsal, read_rank, rehearsal_folder
+
+pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parent / "started_by_hand.py"
+WEIGHT_BYTES, BIAS_BYTES = WIDTH * WIDTH * 4, WIDTH * 4
+
+
+def _rehearsed(
+    folder: Path, way: str, n_told: int = 0, *, world_size: int = 4, n_local: int = 4, rank: int = 0
+) -> tuple[Rehearsal, RankTables, str]:
+    """Rehearse the *way* of a script that is told *n_told* ranks; return what it did, and what it printed."""
+    asked = Asked(
+        command=(str(SCRIPT), way, str(n_told)), world_size=world_size, ranks=(rank,), warmup=1, steps=1,
+        local_world_size=n_local,
+    )  # fmt: skip
+    found = rehearse(asked, folder / "run")
+    tables = rehearsal_folder(folder / "run")
+    printed = (tables / f"rank-{rank:05d}" / "output.log").read_text()
+    return found, read_rank(tables, rank), printed
+
+
+@pytest.mark.parametrize("way", PLACES)
+def test_a_module_goes_where_it_is_told_by_name(tmp_path: Path, way: str) -> None:
+    """``module.to(device=...)`` is ``module.to(...)``: all parameters on the device, and no copies back."""
+    plain, expected, _ = _rehearsed(tmp_path / "plain", "plain")
+    found, tables, _ = _rehearsed(tmp_path / way, way)
+    assert found.memory["0"] == plain.memory["0"]
+    assert found.memory["0"]["bytes"]["parameters"] == 2 * (WEIGHT_BYTES + 512)
+    assert tables.works.equals(expected.works)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_process_of_this_rank_is_run_in_place(tmp_path: Path, rank: int) -> None:
+    """Of four that are started one by one: it sums each of its parameters; a helper really runs."""
+    _, tables, printed = _rehearsed(tmp_path, "started", 4, rank=rank)
+    messages = tables.messages.to_pylist()
+    sent = [messages[e["item"]] for e in tables.events.to_pylist() if WHAT[e["what"]] == "communication"]
+    assert [m["kind"] for m in sent] == ["all_reduce"] * 4
+    assert sorted(m["size_bytes"] for m in sent) == [BIAS_BYTES] * 2 + [WEIGHT_BYTES] * 2
+    assert printed.splitlines()[0] == "helper 42"
+
+
+@pytest.mark.parametrize("way", ["started", "spawned"])
+def test_processes_are_counted_on_a_node_or_over_the_world(tmp_path: Path, way: str) -> None:
+    """A script that is told of all ranks of two nodes starts as many; the last is rank 7."""
+    _, tables, _ = _rehearsed(tmp_path, way, 8, world_size=8, rank=7)
+    assert tables.messages.num_rows == 2
+
+
+@pytest.mark.parametrize("way", ["started", "spawned"])
+def test_a_group_that_is_not_the_world_is_refused(tmp_path: Path, way: str) -> None:
+    """A script that starts a process per GPU of one node trains on these alone."""
+    with pytest.raises(
+        RecordError, match=r"a group of 4 ranks is not the world of 8: rehearse with --world-size 4"
+    ):
+        _rehearsed(tmp_path, way, 4, world_size=8)
