@@ -99,11 +99,15 @@ def test_each_rank_that_stands_for_others_tells_what_those_send(rows: list[list[
     assert sent_bytes(ranks, first, (0,) * 8) == alike
 
 
+@pytest.mark.parametrize("stands_for", [(1, 1, 1, 1), (0, 0, 2, 2)])
 @given(sent=matrices())
-def test_what_a_rehearsed_rank_sends_and_gets_is_as_it_says(sent: list[list[int]]) -> None:
-    found = sent_bytes(range(N), {1: splits(sent, 1)}, (1,) * N)
-    assert found[1] == sent[1]
-    assert [row[1] for row in found] == [row[1] for row in sent]
+def test_what_rehearsed_ranks_send_and_get_is_as_they_say(
+    stands_for: tuple[int, ...], sent: list[list[int]]
+) -> None:
+    known = sorted({*stands_for})
+    found = sent_bytes(range(N), {rank: splits(sent, rank) for rank in known}, stands_for)
+    assert [found[rank] for rank in known] == [sent[rank] for rank in known]
+    assert [[row[rank] for row in found] for rank in known] == [[row[rank] for row in sent] for rank in known]
 
 
 def test_where_ranks_do_not_agree_the_larger_counts() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis.strategies import DrawFn, composite, integers, lists, sampled_from
 
 from simulator.network.collectives import KINDS
@@ -51,6 +51,9 @@ def _cost(rank: int, one: Meeting) -> Transfer:
 
 
 @given(lists(met(), min_size=1, max_size=8))
+@example([(0, Meeting("send", 3, 0, 1 << 20, peer)) for peer in (1, 11)])
+@example([(rank, Meeting("send", 3, 0, 1 << 20, 5)) for rank in (0, 11)])
+@example([(0, Meeting(kind, 3, 0, 1 << 20, 11)) for kind in ("send", "recv")])
 def test_each_costs_what_the_network_says_of_it_alone(parts: list[tuple[int, Meeting]]) -> None:
     joiner = Joiner(NETWORK, GROUPS, range(16))
     for sequence, (rank, one) in enumerate(parts):

@@ -64,6 +64,10 @@ def made(what: str) -> nn.Module:
 def main(backend: str, what: str) -> None:
     """Train, after something has been sent."""
     dist.init_process_group(**({} if backend == "none" else {"backend": backend}))
+    if what.startswith("unmet"):  # nobody has spoken of a GPU
+        dist.all_reduce(
+            torch.ones(ROWS), group=dist.new_group(backend="nccl") if what == "unmet nccl" else None
+        )
     torch.cuda.set_device(0)
     send(what)
     model = made(what)

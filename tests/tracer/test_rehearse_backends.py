@@ -30,6 +30,8 @@ def _rehearsed(backend: str, what: str, folder: Path, loaded: Loaded) -> Rehears
         ("nccl", "clipped", "all_reduce"),
         ("nccl", "copied", "DistributedDataParallel"),
         ("gloo", "nccl group", "all_reduce"),
+        ("nccl", "unmet", "all_reduce"),
+        ("gloo", "unmet nccl", "all_reduce"),
     ],
 )
 def test_nccl_has_nothing_for_the_host(
@@ -39,13 +41,14 @@ def test_nccl_has_nothing_for_the_host(
 
     So it is where the script's own call sends, and where torch sends what the script has left on the host: a
     norm of gradients that FSDP2 keeps there, a model that is copied without having been moved. Who names no
-    backend gets that of the GPUs alone.
+    backend gets that of the GPUs alone; who names NCCL has spoken of them.
     """
     with pytest.raises(RehearsalError) as error:
         _rehearsed(backend, what, tmp_path, loaded)
     said = str(error.value)
-    making = "new_group(backend=" if what == "nccl group" else "init_process_group("
-    assert f"{call} of a tensor on the host, in the group of all ranks" in said
+    making = "new_group(backend=" if "nccl" in what else "init_process_group("
+    named = "nccl, as no backend is named," if backend == "none" else "nccl"
+    assert f"{call} of a tensor on the host, in the group of all ranks, whose backend {named} is not" in said
     assert 'with "No backend type associated with device type cpu"' in said
     assert f'{making}"{BOTH}")' in said
     assert "backends.py:" in said
@@ -66,12 +69,13 @@ def test_gloo_of_the_host_has_nothing_for_the_device(tmp_path: Path, loaded: Loa
         *(("nccl", what) for what in ("there", "gloo group", "objects", "copied there", "sharded")),
         *((backend, what) for backend in ("gloo", "none") for what in ("objects", "copied there")),
         ("gloo", "monitored"),
+        ("gloo", "unmet"),
     ],
 )
 def test_what_a_backend_carries_goes_through(backend: str, what: str, tmp_path: Path, loaded: Loaded) -> None:
     """Also what torch itself puts on the device first: objects, parameters, norms of FSDP1."""
     found = _rehearsed(backend, what, tmp_path, loaded)
-    is_staged = backend == "gloo" and what not in {"objects", "monitored"}
+    is_staged = backend == "gloo" and what not in {"objects", "monitored", "unmet"}
     assert any("over gloo" in note for note in found.notes) == is_staged
 
 

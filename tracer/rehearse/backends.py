@@ -37,8 +37,7 @@ class Backends:
     def ask(self, group: str, backend: str) -> None:
         """Remember the *backend* of the *group* that torch calls so, ``""`` for that of the world."""
         self._asked[group] = backend
-        if not group:
-            self._session.placement.is_met |= "nccl" in backend
+        self._session.placement.is_met |= "nccl" in backend
 
     def of(self, group: str = "") -> str:
         """Return the backend that was asked for, of a group of which nobody has said it that of the world."""
