@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.importing import Expectation
 from tracer.rehearse.engines import pipeline_of_deepspeed
+from tracer.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -111,12 +112,35 @@ def _accelerate(session: RehearsalSession, module: Any) -> None:
     kind._fetch_batches = fetch
 
 
+def _sharded_tensors(session: RehearsalSession, module: Any) -> None:
+    """Let shards of a tensor lie one upon the other: each rank is taken to have told of what this one has."""
+    del session
+    for name in ("validate_non_overlapping_shards_metadata", "check_tensor"):
+        everywhere(name, getattr(module, name), lambda *args, **kwargs: None)
+
+
+def _ray(session: RehearsalSession, module: Any) -> None:
+    """Refuse Ray's cluster: its workers are processes that are started by others than the script."""
+    del session
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        raise RehearsalError(
+            "Ray starts the ranks in processes of its own, which a rehearsal does not see: rehearse what a "
+            "worker runs, as torchrun would start it (Ray Train does so by ScalingConfig(num_workers=0))"
+        )
+
+    module.init = init
+
+
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
     "safetensors.torch": _safetensors,
     "accelerate.data_loader": _accelerate,
     "deepspeed.runtime.zero.utils": _deepspeed,
     "deepspeed.runtime.pipe.engine": pipeline_of_deepspeed,
+    "ray": _ray,
+    "torch.distributed._shard.sharded_tensor.api": _sharded_tensors,
     "torch.distributions.distribution": _distributions,
     "torch.distributed.optim.zero_redundancy_optimizer": _zero,
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.operators import dtype_name, tensor_bytes
 from tracer.rehearse import children, lazy, listed
 from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.devices import is_foreign
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.libraries import when_imported
 from tracer.rehearse.tape import HOST_WAIT
@@ -157,7 +158,14 @@ def _plain_tensors(session: RehearsalSession) -> None:
         )
         return torch.ops.aten.alias(self)
 
-    anywhere.as_subclass = as_subclass
+    wrapped = anywhere._make_wrapper_subclass
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_foreign(kwargs.get("device")):
+            kwargs["device"] = torch.device("cpu")  # as what it wraps
+        return wrapped(*args, **kwargs)
+
+    anywhere.as_subclass, anywhere._make_wrapper_subclass = as_subclass, staticmethod(wrapper)
 
 
 def _graphs(session: RehearsalSession) -> None:

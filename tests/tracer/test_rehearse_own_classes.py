@@ -1,0 +1,104 @@
+"""Tensors of classes of a library, shards that ranks tell each other of, and workers that others start."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.rehearsing import Asked
+from traces.rehearsal import RankTables, read_rank, rehearsal_folder
+
+IN_8_BITS = """
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+class Codes(torch.Tensor):  # as the states of optimizers in 8 bits
+    @staticmethod
+    def __new__(cls, codes):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, device=codes.device, dtype=torch.float32)
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            args[0].codes.copy_(args[1])
+            return args[0]
+        plain = [one.codes.float() if isinstance(one, Codes) else one for one in args]
+        return return_and_correct_aliasing(func, args, kwargs or {}, func(*plain, **(kwargs or {})))
+
+class Momentum(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for one in self.param_groups[0]["params"]:
+            state = self.state[one]
+            if not state:
+                state["m"] = Codes(torch.zeros(one.shape, dtype=torch.uint8, device=one.device))
+            m = state["m"].lerp(one.grad, 0.1)
+            state["m"].copy_(m)
+            one.sub_(m)
+
+model = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+optimizer = Momentum(model.parameters())
+for _ in range(3):
+    model(torch.ones(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+
+dist.init_process_group("nccl")
+model = FSDP(torch.nn.Linear(64, 64, bias=False).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        {name: one.size() for name, one in model.state_dict().items()}
+print("saved")
+"""
+
+
+def _acted(script: Path, text: str) -> tuple[RankTables, str]:
+    """Return what rank 1 of 4 does in three steps, and what the script printed."""
+    script.write_text(text)
+    folder = script.with_name("run")
+    rehearse(Asked(command=(str(script),), world_size=4, ranks=(1,), warmup=0, steps=3), folder)
+    tables = rehearsal_folder(folder)
+    return read_rank(tables, 1), (tables / "rank-00001" / "output.log").read_text()
+
+
+def test_states_of_an_optimizer_that_wrap_others_are_as_large_as_what_they_wrap(tmp_path: Path) -> None:
+    """A weight of 4 MiB and a state of 1 MiB stay; the gradient is let go of in between.
+
+    The class says that it is on the device of what it wraps, and operators on it are those on that.
+    """
+    tables, _ = _acted(tmp_path / "train.py", IN_8_BITS)
+    places = tables.places.to_pylist()
+    last = [event for event in tables.events.to_pylist() if places[event["place"]]["step"] == 2]
+    least = min(event["allocated_bytes"] for event in last)
+    assert 5 << 20 <= least < (5 << 20) + 16384
+    counted = [tables.works["name"].to_pylist()[event["item"]] for event in last if event["what"] == 0]
+    assert counted.count("aten.lerp") == 1
+    assert counted.count("aten.sub_") == 1
+
+
+def test_shards_of_which_ranks_tell_each_other_may_be_saved(tmp_path: Path) -> None:
+    """Every rank is taken to tell of what this one has, which would be one place of the whole four times."""
+    _, printed = _acted(tmp_path / "train.py", SHARDED)
+    assert printed.splitlines()[-1] == "saved"
+
+
+def test_a_cluster_that_starts_the_ranks_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """A real one would be started, and its workers train unseen."""
+    (tmp_path / "ray.py").write_text("def init():\n    raise SystemExit('started')\n")
+    with pytest.raises(RehearsalError, match=r"Ray starts the ranks in processes of its own.*num_workers=0"):
+        _acted(tmp_path / "train.py", "import ray\nray.init()\n")
