@@ -25,14 +25,15 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is untyped here
         parts = self.qkv(self.norm(x)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, [HEADS, WIDTH // HEADS]).transpose(1, 2) for part in parts)
         seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        found: Tensor = self.out(seen.transpose(1, 2).flatten(-2))
+        found: Tensor = x + self.out(seen.transpose(1, 2).flatten(-2))
         return found
 
 
 def batch(way: str, dtype: torch.dtype) -> Tensor:
     """Return rows, made one by one or one behind the other."""
-    if way == "strided":
-        return torch.nested.nested_tensor([torch.randn(n, WIDTH) for n in LENGTHS])
+    if way.startswith("strided"):
+        made = torch.nested.as_nested_tensor if way == "strided views" else torch.nested.nested_tensor
+        return made([torch.randn(n, WIDTH) for n in LENGTHS])
     if way == "ends":
         ends = torch.tensor([0, *LENGTHS]).cumsum(0).to("cuda")
         values = torch.randn(sum(LENGTHS), WIDTH, device="cuda", dtype=dtype)
@@ -48,6 +49,8 @@ def main(way: str, dtype: torch.dtype) -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(0)
     model = Block().to("cuda", dtype)
+    if way == "unlike":
+        batch("rows", dtype) + batch("rows", dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
         model(batch(way, dtype)).values().square().mean().backward()

@@ -78,11 +78,20 @@ def test_attention_over_many_lengths_is_that_of_each(
     )
 
 
-def test_nested_tensors_of_the_old_layout_are_refused(tmp_path: Path, loaded: Loaded) -> None:
-    """In one line that names the new one."""
-    asked = Asked(command=(str(SCRIPT), "strided", "float32"), world_size=2, ranks=(0,))
-    with pytest.raises(
-        RehearsalError, match=r"jagged\.py:\d+: nested tensors of strided layout .*jagged"
-    ) as error:
+@pytest.mark.parametrize(
+    ("way", "dtype", "words"),
+    [
+        ("strided", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
+        ("strided views", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
+        ("rows", "float64", "attention of nested tensors that goes over all scores is not rehearsed"),
+        ("unlike", "float32", "cannot call binary pointwise function add.Tensor with inputs of shapes"),
+    ],
+)
+def test_what_is_not_rehearsed_of_nested_tensors_is_refused(
+    way: str, dtype: str, words: str, tmp_path: Path, loaded: Loaded
+) -> None:
+    """In one line: the old layout, attention without a fused kernel; as by torch, a sum of unlike rows."""
+    asked = Asked(command=(str(SCRIPT), way, dtype), world_size=2, ranks=(0,))
+    with pytest.raises(RehearsalError, match=words) as error:
         rehearse(asked, tmp_path / "run", on=loaded)
     assert "\n" not in str(error.value)

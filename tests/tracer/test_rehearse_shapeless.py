@@ -35,9 +35,11 @@ def _issued(tables: RankTables) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("way", ["moved first", "moved later", "dry run", "copied"])
+@pytest.mark.parametrize("way", ["moved first", "moved later", "dry run", "copied", "typed"])
 def test_sizes_come_of_the_first_input(way: str, tmp_path: Path, loaded: Loaded) -> None:
     """Products, convolutions and norms with their statistics; moved before they have sizes, or after.
+
+    They keep their types, or take those that come with their sizes; are trained or not, in states or not.
 
     An optimizer that was made before trains them, too: they are the same objects.
     """
