@@ -136,9 +136,9 @@ def test_an_operation_is_what_its_row_says() -> None:
 
 def test_the_type_of_a_run_is_that_of_most_of_its_products() -> None:
     """Over all ranks, by FLOPs; a type of no product, and of what nobody knows, counts for nothing."""
-    fp32, bf16 = work(dtype="fp32", flops=60), work(flops=50)
+    fp32, bf16 = work(dtype="fp32", flops=60), work(flops=25)
     other = [work(kind="memory", dtype="fp16", flops=999), work(is_known=False, dtype="fp16", flops=999)]
-    ranks = [tables([], [fp32, *other]).works, tables([], [bf16]).works]
+    ranks = [tables([], [fp32, *other]).works, tables([], [bf16, bf16]).works]
     assert precision_of(ranks, machine(8).device) == "fp32"
     assert precision_of([*ranks, ranks[1]], machine(8).device) == "bf16"
     assert precision_of([tables([], other).works], machine(8).device) == "bf16"

@@ -16,11 +16,15 @@ PP = Group(id=1, axis="pp", ranks=(0, 1))
 
 
 def test_sender_and_receiver_meet(tmp_path: Path) -> None:
-    """The receiver waits while the sender computes: a bubble, and both end together."""
+    """The receiver waits while the sender computes: a bubble, and both end together.
+
+    Their places in the pipeline count, not those in other groups.
+    """
     send, recv = message("send", peer=1), message("recv", peer=0)
     sender = tables([*[("op", 0, 0, -1)] * 20, ("communication", 0, 0, 0)], messages=[send])
     receiver = tables([("communication", 0, 0, 0), ("wait", -1, 0, 0), ("op", 0, 0, -1)], messages=[recv])
-    simulation = run(tmp_path, {0: sender, 1: receiver}, [PP], layout=Layout(pp=2), representatives=(0, 1))
+    groups = [PP, Group(id=2, axis="dp", ranks=(1,))]
+    simulation = run(tmp_path, {0: sender, 1: receiver}, groups, layout=Layout(pp=2), representatives=(0, 1))
     ends = {
         row["kind"]: row["start_ns"] + row["duration_ns"]
         for row in simulation.spans.to_pylist()

@@ -70,11 +70,13 @@ def test_states_of_fsdp2_are_on_the_host(rehearsed: Any) -> None:
 
 
 def test_what_is_not_asked_for_is_not_there(rehearsed: Any) -> None:
-    """Without offloading there is no host: neither work nor memory."""
-    found, tables = rehearsed("fsdp2")
-    assert not _bytes(tables)
-    assert "host" not in found.memory["0"]
-    assert {work["kind"] for work in tables.works.to_pylist()} <= {"gemm", "memory"}
+    """Without offloading there is no host: neither work nor memory, nor a word of it."""
+    for way in ("fsdp2", "fsdp1"):
+        found, tables = rehearsed(way)
+        assert not _bytes(tables)
+        assert "host" not in found.memory["0"]
+        assert {work["kind"] for work in tables.works.to_pylist()} <= {"gemm", "memory"}
+        assert not any("on the host" in note for note in found.notes)
 
 
 def test_states_of_fsdp1_are_on_the_host(rehearsed: Any) -> None:
@@ -93,6 +95,7 @@ def test_saved_tensors_go_down_and_up_once(rehearsed: Any) -> None:
     saved = (LAYERS - 1) * LAYER_BYTES + (2 * LAYERS + 1) * ROW_BYTES
     moved = _bytes(tables)
     assert moved == {(TO_HOST, "forward"): saved, (TO_DEVICE, "backward"): saved}
+    assert sum("save_on_cpu keeps activations on the host" in note for note in found.notes) == 1
     assert found.memory["0"]["host"]["peak_bytes"] == saved
 
 
