@@ -238,6 +238,26 @@ def test_launchers_are_left_out(words: list[str], found: tuple[tuple[str, ...], 
     assert script_of(words) == found
 
 
+@pytest.mark.parametrize("first", ["#!/usr/bin/python3", "#!/bin/sh\n'''exec' /a/python \"$0\""])
+def test_a_command_that_pip_has_installed_is_a_script(tmp_path: Path, first: str) -> None:
+    """Its name ends in nothing; files that no Python runs, as those of settings, are none."""
+    (tmp_path / "settings").write_text("python\n")
+    script = tmp_path / "train"
+    script.write_text(f"{first}\nprint()\n")
+    words = [
+        "torchrun",
+        "--nproc-per-node",
+        "8",
+        "--config",
+        str(tmp_path / "settings"),
+        str(script),
+        "--lr",
+        "3",
+    ]
+    assert script_of(words) == ((str(script), "--lr", "3"), False)
+    assert script_of(words[:-3]) == (tuple(words[:-3]), False)
+
+
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3,x", "", "7-3"])
 def test_ranks_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(RehearsalError, match="--ranks"):

@@ -193,6 +193,7 @@ def test_a_module_that_another_error_kept_from_being_imported_is_not_called_miss
     said = imported(RuntimeError("compiled with another CUDA"))
     assert "RuntimeError: compiled with another CUDA" in said
     assert "is not installed" not in said
+    assert ": board is needed; install it, or" in imported(ModuleNotFoundError("board is needed"))
     assert ": nvml is not installed here" in imported(
         ModuleNotFoundError("No module named 'nvml'", name="nvml")
     )

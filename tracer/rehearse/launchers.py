@@ -21,6 +21,9 @@ MODULES: Final = frozenset(
 )
 """Modules that do the same after ``python -m``."""
 
+MOST_READ: Final = 4096
+"""Bytes of a file that are read: its first lines name who runs it, by way of a shell if the name is long."""
+
 TOLD: Final = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "FP8_")
 """How names of variables begin by which Accelerate's launcher tells its library what to do."""
 
@@ -71,7 +74,19 @@ def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
             return tuple(command[at:]), False
         if word in {"-m", "--module"} and at + 1 < len(command) and command[at + 1] not in MODULES:
             return tuple(command[at + 1 :]), True
+        if at and _is_python(Path(word)):
+            return tuple(command[at:]), False
     return tuple(command), False
+
+
+def _is_python(file: Path) -> bool:
+    """Whether *file* says in its first lines that Python runs it, as commands do that pip has installed."""
+    try:
+        with file.open("rb") as text:
+            first = text.read(MOST_READ).splitlines()[:2]
+    except OSError:
+        return False
+    return first[:1] != [] and first[0].startswith(b"#!") and any(b"python" in line for line in first)
 
 
 def accelerate_flags(command: Sequence[str]) -> tuple[str, ...] | None:

@@ -121,13 +121,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
     if words.startswith("'FakeTensor'"):
         words = f"{words}: {OWN_CLASS}" if _has_own_classes() else words.replace("FakeTensor", "Tensor", 1)
     if isinstance(error, ModuleNotFoundError):
-        cause = _behind(error)
-        return (
-            f"{where}: {cause.name or cause} is not installed here: install it, or put what stands for it "
-            f"into sys.modules in a stub file ({STUB})"
-            if isinstance(cause, ModuleNotFoundError)
-            else explain(cause, spec, told)
-        )
+        return _not_imported(_behind(error), where, spec)
     if any(frame.f_code.co_filename.endswith("cpp_extension.py") for frame, _ in _frames(error)):
         return (
             f"{where}: an extension cannot be compiled here ({words}); in a stub file ({STUB}), put what "
@@ -137,6 +131,15 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
         return f"{where}: {hint}"
     why = f"; before that, {told[-1]} (if that is why, say it in a stub file: {STUB})" if told else ""
     return f"{where}: {kind}: {words}{why}; all of it is in {spec['log']}"
+
+
+def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> str:
+    """Return what to say of a module that could not be imported because of *cause*."""
+    if not isinstance(cause, ModuleNotFoundError):
+        return explain(cause, spec)
+    words = " ".join(str(cause).split())[:200]
+    lacking = f"{cause.name} is not installed here: install it" if cause.name else f"{words}; install it"
+    return f"{where}: {lacking}, or put what stands for it into sys.modules in a stub file ({STUB})"
 
 
 def _has_own_classes() -> bool:
