@@ -62,6 +62,6 @@ def test_processes_are_counted_on_a_node_or_over_the_world(tmp_path: Path, way: 
 def test_a_group_that_is_not_the_world_is_refused(tmp_path: Path, way: str) -> None:
     """A script that starts a process per GPU of one node trains on these alone."""
     with pytest.raises(
-        RecordError, match=r"a group of 4 ranks is not the world of 8: rehearse with --world-size 4"
+        RecordError, match="a group of 4 ranks is not the world of 8: rehearse with --world-size 4,"
     ):
         _rehearsed(tmp_path, way, 4, world_size=8)

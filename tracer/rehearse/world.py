@@ -95,10 +95,11 @@ class World:
         """
         n_ranks = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
         if n_ranks not in {None, -1, self.world_size}:
+            own, ending = self.world_size, "s" * (n_ranks > 1)
             raise RehearsalError(
-                f"a group of {n_ranks} ranks is not the world of {self.world_size}: rehearse with "
-                f"--world-size {n_ranks}, or tell the script of {self.world_size} (where it counts the GPUs "
-                f"of one node, by --ranks-per-node {self.world_size})"
+                f"a group of {n_ranks} rank{ending} is not the world of {own}: rehearse with --world-size "
+                f"{n_ranks}, or tell the script of {own} (where it counts the GPUs of one node, by "
+                f"--ranks-per-node {own})"
             )
         asked = kwargs.get("backend", args[0] if args else None)
         self._has_device = kwargs.get("device_id") is not None
