@@ -10,7 +10,7 @@ from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 
 def _rehearsed(folder: Path, how: str, ranks: tuple[int, ...]) -> tuple[list[str], list[RankTables]]:
@@ -106,3 +106,48 @@ def test_a_pretrained_model_is_moved_like_any_other(tmp_path: Path) -> None:
     held = found.memory["0"]["bytes"]
     assert held["parameters"] - n_bytes < 512 * len(list(model.parameters()))
     assert held["optimizer"] >= 2 * n_bytes
+
+
+LOADS = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+path, where, when = sys.argv[1:]
+model = torch.nn.Linear(64, 64, bias=False)
+if when == "moved":
+    model.cuda()
+states = torch.load(path, map_location=eval(where))
+print(states["weight"].device, torch.cuda.memory_allocated())
+model.load_state_dict(states)
+model.cuda()
+print(torch.cuda.max_memory_allocated())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(2, 64).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("when", ["moved", "not yet"])
+@pytest.mark.parametrize(
+    ("where", "is_host"),
+    [("'cpu'", True), ("torch.device('cpu')", True), ("'cuda'", False), ("{'cuda:1': 'cuda:0'}", False)],
+)
+def test_weights_of_a_real_run_are_loaded_where_the_script_asks_for_them(
+    tmp_path: Path, where: str, when: str, *, is_host: bool
+) -> None:
+    """The device holds the model, once it is there, and the states only if they were mapped to it."""
+    script, weights = tmp_path / "train.py", tmp_path / "weights.pt"
+    torch.save(torch.nn.Linear(64, 64, bias=False).state_dict(), weights)
+    script.write_text(LOADS)
+    command = (str(script), str(weights), where, when)
+    rehearse(Asked(command=command, world_size=2, ranks=(0,)), tmp_path / "run")
+    log = rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log"
+    first, peak = log.read_text().splitlines()[:2]
+    size, states = 64 * 64 * 4, 0 if is_host else 64 * 64 * 4
+    model = size if when == "moved" else 0
+    assert first.split() == ["cpu" if is_host else "cuda:0", str(model + states)]
+    assert int(peak) == size + states

@@ -22,6 +22,29 @@ fakes = pytest.importorskip("torch._subclasses.fake_tensor")
 
 SCRIPT = Path(__file__).parent / "by_numbers.py"
 
+CUT = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+text = torch.tensor([letter % 7 for letter in range(300_000)])
+starts = torch.arange(0, len(text) - 17)
+
+
+def collated(places):
+    return torch.stack([text[place : place + 16] for place in places])
+
+
+model = torch.nn.Embedding(7, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(starts, batch_size=4, sampler=DistributedSampler(starts), collate_fn=collated)
+for _, batch in zip(range(2), loader):
+    print(tuple(batch.shape))
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+
 
 def test_numbers_of_the_script_decide_its_shapes(tmp_path: Path) -> None:
     """Rows are cut, masked, counted and exchanged as they would be; only what others sent is told."""
@@ -68,6 +91,45 @@ def test_what_is_computed_of_numbers_is_what_torch_computes(values: list[int], a
     numbers.follow("aten.add_", aten.add_.Tensor, (made, unknown), {}, made)
     assert numbers.of(made) is None
     assert elements(numbers, result) == [value + added for value in values]
+
+
+def _long_range(*args: int) -> tuple[Numbers, Any]:
+    """Return numbers that have followed ``torch.arange`` of *args*, and the fake tensor that it has made."""
+    numbers, aten = Numbers(), torch.ops.aten
+    with fakes.FakeTensorMode():
+        made = torch.arange(*args)
+    func = aten.arange.default if len(args) == 1 else aten.arange.start_step
+    numbers.follow("aten.arange", func, args, {}, made)
+    return numbers, made
+
+
+@given(start=integers(-9, 9), step=integers(1, 5), first=integers(0, 99), count=integers(1, 4))
+def test_parts_of_a_range_that_is_too_long_to_be_made_are_what_they_are(
+    start: int, step: int, first: int, count: int
+) -> None:
+    """As the places of a text from which batches begin; none is known once one has been written into."""
+    args = (start, start + step * (MOST_ELEMENTS + 100), step)
+    numbers, made = _long_range(*args)
+    real = torch.arange(*args)
+    parts = (slice(first, first + count), slice(first, None, MOST_ELEMENTS // count), slice(-count, None))
+    for part in parts:
+        assert elements(numbers, made[part]) == real[part].tolist()
+    assert elements(numbers, made[first]) == real[first].item()
+    assert numbers.of(made) is None  # all of them are too many
+    added = made[first].clone()
+    numbers.follow("aten.add", torch.ops.aten.add.Tensor, (made[first], count), {}, added)
+    assert elements(numbers, added) == real[first].item() + count
+    numbers.follow("aten.add_", torch.ops.aten.add_.Tensor, (made[:1], 1), {}, made[:1])
+    assert numbers.of(made[first]) is None
+
+
+def test_batches_that_are_cut_at_places_of_a_long_text_have_their_rows(tmp_path: Path) -> None:
+    """A dataset that is the range of its places, sampled and cut: rows are as long as the script says."""
+    script = tmp_path / "train.py"
+    script.write_text(CUT)
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    log = rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log"
+    assert log.read_text().split() == ["(4,", "16)"] * 2
 
 
 @pytest.mark.parametrize("name", ["linspace", "logspace"])

@@ -9,7 +9,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.host import HOST
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -48,7 +50,14 @@ def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Cal
                 "checkpoints; ask for fewer steps (--steps), or leave saving or loading out by an argument "
                 "of the script"
             )
-        return original(f, *args, **kwargs)
+        where = kwargs.get("map_location", args[0] if args else None)
+        if str(where) != "cpu":  # on the GPU, from which most are saved
+            return original(f, *args, **kwargs)
+        with session.host.making(HOST if session.placement.is_met else ""):
+            found = original(f, *args, **kwargs)
+        for tensor in tensors_in(found):
+            session.placement.keep(tensor)
+        return found
 
     return save, load
 

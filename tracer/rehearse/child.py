@@ -115,6 +115,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     from tracer.rehearse import devices, files, started, threads
     from tracer.rehearse.moving import Moves
     from tracer.rehearse.own_steps import RehearsedRecording
+    from tracer.rehearse.programs import Programs
     from tracer.rehearse.watch import Watcher
     from tracer.rehearse.world import World
 
@@ -124,6 +125,8 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     started.install(session, spec)
     watcher, moves = Watcher(session), Moves(session)
     guard = files.Files(Path(spec["folder"]), spec["rank"])
+    programs = Programs(spec)
+    programs.install()
     guard.install()
     modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make))
     session.steps.see(modes[-1])
@@ -131,7 +134,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     with threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*guard.said(), *session.steps.said()]
+    session.notes += [*guard.said(), *programs.said(), *session.steps.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "

@@ -56,6 +56,8 @@ class Moves:
         is_pinned = bool(kwargs.get("pin_memory"))
         with self._host.making(self._where(device, to_host=to_host or is_pinned)):
             made = func(*args, **({**kwargs, "pin_memory": False} if is_pinned else kwargs))
+        if made is None:  # an assertion of an exported graph: no tensor
+            return None
         if given is not None and (to_host or is_gpu(device)) and _is_same_memory(made, given):
             return self._moved(made, to_host=to_host)
         if is_gpu(device) and type(made) is self._torch.Tensor:  # asarray asks no operator

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from tracer.rehearse.calls import storage_key, tensors_in
 from tracer.rehearse.computed import ABSORBS, COMPUTED, FACTORIES, FILLS, LIKE, OVERWRITES
+from tracer.rehearse.ranges import Constant, Range
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
@@ -30,25 +31,11 @@ class _UnknownError(Exception):
     """An operand whose numbers nobody has."""
 
 
-class Constant(NamedTuple):
-    """Elements that are all the same, made when somebody looks at them: most are states and gradients.
-
-    Attributes:
-        fill: what each of them is.
-        n_elements: how many there are.
-        dtype: of the elements.
-    """
-
-    fill: float
-    n_elements: int
-    dtype: Any
-
-
 class Held(NamedTuple):
     """The numbers of a storage.
 
     Attributes:
-        numbers: its elements; shape ``(n,)``, or a ``Constant``.
+        numbers: its elements; shape ``(n,)``, a ``Constant`` or a ``Range``.
         is_shared: whether they came from other ranks, which are taken to have what this one has.
         storage: a weak reference to the storage, which takes the entry along when it goes.
     """
@@ -87,6 +74,8 @@ class Numbers:
             if type(numbers) is Constant:
                 numbers = self._torch.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
                 self._held[key] = found._replace(numbers=numbers)
+            if type(numbers) is Range:
+                return numbers.part(tensor) if tensor.numel() <= self.most else None
             return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def is_shared(self, tensor: Any) -> bool:
@@ -155,6 +144,8 @@ class Numbers:
             return
         if name in FILLS and self._is_filled(name, args, results[0]):
             return
+        if self._is_ranged(name, func, args, results):
+            return
         is_fresh = name not in COMPUTED or (name in OVERWRITES and not self._is_known(args[:1]))
         if any(type(one) is not self._kind or one.numel() > self.most for one in results):
             return
@@ -188,6 +179,21 @@ class Numbers:
             return False
         self._hold(storage, Constant(fill, n_elements, result.dtype))
         return True
+
+    def _is_ranged(self, name: str, func: Any, args: Sequence[Any], results: Sequence[Any]) -> bool:
+        """Hold a range that is too long to be made, none that is written into; return whether it is held."""
+        if func._schema.is_mutable:
+            for key in map(storage_key, results):
+                if key in self._held and type(self._held[key].numbers) is Range:
+                    del self._held[key]
+            return False
+        made = results[0]
+        if name != "aten.arange" or type(made) is not self._kind or made.numel() <= self.most:
+            return False
+        found = Range.made_by(args, made.dtype)
+        if found is not None:
+            self._hold(made.untyped_storage(), found)
+        return found is not None
 
     def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
         """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""

@@ -1,0 +1,50 @@
+"""Elements of which a rule says what they are: none is made before somebody looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Constant(NamedTuple):
+    """Elements that are all the same, made when somebody looks at them: most are states and gradients.
+
+    Attributes:
+        fill: what each of them is.
+        n_elements: how many there are.
+        dtype: of the elements.
+    """
+
+    fill: float
+    n_elements: int
+    dtype: Any
+
+
+class Range(NamedTuple):
+    """What ``torch.arange`` of whole numbers makes: places of a text, too many to be made, few of them read.
+
+    Attributes:
+        start: the first element.
+        step: from each element to the next.
+        dtype: of the elements.
+    """
+
+    start: int
+    step: int
+    dtype: Any
+
+    @classmethod
+    def made_by(cls, args: Sequence[Any], dtype: Any) -> Range | None:
+        """Return what an operator makes of *args*: an end; a start, an end, a step. None of fractions."""
+        if not all(type(value) is int for value in args):
+            return None
+        return cls(args[0] if len(args) > 1 else 0, args[2] if len(args) > 2 else 1, dtype)
+
+    def part(self, tensor: Any) -> Any:
+        """Return the elements of *tensor*, a view of the storage of all, as a real one of its shape."""
+        import torch
+
+        places = torch.tensor(tensor.storage_offset())
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            places = places.unsqueeze(-1) + torch.arange(size) * stride
+        return (self.start + places * self.step).to(self.dtype)
