@@ -25,7 +25,7 @@ def main(way: str, n_steps: int, n_micro_batches: int = 1) -> None:
         if not rows.untyped_storage().nbytes():  # no tensor, and it has a size of elements all the same
             raise ValueError("no rows")
         rows.clamp_(-3, 3)
-        found = ((rows @ first).relu() @ second).square().mean()
+        found = (torch.matmul(input=rows, other=first).relu() @ second).square().mean()
         found.backward()
         return found
 

@@ -57,19 +57,16 @@ class StepsWithoutModules(Steps):
         of a closure that an optimizer calls. A rehearsal may end where a step begins, and what raises between
         an operator and C++ may abort the process.
         """
-        from torch import is_grad_enabled
-
         handle, lane = mode.__torch_function__, self._rehearsal.lane
 
         def beginning(self_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             before, forward = lane.owner, ("forward", LOSS)
             is_outside = lane.depth == 0
-            if (is_outside or before[0] == "optimizer") and is_grad_enabled() and _differentiates(args):
+            if (is_outside or before[0] == "optimizer") and _differentiates([args, kwargs]):
                 lane.owner = forward
             out = handle(self_, func, types, args, kwargs)
             if is_outside and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
                 self.begin()
-                lane.owner = forward
             elif lane.owner is forward:  # it was none, as where it asks for a gradient
                 lane.owner = before
             return out
@@ -77,6 +74,8 @@ class StepsWithoutModules(Steps):
         mode.__torch_function__ = beginning
 
 
-def _differentiates(args: Any) -> bool:
-    """Whether a function of *args* has results that are differentiated, if it has any that can be."""
-    return any(one.requires_grad for one in tensors_in(args))
+def _differentiates(arguments: Any) -> bool:
+    """Whether a function of *arguments* has results that are differentiated, if it has any that can be."""
+    from torch import is_grad_enabled
+
+    return is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in tensors_in(arguments))
