@@ -1,5 +1,7 @@
 """Formulas of collectives: closed forms, laws and the tables they read."""
 
+from math import ceil, log2
+
 import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
@@ -15,7 +17,7 @@ from simulator.network.collectives import (
     tree_factor,
     tree_hops,
 )
-from simulator.network.nccl import PROTOCOLS
+from simulator.network.nccl import NVLS_INTRA_S, NVLS_RANKS, PROTOCOLS
 from topologies.errors import CatalogError
 from topologies.link import Curve, Table
 
@@ -52,6 +54,19 @@ def test_steps_and_traffic_grow_with_the_ranks(kind: str, n: int) -> None:
     assert bus_factor(kind, n) < 2
 
 
+@given(n=RANKS)
+def test_traffic_and_steps_are_the_closed_forms(n: int) -> None:
+    """Traffic as in nccl-tests ``doc/PERFORMANCE.md``; two trees, as high as ranks can be halved."""
+    once, share = 1.0, (n - 1) / n
+    factors = {"all_reduce": 2 * share, "broadcast": once, "reduce": once, "p2p": once}
+    for kind in (*KINDS, "p2p"):
+        assert bus_factor(kind, n) == pytest.approx(factors.get(kind, share))
+        assert ring_steps(kind, n) == (2 if kind == "all_reduce" else 1) * (n - 1)
+    assert tree_factor(n) == (1.0 if n == 2 else 2.0)
+    assert tree_hops(n) == 2 * ceil(log2(n))
+    assert nvls_factor(n) == pytest.approx(1 + 1 / n)
+
+
 def test_alone_nobody_communicates() -> None:
     assert all(bus_factor(kind, 1) == 0 for kind in KINDS)
     assert tree_factor(1) == 0
@@ -81,6 +96,15 @@ def test_a_curve_stays_above_its_line_and_rises(
     assert latency_s == pytest.approx(1e-5 + (n - 2) * 1e-6)
     assert wire_s >= size / (0.8 * rate)
     assert half_size_s(curve, size + 1, n, size + 1, rate)[1] >= wire_s * (1 - 1e-12)
+
+
+@given(exponent=floats(0.1, 1), factor=floats(0.1, 100))
+def test_a_curve_comes_near_its_line_as_its_exponent_says(exponent: float, factor: float) -> None:
+    """What it is longer by falls with that power of the size."""
+    curve = Curve(efficiency=0.5, latency_s=0.0, half_size_bytes=1e6, exponent=exponent)
+    size = 1e6 * factor
+    line_s = 3 * size / (0.5 * 1e9)
+    assert half_size_s(curve, size, 2, 3 * size, 1e9)[1] == pytest.approx(line_s * (1 + factor**-exponent))
 
 
 def test_half_of_the_bandwidth_is_reached_at_the_half_size() -> None:
@@ -126,6 +150,33 @@ def test_between_ranks_a_table_is_read_in_the_logarithm() -> None:
     latency_s, _ = measured_s(TABLE, "all_gather", 512, 6)
     assert 2e-6 < latency_s < 4e-6
     assert measured_s(TABLE, "all_gather", 512, 4)[0] == 2e-6
+
+
+def test_a_table_is_read_along_straight_lines_in_the_logarithm() -> None:
+    """Half way between two sizes is their mean in the logarithm; between ranks both parts are lines."""
+    low, high = measured_s(TABLE, "all_gather", 8192, 4), measured_s(TABLE, "all_gather", 8192, 8)
+    assert high == pytest.approx((4e-6, (5e-6 * 2e-5) ** 0.5 - 4e-6))
+    weight = log2(6 / 4)
+    between = tuple(a + (b - a) * weight for a, b in zip(low, high, strict=True))
+    assert measured_s(TABLE, "all_gather", 8192, 6) == pytest.approx(between)
+
+
+def test_among_fewer_ranks_than_were_measured_on_switches_what_a_rank_moves_counts() -> None:
+    """``(n + 1) / n`` of its array; a table of one number of ranks knows no rise with them."""
+    alone = Table(sizes_bytes=TABLE.sizes_bytes, times_s={8: TABLE.times_s[8]}, bytes_per_s=1e9)
+    latency_s, wire_s = measured_s(alone, "all_reduce", 10**6, 8)
+    fewer = measured_s(alone, "all_reduce", 10**6, NVLS_RANKS, reduces=True)
+    assert fewer == pytest.approx((latency_s, wire_s * nvls_factor(NVLS_RANKS) / nvls_factor(8)))
+    assert measured_s(alone, "all_reduce", 10**6, NVLS_RANKS) == pytest.approx((latency_s, wire_s))
+    assert measured_s(alone, "all_gather", 10**6, 32)[0] == latency_s
+
+
+def test_more_ranks_on_switches_take_no_longer_than_their_one_step() -> None:
+    """However many there are, but no less than was measured."""
+    assert measured_s(TABLE, "all_reduce", 512, 8 << 20, reduces=True)[0] == pytest.approx(NVLS_INTRA_S)
+    steep = {2: (1e-6, 1e-5, 4e-5), 4: (1e-4, 2e-4, 4e-4)}
+    table = Table(sizes_bytes=TABLE.sizes_bytes, times_s=steep, bytes_per_s=1e9)
+    assert measured_s(table, "all_reduce", 512, 64, reduces=True)[0] == 1e-4
 
 
 def test_protocols_trade_latency_for_bandwidth() -> None:
