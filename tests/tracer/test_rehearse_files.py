@@ -1,11 +1,13 @@
 """What a rehearsed script does to files that were there before it: nothing."""
 
+from array import array
 from pathlib import Path
 
 import pytest
 
 from tests.rehearsals import rehearse
 from tracer.rehearse.rehearsing import Asked
+from traces.rehearsal import rehearsal_folder
 
 pytest.importorskip("torch")
 
@@ -47,3 +49,33 @@ def test_what_a_script_has_made_is_its_own(tmp_path: Path) -> None:
     assert names == {"checkpoint-2", "latest", "log.txt", "new.txt", "best.json"}
     assert (folder / "new.txt").read_text() == (folder / "best.json").read_text() == "2"
     assert not [note for note in found.notes if "from before the rehearsal" in note]
+
+
+MAPPED = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+header = torch.from_file(sys.argv[1], False, 4, dtype=torch.int32)
+assert header[0] == 20240520, "magic number mismatch"
+n_rows = int(header[1])
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    loss = model(torch.randn(n_rows, 4).cuda())
+    print(loss.shape[0])
+    loss.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_numbers_of_a_file_that_is_mapped_into_memory_are_read(tmp_path: Path) -> None:
+    """As the headers of files of tokens, by which scripts know them and their lengths."""
+    data, script = tmp_path / "tokens.bin", tmp_path / "train.py"
+    data.write_bytes(array("i", [20240520, 13, 0, 0]).tobytes())
+    script.write_text(MAPPED)
+    rehearse(Asked(command=(str(script), str(data)), world_size=2, ranks=(0,)), tmp_path / "r")
+    log = rehearsal_folder(tmp_path / "r") / "rank-00000" / "output.log"
+    assert log.read_text().split() == ["13", "13"]

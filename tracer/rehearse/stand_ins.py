@@ -26,6 +26,7 @@ TRITON: Final = "triton.runtime.autotuner"
 def install(session: RehearsalSession) -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
     _arrays(session)
+    _mapped_files(session)
     _random_states(session)
     _texts()
     listed.install(session)
@@ -67,6 +68,22 @@ def _arrays(session: RehearsalSession) -> None:
         return told(self) if dtype is None else told(self).astype(dtype, copy=False)
 
     anywhere.numpy, anywhere.__array__ = to_numpy, to_array
+
+
+def _mapped_files(session: RehearsalSession) -> None:
+    """Let a file that is mapped into memory be read: its numbers are there, as in a loader."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    anywhere: Any = torch
+    original = anywhere.from_file
+
+    def from_file(filename: str, *args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            found = original(filename, *args, **kwargs)
+        return session.host.faked(found)
+
+    anywhere.from_file = from_file
 
 
 def _random_states(session: RehearsalSession) -> None:

@@ -43,9 +43,15 @@ OWN_CLASS: Final = (
 )
 """What to say where a script asks a tensor for what those of its own class have."""
 
+NO_FLEX: Final = (
+    f"FlexAttention has no kernel without a GPU; in a stub file ({STUB}), put "
+    "scaled_dot_product_attention, with is_causal or without, in place of flex_attention"
+)
+"""What to say where a script asks for it, by whatever function."""
+
 HINTS: Final[Mapping[str, str]] = {
-    "FlexAttention": "FlexAttention has no kernel without a GPU; in a stub file "
-    f"({STUB}), put scaled_dot_product_attention, with is_causal or without, in place of flex_attention",
+    "FlexAttention": NO_FLEX,
+    "HigherOrderOperator flex_attention": NO_FLEX,
     "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
     'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
     "SymmetricMemory": "symmetric memory is not acted out; rehearse with collectives in its place, by an "

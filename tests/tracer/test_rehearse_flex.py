@@ -1,0 +1,45 @@
+"""FlexAttention, which has no kernel without a GPU, ends in one line, however a script comes to it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.rehearsing import Asked
+from tracer.rehearse.words import NO_FLEX
+
+pytest.importorskip("torch")
+
+ASKS = """
+import torch
+import torch.distributed as dist
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+dist.init_process_group("nccl")
+
+
+class Attention(torch.nn.Linear):
+    def forward(self, x):
+        q = super().forward(x).view(1, 1, 128, 16)
+        ones = torch.ones(1, 1, 1, dtype=torch.int32, device="cuda")
+        n_blocks, places = ones, torch.zeros_like(ones)[..., None]
+        mask = BlockMask.from_kv_blocks(n_blocks, places, mask_mod=lambda b, h, i, j: i >= j)
+        return flex_attention(q, q, q, block_mask={mask})
+
+
+model = Attention(16, 16).cuda()
+model(torch.randn(128, 16).cuda()).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("mask", ["None", "mask"])
+def test_flex_attention_ends_in_the_line_that_says_what_to_put_in_its_place(
+    tmp_path: Path, mask: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ASKS.format(mask=mask))
+    with pytest.raises(RehearsalError) as error:
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    assert str(error.value).endswith(NO_FLEX)
+    assert "Attention at train.py:" in str(error.value)
