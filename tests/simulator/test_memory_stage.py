@@ -46,6 +46,38 @@ def test_what_stages_hold_at_once_is_less_than_all_they_ever_hold(some: Job, in_
     assert held >= kept + max(loss, layer + logits_bytes(some, in_flight - 1, working=False))
 
 
+def test_in_the_backward_of_the_head_logits_of_one_micro_batch_have_their_gradient() -> None:
+    """Both in 16 bit; of those that wait, what is kept."""
+    some = job(replace(cut("llama3-8b", 2), vocab=128256), seq_len=512)
+    for in_flight in (1, 2):
+        memory = memory_of(some, in_flight)
+        waiting = logits_bytes(some, in_flight - 1, working=False)
+        assert memory.when == AT_HEAD
+        assert memory.items["logits"] == waiting + 2 * 2 * 512 * 128256
+
+
+def test_stages_of_a_pipeline_hold_a_message_each_way() -> None:
+    """As large as the input of a layer; there is none where there is one stage."""
+    alone, staged = job(cut("llama3-8b", 2)), job(cut("llama3-8b", 4), Layout(pp=2))
+    one, two = (
+        stage_memory(some, range(2), 0, 1, first=True, last=False).items["buffers"]
+        for some in (alone, staged)
+    )
+    assert two - one == 2 * 2048 * 4096 * 2
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_the_ends_of_a_model_keep_a_mask_and_inputs_of_norm_and_head(dropout: bool) -> None:
+    """A byte for each element behind the embedding where some are dropped; two states at the other end."""
+    some = job(replace(cut("llama3-8b", 6), dropout=dropout), Layout(pp=3))
+    ends = ((True, False), (False, False), (False, True))
+    first, middle, last = (
+        stage_memory(some, range(2), 0, 1, first=first, last=last).activation_bytes_per_microbatch
+        for first, last in ends
+    )
+    assert (first - middle, last - middle) == (2048 * 4096 * dropout, 2 * 2048 * 4096 * 2)
+
+
 def test_products_that_add_in_place_leave_a_tensor_per_shape_and_one_of_the_head() -> None:
     """Query-key-value, projection, up and down of Llama 3 8B, once each however many layers; and the head."""
     some = job(replace(cut("llama3-8b", 4), vocab=1_000_000), seq_len=512)

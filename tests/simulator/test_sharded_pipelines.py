@@ -108,3 +108,7 @@ def test_what_is_not_freed_by_unit_is_whole_at_once(convention: dict[str, Any]) 
     units = sharding_units(plain, range(LAYERS), first=True, last=True)
     assert gathered_parameters_bytes(other, units) == 2 * sum(unit.params for unit in units)
     assert gathered_parameters_bytes(plain, units) == 2 * max(a.params + b.params for a, b in pairwise(units))
+    sizes = [unit.params for unit in units]  # gradients are computed in 16 bit and reduced in 32
+    assert whole_gradient_bytes(plain, units) == (2 + 4) * max(sizes)
+    at_once = sum(sizes) if "wrap" in convention else max(sizes)
+    assert whole_gradient_bytes(other, units) == (2 + 4) * at_once
