@@ -1,4 +1,4 @@
-"""FlexAttention, which has no kernel without a GPU, ends in one line, however a script comes to it."""
+"""Attention that has no kernel without a GPU ends in one line, however a script comes to it."""
 
 from pathlib import Path
 
@@ -43,3 +43,16 @@ def test_flex_attention_ends_in_the_line_that_says_what_to_put_in_its_place(
         rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
     assert str(error.value).endswith(NO_FLEX)
     assert "Attention at train.py:" in str(error.value)
+
+
+def test_flash_attention_that_transformers_misses_is_named_with_its_stub(tmp_path: Path) -> None:
+    """The words are those of transformers 4.57 and 5.23."""
+    words = (
+        "FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(f'raise ImportError("{words} is not there")')
+    with pytest.raises(RehearsalError, match=r"train.py:1: FlashAttention 2 is built on GPUs only") as error:
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    stub = str(error.value).split("the stub ")[1].split(" ")[0]
+    assert "flash_attention_2" in (Path(__file__).parents[2] / stub).read_text()

@@ -52,6 +52,9 @@ NO_FLEX: Final = (
 HINTS: Final[Mapping[str, str]] = {
     "FlexAttention": NO_FLEX,
     "HigherOrderOperator flex_attention": NO_FLEX,
+    "FlashAttention2 has been toggled on": "FlashAttention 2 is built on GPUs only; let the model ask for "
+    'attn_implementation="sdpa", which is the same kernel, by an argument of the script or by the stub '
+    f"examples/rehearse/stub_flash_attention_2.py ({STUB})",
     "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
     'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
     "SymmetricMemory": "symmetric memory is not acted out; rehearse with collectives in its place, by an "
