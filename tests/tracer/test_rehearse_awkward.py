@@ -70,8 +70,13 @@ def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: 
             "slip.py:2: AttributeError: 'Tensor' object has no attribute 'nope'; ",
         ),
         ("import torch\ndef f(:\n", "slip.py:2: SyntaxError: "),
+        (
+            "try:\n    None.nope\nexcept AttributeError as error:\n"
+            "    raise RuntimeError('a stage has failed') from error\n",
+            "slip.py:4: RuntimeError: a stage has failed .from AttributeError: 'NoneType' object has no attr",
+        ),
     ],
-    ids=["attribute", "syntax"],
+    ids=["attribute", "syntax", "cause"],
 )
 def test_a_slip_is_told_as_python_tells_it(source: str, said: str, tmp_path: Path) -> None:
     script = tmp_path / "slip.py"

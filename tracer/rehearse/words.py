@@ -138,6 +138,8 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
         )
     if hint := _hint(error, words):
         return f"{where}: {hint}"
+    if (root := _root(error)) is not error:
+        words += f" (from {type(root).__name__}: {' '.join(str(root).split())[:200]})"
     why = f"; before that, {told[-1]} (if that is why, say it in a stub file: {STUB})" if told else ""
     return f"{where}: {kind}: {words}{why}; all of it is in {spec['log']}"
 
@@ -149,6 +151,14 @@ def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> 
     words = " ".join(str(cause).split())[:200]
     lacking = f"{cause.name} is not installed here: install it" if cause.name else f"{words}; install it"
     return f"{where}: {lacking}, or put what stands for it into sys.modules in a stub file ({STUB})"
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return what *error* was raised ``from``, at last: stages of a pipeline say no more than that they failed."""
+    seen = [error]
+    while (cause := seen[-1].__cause__) is not None and cause not in seen:
+        seen.append(cause)
+    return seen[-1]
 
 
 def _has_own_classes() -> bool:
