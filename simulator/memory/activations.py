@@ -262,5 +262,5 @@ def working_bytes(job: Job, layer: int) -> int:
         attention += heads * n_tokens * job.seq_len * width
     if layout.cp > 1:
         parts = WHOLE_AT_ONCE[job.profile.context] or layout.cp
-        attention += 2 * n_tokens * min(parts, layout.cp) * kv_heads * both * width
+        attention += 2 * n_tokens * parts * kv_heads * both * width
     return max(mlp, attention - _mlp_bytes(job, layer)) + layer_input_bytes(job)
