@@ -154,7 +154,7 @@ def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> 
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return what began *error*, which may be raised from another: a pipeline says only that a stage failed."""
+    """Return what began *error*, which may be raised from another: a pipeline says that a stage failed."""
     seen = [error]
     while (cause := seen[-1].__cause__) is not None and cause not in seen:
         seen.append(cause)
