@@ -238,3 +238,16 @@ def test_a_module_for_multi_token_prediction_has_what_is_published_and_counts_ap
     join_and_head = 6 * (2 * 7168 * 7168 + 7168 * 129280)
     one_layer = 6 * model.matmul_params(60) + 12 * 128 * (192 + 128) // 2 * 4096
     assert more == join_and_head + one_layer
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gemma3-1b", "deepseek-v3"])
+@given(seq_len=integers(0, 8192), frozen=sampled_from([False, True]))
+def test_model_flops_are_six_per_weight_or_four_and_attention_over_what_a_token_sees(
+    name: str, seq_len: int, frozen: bool
+) -> None:
+    """PaLM, arXiv:2204.02311, appendix B, with windows where layers have one; adapters leave out weights."""
+    model = replace(load_model(name), n_mtp=0)
+    weights = sum(map(model.matmul_params, range(model.n_layers))) + model.head_params()
+    seen = sum(min(model.window_of(layer) or seq_len, seq_len) for layer in range(model.n_layers))
+    scores = 6 * model.n_heads * (model.head_dim + model.value_head_dim) * seen
+    assert model.flops_per_token(seq_len, frozen=frozen) == (4 if frozen else 6) * weights + scores

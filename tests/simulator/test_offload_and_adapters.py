@@ -65,6 +65,16 @@ def test_a_frozen_matrix_has_no_weight_gradient_but_its_adapter_has() -> None:
     assert gemms[16] == pytest.approx(gemms[0] / 2, rel=0.03)
 
 
+@pytest.mark.parametrize("rank", [0, 16])
+def test_mfu_counts_no_gradients_of_frozen_weights(rank: int) -> None:
+    """Tokens of a step times the model's FLOPs for each, over what all GPUs could do in it."""
+    some = job(lora_rank=rank)
+    found, n_tokens = simulate(some).summary, 16 * 2048
+    flops = n_tokens * LLAMA.flops_per_token(2048, frozen=rank > 0)
+    could = 8 * some.cluster.device.peak("bf16") * found["step_time_s"]
+    assert found["mfu"] == pytest.approx(flops / could)
+
+
 def test_the_embedding_and_the_head_are_frozen_too() -> None:
     names = {op.name for op in ops(job(lora_rank=16), "backward")}
     assert not {"embedding.backward", "head.logits.wgrad"} & names
