@@ -40,7 +40,7 @@ class Programs:
         """Let the script find what is missing."""
         if not self._is_needed:
             return
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=True)  # of a rank that is acted out again
         own = Path(nvidia_smi.__file__).resolve()
         words = [sys.executable, "-I", str(own), str(self._asked), str(self._n_gpus)]
         program = self._folder / PROGRAM
