@@ -73,6 +73,12 @@ def main(way: str, n_ranks: int) -> None:
     elif way == "plain":
         dist.init_process_group("nccl")
         steps(layers().to("cuda"), "cuda")
+    elif way == "told":
+        dist.init_process_group("nccl")
+        said = [("run", 2 * WIDTH) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(said, src=0)
+        _, width = said[0]  # type: ignore[misc]  # a rank that has not heard it ends here
+        steps(nn.Sequential(nn.Linear(WIDTH, width)).to("cuda"), "cuda", is_summed=True)
     elif way == "spawned":
         multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
     else:

@@ -65,3 +65,14 @@ def test_a_group_that_is_not_the_world_is_refused(tmp_path: Path, way: str) -> N
         RecordError, match="a group of 4 ranks is not the world of 8: rehearse with --world-size 4,"
     ):
         _rehearsed(tmp_path, way, 4, world_size=8)
+
+
+def test_a_rank_hears_what_another_one_has_told(tmp_path: Path) -> None:
+    """Rank 0 tells a width that rank 3 needs: both do the same. Alone, rank 3 is told nothing."""
+    asked = Asked(command=(str(SCRIPT), "told"), world_size=4, warmup=1, steps=1, local_world_size=4)
+    found = rehearse(asked, tmp_path / "both")
+    messages = read_rank(rehearsal_folder(tmp_path / "both"), 0).messages.to_pylist()
+    assert sorted(m["size_bytes"] for m in messages) == [2 * BIAS_BYTES, 2 * WEIGHT_BYTES]
+    assert any(said.startswith("rank 3 does what rank 0 does") for said in found.checked)
+    with pytest.raises(RecordError, match=r"hears objects: told what it has itself, \[None\]"):
+        _rehearsed(tmp_path, "told", rank=3)

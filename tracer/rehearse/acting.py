@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.heard import acts, outcome_of
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
@@ -150,6 +151,7 @@ class Troupe:
 
     def _start(self, rank: int, *, repeats: bool) -> None:
         spec = {**self._spec, "rank": rank, "log": str(self._log_of(rank)), "repeats": repeats}
+        acts(self._folder, rank).touch()
         self._loaded.ask(spec)
 
     def _ended(self) -> tuple[int, int]:
@@ -183,7 +185,7 @@ class Troupe:
         return found
 
     def _told_by(self, rank: int) -> Path:
-        return self._folder / f"outcome-{rank:05d}.json"
+        return outcome_of(self._folder, rank)
 
     def _log_of(self, rank: int) -> Path:
         return self._folder / f"rank-{rank:05d}.log"

@@ -119,7 +119,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     from tracer.rehearse.watch import Watcher
     from tracer.rehearse.world import World
 
-    session, world = _session(spec), World(spec["rank"], spec["world_size"])
+    session, world = _session(spec), World(spec["rank"], spec["world_size"], Path(spec["folder"]))
     world.install(session)
     kept = _installed(spec, session)
     started.install(session, spec)

@@ -7,12 +7,14 @@ import functools
 import reprlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.backends import UNSAID
 from tracer.rehearse.devices import is_gpu
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.heard import Heard
 from tracer.rehearse.libraries import everywhere
 from tracer.rehearse.words import asker
 from traces.info import stable_group_id
@@ -38,13 +40,14 @@ class World:
     Args:
         rank: who this process is.
         world_size: number of ranks.
+        folder: where ranks of this rehearsal leave what they tell each other.
 
     Attributes:
         made: ranks and description of every group that the script has made, by torch's name of it.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank: int, world_size: int, folder: Path) -> None:
+        self.rank, self.world_size, self._heard = rank, world_size, Heard(folder)
         self.made: dict[str, tuple[tuple[int, ...], str]] = {}
         self._has_device = False
 
@@ -63,7 +66,7 @@ class World:
             ("init_process_group", self._joined),
             ("new_group", self._made_group),
             ("split_group", self._split),
-            *_object_collectives(dist, session.stated),
+            *_object_collectives(dist, session.stated, self._heard),
         ):
             for module in (anywhere, self._dist):
                 setattr(module, name, function)
@@ -169,7 +172,7 @@ class NcclGroup:
             vars(self).update(options)
 
 
-def _object_collectives(dist: Any, stated: Stated) -> list[tuple[str, Callable[..., Any]]]:
+def _object_collectives(dist: Any, stated: Stated, heard: Heard) -> list[tuple[str, Callable[..., Any]]]:
     """Return collectives of Python objects, as if every rank had sent what this one has.
 
     Of what one rank sends another, and of what this rank has not, *stated* says what the script was told.
@@ -196,8 +199,16 @@ def _object_collectives(dist: Any, stated: Stated) -> list[tuple[str, Callable[.
         else:
             kept(scatter_object_output_list, "gets an object of another rank")
 
-    def broadcast(object_list: list[Any], *_: Any, **__: Any) -> None:
-        if None in object_list:
+    def broadcast(
+        object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
+    ) -> None:
+        members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        source = src if src is not None else members[group_src or 0]
+        if source == dist.get_rank():
+            heard.say(source, members, list(object_list))
+        elif (told := heard.hear(source, members)) is not None:
+            object_list[:] = told
+        elif None in object_list:
             kept(object_list, "hears objects")
 
     def nothing(*args: Any, **kwargs: Any) -> None:
