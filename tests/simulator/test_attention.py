@@ -175,3 +175,14 @@ def test_backward_on_h100_takes_what_figure_6_of_flash_attention_3_shows(
     op = Op("core", "attention_backward", flops, moved, seq, seq, head_dim, batch=batch * heads, causal=False)
     seconds = attention_s(replace(op, kernel=kernel), load_device("h100-sxm"))
     assert flops / seconds / 1e12 == pytest.approx(tflops, rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "a100-80gb"])
+def test_no_kernel_is_faster_than_what_it_reads(name: str) -> None:
+    """A query for each of many heads has hardly a product to do, and reads all keys and values."""
+    device = load_device(name)
+    op = core(4096, 1, 65536, 128, causal=False)
+    wide = replace(op, bytes_moved=8 * op.bytes_moved)
+    moving_s = wide.bytes_moved / (device.memory_bound_fraction * device.memory_bytes_per_s)
+    kernel = device.attention_kernels[device.attention_kernel]
+    assert attention_s(wide, device) == pytest.approx(moving_s + kernel.forward.latency_s)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, permutations, sampled_from
 
-from simulator.compute.gemm import TORCH_GROUPED_SHARE, gemm_s
+from simulator.compute.gemm import SUMS_EXPOSED, TORCH_GROUPED_SHARE, gemm_s
 from simulator.workload.ops import Op, gemm
 from topologies.catalog import load_device
 
@@ -87,3 +87,22 @@ def test_nothing_takes_the_time_of_a_launch() -> None:
     """A rank whose experts got no rows."""
     device = load_device("h100-sxm")
     assert gemm_s(product("m", [0] * 4), device) == pytest.approx(device.gemm_latency_s)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_one_kernel_over_even_members_reaches_its_share_of_the_rate_of_a_batch(name: str) -> None:
+    device = load_device(name)
+    op = replace(product("m", [2048] * MEMBERS, known=False), kernel="torch")
+    batch_s = gemm_s(replace(op, grouped=False, kernel=""), device) - device.gemm_latency_s
+    assert gemm_s(op, device) - device.gemm_latency_s == pytest.approx(batch_s / TORCH_GROUPED_SHARE)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_quarter_of_the_traffic_of_sums_is_not_hidden(name: str) -> None:
+    """Over the bandwidth that products reach; tiles that wait for memory make it a little more."""
+    device = load_device(name)
+    plain = gemm("x", 4096, 4096, 8192, "bf16")
+    more = replace(plain, bytes_moved=plain.bytes_moved + 10**8)
+    assert device.gemm_tiles is not None
+    exposed_s = SUMS_EXPOSED * 10**8 / (device.gemm_tiles.memory_fraction * device.memory_bytes_per_s)
+    assert gemm_s(more, device) - gemm_s(plain, device) == pytest.approx(1.05 * exposed_s, rel=0.05)
