@@ -94,6 +94,7 @@ accelerator.end_training()
 
 TUTORIAL = """
 import os
+import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -142,11 +143,7 @@ def main(rank, world_size, port):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    import socket
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    mp.spawn(main, args=(2, port), nprocs=2)
+    mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
 """
 
 
@@ -195,7 +192,7 @@ def check_ddp(run: Any, n_steps: int, n_layers: int) -> Counter[str]:
 
 def test_a_loop_in_the_spirit_of_the_tutorials(tmp_path: Path, ranks: Any) -> None:
     """It spawns its own processes, evaluates between epochs, and has no layers that are numbered."""
-    run, said = both(tmp_path, ranks, TUTORIAL, ["-W", "ignore"])
+    run, said = both(tmp_path, ranks, TUTORIAL, ["-W", "ignore"], "{port}")
     kinds = check_ddp(run, 8, 0)
     assert said["world_size"] == 2
     gradients = 4 * (4 * 9 + 4 + 36 * 10 + 10)

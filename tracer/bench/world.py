@@ -1,13 +1,13 @@
 """Measures the network and the clocks of a world of processes: torchrun's, or one that is started here.
 
-Run as ``python -m tracer.bench.world WHAT BACKEND OPTIONS RESULT`` on every rank; rank 0 writes the result.
+Run as ``python -m tracer.bench.world WHAT BACKEND OPTIONS RESULT [FILE]`` on every rank; rank 0 writes the
+result. Ranks meet by the *FILE*, which needs no port, or where a launcher says.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -48,7 +48,7 @@ def measured(what: str, *, processes: int, backend: str, options: Mapping[str, A
         if is_launched():
             main(arguments)
         else:
-            _started(arguments, processes)
+            _started([*arguments, str(Path(scratch) / "meeting")], processes)
         return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
 
 
@@ -57,13 +57,17 @@ def main(arguments: Sequence[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    what, backend, options, result = arguments
+    what, backend, options, result, *meeting = arguments
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
         torch.set_num_threads(1)
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-    dist.init_process_group(backend, device_id=device)  # else a barrier guesses which GPU is meant
+    found_by: dict[str, Any] = {}
+    if meeting:
+        found_by = {"init_method": f"file://{meeting[0]}"}
+        found_by |= {name.lower(): int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")}
+    dist.init_process_group(backend, device_id=device, **found_by)  # else a barrier guesses the GPU
     try:
         found = _measure(what, json.loads(options))
         if dist.get_rank() == 0:
@@ -99,11 +103,8 @@ def _backend(wanted: str, n_local: int) -> str:
 
 def _started(arguments: Sequence[str], n: int) -> None:
     """Run *n* processes of one world on this machine to their end. Raises RecordError if one fails."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     root = str(Path(__file__).resolve().parent.parent)
-    base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    base = {**os.environ, "OMP_NUM_THREADS": "1"}
     base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH", "")]))
     base |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
     processes = [
