@@ -101,11 +101,8 @@ def kernels(
 
     The table can be read by `foretrace validate kernels`. On a GPU some 60 seconds, on a CPU 20.
     """
-    from tracer.bench.device import to_toml
     from tracer.bench.kernels import bench as measure
-    from tracer.bench.kernels import write_table
     from tracer.output_file import check_can_write
-    from traces.writer import write_atomically
 
     check_can_write(output)
     check_can_write(device_file)
@@ -120,10 +117,7 @@ def kernels(
         tell=_tell,
     )
     _tell("")
-    if output:
-        write_table(measured, output)
-    if device_file:
-        write_atomically(device_file, to_toml(measured))
+    _write(measured, output, device_file)
     promised = _promised(ctx, against or measured.hardware, measured.kernels, is_asked=bool(against))
     if as_json:
         click.echo(json.dumps(_document(measured, promised, output, device_file)))
@@ -134,6 +128,18 @@ def kernels(
         click.echo(f"written to {output}; next: foretrace validate kernels {output}{on}")
     if device_file:
         click.echo(f'written to {device_file}; in a machine file: device = "{device_file}"')
+
+
+def _write(measured: Bench, output: Path | None, device_file: Path | None) -> None:
+    """Write what was *measured* to the table *output* and the *device_file*, if they are given."""
+    from tracer.bench.device import to_toml
+    from tracer.bench.kernels import write_table
+    from traces.writer import write_atomically
+
+    if output:
+        write_table(measured, output)
+    if device_file:
+        write_atomically(device_file, to_toml(measured))
 
 
 def _tell(what: str) -> None:

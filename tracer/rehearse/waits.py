@@ -83,52 +83,64 @@ _MOST: Final = 4096
 
 
 def work_class(dist: Any, tape: Any) -> Any:
-    """Return the class of works whose waits are written down.
+    """Return the class of works of torch, ``dist.Work``, whose waits are written down on *tape*."""
+    return type("RehearsedWork", (_Waited, dist.Work), {"tape": tape, "under_way": {}})
 
-    A work holds the tensors *held* until somebody waits for it, and its results as long as it lives, as those
-    of NCCL do (``stashed_for_allocator_safety_`` and ``outputs_`` of ``WorkNCCL`` in ProcessGroupNCCL.cpp):
-    a script that keeps its handles keeps the gradients behind them.
+
+class _Waited:
+    """A communication that nobody carries out.
+
+    It holds the tensors *held* until somebody waits for it, and its results as long as it lives, as those of
+    NCCL do (``stashed_for_allocator_safety_`` and ``outputs_`` of ``WorkNCCL`` in ProcessGroupNCCL.cpp): a
+    script that keeps its handles keeps the gradients behind them.
+
+    Args:
+        number: of its event, -1 if nobody is to wait for it.
+        outputs: its results.
+        held: see above.
+
+    Attributes:
+        tape: where waits are written down.
+        under_way: works for which nobody has waited: torch finds the Python object behind a work only while
+            there is one.
     """
-    under_way: dict[int, Any] = {}
 
-    class RehearsedWork(dist.Work):  # type: ignore[misc]
-        """A communication that nobody carries out."""
+    tape: Any
+    under_way: ClassVar[dict[int, Any]]
 
-        def __init__(self, number: int, outputs: Sequence[Any] = (), *, held: Sequence[Any] = ()) -> None:
-            super().__init__()
-            self.number = number
-            self._outputs = [weakref.ref(output) for output in outputs]
-            self._until_waited = held
-            self._results: list[Any] = []
-            under_way[id(self)] = self  # torch finds the Python object behind a work only while there is one
-            if len(under_way) > _MOST:
-                del under_way[next(iter(under_way))]
+    def __init__(self, number: int, outputs: Sequence[Any] = (), *, held: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.number = number
+        self._outputs = [weakref.ref(output) for output in outputs]
+        self._until_waited = held
+        self._results: list[Any] = []
+        self.under_way[id(self)] = self
+        if len(self.under_way) > _MOST:
+            del self.under_way[next(iter(self.under_way))]
 
-        def wait(self, timeout: Any = None) -> bool:
-            """Let the current stream wait; from now on the work lives as long as the script keeps it."""
-            del timeout
-            if self.number >= 0:
-                tape.note(WAIT, number=self.number)
-            if self._until_waited:
-                self._results = [output() for output in self._outputs]
-                self._until_waited = ()
-            under_way.pop(id(self), None)
-            return True
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the current stream wait; from now on the work lives as long as the script keeps it."""
+        del timeout
+        if self.number >= 0:
+            self.tape.note(WAIT, number=self.number)
+        if self._until_waited:
+            self._results = [output() for output in self._outputs]
+            self._until_waited = ()
+        self.under_way.pop(id(self), None)
+        return True
 
-        def is_completed(self) -> bool:
-            """Say that it is done."""
-            return True
+    def is_completed(self) -> bool:
+        """Say that it is done."""
+        return True
 
-        def is_success(self) -> bool:
-            """Say that it went well."""
-            return True
+    def is_success(self) -> bool:
+        """Say that it went well."""
+        return True
 
-        def synchronize(self) -> None:
-            """Let the current stream wait."""
-            self.wait()
+    def synchronize(self) -> None:
+        """Let the current stream wait."""
+        self.wait()
 
-        def get_future(self) -> Any:
-            """Return what becomes of the communication; its results are there already."""
-            return RehearsedFuture(self.wait, [output() for output in self._outputs])
-
-    return RehearsedWork
+    def get_future(self) -> Any:
+        """Return what becomes of the communication; its results are there already."""
+        return RehearsedFuture(self.wait, [output() for output in self._outputs])
