@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.host import HOST, Host
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.threads import Threads
 from traces.rehearsal import RankTables
@@ -114,3 +115,24 @@ def test_an_error_is_raised_in_the_script_or_where_it_waits_but_not_below_torch(
     script = "ask()\nwait()\nthrough(lambda: ask())\nthrough(wait)"
     exec(compile(script, "script.py", "exec"), names | {"__name__": "__main__"})
     assert said == [True, True, False, True]
+
+
+def test_what_one_thread_makes_on_the_host_others_make_where_they_do() -> None:
+    """A batch in a thread of its own, while the first one builds the model on the device."""
+    session: Any = SimpleNamespace(memory=SimpleNamespace())
+    host, making, over = Host(session), threading.Event(), threading.Event()
+    parts: list[str] = []
+
+    def batch() -> None:
+        with host.making(HOST):
+            parts.append(host.part("aten.randn", ()))
+            making.set()
+            over.wait()
+
+    thread = threading.Thread(target=batch)
+    thread.start()
+    making.wait()
+    parts.append(host.part("aten.empty", ()))
+    over.set()
+    thread.join()
+    assert parts == ["on_host", ""]

@@ -9,6 +9,7 @@ others count as the device's, as does everything before the script speaks of a G
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,20 @@ STAGED_BYTES: Final = 64 * 2**10
 Programming Guide, "Implicit synchronization"): the driver keeps what it has to send."""
 
 
+class _Doing(threading.local):
+    """What a thread is doing: others may move or make tensors at the same time.
+
+    Attributes:
+        makes: where operators make what they make, ``""`` for anywhere.
+        direction: in which it moves a tensor, ``""`` where it moves none.
+        is_meant: whether a device without a number means the host, where torch itself speaks of it.
+        is_loading: whether it does what workers of a loader do, in processes of their own.
+    """
+
+    makes = direction = ""
+    is_meant = is_loading = False
+
+
 class Host:
     """The memory of the host as far as the script asks for it.
 
@@ -52,8 +67,7 @@ class Host:
 
     Attributes:
         memory: what is held there.
-        is_meant: whether a device without a number means the host, where torch itself speaks of it.
-        is_loading: whether it does what workers of a loader do, in processes of their own.
+        doing: what this thread does.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -63,14 +77,13 @@ class Host:
         self._real = {torch.Tensor, torch.nn.Parameter}
         self.memory = Memory(lambda n_bytes: None, block_bytes=1)
         session.memory.host = self.memory
-        self.is_meant = self.is_loading = False
-        self._direction = self._makes = ""
+        self.doing = _Doing()
         self._moved = _moved(self._move)
 
     @property
     def is_used(self) -> bool:
         """Whether an operator may have to do with the host."""
-        return self._session.placement.is_met or bool(self._direction) or self.memory.holds_any
+        return self._session.placement.is_met or bool(self.doing.direction) or self.memory.holds_any
 
     def holds(self, tensor: Any) -> bool:
         """Whether *tensor* is on the host; one that is not fake is, if there is a device beside it."""
@@ -114,11 +127,11 @@ class Host:
     @contextmanager
     def making(self, where: str) -> Iterator[None]:
         """Let operators for a while make what they make on the ``HOST``, the ``DEVICE``, or anywhere."""
-        before, self._makes = self._makes, where
+        before, self.doing.makes = self.doing.makes, where
         try:
             yield
         finally:
-            self._makes = before
+            self.doing.makes = before
 
     def moved(self, tensor: Any, dtype: Any, *, to_host: bool, non_blocking: bool) -> Any:
         """Return *tensor* on the other side; a blocking copy holds up the host.
@@ -147,20 +160,20 @@ class Host:
     def _move(self, tensor: Any, *, to_host: bool, non_blocking: bool) -> Any:
         import torch
 
-        self._direction = TO_HOST if to_host else TO_DEVICE
+        self.doing.direction = TO_HOST if to_host else TO_DEVICE
         try:
             return torch.ops.aten._to_copy.default(tensor, non_blocking=non_blocking)
         finally:
-            self._direction = ""
+            self.doing.direction = ""
 
     @contextmanager
     def meant(self, *, is_meant: bool = True) -> Iterator[None]:
         """Let ``torch.device("cpu")`` be the host for a while; else it may be what a tensor says it is on."""
-        before, self.is_meant = self.is_meant, is_meant
+        before, self.doing.is_meant = self.doing.is_meant, is_meant
         try:
             yield
         finally:
-            self.is_meant = before
+            self.doing.is_meant = before
 
     def part(self, name: str, operands: Sequence[Any]) -> str:
         """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
@@ -169,10 +182,10 @@ class Host:
         and decide only among themselves. Those of which nobody has said where they are go to the device
         where they meet what is there: a real run would end.
         """
-        if self._makes:
-            return ON_HOST if self._makes == HOST else ""
-        if self._direction and name == "aten._to_copy":
-            return self._direction
+        if self.doing.makes:
+            return ON_HOST if self.doing.makes == HOST else ""
+        if self.doing.direction and name == "aten._to_copy":
+            return self.doing.direction
         if name in COPYING:
             written, read = (self._holds_first(value) for value in operands[:2])
             return (TO_HOST if written else TO_DEVICE) if written != read else ON_HOST if read else ""

@@ -113,7 +113,7 @@ class Moves:
             return self._plain(func, args, kwargs)
         if is_pinned:
             return host.pin(tensor)
-        if to_host and not (place.is_met or host.is_meant):
+        if to_host and not (place.is_met or host.doing.is_meant):
             to_host = None  # there is no device beside it
         if to_host and type(tensor) is self._kind and host.holds(tensor):
             vars(tensor.untyped_storage()).pop(LEFT, None)  # somebody says so
@@ -143,7 +143,7 @@ class Moves:
         """Return what ``_target`` does where the processor is *given* for *tensor* by who *asks*."""
         if given is self._placement.there or is_foreign(given):  # with a number: of the host, and of it only
             return True
-        if not self._host.is_meant and self._placement.asker.is_torch(asks):
+        if not self._host.doing.is_meant and self._placement.asker.is_torch(asks):
             return False if self._on_host(tensor) else None
         return True if self._torch.device(given).type == "cpu" else None
 

@@ -89,12 +89,12 @@ def _loaders(session: RehearsalSession) -> None:
         return found
 
     def next_batch(self: Any) -> Any:
-        session.host.is_loading = True
+        session.host.doing.is_loading = True
         try:
             with unset_fake_temporarily():
                 batch = following(self)
         finally:
-            session.host.is_loading = False
+            session.host.doing.is_loading = False
 
         def faked(tensor: Any) -> Any:
             found = session.host.faked(tensor)

@@ -222,7 +222,7 @@ class Watcher:
         session, host = self._session, self._session.host
         host.count(out, self._counted.category(), part, args)
         is_small = not any(one.dim() for one in tensors_in((args, out)))
-        is_nothing = part == ON_HOST and (is_small or host.is_loading)
+        is_nothing = part == ON_HOST and (is_small or host.doing.is_loading)
         if session.position.step >= 0 and not is_nothing:
             work = host.work(part, self._pricing.work(name, func, args, kwargs, out), args)
             session.tape.op(session.tape.number_of(work))
