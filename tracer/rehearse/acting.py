@@ -13,13 +13,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.heard import acts, outcome_of
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
@@ -104,54 +103,83 @@ class Troupe:
     def __init__(self, spec: Mapping[str, Any], folder: Path, tell: Progress, loaded: Loaded) -> None:
         self._spec, self._folder, self._tell, self._loaded = dict(spec), folder, tell, loaded
         self._n_at_once = max(os.cpu_count() or 1, 1)
+        self._awaits: dict[int, int] = {}
+        self._n_left: dict[int, int] = {}
+        self._seen: dict[int, dict[int, int]] = {}
         loaded.start()
 
-    def act(self, ranks: Sequence[int], beside: int | None = None) -> dict[int, dict[str, Any]]:
+    def act(
+        self, ranks: Sequence[int], beside: int | None = None, later: Sequence[int] = ()
+    ) -> dict[int, dict[str, Any]]:
         """Act out *ranks*; return what each of them knows.
 
         Args:
             ranks: those that are needed.
             beside: one that may be needed later, if a processor would have nothing to do: it is none of the
                 result if it fails.
+            later: ranks that will be asked for: those that one of *ranks* needs are acted out with it.
 
         Raises:
             RehearsalError: one of *ranks* cannot be acted out.
         """
         has_room, under_way = len(ranks) < self._n_at_once, set[int]()
         try:
-            return self._act(ranks, None if beside in ranks or not has_room else beside, under_way)
+            return self._act(ranks, None if beside in ranks or not has_room else beside, later, under_way)
         except BaseException:
             if under_way:
                 self._loaded.end(at_once=True)
             raise
 
     def _act(
-        self, ranks: Sequence[int], beside: int | None, under_way: set[int]
+        self, ranks: Sequence[int], beside: int | None, later: Sequence[int], under_way: set[int]
     ) -> dict[int, dict[str, Any]]:
         waiting = [*ranks, *([] if beside is None else [beside])]
         found: dict[int, dict[str, Any]] = {}
         repeats = dict.fromkeys(waiting, bool(self._spec["repeats"]))
         while waiting or under_way:
-            while waiting and len(under_way) < self._n_at_once:
-                rank = waiting.pop(0)
+            while len(under_way) < self._n_at_once and (ready := self._ready(waiting, under_way)):
+                rank = ready[0]
+                waiting.remove(rank)
+                coming = {*waiting, *under_way, *later} - {*found, rank}
+                is_stuck = not under_way and not self._may_go_on(rank, waiting)
                 under_way.add(rank)
-                self._start(rank, repeats=repeats[rank])
+                self._start(rank, repeats=repeats[rank], coming=[] if is_stuck else sorted(coming))
             rank, status = self._ended()
             under_way.discard(rank)
             if rank == beside and not self._has_gone_well(rank):
                 self.forget(rank)
                 continue
             outcome = self._outcome(rank, status)
-            if "unlike" in outcome:
+            if "awaits" in outcome:
+                awaited = self._awaits[rank] = outcome["awaits"]
+                self._n_left[rank] = outcome["n_left"]
+                if awaited not in {*waiting, *under_way, *found}:
+                    waiting.append(awaited)
+                    repeats[awaited] = bool(self._spec["repeats"])
+                waiting.append(rank)
+            elif "unlike" in outcome:
                 repeats[rank] = False
                 waiting.insert(0, rank)
             else:
                 found[rank] = outcome
         return found
 
-    def _start(self, rank: int, *, repeats: bool) -> None:
-        spec = {**self._spec, "rank": rank, "log": str(self._log_of(rank)), "repeats": repeats}
-        acts(self._folder, rank).touch()
+    def _ready(self, waiting: Sequence[int], under_way: Collection[int]) -> list[int]:
+        """Return those of *waiting* that may go on; if none may, and nobody is under way, the first."""
+        ready = [rank for rank in waiting if self._may_go_on(rank, (*waiting, *under_way))]
+        return ready or ([] if under_way else list(waiting[:1]))
+
+    def _may_go_on(self, rank: int, still: Collection[int]) -> bool:
+        """Whether who *rank* needs is not *still* to be acted out, or has left more since *rank* began."""
+        awaited = self._awaits.get(rank)
+        if awaited is None or awaited not in still:
+            return True
+        return self._n_left.get(awaited, 0) > self._seen[rank].get(awaited, 0)
+
+    def _start(self, rank: int, *, repeats: bool, coming: Sequence[int]) -> None:
+        self._seen[rank] = dict(self._n_left)
+        asked = {"rank": rank, "log": str(self._log_of(rank)), "repeats": repeats, "coming": coming}
+        spec = {**self._spec, **asked}
         self._loaded.ask(spec)
 
     def _ended(self) -> tuple[int, int]:
@@ -166,10 +194,13 @@ class Troupe:
         """Take away what *rank* has told of itself, also to other ranks."""
         self._told_by(rank).unlink(missing_ok=True)
         stages_of(self._folder, rank).unlink(missing_ok=True)
+        letters_of(self._folder, rank).unlink(missing_ok=True)
 
     def _has_gone_well(self, rank: int) -> bool:
         file = self._told_by(rank)
-        return file.is_file() and not {"error", "unlike"} & {*json.loads(file.read_text(encoding="utf-8"))}
+        return file.is_file() and not {"error", "unlike", "awaits"} & {
+            *json.loads(file.read_text(encoding="utf-8"))
+        }
 
     def _outcome(self, rank: int, status: int) -> dict[str, Any]:
         log, file = self._log_of(rank), self._told_by(rank)
@@ -185,7 +216,7 @@ class Troupe:
         return found
 
     def _told_by(self, rank: int) -> Path:
-        return outcome_of(self._folder, rank)
+        return self._folder / f"outcome-{rank:05d}.json"
 
     def _log_of(self, rank: int) -> Path:
         return self._folder / f"rank-{rank:05d}.log"
@@ -194,6 +225,11 @@ class Troupe:
 def stages_of(folder: Path, rank: int) -> Path:
     """Return the file in which *rank* leaves what its stages of a pipeline send, for other ranks."""
     return folder / f"stages-{rank:05d}.pickle"
+
+
+def letters_of(folder: Path, rank: int) -> Path:
+    """Return the file in which *rank* leaves what it has told other ranks (``letters.Letters``)."""
+    return folder / f"letters-{rank:05d}.pickle"
 
 
 def _cause(status: int) -> str:

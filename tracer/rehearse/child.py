@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import pickle
 import resource
 import runpy
 import select
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tracer.rehearse import launchers
-from tracer.rehearse.acting import stages_of
-from tracer.rehearse.errors import Finished, RehearsalError, UnlikeError
+from tracer.rehearse.acting import letters_of, stages_of
+from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, UnlikeError
+from tracer.rehearse.letters import Letters, leave, left
 from tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
@@ -82,6 +82,8 @@ def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
     outcome: dict[str, Any]
     try:
         outcome = rehearse(spec, fake_mode)
+    except AwaitedError as error:
+        outcome = {"awaits": error.rank, "n_left": error.n_left}
     except UnlikeError as error:
         outcome = {"unlike": str(error)}
     except RehearsalError as error:
@@ -109,6 +111,8 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         RehearsalError: the script cannot be rehearsed, or did no step.
     """
     began = time.process_time()
+    for name in launchers.inherited(os.environ):
+        del os.environ[name]
     os.environ.update(launchers.environment(spec))
     sys.argv = list(spec["command"])
     from tracer.record import activate
@@ -119,7 +123,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     from tracer.rehearse.watch import Watcher
     from tracer.rehearse.world import World
 
-    session, world = _session(spec), World(spec["rank"], spec["world_size"], Path(spec["folder"]))
+    session, world = _session(spec), World(spec["rank"], spec["world_size"])
     world.install(session)
     kept = _installed(spec, session)
     started.install(session, spec)
@@ -134,7 +138,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     with threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*guard.said(), *programs.said(), *session.steps.said()]
+    session.notes += [*guard.said(), *programs.said(), *session.steps.said(), *world.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "
@@ -154,6 +158,7 @@ def _session(spec: Mapping[str, Any]) -> Any:
     return RehearsalSession(
         spec["rank"],
         spec["world_size"],
+        letters=Letters(spec["rank"], left(Path(spec["folder"]), "letters"), spec["coming"]),
         warmup=spec["warmup"],
         steps=spec["steps"],
         expert_load=spec["expert_load"],
@@ -172,7 +177,7 @@ def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
     old_types.install(session.placement)
     kept = shims.install(session)
-    session.expect_pipeline(_known_shapes(Path(spec["folder"])), repeats=spec["repeats"])
+    session.expect_pipeline(left(Path(spec["folder"]), "stages"), repeats=spec["repeats"])
     if spec["accelerate"] is not None:
         launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
     placement.install(session)
@@ -190,6 +195,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
 
     Raises:
         UnlikeError: micro-batches have to be run that were not.
+        AwaitedError: another rank has to be rehearsed first.
         RehearsalError: the script cannot be rehearsed, even if it has caught what says so.
     """
     error: BaseException | None = None
@@ -202,7 +208,10 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
     except Exception as found:
         error = found
     error = session.failures.refusal() or error
-    if isinstance(error, UnlikeError):
+    if isinstance(error, AwaitedError):
+        error.n_left = len(session.letters.left)
+        leave(letters_of(Path(spec["folder"]), spec["rank"]), session.letters.left)
+    if isinstance(error, UnlikeError | AwaitedError):
         raise error
     if error is not None:
         raise RehearsalError(ending(error, spec, list(session.stated.told))) from error
@@ -227,14 +236,6 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
         session.steps.finish()
 
 
-def _known_shapes(folder: Path) -> dict[int, Any]:
-    """Return what stages that other ranks hold were found to send."""
-    found: dict[int, Any] = {}
-    for file in sorted(folder.glob("stages-*.pickle")):
-        found |= pickle.loads(file.read_bytes())
-    return found
-
-
 def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any]:
     """Write what the rank does; return what is known of it as JSON."""
     from dataclasses import asdict
@@ -245,10 +246,8 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.first_kept()
     write_rank(folder, rank, session.tape.tables())
     shapes = session.shapes
-    if shapes is not None and shapes.found:
-        file = stages_of(folder, rank)
-        file.with_suffix(".part").write_bytes(pickle.dumps(shapes.found))
-        file.with_suffix(".part").replace(file)
+    leave(stages_of(folder, rank), shapes.found if shapes is not None else {})
+    leave(letters_of(folder, rank), session.letters.left)
     layout = session.groups.layout(rank)
     routing = session.stated.routing
     last = max(session.by_step, default=session.position.step)
@@ -265,6 +264,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "dealt_among": [] if routing is None else routing.groups,
         "notes": session.notes,
         "sent": _shapes(shapes.found if shapes else {}),
+        "missed": sorted(session.letters.missed),
         "taken": _shapes(shapes.taken if shapes else {}),
         "versions": versions(),
         "n_events": session.tape.n_events,

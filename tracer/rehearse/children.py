@@ -9,6 +9,8 @@ from multiprocessing.process import BaseProcess
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.launchers import on_node
+
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
@@ -37,7 +39,7 @@ def install(session: RehearsalSession) -> None:
 
 def _number(session: RehearsalSession, *, whole: bool) -> int:
     """Return which process of those that a script starts is this rank's: of the *whole* world, or a node."""
-    return session.rank if whole else int(os.environ["LOCAL_RANK"])
+    return session.rank if whole else on_node()[0]
 
 
 def _processes(session: RehearsalSession) -> None:

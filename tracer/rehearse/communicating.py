@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.operators import Operator, dtype_name, tensor_bytes
 from tracer.records import Position
-from tracer.rehearse import fitting
+from tracer.rehearse import fitting, hearing
 from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.letters import Address
 from tracer.rehearse.questions import Kernel
 from tracer.rehearse.splits import EVEN, Exchange, Splits, exchange_of
 from tracer.rehearse.stated import EXCHANGE
@@ -46,6 +48,12 @@ _OPS: Final = frozenset(
 """Names of reductions, which stand among the arguments of functional collectives beside the group's."""
 
 
+class _Reduction(threading.local):
+    """By what a thread reduces, ``""`` where it does not."""
+
+    name = ""
+
+
 class Communications:
     """Makes handlers of operators that communicate.
 
@@ -70,7 +78,7 @@ class Communications:
         self._made, self._gathered = made, gathered
         self._under_way: dict[int, int] = {}
         self._work = work_class(dist, session.tape)
-        self._reduction = ""
+        self._reduction = _Reduction()
         self._tell_reductions()
 
     def _tell_reductions(self) -> None:
@@ -81,11 +89,11 @@ class Communications:
 
         @functools.wraps(original)
         def all_reduce(tensor: Any, op: Any = c10d.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
-            self._reduction = str(op).rpartition(".")[2].lower()
+            self._reduction.name = str(op).rpartition(".")[2].lower()
             try:
                 return original(tensor, op, *args, **kwargs)
             finally:
-                self._reduction = ""
+                self._reduction.name = ""
 
         for module in (c10d, self._dist):
             anywhere: Any = module
@@ -100,6 +108,7 @@ class Communications:
         """Return the handler of a ``c10d`` operator."""
         at = internals.async_flag(func)
         default = _default_of(func, at)
+        root = _root_of(func)
         n_returns, called = len(func._schema.returns), func._schema.name.partition("::")[2]
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,9 +129,7 @@ class Communications:
             outputs = tensors_in(list(operator.outputs(args)))
             for output in outputs:
                 self._under_way[_storage_key(output)] = number
-            factor = self._factor(self._reduction, len(group.ranks))
-            source = next((t for t in tensors_in(args[:2]) if all(t is not out for out in outputs)), tensor)
-            self._session.stated.exchange(operator.kind, source, outputs, factor)
+            self._hear(operator, args, group, self._address(operator.kind, group, peer, root(args)))
             if operator.kind == "all_gather":
                 self._gathered(outputs)
             if exchange is not None and not self._is_dealt(exchange, group):
@@ -136,6 +143,34 @@ class Communications:
             return (args[0], work.boxed()) if n_returns > 1 else work.boxed()
 
         return handler
+
+    def _hear(self, operator: Operator, args: tuple[Any, ...], group: Any, address: Address | None) -> None:
+        """Follow numbers through a call of *operator* with *args* in *group*.
+
+        One rank has left for others what it tells them at its *address*; else all send what this one does.
+        """
+        stated, sent = self._session.stated, tensors_in(args[:1])
+        if address is not None and address.sender == self._session.rank:
+            for one in sent:
+                hearing.leave(stated, address, one)
+            return
+        outputs, own = tensors_in(list(operator.outputs(args))), operator.tensor(args)
+        source = next((t for t in tensors_in(args[:2]) if all(t is not out for out in outputs)), own)
+        factor = self._factor(self._reduction.name, len(group.ranks))
+        stated.exchange(operator.kind, source, outputs, factor)
+        if address is not None:
+            for one in sent:
+                hearing.arrive(stated, address, one)
+
+    def _address(self, kind: str, group: Any, peer: int, root: int) -> Address | None:
+        """Return the address of what has just been issued, None if it is no message of one rank to others."""
+        rank, letters = self._session.rank, self._session.letters
+        if kind in {"send", "recv"} and peer >= 0:
+            pair = (rank, peer) if kind == "send" else (peer, rank)
+            return letters.next("transfer", group.id, *pair)
+        if kind == "broadcast" and root >= 0:
+            return letters.next("broadcast", group.id, group.ranks[root])
+        return None
 
     @staticmethod
     def _splits(exchange: Exchange | None, n_ranks: int) -> Splits:
@@ -222,6 +257,13 @@ class Communications:
 
 def _storage_key(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _root_of(func: Any) -> Callable[[tuple[Any, ...]], int]:
+    """Return what tells the place in its group of the rank that an operator names as its root, -1 if none."""
+    names = [argument.name for argument in func._schema.arguments]
+    at = names.index("root_rank") if "root_rank" in names else -1
+    return lambda args: int(args[at]) if 0 <= at < len(args) else -1
 
 
 def _default_of(func: Any, at: int) -> bool:

@@ -6,7 +6,6 @@ the processor, as fake tensors without memory. Its own ``torch.device("cuda")`` 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import wraps
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer import internals
 from tracer.rehearse import attention, autocast, old_types
 from tracer.rehearse.autocast import IN_FP32
+from tracer.rehearse.launchers import on_node
 from tracer.rehearse.meter import CAPACITY_BYTES
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ ASKING: Final = "_parse_to"
 
 def local_rank() -> int:
     """Return the rank of this process on its node."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return on_node()[0]
 
 
 def is_foreign(device: Any) -> bool:
@@ -180,7 +180,6 @@ def answers(meter: Meter) -> dict[str, Any]:
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
 
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {
         **dict.fromkeys(COMMANDS, constant(None)),
         **_of_memory(meter),
@@ -188,7 +187,7 @@ def answers(meter: Meter) -> dict[str, Any]:
         "is_initialized": constant(True),  # noqa: FBT003
         "is_bf16_supported": constant(True),  # noqa: FBT003
         "is_current_stream_capturing": constant(False),  # noqa: FBT003
-        "device_count": constant(n_local),
+        "device_count": constant(on_node()[1]),
         "current_device": local_rank,
         "get_device_properties": constant(GPU),
         "get_device_capability": constant((GPU.major, GPU.minor)),

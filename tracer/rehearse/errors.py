@@ -25,5 +25,20 @@ class UnlikeError(RehearsalError):
     """Micro-batches that were taken to be alike are not: all have to be run. Nobody sees it."""
 
 
+class AwaitedError(RehearsalError):
+    """What another rank has told this one is needed, and that one is still to be rehearsed. Nobody sees it.
+
+    Args:
+        rank: who that is.
+
+    Attributes:
+        n_left: how much this rank has told others so far.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} is to be rehearsed first")
+        self.rank, self.n_left = rank, 0
+
+
 class Finished(BaseException):
     """All steps that were asked for have been rehearsed: the script need not go on. Not an error."""

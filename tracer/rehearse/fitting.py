@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.splits import Exchange
 
 WHOLE: Final = {
@@ -43,14 +44,28 @@ def check(name: str, args: tuple[Any, ...], n_ranks: int) -> None:
 def check_splits(exchange: Exchange, n_ranks: int) -> None:
     """Raise what PyTorch does if rows of an all-to-all of one tensor are not those that its splits add up to.
 
-    Without any splits NCCL asks nothing (``ProcessGroupNCCL::alltoall_base``, and ``checkSplitSizes``).
+    Without any splits, and of lists, NCCL asks nothing (``ProcessGroupNCCL::alltoall_base``, ``alltoall``,
+    ``checkSplitSizes``): it would write past the end of what is filled, or wait for what nobody sends.
 
     Raises:
         RuntimeError: there are not as many splits as ranks, or rows that they leave over or do not have.
+        RehearsalError: without splits more is sent than is filled; lists have not one tensor per rank.
     """
-    if exchange.rows_in or exchange.rows_out:
-        _check_rows(exchange.source, exchange.rows_in, n_ranks)
-        _check_rows(exchange.filled, exchange.rows_out, n_ranks)
+    source, filled = exchange.source, exchange.filled
+    if isinstance(source, list | tuple):
+        if len(source) != n_ranks or len(filled) != n_ranks:
+            raise RehearsalError(
+                f"all_to_all sends {len(source):,} tensors and fills {len(filled):,} in a group of "
+                f"{n_ranks:,} ranks: a real run over NCCL waits for the others, give one per rank"
+            )
+    elif exchange.rows_in or exchange.rows_out:
+        _check_rows(source, exchange.rows_in, n_ranks)
+        _check_rows(filled, exchange.rows_out, n_ranks)
+    elif filled.numel() < source.numel():
+        raise RehearsalError(
+            f"all_to_all_single sends {source.numel():,} elements and fills {filled.numel():,}: without "
+            "splits a real run over NCCL writes past the end, give as many or output_split_sizes"
+        )
 
 
 def _check_rows(tensor: Any, splits: Sequence[int] | None, n_ranks: int) -> None:

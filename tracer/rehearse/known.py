@@ -25,7 +25,7 @@ class Known:
         n_values: from how many values its elements are chosen, 0 if unknown.
         load: how many times an even share they are.
         is_own: whether it is of numbers that this rank has, and has told others.
-        is_sent: whether one other rank has sent them, which nobody has.
+        sender: the one other rank that has sent them, where nobody has them; -1 if there is none.
         is_drawn: whether they are drawn evenly from 0 to 1.
         each: what each element is told to be, where their means differ; shape of the tensor.
     """
@@ -34,6 +34,6 @@ class Known:
     n_values: int = 0
     load: float = 1.0
     is_own: bool = False
-    is_sent: bool = False
+    sender: int = -1
     is_drawn: bool = False
     each: Any = None

@@ -1,20 +1,27 @@
 """What stands before a script on a command line starts a process per rank, which a rehearsal does itself.
 
-What such a launcher would tell the script in the environment, a rehearsal tells it, too. torchrun says who a
-process is; Accelerate's also says by what its configuration file wants the model sharded, and in which types.
+What such a launcher would tell the script in the environment, a rehearsal tells it, too. torchrun, srun and
+mpirun say who a process is; Accelerate's also says by what its configuration file wants the model sharded,
+and in which types.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tracer.rehearse.errors import RehearsalError
 
 LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 """First words of commands that start a script."""
+
+OF_TASKS: Final[Mapping[str, str]] = MappingProxyType(
+    {"srun": "SLURM", **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun"), "MPI")}
+)
+"""Those that start whatever they are told, and whose variables say which task of all a process is."""
 
 MODULES: Final = frozenset(
     {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "torchrun"}
@@ -29,15 +36,32 @@ TOLD: Final = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "F
 
 
 def environment(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return what torchrun sets for a rank: one group of workers, none of which was started again.
+    """Return what the launchers of a command set for a rank, and where the first rank is.
 
-    Source: ``worker_env`` in torch/distributed/elastic/agent/server/local_elastic_agent.py.
+    Where none is named it is what torchrun sets, which is also so behind ``srun`` or ``mpirun``: those then
+    start one torchrun per node.
 
     Args:
-        spec: ``rank``, ``world_size`` and ``local_world_size``.
+        spec: ``rank``, ``world_size``, ``local_world_size`` and ``launchers``, as ``launchers_of`` has them.
     """
     rank, n_ranks, n_local = spec["rank"], spec["world_size"], spec["local_world_size"]
-    found = {
+    found: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    families = [OF_TASKS[name] for name in spec["launchers"] if name in OF_TASKS]
+    is_per_rank = not families or spec["launchers"][-1] not in {*OF_TASKS, "python", "python3"}
+    if is_per_rank:
+        found |= _of_torchrun(rank, n_ranks, n_local)
+    task = (rank // n_local, -(-n_ranks // n_local), 1) if is_per_rank else (rank, n_ranks, n_local)
+    for family in families:
+        found |= _OF_FAMILY[family](*task)
+    return {name: str(value) for name, value in found.items()}
+
+
+def _of_torchrun(rank: int, n_ranks: int, n_local: int) -> dict[str, object]:
+    """Return what torchrun sets: one group of workers per node, none of which was started again.
+
+    Source: ``worker_env`` in torch/distributed/elastic/agent/server/local_elastic_agent.py.
+    """
+    return {
         "RANK": rank,
         "WORLD_SIZE": n_ranks,
         "LOCAL_RANK": rank % n_local,
@@ -47,14 +71,81 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": n_ranks,
         "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 29500,
         "TORCHELASTIC_RUN_ID": "rehearsal",
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
     }
-    return {name: str(value) for name, value in found.items()}
+
+
+def _of_slurm(task: int, n_tasks: int, n_local: int) -> dict[str, object]:
+    """Return what srun sets for a task (section "Output environment variables" of its manual)."""
+    n_nodes = -(-n_tasks // n_local)
+    nodes = f"node[0-{n_nodes - 1}]" if n_nodes > 1 else "node0"
+    return {
+        "SLURM_PROCID": task,
+        "SLURM_LOCALID": task % n_local,
+        "SLURM_NODEID": task // n_local,
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), n_tasks),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), n_nodes),
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"), nodes),
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), 1),
+        "SLURM_STEP_ID": 0,
+        "SLURM_NTASKS_PER_NODE": n_local,
+        "SLURM_TASKS_PER_NODE": f"{n_local}(x{n_nodes})" if n_nodes > 1 else n_local,
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        "SLURMD_NODENAME": f"node{task // n_local}",
+    }
+
+
+def _of_mpi(task: int, n_tasks: int, n_local: int) -> dict[str, object]:
+    """Return what Open MPI sets for a task, and MPICH with the MPIs that come of it."""
+    names = ("OMPI_COMM_WORLD_{}", "PMI_{}", "MV2_COMM_WORLD_{}")
+    found: dict[str, object] = {name.format("RANK"): task for name in names}
+    found |= {name.format("SIZE"): n_tasks for name in names}
+    for name in ("OMPI_COMM_WORLD_LOCAL_{}", "MV2_COMM_WORLD_LOCAL_{}"):
+        found |= {name.format("RANK"): task % n_local, name.format("SIZE"): n_local}
+    return found | {"MPI_LOCALRANKID": task % n_local, "MPI_LOCALNRANKS": n_local}
+
+
+_ON_NODE: Final = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+
+_OF_FAMILY: Final[Mapping[str, Callable[[int, int, int], dict[str, object]]]] = MappingProxyType(
+    {"SLURM": _of_slurm, "MPI": _of_mpi}
+)
+
+
+def on_node() -> tuple[int, int]:
+    """Return the rank of this process on its node and how many there are, as its launchers have said."""
+    for rank, size in _ON_NODE:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def inherited(names: Iterable[str]) -> list[str]:
+    """Return those of *names* by which the launcher of this very process says who it is, not of a rank."""
+    own = {*_of_torchrun(0, 1, 1), *_of_slurm(0, 1, 1), *_of_mpi(0, 1, 1)}
+    return [name for name in names if name in own]
+
+
+def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
+    """Return what starts the script of *command*, each after what it is started by.
+
+    >>> launchers_of(["srun", "-n", "2", "torchrun", "--nproc-per-node", "8", "train.py"])
+    ('srun', 'torchrun')
+    >>> launchers_of(["train.py"]), launchers_of(["mpirun", "python", "-m", "package.train"])
+    ((), ('mpirun', 'python'))
+    """
+    script, is_module = script_of(command)
+    before = [Path(word).name for word in command[: len(command) - len(script) - is_module]]
+    if {*before} & MODULES:
+        before.append("torchrun")
+    return tuple(word for word in before if word in LAUNCHERS or word in OF_TASKS)
 
 
 def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
@@ -66,8 +157,13 @@ def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     (('package.train', '--lr', '1'), True)
     >>> script_of(["python", "-m", "accelerate.commands.launch", "-m", "package.train"])
     (('package.train',), True)
+    >>> script_of(["srun", "-m", "cyclic", "python", "train.py"])
+    (('train.py',), False)
     """
-    if Path(command[0]).name not in LAUNCHERS:
+    if Path(command[0]).name in OF_TASKS:
+        of_python = (at for at, word in enumerate(command) if Path(word).name in LAUNCHERS)
+        command = command[next(of_python, 0) :]
+    elif Path(command[0]).name not in LAUNCHERS:
         return tuple(command), False
     for at, word in enumerate(command):
         if word.endswith(".py"):

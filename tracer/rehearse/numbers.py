@@ -232,10 +232,10 @@ class Numbers:
             self.keep(tensor, whole, is_shared=True)
         return bool(outputs)
 
-    def fill(self, tensors: Sequence[Any], real: Any | None) -> bool:
+    def fill(self, tensors: Sequence[Any], real: Any | None, *, is_shared: bool = True) -> bool:
         """Let *real* be the elements of each of *tensors*, sent by other ranks; return whether they can be.
 
-        They may be parts of one storage, if together they are all of it.
+        They may be parts of one storage, if together they are all of it. *is_shared* is as of ``Held``.
         """
         filled: dict[int, list[Any]] = {}
         if real is None:
@@ -253,7 +253,7 @@ class Numbers:
                 flat = self._torch.empty(n_elements, dtype=real.dtype)
                 for part in parts:
                     flat.as_strided(part.shape, part.stride(), part.storage_offset()).copy_(real)
-            self._hold(storage, flat, is_shared=True)
+            self._hold(storage, flat, is_shared=is_shared)
         return True
 
     def _shared(self, tensor: Any, *, is_shared: bool) -> None:

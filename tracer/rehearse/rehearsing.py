@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,10 +14,11 @@ from typing import Any
 from tracer.rehearse.acting import Loaded, Progress, Troupe
 from tracer.rehearse.classes import Classes, differences, peers_of, shapes_that_differ
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.launchers import accelerate_flags, script_of
+from tracer.rehearse.launchers import accelerate_flags, launchers_of, script_of
 from tracer.rehearse.loads import Loads, parsed
 from traces.errors import LayoutError
 from traces.layout import Group, Layout
+from traces.model_parts import joined_models
 from traces.ranks import ranks_in
 from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
 
@@ -141,7 +142,7 @@ class _Acted:
         ranks = sorted(asked.ranks) or [0]
         troupe = Troupe(self._spec(), self._folder, self._tell, loaded)
         last = None if asked.ranks or not asked.samples else asked.world_size - 1
-        early = troupe.act(ranks[:1], beside=last)
+        early = troupe.act(ranks[:1], beside=last, later=ranks[1:])
         self.outcomes = {ranks[0]: early.pop(ranks[0])}
         classes = self._classes(ranks[0])
         samples = [] if asked.ranks else list(classes.samples(asked.samples))
@@ -183,13 +184,14 @@ class _Acted:
             self.outcomes |= troupe.act(wanted)
 
     def _act_again(self, troupe: Troupe) -> None:
-        """Act out once more, in the order of stages, ranks that took other shapes than are sent to them."""
+        """Act out once more, in the order of stages, who took other shapes or numbers than are sent."""
 
         def first_stage(rank: int) -> int:
             return min(map(int, self.outcomes[rank]["taken"]), default=0)
 
         for rank in sorted(self.outcomes, key=first_stage):
-            if shapes_that_differ(self.outcomes, only=rank):
+            has_missed = not self.outcomes.keys().isdisjoint(self.outcomes[rank]["missed"])
+            if has_missed or shapes_that_differ(self.outcomes, only=rank):
                 self.outcomes |= troupe.act([rank])
 
     def _spec(self) -> dict[str, Any]:
@@ -205,6 +207,7 @@ class _Acted:
             "stub": asked.stub,
             "command": command,
             "module": is_module,
+            "launchers": launchers_of(asked.command),
             "accelerate": accelerate_flags(asked.command),
             "repeats": not asked.every_microbatch,
             "has_gpu": asked.has_gpu,
@@ -251,7 +254,7 @@ class _Acted:
             command=script,
             layout=Layout(**layout) if layout else None,
             groups=self._groups(),
-            model=_model(outcomes),
+            model=joined_models([one["model"] for one in outcomes.values()]),
             job={
                 **job,
                 "first_step": first["first_step"],
@@ -265,13 +268,6 @@ class _Acted:
             checked=tuple(checked),
             versions=first["versions"],
         )
-
-
-def _model(outcomes: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    from traces.model_parts import joined_models
-
-    found: Mapping[str, Any] | None = joined_models([one["model"] for one in outcomes.values()])
-    return found
 
 
 def wanted_ranks(text: str, world_size: int) -> tuple[int, ...]:

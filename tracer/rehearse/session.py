@@ -23,6 +23,7 @@ from tracer.rehearse.errors import Finished
 from tracer.rehearse.failures import Failures
 from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
+from tracer.rehearse.letters import Letters
 from tracer.rehearse.memory import Memory
 from tracer.rehearse.meter import Meter
 from tracer.rehearse.own_steps import OwnSteps
@@ -58,6 +59,7 @@ class RehearsalSession(Training[IssueLane]):
         warmup: steps before those that are kept.
         steps: steps to keep.
         expert_load: as ``Stated`` takes it.
+        letters: what other ranks have told this one.
         tell: told about progress, in a few words.
 
     Attributes:
@@ -77,28 +79,26 @@ class RehearsalSession(Training[IssueLane]):
         warmup: int = 1,
         steps: int = 1,
         expert_load: float | str = 1.0,
+        letters: Letters | None = None,
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         super().__init__(rank, world_size)
-        self.lane = IssueLane()
+        self.lane, self.notes = IssueLane(), list[str]()
         self.warmup, self.n_steps, self.tell = warmup, steps, tell
         self.tape = Tape(self.lane, self.position)
         self.memory, self.meter = Memory(self._allocated), Meter()
-        self.host = Host(self)
-        self.placement = Placement(self)
+        self.host, self.placement = Host(self), Placement(self)
         self.backends = Backends(self)
-        self.stated, self.failures = Stated(expert_load), Failures(self)
+        self.letters = Letters(rank, {}, ()) if letters is None else letters
+        self.stated, self.failures = Stated(expert_load, self.letters), Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
-        self.sink = _Nowhere()
-        self.disabled: set[str] = set()
+        self.sink, self.disabled = _Nowhere(), set[str]()
         self.steps: Any = OwnSteps(self)
         self.shapes: Any = None
         self.completions = None
-        self.notes: list[str] = []
-        self.forwards, self._forgotten, self._first_whole = 0, -1, 0
+        self.forwards, self._forgotten, self._first_whole, self._model_is = 0, -1, 0, (False, False)
         self._model: Any = None
-        self._model_is = (False, False)
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
         if self.stated.routing is not None:

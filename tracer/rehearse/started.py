@@ -87,8 +87,7 @@ class _Trainings:
     """Runs in this process what is started in order to train."""
 
     def __init__(self, session: RehearsalSession, spec: Mapping[str, Any]) -> None:
-        self._session, self._n_ranks = session, spec["world_size"]
-        self._told = launchers.environment(spec)
+        self._session, self._spec = session, spec
 
     def run(self, command: Sequence[str], env: Mapping[str, str] | None, cwd: Any) -> int | None:
         """Run the training that *command* starts; return how it ended, None if it starts none.
@@ -105,16 +104,17 @@ class _Trainings:
                 f"{asker()} starts {' '.join(command[:2])}, and it is not clear what that runs; rehearse "
                 "that command instead"
             )
-        own = "LOCAL_RANK"
-        if env is not None and env.get(own, self._told[own]) != self._told[own]:
+        before = (*self._spec["launchers"], *launchers.launchers_of(command))
+        told, own = launchers.environment({**self._spec, "launchers": before}), "LOCAL_RANK"
+        if env is not None and own in told and env.get(own, told[own]) != told[own]:
             return 0  # that is another rank's
         self._session.warn(
             f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
         )
         flags = launchers.accelerate_flags(command)
-        with _surroundings({**(env or {}), **self._told}, cwd, script, is_module=is_module):
+        with _surroundings({**(env or {}), **told}, cwd, script, is_module=is_module):
             if flags is not None:
-                launchers.tell_accelerate(flags, self._n_ranks)
+                launchers.tell_accelerate(flags, self._spec["world_size"])
             return _ended(script[0], is_module=is_module)
 
 

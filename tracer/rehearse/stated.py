@@ -1,12 +1,11 @@
 """What a script is told of numbers that nobody computed.
 
 A fake tensor has no elements. What a script makes by itself is computed all the same (``numbers``). Of other
-tensors a mean is known: a histogram of ``n`` choices
-over ``e`` bins has ``n / e`` in each. Such means are followed through the operators that routers of experts
-are made of, which is an even distribution of load; or, if so stated, this rank is that with the fullest
-experts, to which others send more than their share. If the share of each expert is stated (``loads``), the
-choices themselves are made up, and are numbers like others. Everything else is ``DEFAULTS``; every answer is
-kept, with the line of the script that asked.
+tensors a mean is known: a histogram of ``n`` choices over ``e`` bins has ``n / e`` in each. Such means are
+followed through the operators that routers of experts are made of, which is an even distribution of load; or,
+if so stated, this rank is that with the fullest experts, to which others send more than their share. If the
+share of each expert is stated (``loads``), the choices themselves are made up, and are numbers like others.
+Everything else is ``DEFAULTS``; every answer is kept, with the line of the script that asked.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from tracer.rehearse.ending import passing
 from tracer.rehearse.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
 from tracer.rehearse.known import CHOOSES, COUNTS, SCATTERS, SUMS, Known
+from tracer.rehearse.letters import Letters
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.routing import Routing, heard
-from tracer.rehearse.words import asked_at, asker, number
+from tracer.rehearse.words import amount, asked_at, asker, number
 
 DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
 """What a number is taken to be of which nothing is known."""
@@ -47,17 +47,20 @@ class Stated:
         expert_load: what the experts of this rank are sent, over an even share; or the shape of loads of all
             experts, as ``loads.parsed`` takes it.
 
+        letters: what other ranks have told this one.
+
     Attributes:
         numbers: tensors whose elements are known.
         routing: makes up choices of experts; None where loads are one number.
         told: what the script was told, and how often.
     """
 
-    def __init__(self, expert_load: float | str = 1.0) -> None:
+    def __init__(self, expert_load: float | str = 1.0, letters: Letters | None = None) -> None:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         load = parsed(expert_load)
         shape = load if isinstance(load, Loads) else None
+        self.letters = Letters(0, {}, ()) if letters is None else letters
         self._expert_load = 1.0 if isinstance(load, Loads) else load
         self._real = unset_fake_temporarily
         self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
@@ -90,13 +93,16 @@ class Stated:
             if getattr(tensor, "constant", None) is not None:
                 tensor.constant = None  # what it holds now came from others
             self._known.pop(storage_key(tensor), None)
-            if kind == "recv":
-                self._set(tensor, Known(is_sent=True))
         factor = 1.0 if kind in COPIES else factor
         if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
             return
         for tensor in outputs:
             self._set(tensor, replace(known, mean=known.mean * factor))
+
+    def is_from(self, sender: int, tensor: Any) -> None:
+        """Take *tensor* to have been sent by one other rank, and nothing else to be known of it."""
+        self.numbers.forget([tensor])
+        self._set(tensor, Known(sender=sender))
 
     def deal(self, source: Any, outputs: Sequence[Any], rank: int, ranks: Sequence[int], sizes: Any) -> bool:
         """Follow an all-to-all: all ranks send what this *rank* does; return whether *outputs* are known."""
@@ -234,7 +240,8 @@ class Stated:
         if mean is None:
             holds = passing(*asked_at()) if kind is bool else None
             value = DEFAULTS[kind] if holds is None else holds
-            unknown = "another rank has sent it" if known.is_sent else "nothing is known of it"
+            self.letters.await_(known.sender)
+            unknown = "another rank has sent it" if known.sender >= 0 else "nothing is known of it"
             why = unknown if holds is None else "a check that would end the script"
         elif known.is_own:
             value = kind(mean)
@@ -250,7 +257,7 @@ class Stated:
         self.tell(
             f"{asker()} reads counts: told {shares}, {mean:g} on average"
             if why == "an even share"
-            else f"{asker()} reads {_amount(tensor)}: told {number(value)} ({why})"
+            else f"{asker()} reads {amount(tensor)}: told {number(value)} ({why})"
         )
         return value
 
@@ -283,7 +290,7 @@ class Stated:
         with self._real():
             value = asked(real)
         if self.numbers.is_shared(tensor):
-            self.tell(f"{asker()} reads {_amount(tensor)}: told {number(value)} ({SHARED})")
+            self.tell(f"{asker()} reads {amount(tensor)}: told {number(value)} ({SHARED})")
         return value
 
     def _set(self, tensor: Any, known: Known) -> None:
@@ -294,7 +301,3 @@ class Stated:
     def tell(self, sentence: str) -> None:
         """Keep what the script was told."""
         self.told[sentence] = self.told.get(sentence, 0) + 1
-
-
-def _amount(tensor: Any) -> str:
-    return "a number" if tensor.numel() == 1 else f"{tensor.numel():,} numbers"

@@ -61,10 +61,26 @@ HINTS: Final[Mapping[str, str]] = {
     f"argument of the script or in a stub file ({STUB})",
     "Creating a new Tensor subclass": "a parameter of a class of its own, as bitsandbytes has in 4 or 8 "
     "bits, is not acted out; rehearse with weights in 16 bits",
+    "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "
+    f"the first node only where it is not, or put what it says into a stub file ({STUB})",
     "SparseTensorImpl": "sparse tensors are not acted out; rehearse with dense gradients, as sparse=False",
 }
 """What to say of errors of torch by what stands in them."""
 
+
+SETS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun"),
+    "SLURM_": "srun",
+    **dict.fromkeys(("OMPI_", "PMI_", "MPI_", "MV2_"), "mpirun"),
+}
+"""How names of variables begin, and which launcher sets them."""
+
+BY: Final[Mapping[str, str]] = {
+    "torchrun": "train.py",
+    "srun": "python train.py",
+    "mpirun": "python train.py",
+}
+"""What stands behind a launcher on a command line."""
 
 FOREIGN: Final = (
     "KeyError of a parameter, which torch raises as well: an optimizer holds one that the model no longer "
@@ -77,7 +93,15 @@ def _hint(error: BaseException, words: str) -> str:
     """Return what to say of *error* instead of its *words*, empty if they say it."""
     if isinstance(error, KeyError) and words.startswith("Parameter("):
         return FOREIGN
+    if isinstance(error, KeyError) and (launcher := _launcher_of(str(error.args[0]) if error.args else "")):
+        example = f"-- {launcher} {BY[launcher]}"
+        return f"KeyError of {words}, which {launcher} sets: write it before the script, as in {example}"
     return next((hint for sign, hint in HINTS.items() if sign in words), "")
+
+
+def _launcher_of(variable: str) -> str:
+    """Return what sets a *variable* of the environment that says which task of all a process is."""
+    return next((launcher for sign, launcher in SETS.items() if variable.startswith(sign)), "")
 
 
 def _behind(error: ModuleNotFoundError) -> BaseException:
@@ -227,6 +251,11 @@ def number(value: float) -> str:
     ('1.0', 'True', '2.614e+16')
     """
     return f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > LONG else str(value)
+
+
+def amount(tensor: Any) -> str:
+    """Return in words how many numbers *tensor* has."""
+    return "a number" if tensor.numel() == 1 else f"{tensor.numel():,} numbers"
 
 
 def asked_at() -> tuple[str, int]:

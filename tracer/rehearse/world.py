@@ -4,25 +4,21 @@
 from __future__ import annotations
 
 import functools
-import reprlib
+import inspect
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse import joining, objects, stores
 from tracer.rehearse.backends import UNSAID
 from tracer.rehearse.devices import is_gpu
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.heard import Heard
 from tracer.rehearse.libraries import everywhere
-from tracer.rehearse.words import asker
 from traces.info import stable_group_id
 from traces.layout import Group
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
-    from tracer.rehearse.stated import Stated
 
 UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
 """Methods of a mesh that compute nothing."""
@@ -40,16 +36,18 @@ class World:
     Args:
         rank: who this process is.
         world_size: number of ranks.
-        folder: where ranks of this rehearsal leave what they tell each other.
 
     Attributes:
         made: ranks and description of every group that the script has made, by torch's name of it.
+        is_joined: whether the script has made the group of all ranks.
     """
 
-    def __init__(self, rank: int, world_size: int, folder: Path) -> None:
-        self.rank, self.world_size, self._heard = rank, world_size, Heard(folder)
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
         self.made: dict[str, tuple[tuple[int, ...], str]] = {}
         self._has_device = False
+        self._kept: list[Any] = []
+        self.is_joined = False
 
     def install(self, session: RehearsalSession) -> None:
         """Replace how processes meet in *session*; torch must have been imported."""
@@ -58,15 +56,17 @@ class World:
         from torch.distributed import distributed_c10d as c10d
 
         self._dist: Any = dist
-        self._backends = session.backends
+        self._store = stores.install(dist, session.letters, session.stated, self.world_size)
+        self._session, self._backends = session, session.backends
         anywhere: Any = c10d
         meshes: Any = device_mesh
         self._join, self._new_group = c10d.init_process_group, c10d.new_group
+        self._signature = inspect.signature(self._join)
         for name, function in (
             ("init_process_group", self._joined),
             ("new_group", self._made_group),
             ("split_group", self._split),
-            *_object_collectives(dist, session.stated, self._heard),
+            *objects.collectives(dist, session),
         ):
             for module in (anywhere, self._dist):
                 setattr(module, name, function)
@@ -89,27 +89,24 @@ class World:
                 own[number] = Group(id=number, axis=found, ranks=ranks)
         return tuple(own[number] for number in sorted(own))
 
-    def _joined(self, *args: Any, **kwargs: Any) -> None:
-        """Join the world, whatever rendezvous is asked for; remember the backend that was.
+    def said(self) -> list[str]:
+        """Return what to say of the world at the end."""
+        return [joining.NEVER.format(self.world_size)] if self.world_size > 1 and not self.is_joined else []
 
-        Raises:
-            RehearsalError: the script makes a group of another number of ranks, as one does that takes the
-                GPUs of a node for all there are.
-        """
-        n_ranks = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
-        if n_ranks not in {None, -1, self.world_size}:
-            own, ending = self.world_size, "s" * (n_ranks > 1)
-            raise RehearsalError(
-                f"a group of {n_ranks} rank{ending} is not the world of {own}: rehearse with --world-size "
-                f"{n_ranks}, or tell the script of {own} (where it counts the GPUs of one node, by "
-                f"--ranks-per-node {own})"
-            )
+    def _joined(self, *args: Any, **kwargs: Any) -> None:
+        """Join the world, whatever rendezvous is asked for; remember the backend that was."""
         asked = kwargs.get("backend", args[0] if args else None)
+        arguments = self._signature.bind(*args, **kwargs).arguments
+        joining.check(self._session, joining.told(arguments))
+        self.is_joined = True
         self._has_device = kwargs.get("device_id") is not None
         self._backends.ask("", str(asked or ("nccl" if kwargs.get("device_id") is not None else UNSAID)))
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+        import torch.testing._internal.distributed.fake_pg  # which makes the backend known
 
-        self._join("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+        del torch
+        store = arguments.get("store") or self._store()
+        self._kept.append(store)  # torch finds what is in Python behind a store only while that is there
+        self._join("fake", store=store, rank=self.rank, world_size=self.world_size)
 
     def _made_group(self, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Make a group, and remember those of others, too."""
@@ -149,10 +146,11 @@ class World:
         return self._dist.Backend(self._backends.of(name))
 
     def _monitored(self, group: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Refuse a barrier that gloo alone has, as torch does; it moves nothing."""
+        """Have a barrier of gloo, which is none of another backend's, as torch has it."""
         del args, kwargs
         if self._backend(group) != self._dist.Backend.GLOO:
             raise ValueError("monitored_barrier is only implemented for GLOO backend.")
+        self._dist.barrier(group)
 
     @staticmethod
     def _names() -> list[str]:
@@ -170,62 +168,6 @@ class NcclGroup:
         def __init__(self, **options: Any) -> None:
             self.config = SimpleNamespace()
             vars(self).update(options)
-
-
-def _object_collectives(dist: Any, stated: Stated, heard: Heard) -> list[tuple[str, Callable[..., Any]]]:
-    """Return collectives of Python objects, as if every rank had sent what this one has.
-
-    Of what one rank sends another, and of what this rank has not, *stated* says what the script was told.
-    """
-
-    def kept(found: list[Any], does: str) -> None:
-        stated.tell(f"{asker()} {does}: told what it has itself, {reprlib.repr(found)}")
-
-    def all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[:] = [obj] * dist.get_world_size(group)
-
-    def gather(
-        obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, **_: Any
-    ) -> None:
-        del dst
-        if object_gather_list is not None:
-            object_gather_list[:] = [obj] * dist.get_world_size(group)
-
-    def scatter(
-        scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, *_: Any, **__: Any
-    ) -> None:
-        if scatter_object_input_list:
-            scatter_object_output_list[0] = scatter_object_input_list[0]
-        else:
-            kept(scatter_object_output_list, "gets an object of another rank")
-
-    def broadcast(
-        object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
-    ) -> None:
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        source = src if src is not None else members[group_src or 0]
-        if source == dist.get_rank():
-            heard.say(source, members, list(object_list))
-        elif (told := heard.hear(source, members)) is not None:
-            object_list[:] = told
-        elif None in object_list:
-            kept(object_list, "hears objects")
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-
-    def receive(object_list: list[Any], src: int | None = None, *_: Any, **__: Any) -> int:
-        kept(object_list, "receives objects of another rank")
-        return src or 0
-
-    return [
-        ("all_gather_object", all_gather),
-        ("gather_object", gather),
-        ("scatter_object_list", scatter),
-        ("broadcast_object_list", broadcast),
-        ("send_object_list", nothing),
-        ("recv_object_list", receive),
-    ]
 
 
 def _meshes_without_fakes(session: RehearsalSession) -> None:

@@ -1,0 +1,145 @@
+"""What one rank tells another outside of its tensors' shapes: small whole numbers, objects, keys of a store.
+
+Ranks are rehearsed one by one. One that has been leaves what it told others, and they read it where it
+arrives: the shape that a stage sends ahead of its activations, the length of a batch that rank 0 has drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+from tracer.rehearse.errors import AwaitedError
+
+MOST_NUMBERS: Final = 4096
+"""Elements of a tensor above which its numbers are not left for others: shapes and lengths are few."""
+
+ALL: Final = -1
+"""The receiver of what all ranks of a group are told."""
+
+
+class Address(NamedTuple):
+    """Which of all messages one is: sender and receiver count alike.
+
+    Attributes:
+        kind: of message.
+        group: its number.
+        sender: a global rank.
+        receiver: another, or ``ALL``.
+        sequence: how many such came before between the two.
+    """
+
+    kind: str
+    group: int
+    sender: int
+    receiver: int
+    sequence: int
+
+    def resembles(self, other: Address) -> bool:
+        """Whether *other* is to this one as between ranks that stand for these two."""
+        return (
+            (self.kind, self.sequence) == (other.kind, other.sequence)
+            and ALL not in {self.receiver, other.receiver}
+            and self.receiver - self.sender == other.receiver - other.sender
+        )
+
+
+class Letters:
+    """What ranks have told each other, as far as they have been rehearsed.
+
+    Args:
+        rank: who is acted out.
+        found: what other ranks have left.
+        coming: ranks that are still to be rehearsed, or have not come to their end.
+
+    Attributes:
+        coming: those ranks.
+        left: what this rank has told others so far.
+        missed: ranks that had left nothing yet when it was needed.
+    """
+
+    def __init__(self, rank: int, found: Mapping[Any, bytes], coming: Iterable[int]) -> None:
+        self._rank, self._found, self.coming = rank, found, frozenset(coming)
+        self._counts: Counter[Any] = Counter()
+        self.left: dict[Any, bytes] = {}
+        self.missed: set[int] = set()
+
+    def next(self, kind: str, group: int, sender: int, receiver: int = ALL) -> Address:
+        """Return the address of the next message of a *kind* that nobody else counts."""
+        key = (kind, group, sender, receiver)
+        self._counts[key] += 1
+        return Address(*key, self._counts[key] - 1)
+
+    def leave(self, address: Any, content: Any) -> None:
+        """Leave *content* for others; not if it holds tensors, or cannot be written."""
+        written = io.BytesIO()
+        try:
+            _Plain(written).dump(content)
+        except Exception:
+            return
+        self.left[address] = written.getvalue()
+
+    def read(self, address: Any) -> Any | None:
+        """Return what has been left at *address*; None if nothing has."""
+        found = self._found.get(address)
+        return None if found is None else pickle.loads(found)
+
+    def alike(self, address: Address) -> Any | None:
+        """Return what a rank has left for one that is as far from it; None if none has."""
+        like = (key for key in self._found if isinstance(key, Address) and address.resembles(key))
+        return next((self.read(key) for key in like), None)
+
+    def await_(self, sender: int) -> None:
+        """End this rank for now if *sender*, or one that may stand for it, is still to be rehearsed.
+
+        Else note that it was missed. A negative *sender* is nobody.
+
+        Raises:
+            AwaitedError: it is.
+        """
+        if sender < 0:
+            return
+        if sender in self.coming:
+            _ended(sender)
+        if earlier := [rank for rank in self.coming if rank < self._rank]:
+            _ended(min(earlier))
+        if not any(isinstance(key, Address) and key.sender == sender for key in self._found):
+            self.missed.add(sender)
+
+    def await_any(self) -> None:
+        """Do that for any rank that is to come. Raises AwaitedError if there is one."""
+        if self.coming:
+            _ended(min(self.coming))
+
+
+class _Plain(pickle.Pickler):
+    """Writes objects without tensors: those of a rehearsal have no numbers."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Raise PicklingError for a tensor."""
+        if hasattr(obj, "untyped_storage"):
+            raise pickle.PicklingError("a tensor")
+        return NotImplemented
+
+
+def _ended(sender: int) -> NoReturn:
+    raise AwaitedError(sender)
+
+
+def leave(file: Path, found: Mapping[Any, Any]) -> None:
+    """Write what a rank has *found* to *file* for others, all of it or nothing."""
+    if found:
+        file.with_suffix(".part").write_bytes(pickle.dumps(dict(found)))
+        file.with_suffix(".part").replace(file)
+
+
+def left(folder: Path, kind: str) -> dict[Any, Any]:
+    """Return what other ranks have left of a *kind*: what stages were found to send, or letters."""
+    found: dict[Any, Any] = {}
+    for file in sorted(folder.glob(f"{kind}-*.pickle")):
+        found |= pickle.loads(file.read_bytes())
+    return found
