@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 def tensors_in(values: Any) -> list[Any]:
     """Return the tensors in arguments or results, lists included."""
-    if hasattr(values, "dim"):  # which storages do not have
+    if hasattr(values, "element_size") and hasattr(values, "shape"):  # a storage has no shape
         return [values]
     if isinstance(values, list | tuple):
         return [tensor for value in values for tensor in tensors_in(value)]
