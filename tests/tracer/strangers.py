@@ -1,5 +1,6 @@
 """Trainings that do what strangers' scripts were found to, one behind the other: ``strangers.py NAME...``."""
 
+import gc
 import sys
 from functools import cache
 from importlib import import_module
@@ -161,6 +162,7 @@ def joined() -> None:
 def exported() -> None:
     """Take the graph of a model, and keep it."""
     parts, rows = Parts(has_rest=False), batch()
+    gc.collect()  # the graph of the step before, which keeps its own model in a circle
     before = torch.cuda.memory_allocated()
     graph = torch.export.export(parts, (rows,))
     n_nodes = len(graph.graph.nodes)
