@@ -1,4 +1,4 @@
-"""Trainings that keep on the host what they can: ``kept_on_host.py HOW [offload]``."""
+"""Trainings that keep on the host what they can: ``kept_on_host.py HOW [offload] [mixed]``."""
 
 import sys
 from contextlib import nullcontext
@@ -10,6 +10,7 @@ from torch.distributed.fsdp import (
     CPUOffload,
     CPUOffloadPolicy,
     FullyShardedDataParallel,
+    MixedPrecision,
     OffloadPolicy,
     fully_shard,
 )
@@ -42,6 +43,7 @@ elif HOW == "fsdp1":
         model,
         auto_wrap_policy=ModuleWrapPolicy({Layer}),
         cpu_offload=CPUOffload(offload_params=OFFLOADS),
+        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16) if "mixed" in sys.argv else None,
         device_id=torch.cuda.current_device(),
     )
 else:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import (
     StateDictType,
     fully_shard,
 )
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
 WIDTH, ROWS, WORDS, STEPS = 64, 8, 1000, 3
@@ -35,13 +37,15 @@ def nothing() -> None:
 def train(
     model: nn.Module,
     batch: Callable[[], Tensor] = there,
-    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     after: Callable[[], object] = nothing,
+    before: Callable[[], object] = nothing,
 ) -> None:
-    """Train *model* by an *optimizer* that chooses its kernels itself, and do something *after* each step."""
+    """Train *model* by an *optimizer*, and do something *before* and *after* each of its steps."""
     found = optimizer(model.parameters(), lr=0.1)
     for _ in range(STEPS):
         model(batch()).square().mean().backward()
+        before()
         found.step()
         found.zero_grad()
         after()
@@ -74,16 +78,42 @@ class Kept(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return x
 
 
-def weight(device: str) -> Tensor:
+def weight(device: str, n_in: int = WIDTH, n_out: int = WIDTH) -> Tensor:
     """Return a matrix."""
-    return torch.ones(WIDTH, WIDTH, device=device)
+    return torch.ones(n_in, n_out, device=device)
 
 
-def averaged() -> None:
-    """Keep an average of a model on the host."""
+def listed(*, is_clipped: bool) -> None:
+    """Step by lists over matrices of unlike sizes, of which the middle one is on the device."""
+    model = Kept([weight("cpu"), weight("cuda", WIDTH, WIDTH // 2), weight("cpu", WIDTH // 2, WIDTH // 4)])
+    optimizer = partial(torch.optim.SGD, momentum=0.9, foreach=True)
+    train(
+        model,
+        optimizer=optimizer,
+        before=lambda: clip_grad_norm_(model.parameters(), 1.0) if is_clipped else None,
+    )
+
+
+def averaged(device: str | None) -> None:
+    """Keep an average of a model on a *device*."""
     model = layer()
-    average = AveragedModel(model, device="cpu")
+    average = AveragedModel(model, device=device)
     train(model, after=lambda: average.update_parameters(model))
+
+
+def emptied(device: str) -> None:
+    """Train a product beside a norm, with its running sums, that is given its memory on a *device*."""
+    with torch.device("meta"):
+        norm = nn.BatchNorm1d(WIDTH)
+    norm.to_empty(device=device)
+    train(layer(), lambda: norm(torch.ones(ROWS, WIDTH, device=device)).to("cuda"))
+
+
+def moved_by_torch() -> None:
+    """Let torch move a module to where it finds it."""
+    model = layer()
+    exec(compile("model.to(model.weight.device)", torch.nn.__file__, "exec"), {"model": model})
+    train(model)
 
 
 def fsdp2(*, is_saved: bool) -> None:
@@ -112,7 +142,12 @@ WAYS: dict[str, Callable[[], None]] = {
     "known": lambda: train(nn.Sequential(layer(), layer())),
     "adam": lambda: train(Kept([weight("cpu")]), optimizer=torch.optim.Adam),
     "adam_both": lambda: train(Kept([weight("cpu"), weight("cuda")]), optimizer=torch.optim.Adam),
-    "averaged": averaged,
+    "listed": lambda: listed(is_clipped=False),
+    "clipped": lambda: listed(is_clipped=True),
+    "averaged": lambda: averaged("cpu"),
+    "averaged_there": lambda: averaged(None),
+    "emptied": lambda: emptied("cpu"),
+    "moved_by_torch": moved_by_torch,
     "fsdp2": lambda: fsdp2(is_saved=False),
     "fsdp2_saved": lambda: fsdp2(is_saved=True),
     "fsdp1": lambda: fsdp1(is_saved=False),

@@ -89,6 +89,17 @@ def test_states_of_fsdp1_are_on_the_host(rehearsed: Any) -> None:
     assert found.memory["0"]["bytes"]["parameters"] == 0
 
 
+def test_shards_of_fsdp1_are_cast_on_the_device(rehearsed: Any) -> None:
+    """They come up as they are kept; what is cast of them is made where it is gathered, and never kept."""
+    (plain, plain_tables), (found, tables) = (
+        rehearsed("fsdp1", "offload"),
+        rehearsed("fsdp1", "offload", "mixed"),
+    )
+    assert _bytes(tables) == _bytes(plain_tables)
+    assert found.memory["0"]["host"] == plain.memory["0"]["host"]
+    assert found.memory["0"]["bytes"]["parameters"] == 0
+
+
 def test_saved_tensors_go_down_and_up_once(rehearsed: Any) -> None:
     """Weights but for the first, inputs of products, results of nonlinearities, the last one twice."""
     found, tables = rehearsed("save_on_cpu")

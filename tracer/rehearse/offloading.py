@@ -125,9 +125,8 @@ def _modules(session: RehearsalSession) -> None:
         with session.host.meant() if device == torch.device("cpu") else nullcontext():
             return original(self, *args, **kwargs)
 
-    def emptied(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = empty(self, *args, **kwargs)
-        device = kwargs.get("device", args[0] if args else None)
+    def emptied(self: Any, *, device: Any, **kwargs: Any) -> Any:
+        made = empty(self, device=device, **kwargs)
         if str(device).partition(":")[0] == "cpu":
             for tensor in (*self.parameters(), *self.buffers()):
                 session.placement.keep(getattr(tensor, "_local_tensor", tensor))
@@ -161,13 +160,7 @@ def _fsdp1(host: Host) -> None:
     from torch.distributed.fsdp import _flat_param
 
     handles: Any = _flat_param.FlatParamHandle
-    attributes, unshard = handles.init_flat_param_attributes, handles.pre_unshard
-    prepared, whole = handles.prepare_gradient_for_backward, handles.to_cpu
-
-    def init(self: Any) -> None:
-        attributes(self)
-        if self._offload_params and self._uses_param_mixed_precision:  # made like a shard, for the device
-            host.settle(self.flat_param._mp_shard, to_host=False)
+    unshard, prepared, whole = handles.pre_unshard, handles.prepare_gradient_for_backward, handles.to_cpu
 
     def pre_unshard(self: Any) -> bool:
         found = unshard(self)
@@ -189,8 +182,8 @@ def _fsdp1(host: Host) -> None:
                 stack.enter_context(whole(self))
             yield
 
-    handles.init_flat_param_attributes, handles.pre_unshard = init, pre_unshard
-    handles.prepare_gradient_for_backward, handles.to_cpu = prepare, to_cpu
+    handles.pre_unshard, handles.prepare_gradient_for_backward = pre_unshard, prepare
+    handles.to_cpu = to_cpu
 
 
 def _states(host: Host) -> None:
