@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from topologies.errors import CatalogError
 
@@ -102,6 +102,14 @@ class AttentionKernel:
 
     forward: AttentionPass
     backward: AttentionPass
+
+    def delayed(self, factor: float) -> Self:
+        """Return this kernel with *factor* times its fixed parts."""
+        return replace(
+            self,
+            forward=replace(self.forward, latency_s=self.forward.latency_s * factor),
+            backward=replace(self.backward, latency_s=self.backward.latency_s * factor),
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return every figure as plain JSON types."""

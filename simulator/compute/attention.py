@@ -19,19 +19,32 @@ def attention_s(op: Op, device: Device) -> float:
     On a device that lists the kernel, rows of queries are dealt to its processors; see ``rows_s``.
     Elsewhere: ``max(flops / (e P c), bytes / (f BW)) + t0`` with one efficiency per direction.
     """
-    forward = op.kind == "attention"
-    kernel = device.attention_kernels.get(op.kernel or device.attention_kernel)
     bandwidth = device.memory_bound_fraction * device.memory_bytes_per_s
-    moving_s = op.bytes_moved / bandwidth
-    if kernel is None or device.gemm_tiles is None or not op.k:
+    moving_s, fixed_s = op.bytes_moved / bandwidth, op.count * latency_of(op, device)
+    one = _pass_of(op, device)
+    if one is None or device.gemm_tiles is None:
+        forward = op.kind == "attention"
         efficiency = device.attention_efficiency_forward if forward else device.attention_efficiency_backward
         peak = efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
-        return max(op.flops / peak, moving_s) + op.count * device.gemm_latency_s
-    one = kernel.forward if forward else kernel.backward
+        return max(op.flops / peak, moving_s) + fixed_s
     clock = max(device.sustained_clock_fraction, one.lasting_clock)
     processors = device.gemm_tiles.processors
     computing_s = rows_s(op, one, one.efficiency * device.peak(op.dtype) * clock, processors, clock)
-    return max(computing_s, moving_s) + op.count * one.latency_s
+    return max(computing_s, moving_s) + fixed_s
+
+
+def latency_of(op: Op, device: Device) -> float:
+    """Return the fixed part of a fused attention kernel, in seconds."""
+    one = _pass_of(op, device)
+    return device.gemm_latency_s if one is None else one.latency_s
+
+
+def _pass_of(op: Op, device: Device) -> AttentionPass | None:
+    """Return the constants of the direction of *op* in its kernel; None where they are not known."""
+    kernel = device.attention_kernels.get(op.kernel or device.attention_kernel)
+    if kernel is None or device.gemm_tiles is None or not op.k:
+        return None
+    return kernel.forward if op.kind == "attention" else kernel.backward
 
 
 def rows_s(op: Op, one: AttentionPass, flops_per_s: float, processors: int, clock: float = 1.0) -> float:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from simulator.clock import to_ns
-from simulator.compute.attention import PRODUCTS, attention_s
+from simulator.compute.attention import PRODUCTS, attention_s, latency_of
 from simulator.compute.gemm import gemm_s
 from simulator.workload.ops import Comm, Op
 from topologies.device import Device
@@ -33,8 +33,9 @@ COSTS: Final[Mapping[str, Callable[[Op, Device], float]]] = MappingProxyType(
 
 def fixed_s(op: Op, device: Device) -> float:
     """Return the part of the time of *op* that does not depend on its size."""
-    latency_s = device.memory_bound_latency_s if op.kind == "memory" else device.gemm_latency_s
-    return op.count * latency_s
+    if op.kind in PRODUCTS:
+        return op.count * latency_of(op, device)
+    return op.count * (device.memory_bound_latency_s if op.kind == "memory" else device.gemm_latency_s)
 
 
 def factor_of(op: Op) -> str:
@@ -51,7 +52,7 @@ def factor_of(op: Op) -> str:
 def calibrated_s(op: Op, seconds: float, device: Device) -> float:
     """Return the time of *op* on a calibrated device, given what its figures say."""
     factor = device.factors.get(factor_of(op), 1.0)
-    fixed = min(fixed_s(op, device), seconds)
+    fixed = fixed_s(op, device)
     return fixed + factor * (seconds - fixed) if factor != 1.0 else seconds
 
 

@@ -224,6 +224,7 @@ def _with_latencies(device: Device, values: Mapping[str, float]) -> Device:
         launch = fixed
     return replace(
         device,
+        attention_kernels={name: kernel.delayed(fixed) for name, kernel in device.attention_kernels.items()},
         gemm_latency_s=device.gemm_latency_s * fixed,
         memory_bound_latency_s=device.memory_bound_latency_s * fixed,
         launch_s=device.launch_s * launch,

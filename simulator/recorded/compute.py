@@ -187,7 +187,7 @@ def _part(name: str, layer: int) -> str:
 def _by_cause(op: Op, compute: ComputeModel) -> Floats:
     """Return the seconds of *op* by cause, in the order of ``COLUMNS``; the optimizer is counted apart."""
     seconds = compute.op_s(op)
-    fixed = min(fixed_s(op, compute.device), seconds)
+    fixed = fixed_s(op, compute.device)
     found = np.zeros(len(COLUMNS))
     found[COLUMNS.index(factor_of(op))] = seconds - fixed
     found[COLUMNS.index("fixed")] = fixed

@@ -186,3 +186,12 @@ def test_no_kernel_is_faster_than_what_it_reads(name: str) -> None:
     moving_s = wide.bytes_moved / (device.memory_bound_fraction * device.memory_bytes_per_s)
     kernel = device.attention_kernels[device.attention_kernel]
     assert attention_s(wide, device) == pytest.approx(moving_s + kernel.forward.latency_s)
+
+
+def test_the_longest_row_is_as_long_as_its_window() -> None:
+    """One row of tiles on one processor, which all others wait for."""
+    device = load_device("h100-sxm")
+    one = device.attention_kernels[device.attention_kernel].forward
+    window = replace(core(1, one.queries, 32768, 128, window=1024), bytes_moved=0)
+    alone = replace(core(1, one.queries, 1024 + one.queries, 128, causal=False), bytes_moved=0)
+    assert attention_s(window, device) == pytest.approx(attention_s(alone, device))

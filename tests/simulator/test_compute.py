@@ -145,3 +145,19 @@ def test_notes_name_the_attention_kernel_that_ran_not_the_one_of_the_device() ->
     model.op_s(core)
     (note,) = (note for note in model.notes if note.startswith("attention"))
     assert note.startswith("attention: cudnn,")
+
+
+@pytest.mark.parametrize(("training", "clock"), [(True, 0.9 * 0.8), (False, 0.9)])
+def test_a_device_has_a_clock_of_its_own_while_it_trains(training: bool, clock: float) -> None:
+    device = replace(DEVICE, training_clock_fraction=0.8)
+    seconds = ComputeModel(device, "bf16", training=training).op_s(gemm("x", 8192, 8192, 8192, "bf16"))
+    assert seconds == pytest.approx(2 * 8192**3 / (0.8 * 1e15 * clock) + 4e-6)
+
+
+@pytest.mark.parametrize("fed", [0.6, 0.9, 1.0])
+def test_of_operands_that_arrive_late_and_a_clock_that_is_low_the_lower_counts(fed: float) -> None:
+    """The peak is 4e15, the clock 0.9: processors that wait for operands need less power."""
+    device = replace(DEVICE, peak_flops_per_s={"bf16": 1e15, "fp4": 4e15}, gemm_fp4_share=fed)
+    op = gemm("x", 8192, 8192, 8192, "bf16")
+    seconds = ComputeModel(device, "bf16").op_s(replace(op, dtype="fp4", bytes_moved=0))
+    assert seconds == pytest.approx(op.flops / (0.8 * 4e15 * min(fed, 0.9)) + 4e-6)

@@ -89,6 +89,8 @@ def test_a_budget_has_days_and_dollars(rehearsed: Path) -> None:
     row = compared_machines(rehearsed, ["dgx-h100"], price="3 USD/h", tokens="1T")["machines"][0]
     assert row["days"] == pytest.approx(1e12 / row["tokens_per_s"] / 86_400)
     assert row["usd"] == pytest.approx(row["days"] * 24 * 3 * 16)
+    own = compared_machines(rehearsed, ["dgx-h100"], price="0 USD/h", tokens="1T", by="cost")["machines"][0]
+    assert own["usd"] == own["usd_per_1b_tokens"] == 0  # of one's own machines, which is a price
 
 
 def test_what_cannot_be_ranked_is_said(rehearsed: Path) -> None:

@@ -132,6 +132,16 @@ def test_what_does_not_fit_is_named_with_what_is_largest() -> None:
     assert advice == "no single setting makes it fit"
 
 
+def test_what_fills_a_device_to_the_last_byte_fits() -> None:
+    job = make_job(n_layers=2)
+    peak = simulate(job).summary["peak_memory_bytes"]
+    for missing, fits in ((0, True), (1, False)):
+        device = replace(job.cluster.device, memory_bytes=peak - missing)
+        found = simulate(replace(job, cluster=replace(job.cluster, device=device))).info
+        assert (found.summary or {})["fits"] is fits
+        assert any("does not fit" in said for said in found.warnings) is not fits
+
+
 def test_remedies_do_fit() -> None:
     job = make_job(model="llama3-8b", n_layers=32, dp=8, sharding="ddp", seq_len=4096)
     advice, said = simulate(job).info.warnings
