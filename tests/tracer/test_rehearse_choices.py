@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from tracer.rehearse.known import EXCHANGE  # noqa: E402
 from tracer.rehearse.numbers import Numbers  # noqa: E402 - needs torch
 from tracer.rehearse.routing import Routing  # noqa: E402
-from tracer.rehearse.stated import EXCHANGE, Stated  # noqa: E402
+from tracer.rehearse.stated import Stated  # noqa: E402
 
 TOKENS, EXPERTS, BINS = 64, 8, 4
 

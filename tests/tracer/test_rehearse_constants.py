@@ -161,3 +161,23 @@ def test_a_number_that_nobody_has_does_not_vanish(name: str, bound: float, told:
     stated.note(f"aten.{name}", (asked, bound), answer)
     found = stated.scalar(answer)  # on a line of its own: what is asserted is told to hold
     assert found is told
+
+
+@pytest.mark.parametrize("count", [100, MOST_ELEMENTS + 1])
+def test_one_element_that_is_written_says_nothing_of_the_others(count: int) -> None:
+    """Of numbers that nobody has; what is written to all of a storage is known of all of it."""
+    stated, copy = Stated(), torch.ops.aten.copy_.default
+    handler = following(stated, "aten.copy_", copy, lambda func, args, kwargs: args[0])
+
+    def write(into: Any) -> None:
+        stated.note("aten.copy_", (into, three), handler(copy, (into, three), {}))
+
+    with fakes.FakeTensorMode():
+        into, three = torch.empty(count), torch.empty(())
+    stated.numbers.keep(three, torch.tensor(3.0))
+    write(into[5])
+    assert stated.of(into).mean is None
+    write(into)
+    assert stated.of(into).mean == 3.0
+    write(into[5:7])
+    assert stated.of(into).mean == (3.0 if count <= MOST_ELEMENTS else None)

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from tracer.rehearse.even import share
+from tracer.rehearse.known import EXCHANGE
 from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
-from tracer.rehearse.stated import EXCHANGE, Stated
+from tracer.rehearse.stated import Stated
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

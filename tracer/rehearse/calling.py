@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.parallelism import data_parallel
@@ -55,12 +56,12 @@ def watch_functions(session: RehearsalSession) -> None:
     import torch
 
     kind: Any = torch.autograd.Function
-    original, lane = kind.apply.__func__, session.lane
+    original, lane = inspect.getattr_static(kind, "apply"), session.lane  # Python's, or of C since torch 2.15
 
     def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
         before, lane.applies = lane.applies, session.has_gradients()
         try:
-            return original(own, *args, **kwargs)
+            return original.__get__(None, own)(*args, **kwargs)
         finally:
             lane.applies = before
 

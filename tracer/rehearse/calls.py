@@ -56,3 +56,9 @@ def storage_key(tensor: Any) -> int:
         return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - tells storages apart
     except (RuntimeError, NotImplementedError, AttributeError):
         return -1
+
+
+def is_in_part(name: str, tensor: Any) -> bool:
+    """Whether the operator *name* writes to *tensor* and to a part of its storage only: the rest stays."""
+    written = tensor.numel() * tensor.element_size()
+    return name.endswith("_") and bool(tensor.untyped_storage().nbytes() != written)

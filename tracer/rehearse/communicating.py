@@ -13,10 +13,10 @@ from tracer.operators import Operator, dtype_name, tensor_bytes
 from tracer.records import Position
 from tracer.rehearse import fitting, hearing
 from tracer.rehearse.calls import tensors_in
+from tracer.rehearse.known import EXCHANGE
 from tracer.rehearse.letters import Address
 from tracer.rehearse.questions import Kernel
 from tracer.rehearse.splits import EVEN, Exchange, Splits, exchange_of
-from tracer.rehearse.stated import EXCHANGE
 from tracer.rehearse.tape import WAIT, Message
 from tracer.rehearse.waits import work_class
 

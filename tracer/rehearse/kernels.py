@@ -62,7 +62,8 @@ def _recurrence() -> Any:
         return out, torch.empty_like(hidden), torch.empty_like(cell), kept
 
     library: Any = torch.library.Library("aten", "IMPL")
-    library.impl("mkldnn_rnn_layer", layer, "Meta", allow_override=True)
+    torch.library._impls.discard("aten/mkldnn_rnn_layer/Meta")  # noqa: SLF001 - allow_override, in torch 2.6, too
+    library.impl("mkldnn_rnn_layer", layer, "Meta")
     return library
 
 

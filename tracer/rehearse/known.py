@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,13 @@ CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
 SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
 
 SCATTERS: Final = frozenset({"aten.scatter", "aten.scatter_"})
+
+
+DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
+"""What a number is taken to be of which nothing is known."""
+
+EXCHANGE: Final = "_c10d_functional.all_to_all_single"
+"""Operator by which ranks tell each other how many tokens they will send."""
 
 
 @dataclass(slots=True)

@@ -237,17 +237,18 @@ def _moves(placement: Placement) -> None:
 
 
 def _meshes(placement: Placement) -> None:
-    """Let meshes name the device of their tensors."""
+    """Let meshes name the device of their tensors, which before torch 2.9 is set on each of them."""
     from torch.distributed.device_mesh import DeviceMesh
 
     kind: Any = DeviceMesh
-    original, is_torch = kind.device_type, placement.asker.is_torch
+    original, is_torch = getattr(kind, "device_type", None), placement.asker.is_torch
 
     def device_type(self: Any) -> str:
-        is_told = placement.is_met and not is_torch(sys._getframe(1))
-        return placement.device.type if is_told else str(original.__get__(self))
+        if placement.is_met and not is_torch(sys._getframe(1)):
+            return str(placement.device.type)
+        return str(vars(self)["device_type"] if original is None else original.__get__(self))
 
-    kind.device_type = property(device_type)
+    kind.device_type = property(device_type, lambda self, value: vars(self).update(device_type=value))
 
 
 def _generators(placement: Placement) -> None:

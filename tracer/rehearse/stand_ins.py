@@ -253,7 +253,9 @@ def _grouped_products() -> None:
     from torch import _meta_registrations as metas
 
     anywhere: Any = metas
-    original = anywhere._meta_grouped_mm_common
+    original = getattr(anywhere, "_meta_grouped_mm_common", None)
+    if original is None:  # before torch 2.8
+        return
 
     def common(mat_a: Any, mat_b: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("scale_a") is not None or mat_a.dtype == torch.bfloat16:

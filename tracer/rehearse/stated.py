@@ -11,27 +11,21 @@ Everything else is ``DEFAULTS``; every answer is kept, with the line of the scri
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tracer.rehearse.calls import storage_key
+from tracer.rehearse.calls import is_in_part, storage_key
 from tracer.rehearse.chances import COMPARES, DRAWS, chance, is_vanishing
 from tracer.rehearse.ending import passing
 from tracer.rehearse.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
-from tracer.rehearse.known import CHOOSES, COUNTS, SCATTERS, SUMS, Known
+from tracer.rehearse.known import CHOOSES, COUNTS, DEFAULTS, EXCHANGE, SCATTERS, SUMS, Known
 from tracer.rehearse.letters import Letters
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.routing import Routing, heard
 from tracer.rehearse.words import amount, asked_at, asker, number
-
-DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
-"""What a number is taken to be of which nothing is known."""
-
-EXCHANGE: Final = "_c10d_functional.all_to_all_single"
-"""Operator by which ranks tell each other how many tokens they will send."""
 
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
@@ -46,7 +40,6 @@ class Stated:
     Args:
         expert_load: what the experts of this rank are sent, over an even share; or the shape of loads of all
             experts, as ``loads.parsed`` takes it.
-
         letters: what other ranks have told this one.
 
     Attributes:
@@ -125,7 +118,7 @@ class Stated:
     def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """Follow an operator, named without its overload, whose results may be known."""
         results = [out] if not isinstance(out, list | tuple) else list(out)
-        if not results or not hasattr(results[0], "numel") or not args:
+        if not results or not hasattr(results[0], "numel") or not args or is_in_part(name, results[0]):
             return
         first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
         if (name in CHECKS or name in JOINS) and self._is_truth(name, args, results[0]):

@@ -94,6 +94,10 @@ class Stream:
         """Say that it is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Say that no graph is captured on it: what is issued is issued."""
+        return False
+
     def __enter__(self) -> Stream:
         self._before = self.streams.current
         self.streams.switch(self)

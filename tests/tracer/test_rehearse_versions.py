@@ -1,0 +1,81 @@
+"""Parts of torch that a rehearsal takes the place of, and that differ between versions of it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tracer.rehearse import kernels, placement, stand_ins
+from tracer.rehearse.calling import watch_functions
+from tracer.rehearse.streams import Stream
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("is_of_c", [False, True])
+def test_what_applies_a_function_may_be_of_python_or_of_c(
+    monkeypatch: pytest.MonkeyPatch, is_of_c: bool
+) -> None:
+    """Of C it is in torch 2.15; there, too, a function knows that it is differentiated."""
+    function: Any = torch.autograd.Function
+    base: Any = torch._C._FunctionBase
+    own = vars(base if is_of_c else function)["apply"]
+    monkeypatch.setattr(function, "apply", own)
+    lane = SimpleNamespace(applies=None)
+    session: Any = SimpleNamespace(lane=lane, has_gradients=torch.is_grad_enabled)
+    watch_functions(session)
+    seen = []
+
+    class Square(function):  # type: ignore[misc]  # torch is untyped here
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            seen.append((lane.applies, torch.is_grad_enabled()))
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return 2 * gradient * ctx.saved_tensors[0]
+
+    x = torch.tensor(3.0, requires_grad=True)
+    Square.apply(x).backward()
+    assert x.grad == 6.0
+    assert seen == [(True, False)]
+    assert lane.applies is None
+
+
+@pytest.mark.parametrize("is_met", [False, True])
+def test_a_mesh_names_its_device_whether_that_is_its_own_or_of_its_class(
+    monkeypatch: pytest.MonkeyPatch, is_met: bool
+) -> None:
+    """Before torch 2.9 it is an attribute of each mesh."""
+    kind: Any = pytest.importorskip("torch.distributed.device_mesh").DeviceMesh
+    if hasattr(kind, "device_type"):
+        monkeypatch.delattr(kind, "device_type")
+    told: Any = SimpleNamespace(
+        is_met=is_met, device=torch.device("cuda", 1), asker=SimpleNamespace(is_torch=lambda frame: False)
+    )
+    placement._meshes(told)
+    mesh = object.__new__(kind)
+    mesh.device_type = "cpu"
+    assert mesh.device_type == ("cuda" if is_met else "cpu")
+
+
+def test_what_only_some_versions_have_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in groups have no rule before torch 2.8; ``allow_override`` is not there in 2.6."""
+    metas = pytest.importorskip("torch._meta_registrations")
+    monkeypatch.delattr(metas, "_meta_grouped_mm_common", raising=False)
+    stand_ins._grouped_products()
+    assert not hasattr(metas, "_meta_grouped_mm_common")
+    original = torch.library.Library.impl
+
+    def impl(self: Any, name: Any, function: Any, key: str = "", *, with_keyset: bool = False) -> Any:
+        return original(self, name, function, key, with_keyset=with_keyset)
+
+    monkeypatch.setattr(torch.library.Library, "impl", impl)
+    assert kernels._recurrence()
+
+
+def test_a_stream_says_that_no_graph_is_captured_on_it() -> None:
+    """FSDP asks every stream, from torch 2.15 on."""
+    assert not object.__new__(Stream).is_capturing()
