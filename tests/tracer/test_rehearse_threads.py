@@ -3,19 +3,20 @@
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.host import HOST, Host
 from tracer.rehearse.lane import IssueLane
 from tracer.rehearse.threads import Threads
 from traces.rehearsal import RankTables
-
-pytest.importorskip("torch")
 
 SCRIPT, RANKS = Path(__file__).parent / "threaded.py", 2
 
@@ -136,3 +137,44 @@ def test_what_one_thread_makes_on_the_host_others_make_where_they_do() -> None:
     over.set()
     thread.join()
     assert parts == ["on_host", ""]
+
+
+def test_a_thread_has_the_modes_that_are_in_force_where_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is started beside them is not seen; what is still under way at the end writes nothing."""
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)
+    seen: list[str] = []
+    told: list[Any] = []
+    over = threading.Event()
+
+    class Seeing(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(threading.current_thread().name)
+            return func(*args, **(kwargs or {}))
+
+    def work() -> None:
+        torch.ones(1)
+
+    def later() -> None:
+        over.wait()
+        with threads:
+            seen.append("later")
+
+    mode, session = Seeing(), SimpleNamespace(lane=IssueLane())
+    threads = Threads(session, [mode], told.append)  # type: ignore[arg-type]  # all that it asks for
+    last = threading.Thread(target=later)
+    with threads.seen():
+        for where, name in ((nullcontext(), "beside"), (mode, "within")):
+            with where:
+                thread = threading.Thread(target=work, name=name)
+                thread.start()
+                thread.join()
+            assert told == [threads] * (name == "within")
+        last.start()
+    over.set()
+    last.join(0.2)
+    assert seen == ["within"]
+    threads._turn.release()
+    last.join()
+    assert seen == ["within", "later"]
