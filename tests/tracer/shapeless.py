@@ -43,11 +43,11 @@ class Scaled(nn.modules.lazy.LazyModuleMixin, nn.Module):  # type: ignore[misc] 
         kinds: Any = parameter
         if is_lazy:
             self.scale = kinds.UninitializedParameter(requires_grad=False, device="cuda", dtype=torch.float32)
-            shift = kinds.UninitializedBuffer(device="cuda", dtype=torch.float64)
+            shift = kinds.UninitializedBuffer(requires_grad=True, device="cuda", dtype=torch.float64)
         else:
             scale = torch.ones(WIDTH, device="cuda", dtype=torch.float16)
             self.scale = nn.Parameter(scale, requires_grad=False)
-            shift = torch.ones(WIDTH, device="cuda", dtype=torch.float64)
+            shift = torch.ones(WIDTH, device="cuda", dtype=torch.float64, requires_grad=True)
         self.register_buffer("shift", shift, persistent=False)
 
     def initialize_parameters(self, x: torch.Tensor) -> None:
@@ -81,7 +81,7 @@ def main(kind: str, way: str) -> None:
     if way == "moved later":
         model(batch)
         model.cuda()
-    else:
+    elif way != "typed":  # whose parts are made there
         model.cuda()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     if way == "dry run":

@@ -148,6 +148,19 @@ def test_folded_ranks_weigh_as_many_as_they_stand_for() -> None:
     assert {kind["kind"]: kind["count"] for kind in summary["kinds"]} == {"forward": 6, "step": 6}
 
 
+def test_a_step_is_as_long_as_on_its_slowest_rank_and_a_run_takes_the_median_of_its_steps() -> None:
+    """The lower one of two."""
+    lengths = {0: (10, 7, 30, 20), 1: (8, 9, 20, 25)}
+    spans = [
+        window(rank, sum(own[:step]), length, step)
+        for rank, own in lengths.items()
+        for step, length in enumerate(own)
+    ]
+    found = summarize(opened(spans))
+    assert [step["step_time_s"] for step in found["steps"]] == [10e-9, 9e-9, 30e-9, 25e-9]
+    assert found["step_time_s"] == 10e-9
+
+
 def test_the_first_recorded_step_is_not_averaged() -> None:
     spans = [window(0, 100 * n, 50 if n else 100, n) for n in range(3)]
     recorded = summarize(opened(spans, origin="recorded"))

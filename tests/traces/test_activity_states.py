@@ -3,7 +3,7 @@
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.traces.hand_made import Span, collective, compute, opened, window
@@ -21,7 +21,7 @@ SPAN = st.one_of(
     st.builds(
         lambda r, k, t: Span(r, "compute", k, t[0], t[1]),
         st.integers(0, 2),
-        st.sampled_from(["forward", "backward_input", "optimizer"]),
+        st.sampled_from([*sorted(PASSES), "optimizer"]),
         TIME,
     ),
     st.builds(
@@ -100,8 +100,14 @@ def state_at(t: int, spans: list[tuple[Span, int]], passes: list[Span], *, pipel
     return f"wait:{min((axis for axis, _ in talking), key=order.index)}"
 
 
+NORM = [Span(rank, "collective", "all_reduce", at, 20 - at, "world", 0, 0) for rank, at in ((0, 10), (1, 15))]
+LESS_COMMON = ("recompute", "backward_weight", "backward")
+
+
 @given(spans=st.lists(SPAN, min_size=1, max_size=14), pp=st.sampled_from([1, 2]), edges=TIME)
-@settings(max_examples=300, deadline=None)
+@example(spans=[compute(0, "forward", 0, 5), *NORM], pp=2, edges=(0, 20))
+@example(spans=[compute(rank, kind, 5, 5) for rank, kind in enumerate(LESS_COMMON)], pp=2, edges=(0, 20))
+@settings(max_examples=150, deadline=None)
 def test_states_are_those_of_every_single_nanosecond(
     spans: list[Span], pp: int, edges: tuple[int, int]
 ) -> None:
