@@ -83,6 +83,7 @@ def main(kind: str, way: str) -> None:
         model.cuda()
     elif way != "typed":  # whose parts are made there
         model.cuda()
+    devices = [one.device for one in (*model.parameters(), *model.buffers())]
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     if way == "dry run":
         model(batch.cuda())
@@ -93,7 +94,7 @@ def main(kind: str, way: str) -> None:
         optimizer.zero_grad()
     tensors = [*model.parameters(), *model.buffers()]
     shapes = [(tuple(one.shape), one.dtype, one.device, one.requires_grad) for one in tensors]
-    shapes += list(model.state_dict())
+    shapes += [*model.state_dict(), *devices]
     sys.stdout.write(f"{shapes} {[type(one).__name__ for one in model.modules()][1:]}\n")
 
 

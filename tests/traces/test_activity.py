@@ -148,6 +148,12 @@ def test_folded_ranks_weigh_as_many_as_they_stand_for() -> None:
     assert {kind["kind"]: kind["count"] for kind in summary["kinds"]} == {"forward": 6, "step": 6}
 
 
+def test_spans_without_a_step_number_are_of_no_step_beside_others() -> None:
+    """They come before the first step, as setting up does."""
+    spans = [compute(0, "forward", 0, 5)._replace(step=-1), compute(0, "forward", 10, 5)]
+    assert [(row.step, row.window_ns) for row in breakdown(opened(spans))] == [(0, 5)]
+
+
 def test_a_step_is_as_long_as_on_its_slowest_rank_and_a_run_takes_the_median_of_its_steps() -> None:
     """The lower one of two."""
     lengths = {0: (10, 7, 30, 20), 1: (8, 9, 20, 25)}
@@ -159,6 +165,19 @@ def test_a_step_is_as_long_as_on_its_slowest_rank_and_a_run_takes_the_median_of_
     found = summarize(opened(spans))
     assert [step["step_time_s"] for step in found["steps"]] == [10e-9, 9e-9, 30e-9, 25e-9]
     assert found["step_time_s"] == 10e-9
+
+
+def test_shares_of_a_run_are_means_over_all_ranks_that_its_own_stand_for() -> None:
+    """Three ranks do what rank 0 does; communication of all axes is exposed."""
+    spans = [
+        compute(0, "forward", 0, 4),
+        collective(0, 4, 3, axis="dp"),
+        collective(0, 7, 3, axis="tp", group=1),
+    ]
+    spans += [compute(3, "forward", 0, 8), window(0, 0, 10), window(3, 0, 10)]
+    found = summarize(opened(spans, representatives=(0, 0, 0, 3)))
+    assert found["shares"]["compute"] == pytest.approx((3 * 0.4 + 0.8) / 4)
+    assert found["exposed_comm_fraction"] == pytest.approx(3 * 0.6 / 4)
 
 
 def test_the_first_recorded_step_is_not_averaged() -> None:
