@@ -131,16 +131,31 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("when", ["moved", "not yet"])
 @pytest.mark.parametrize(
-    ("where", "is_host"),
-    [("'cpu'", True), ("torch.device('cpu')", True), ("'cuda'", False), ("{'cuda:1': 'cuda:0'}", False)],
+    "mapped",
+    [
+        ("'cpu'", "both"),
+        ("torch.device('cpu')", "both"),
+        ("lambda storage, location: storage", "both"),
+        ("lambda storage, location: torch.serialization.default_restore_location(storage, 'cpu')", "both"),
+        ("{'cuda:0': 'cpu'}", "both"),
+        ("'cuda'", "none"),
+        ("lambda storage, location: storage.cuda(0)", "none"),
+        ("{'cpu': 'cuda:0'}", "none"),
+        ("None", "cpu"),
+        ("{'cuda:1': 'cuda:0'}", "cpu"),
+        ("lambda storage, location: None", "cpu"),
+    ],
 )
-def test_weights_of_a_real_run_are_loaded_where_the_script_asks_for_them(
-    tmp_path: Path, where: str, when: str, *, is_host: bool
+@pytest.mark.parametrize(("saved", "when"), [("cpu", "not yet"), ("cuda:0", "moved")])
+def test_weights_of_a_real_run_are_loaded_where_it_had_them_or_the_script_maps_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: tuple[str, str], saved: str, when: str
 ) -> None:
-    """The device holds the model, once it is there, and the states only if they were mapped to it."""
+    """The device holds the model, once it is there, and states only if they were or are mapped there."""
+    where, host = mapped
+    is_host = host in {"both", saved}
     script, weights = tmp_path / "train.py", tmp_path / "weights.pt"
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: saved)
     torch.save(torch.nn.Linear(64, 64, bias=False).state_dict(), weights)
     script.write_text(LOADS)
     command = (str(script), str(weights), where, when)

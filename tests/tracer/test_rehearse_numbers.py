@@ -123,6 +123,23 @@ def test_parts_of_a_range_that_is_too_long_to_be_made_are_what_they_are(
     assert numbers.of(made[first]) is None
 
 
+@given(start=integers(-9, 9), step=integers(1, 5), chosen=lists(integers(-99, 99), min_size=1, max_size=5))
+def test_places_that_are_picked_out_of_a_long_range_are_what_they_are(
+    start: int, step: int, chosen: list[int]
+) -> None:
+    """As a sampler's batch of a dataset that is a range; what is not among its places is unknown."""
+    args = (start, start + step * (MOST_ELEMENTS + 100), step)
+    numbers, made = _long_range(*args)
+    pick, real = torch.ops.aten.index.Tensor, torch.arange(*args)
+    for whole, row in ((made, real), (made[7::2], real[7::2])):
+        with fakes.FakeTensorMode():
+            result, beyond = torch.empty(len(chosen), dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+        numbers.follow("aten.index", pick, (whole, [torch.tensor(chosen)]), {}, result)
+        assert elements(numbers, result) == row[chosen].tolist()
+        numbers.follow("aten.index", pick, (whole, [torch.tensor([len(row)])]), {}, beyond)
+        assert numbers.of(beyond) is None
+
+
 def test_batches_that_are_cut_at_places_of_a_long_text_have_their_rows(tmp_path: Path) -> None:
     """A dataset that is the range of its places, sampled and cut: rows are as long as the script says."""
     script = tmp_path / "train.py"

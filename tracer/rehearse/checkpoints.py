@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.calls import tensors_in
+from tracer.rehearse import loading
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.host import HOST
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -34,14 +34,18 @@ def install(session: RehearsalSession) -> None:
 
 def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
     """Return what takes the place of ``torch.save`` and, with the *original*, of ``torch.load``."""
+    import torch
+
     saved: set[Path] = set()
 
+    @functools.wraps(torch.save)
     def save(obj: Any, f: Any = None, *args: Any, **kwargs: Any) -> None:
         del obj, args, kwargs
         if isinstance(f, str | os.PathLike):
             saved.add(Path(f).resolve())
         session.warn("torch.save wrote nothing: a rehearsal has no numbers to keep")
 
+    @functools.wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         path = Path(f).resolve() if isinstance(f, str | os.PathLike) else None
         if path in saved and not path.exists():
@@ -51,13 +55,8 @@ def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Cal
                 "of the script"
             )
         where = kwargs.get("map_location", args[0] if args else None)
-        if str(where) != "cpu":  # on the GPU, from which most are saved
+        with loading.to(session, where):
             return original(f, *args, **kwargs)
-        with session.host.making(HOST if session.placement.is_met else ""):
-            found = original(f, *args, **kwargs)
-        for tensor in tensors_in(found):
-            session.placement.keep(tensor)
-        return found
 
     return save, load
 

@@ -127,11 +127,15 @@ class Numbers:
     def computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
         """Return what *func* makes of numbers, None if one of its operands is not known."""
         try:
+            if func is self._torch.ops.aten.index.Tensor and self._is_range(args[0]):
+                with self.really():
+                    return self._held[storage_key(args[0])].numbers.picked(args[0], self._real(args[1]))
             real, named = self._real(args), {name: self._real(value) for name, value in kwargs.items()}
         except _UnknownError:
             return None
-        plain = {"device": "cpu", "pin_memory": False}
-        named = {name: plain.get(name, value) for name, value in named.items()}
+        named = {
+            name: {"device": "cpu", "pin_memory": False}.get(name, value) for name, value in named.items()
+        }
         with self.really(), suppress(RuntimeError, IndexError):  # what others are taken to have need not fit
             return func(*real, **named)
         return None
@@ -183,9 +187,7 @@ class Numbers:
     def _is_ranged(self, name: str, func: Any, args: Sequence[Any], results: Sequence[Any]) -> bool:
         """Hold a range that is too long to be made, none that is written into; return whether it is held."""
         if func._schema.is_mutable:
-            for key in map(storage_key, results):
-                if key in self._held and type(self._held[key].numbers) is Range:
-                    del self._held[key]
+            self.forget(one for one in results if self._is_range(one))
             return False
         made = results[0]
         if name != "aten.arange" or type(made) is not self._kind or made.numel() <= self.most:
@@ -194,6 +196,10 @@ class Numbers:
         if found is not None:
             self._hold(made.untyped_storage(), found)
         return found is not None
+
+    def _is_range(self, tensor: Any) -> bool:
+        held = self._held.get(storage_key(tensor))
+        return held is not None and type(held.numbers) is Range
 
     def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
         """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""

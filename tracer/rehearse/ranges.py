@@ -48,3 +48,19 @@ class Range(NamedTuple):
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
             places = places.unsqueeze(-1) + torch.arange(size) * stride
         return (self.start + places * self.step).to(self.dtype)
+
+    def picked(self, tensor: Any, indices: Sequence[Any]) -> Any | None:
+        """Return the elements of *tensor*, a row, at real *indices*, negative ones from its end.
+
+        None if it is no row, or they are truths or not among its places.
+        """
+        import torch
+
+        (places, *others), size = indices, tensor.numel()
+        if others or tensor.dim() != 1 or places.dtype in {torch.bool, torch.uint8}:
+            return None
+        places = torch.where(places < 0, places + size, places)
+        if bool(((places < 0) | (places >= size)).any()):
+            return None
+        at = tensor.storage_offset() + places * tensor.stride(0)
+        return (self.start + at * self.step).to(self.dtype)
