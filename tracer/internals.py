@@ -19,6 +19,17 @@ def keys_after_backend_select() -> Any:
     return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
+def makers() -> Any:
+    """Return what holds torch's functions that make tensors: ``empty``, ``full``, ``arange`` and the like.
+
+    A script may have put its own over the public names for a while, as ``deepspeed.zero.Init`` does, whose
+    tensors are on the GPU.
+    """
+    import torch
+
+    return torch._C._VariableFunctions
+
+
 NO_FLAG: Final = sys.maxsize
 """Position of an argument that an operator does not have."""
 

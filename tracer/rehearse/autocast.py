@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:
     base = autocast_mode.autocast
     original, enabled, of_kind = base.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
 
+    @functools.wraps(original)
     def init(self: Any, device_type: str, dtype: Any = None, **kwargs: Any) -> None:
         if is_foreign(device_type):
             device_type, dtype = "cpu", dtype or torch.float16

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,7 @@ def install(session: RehearsalSession) -> None:
     def recursive_to(inputs: Any, *args: Any) -> Any:
         return moved(_moved(session, inputs), *args)
 
+    @functools.wraps(made)
     def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
         made(self, module, device_ids, *args, **kwargs)
         self.rehearsed_moves = bool(device_ids)

@@ -19,6 +19,7 @@ def install(session: RehearsalSession) -> None:
             "longer than fused and the host has more to launch"
         )
 
+    @functools.wraps(torch.compile)
     def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         if model is None:
             return compiled

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tracer.internals import makers
+
 KEEPS: Final = frozenset(
     {
         "aten._to_copy", "aten.clone", "aten.copy_", "aten.cat", "aten.stack", "aten.index",
@@ -43,7 +45,7 @@ def put_together(name: str, args: Sequence[Any], means: Sequence[float]) -> Any:
     import torch
 
     counts = [
-        torch.tensor([share(mean, at) for at in range(one.numel())]).reshape(one.shape)
+        makers().tensor([share(mean, at) for at in range(one.numel())]).reshape(one.shape)
         for one, mean in zip(args[0], means, strict=True)
     ]
     return (torch.cat if name == "aten.cat" else torch.stack)(counts, *args[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracer.internals import makers
 from tracer.rehearse.letters import ALL, MOST_NUMBERS, Address
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ def arrive(stated: Stated, address: Address, tensor: Any) -> None:
 
     If it will not be, it has those of a transfer that is like this one.
     """
-    import torch
-
     letters = stated.letters
     found = letters.read(address)
     is_like, is_awaited = found is None, found is None and address.sender in letters.coming
@@ -38,7 +37,7 @@ def arrive(stated: Stated, address: Address, tensor: Any) -> None:
         found = letters.alike(address)
     if found is not None and len(found) == tensor.numel():
         with stated.numbers.really():
-            real = torch.tensor(found, dtype=tensor.dtype).reshape(tensor.shape)
+            real = makers().tensor(found, dtype=tensor.dtype).reshape(tensor.shape)
         stated.forget([tensor])
         if stated.numbers.fill([tensor], real, is_shared=is_like):
             return

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from tracer.internals import makers
+
 
 def install() -> list[Any]:
     """Put everything in place; return what has to be kept alive."""
@@ -83,7 +85,7 @@ def _padding() -> Any:
             part = rows[at : at + n * length].view(length, n, *rows.shape[1:])
             out[step : step + length, :n] = part
             at, step = at + n * length, step + length
-        lengths = torch.tensor([sum(n > i for n in at_each) for i in range(at_each[0])])
+        lengths = makers().tensor([sum(n > i for n in at_each) for i in range(at_each[0])])
         return out.transpose(0, 1) if batch_first else out, lengths
 
     library: Any = torch.library.Library("aten", "IMPL")

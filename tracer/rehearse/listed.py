@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.internals import makers
 from tracer.rehearse import old_types
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _mapped(session: RehearsalSession) -> None:
             return original(obj, *args, **kwargs)
         dtype = kwargs.get("dtype") or torch.uint8
         with session.aside(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
-            real = torch.empty(0, dtype=dtype).set_(obj)
+            real = makers().empty(0, dtype=dtype).set_(obj)
         return session.host.faked(real)
 
     anywhere.asarray = asarray

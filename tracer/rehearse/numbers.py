@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from tracer.internals import makers
 from tracer.rehearse.calls import storage_key, tensors_in
 from tracer.rehearse.computed import ABSORBS, COMPUTED, FACTORIES, FILLS, LIKE, OVERWRITES
 from tracer.rehearse.ranges import Constant, Range
@@ -57,6 +58,7 @@ class Numbers:
         from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
         self._torch, self._kind, self.really = torch, FakeTensor, unset_fake_temporarily
+        self._make = makers()
         self._held: dict[int, Held] = {}
         self.most = most
 
@@ -72,7 +74,7 @@ class Numbers:
         with self.really():
             numbers = found.numbers
             if type(numbers) is Constant:
-                numbers = self._torch.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
+                numbers = self._make.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
                 self._held[key] = found._replace(numbers=numbers)
             if type(numbers) is Range:
                 return numbers.part(tensor) if tensor.numel() <= self.most else None
@@ -93,7 +95,7 @@ class Numbers:
         if real.numel() > self.most or (n_elements != real.numel() and not is_new):
             return
         with self.really():
-            flat = self._torch.zeros(n_elements, dtype=real.dtype)
+            flat = self._make.zeros(n_elements, dtype=real.dtype)
             flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
         self._hold(storage, flat, is_shared=is_shared)
 
@@ -220,7 +222,7 @@ class Numbers:
                 held.fill_(by)
                 return
             self.forget([result])
-            decided = self._torch.full((), by, dtype=result.dtype)
+            decided = self._make.full((), by, dtype=result.dtype)
             self.keep(result, decided.expand(result.shape))  # which may be too large to be made
 
     def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> bool:
@@ -256,7 +258,7 @@ class Numbers:
             if n_elements > self.most or storage.nbytes() != n_elements * real.element_size():
                 return False
             with self.really():
-                flat = self._torch.empty(n_elements, dtype=real.dtype)
+                flat = self._make.empty(n_elements, dtype=real.dtype)
                 for part in parts:
                     flat.as_strided(part.shape, part.stride(), part.storage_offset()).copy_(real)
             self._hold(storage, flat, is_shared=is_shared)
@@ -293,6 +295,6 @@ class Numbers:
         """Return *args* with tensors of any numbers in place of fake ones."""
         with self.really():
             return [
-                self._torch.empty(one.shape, dtype=one.dtype) if hasattr(one, "element_size") else one
+                self._make.empty(one.shape, dtype=one.dtype) if hasattr(one, "element_size") else one
                 for one in args
             ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.internals import makers
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.finite import are_same
@@ -171,7 +172,7 @@ class Questions:
         if known is None or not isinstance(data, self._FakeTensor):
             return func(*args, **kwargs)
         with numbers.really():
-            steps = self._torch.arange(int(known.max()))
+            steps = makers().arange(int(known.max()))
             sizes = (known[None] > steps[:, None]).sum(dim=1)
             total = int(sizes.sum())
         out = data.new_empty((total, *data.shape[2:]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tracer.internals import makers
+
 
 class Constant(NamedTuple):
     """Elements that are all the same, made when somebody looks at them: most are states and gradients.
@@ -42,11 +44,9 @@ class Range(NamedTuple):
 
     def part(self, tensor: Any) -> Any:
         """Return the elements of *tensor*, a view of the storage of all, as a real one of its shape."""
-        import torch
-
-        places = torch.tensor(tensor.storage_offset())
+        places = makers().tensor(tensor.storage_offset())
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            places = places.unsqueeze(-1) + torch.arange(size) * stride
+            places = places.unsqueeze(-1) + makers().arange(size) * stride
         return (self.start + places * self.step).to(self.dtype)
 
     def picked(self, tensor: Any, indices: Sequence[Any]) -> Any | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+from tracer.internals import makers
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.loads import Loads
 from tracer.rehearse.numbers import Numbers
@@ -91,14 +92,13 @@ class Routing:
         Functions, Management Science 6(1), 1959). Which of its experts comes first changes from token to
         token, so that first choices are spread as all are.
         """
-        import torch
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         listed = list(chain.from_iterable(repeat(expert, n) for expert, n in enumerate(counts)))
         with unset_fake_temporarily():
-            tokens = torch.arange(n_tokens)[:, None]
-            turned = (tokens + torch.arange(top_k)) % top_k
-            return torch.tensor(listed)[turned * n_tokens + tokens].reshape(shape)
+            tokens = makers().arange(n_tokens)[:, None]
+            turned = (tokens + makers().arange(top_k)) % top_k
+            return makers().tensor(listed)[turned * n_tokens + tokens].reshape(shape)
 
 
 def heard(numbers: Numbers, source: Any, rank: int, ranks: Sequence[int], sizes: Any) -> Any | None:

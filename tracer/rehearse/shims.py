@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,7 @@ def _loaders(session: RehearsalSession) -> None:
     following, made, iterated = anywhere.__next__, loader.__init__, loader.__iter__
     pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
+    @functools.wraps(made)  # whoever makes a loader anew reads there what to take over
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         pins[self] = bool(kwargs.get("pin_memory"))
         args = (*args[:5], 0, *args[6:]) if len(args) > _POSITION_OF_WORKERS else args
@@ -202,6 +204,7 @@ def _fsdp1(session: RehearsalSession) -> None:
     names: Any = _init_utils
     names._check_module_states_for_sync_module_states = lambda module: None  # wants parameters on a GPU
 
+    @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("device_id") is not None or session.placement.is_met:
             kwargs["device_id"] = torch.device("cpu")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.internals import makers
 from tracer.operators import dtype_name, tensor_bytes
 from tracer.rehearse import children, lazy, listed
 from tracer.rehearse.calls import tensors_in
@@ -57,7 +58,7 @@ def _arrays(session: RehearsalSession) -> None:
         with unset_fake_temporarily():
             if own is not None:
                 return numpy(own.clone())
-            return numpy(torch.full(tuple(tensor.shape), value, dtype=tensor.dtype))
+            return numpy(makers().full(tuple(tensor.shape), value, dtype=tensor.dtype))
 
     def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
         return told(self) if type(self) is FakeTensor else numpy(self, *args, **kwargs)

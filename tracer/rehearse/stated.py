@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from tracer.internals import makers
 from tracer.rehearse.calls import is_in_part, storage_key
 from tracer.rehearse.chances import COMPARES, DRAWS, chance, is_vanishing
 from tracer.rehearse.ending import passing
@@ -208,10 +209,9 @@ class Stated:
         if result.numel() > MOST_ELEMENTS:
             self._set(result, Known(mean=truth))
             return
-        import torch
 
         with self._real():
-            self.numbers.keep(result, torch.full(tuple(result.shape), bool(truth)))
+            self.numbers.keep(result, makers().full(tuple(result.shape), bool(truth)))
 
     def absent(self, found: Any, *, is_inverted: bool) -> None:
         """Let *found* say that numbers which nobody has are not among those that are looked for.

@@ -28,6 +28,7 @@ def install(session: RehearsalSession) -> None:
     names._verify_param_shape_across_processes = lambda *args, **kwargs: None
     original = module.DistributedDataParallel.__init__
 
+    @functools.wraps(original)
     def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         kept = dict(kwargs)
         kept.pop("device_ids", None)

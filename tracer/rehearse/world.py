@@ -30,6 +30,16 @@ HOST_MESH: Final = (
 """What to say where a script that trains on GPUs makes a mesh of processors."""
 
 
+def _with_signature_of(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *function*, which tells the arguments of the *original*: libraries choose theirs by them."""
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
 class World:
     """The groups of a world.
 
@@ -68,9 +78,10 @@ class World:
             ("split_group", self._split),
             *objects.collectives(dist, session),
         ):
+            as_torchs = _with_signature_of(getattr(anywhere, name), function)
             for module in (anywhere, self._dist):
-                setattr(module, name, function)
-        meshes.init_process_group = self._joined  # of a script that makes a mesh first
+                setattr(module, name, as_torchs)
+        meshes.init_process_group = anywhere.init_process_group  # of a script that makes a mesh first
         self._dist.get_backend, self._dist.is_nccl_available = self._backend, lambda: True
         self._dist.ProcessGroupNCCL = NcclGroup
         anywhere.monitored_barrier = self._dist.monitored_barrier = self._monitored
