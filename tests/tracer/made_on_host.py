@@ -201,8 +201,8 @@ WAYS: dict[str, Callable[[], None]] = {
 
 
 def early() -> Tensor:
-    """Return what is made on the host before the script speaks of a GPU."""
-    return torch.zeros(WIDTH, WIDTH, device="cpu")
+    """Return what comes, before the script speaks of a GPU, of what is made on the host."""
+    return torch.zeros(WIDTH, WIDTH, device="cpu") + 1
 
 
 if __name__ == "__main__":

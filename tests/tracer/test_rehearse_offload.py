@@ -79,6 +79,13 @@ def test_what_is_not_asked_for_is_not_there(rehearsed: Any) -> None:
         assert not any("on the host" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("way", ["fsdp2", "fsdp1"])
+def test_what_is_gathered_is_told_apart(rehearsed: Any, way: str) -> None:
+    """Memory is fullest backward, where the layer before is gathered already: two of them are whole."""
+    held = rehearsed(way)[0].memory["0"]["bytes"]
+    assert (held["gathered"], held["parameters"]) == (2 * LAYER_BYTES, SHARDS_BYTES)
+
+
 def test_states_of_fsdp1_are_on_the_host(rehearsed: Any) -> None:
     """Its shards come up before each gather, and gradients go down into a copy that is there already."""
     found, tables = rehearsed("fsdp1", "offload")
