@@ -1,13 +1,16 @@
 """Scripts that start their own processes, or say where a module goes: ``started_by_hand.py WAY [RANKS]``."""
 
+import os
 import sys
 from multiprocessing import Process, Queue
 
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 WIDTH, ROWS, STEPS = 64, 8, 3
+CHOICES = {"chosen": torch.cuda.set_device, "accelerated": torch.accelerator.set_device_index}
 PLACES = {"word": "cuda", "device": torch.device("cuda:0"), "number": 0}
 
 
@@ -65,6 +68,18 @@ def started(n_ranks: int) -> None:
         rank.join()
 
 
+def loaded(n_rows: int) -> None:
+    """Train on a loader of *n_rows* over all ranks, which drops what fills no batch."""
+    dist.init_process_group("nccl")
+    rows = TensorDataset(torch.ones(n_rows, WIDTH))
+    loader = DataLoader(rows, batch_size=ROWS, sampler=DistributedSampler(rows), drop_last=True)
+    model = layers().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (batch,) in loader:
+        model(batch.to("cuda")).square().mean().backward()
+        optimizer.step()
+
+
 def main(way: str, n_ranks: int) -> None:
     """Do what the *way* says."""
     if way in PLACES:
@@ -79,6 +94,15 @@ def main(way: str, n_ranks: int) -> None:
         dist.broadcast_object_list(said, src=0)
         _, width = said[0]  # type: ignore[misc]  # a rank that has not heard it ends here
         steps(nn.Sequential(nn.Linear(WIDTH, width)).to("cuda"), "cuda", is_summed=True)
+    elif way in CHOICES:
+        CHOICES[way](n_ranks)
+        dist.init_process_group("nccl")
+        steps(layers().to("cuda"), "cuda")
+    elif way == "astray":
+        dist.init_process_group("nccl", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
+        steps(layers().to("cuda"), "cuda")
+    elif way == "loaded":
+        loaded(n_ranks)
     elif way == "spawned":
         multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
     else:

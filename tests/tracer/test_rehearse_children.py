@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "started_by_hand.py"
 WEIGHT_BYTES, BIAS_BYTES = WIDTH * WIDTH * 4, WIDTH * 4
+ORDINAL = "GPU 7 is asked for where a node has 4"
 
 
 def _rehearsed(
@@ -76,3 +77,40 @@ def test_a_rank_hears_what_another_one_has_told(tmp_path: Path) -> None:
     assert any(said.startswith("rank 3 does what rank 0 does") for said in found.checked)
     with pytest.raises(RecordError, match=r"hears objects: told what it has itself, \[None\]"):
         _rehearsed(tmp_path, "told", rank=3)
+
+
+def test_a_gpu_that_a_node_has_not_is_said(tmp_path: Path) -> None:
+    """Rank 7 of two nodes of four asks for GPU 7, as which it goes on; rank 3 of one node has its own."""
+    found, tables, _ = _rehearsed(tmp_path / "two", "spawned", 8, world_size=8, rank=7)
+    alone, expected, _ = _rehearsed(tmp_path / "one", "spawned", 4, rank=3)
+    assert [note for note in found.notes if note.startswith("GPU ")] == [
+        note for note in found.notes if note.startswith(ORDINAL)
+    ]
+    assert any(note.startswith(ORDINAL) for note in found.notes)
+    assert not any(note.startswith("GPU ") for note in alone.notes)
+    assert tables.works.equals(expected.works)
+
+
+def test_a_chosen_gpu_is_held_against_the_node(tmp_path: Path) -> None:
+    """``set_device`` of torch.cuda and of torch.accelerator alike; a node may have as many."""
+    for way in ("chosen", "accelerated"):
+        found, _, _ = _rehearsed(tmp_path / way, way, 7, world_size=8)
+        assert any(note.startswith(ORDINAL) for note in found.notes), way
+        large, _, _ = _rehearsed(tmp_path / f"{way}-large", way, 7, world_size=8, n_local=8)
+        assert not any(note.startswith("GPU ") for note in large.notes), way
+
+
+def test_what_a_rank_says_of_itself_outlives_it(tmp_path: Path) -> None:
+    """Rank 3 does what rank 0 does, as it takes itself for rank 0: that is said all the same."""
+    asked = Asked(command=(str(SCRIPT), "astray"), world_size=4, warmup=1, steps=1, local_world_size=4)
+    found = rehearse(asked, tmp_path)
+    assert found.ranks == (0,)
+    assert any("takes itself for rank 0 where rank 3 is rehearsed" in note for note in found.notes)
+
+
+def test_a_loader_without_a_batch_is_said(tmp_path: Path) -> None:
+    """Of 12 rows each of 4 ranks has 3, which is no batch of 8: nothing is trained, and that is why."""
+    with pytest.raises(RecordError, match="no batch: 3 rows are left for this rank, and less than a batch"):
+        _rehearsed(tmp_path, "loaded", 12)
+    _, tables, _ = _rehearsed(tmp_path / "enough", "loaded", 64)
+    assert tables.works.num_rows

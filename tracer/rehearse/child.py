@@ -143,9 +143,14 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         raise RehearsalError(
             "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "
             "would say where its steps are: nothing to rehearse; if it trains all the same, call "
-            f"foretrace.step() at the end of each step; what it printed is in {spec['log']}"
+            f"foretrace.step() at the end of each step; {_noted(session)}what it printed is in {spec['log']}"
         )
     return _written(spec, session, world) | {"process_s": time.process_time() - began}
+
+
+def _noted(session: Any) -> str:
+    """Return what was noted so far of a rehearsal that ends in an error, which may be its cause."""
+    return "".join(f"{note}; " for note in session.notes)
 
 
 def _session(spec: Mapping[str, Any]) -> Any:

@@ -254,7 +254,7 @@ def install(streams: Streams, meter: Meter) -> None:
     for name in ("current_stream", "set_stream", "synchronize"):
         setattr(accelerator, name, getattr(streams, name))
     accelerator.current_device_index = local_rank
-    accelerator.set_device_index = lambda device=None: None
+    accelerator.set_device_index = lambda device=None: torch.cuda.set_device(device)
     _numbers(torch)
     attention.install(torch)
     autocast.install(torch, is_foreign)

@@ -70,5 +70,6 @@ def check(session: RehearsalSession, found: tuple[int, int]) -> None:
     if rank not in {UNSAID, session.rank}:
         session.warn(
             f"the script takes itself for rank {rank} where rank {session.rank} is rehearsed: what it "
-            "chooses by a number of its own is that of another rank"
+            "chooses by a number of its own is that of another rank, and a real run whose nodes are not told "
+            "apart (as by --node_rank) does not come up"
         )

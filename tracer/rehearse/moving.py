@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse import ordinals
 from tracer.rehearse.devices import is_foreign, is_gpu
 from tracer.rehearse.host import DEVICE, HOST, LEFT
 
@@ -49,7 +50,7 @@ class Moves:
         if is_left:  # the mode of ``torch.set_default_device`` comes after this one
             device = self._default.CURRENT_DEVICE
             is_left = given is None and (device is None or device == self._cpu)
-        self._placement.is_met |= is_gpu(device)
+        ordinals.meet(self._session, device)
         to_host = self._names_host(device, asks) or is_left
         if is_foreign(device):
             kwargs = {**kwargs, "device": self._cpu}
@@ -136,7 +137,7 @@ class Moves:
             return self._beside(args[0], given)
         if isinstance(given, bool) or not isinstance(given, self._kinds):
             return None
-        self._placement.is_met |= is_gpu(given)
+        ordinals.meet(self._session, given)
         return False if is_gpu(given) else self._to_cpu(args[0], given, asks)
 
     def _to_cpu(self, tensor: Any, given: Any, asks: FrameType) -> bool | None:

@@ -20,7 +20,7 @@ from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import listed
+from tracer.rehearse import listed, ordinals
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.devices import is_gpu, local_rank
 from tracer.rehearse.errors import RehearsalError
@@ -295,6 +295,7 @@ def _defaults(placement: Placement) -> None:
 
     def chosen(device: Any) -> None:
         placement.is_met = True
+        ordinals.meet(placement._session, device)
         choose(device)
 
     anywhere.get_default_device, anywhere.cuda.set_device = default, chosen

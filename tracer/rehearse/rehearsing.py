@@ -131,6 +131,7 @@ class _Acted:
         self._asked, self._folder, self._tell = asked, folder, tell
         self._load = parsed(asked.expert_load)
         self.outcomes: dict[int, dict[str, Any]] = {}
+        self._noted: list[str] = []  # by ranks that others stand for
 
     def all(self, loaded: Loaded) -> Rehearsal:
         """Act out every rank that is asked for, or one of each class: the first, then the others.
@@ -234,7 +235,7 @@ class _Acted:
                 itself = f"itself, with its pipeline (ranks {peers})" if peers else "itself"
                 said.append(f"rank {rank} differs from rank {stands}, and stands for {itself}: {found}")
             else:
-                del self.outcomes[rank]
+                self._noted += self.outcomes.pop(rank)["notes"]
                 said.append(f"rank {rank} does what rank {stands} does, which stands for it")
         return said
 
@@ -244,6 +245,7 @@ class _Acted:
         first = outcomes[min(outcomes)]
         script, _ = script_of(self._asked.command)
         notes = list(dict.fromkeys(note for one in outcomes.values() for note in one["notes"]))
+        notes += [note for note in dict.fromkeys(self._noted) if note not in notes]
         layout = next((one["layout"] for one in outcomes.values() if one["layout"]), None)
         job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
         return Rehearsal(

@@ -16,6 +16,7 @@ from tracer.rehearse import (
     jagged,
     kernels,
     libraries,
+    loaders,
     offloading,
     stand_ins,
 )
@@ -87,6 +88,8 @@ def _loaders(session: RehearsalSession) -> None:
     def iterate(self: Any) -> Any:
         with unset_fake_temporarily():
             found = iterated(self)
+        if said := loaders.without_batches(self):
+            session.warn(said)
         pins[found] = pins.get(self, False)
         return found
 
