@@ -30,7 +30,7 @@ HOST_MESH: Final = (
 """What to say where a script that trains on GPUs makes a mesh of processors."""
 
 
-def _with_signature_of(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_signature_of(original: Callable[..., Any], function: Any) -> Callable[..., Any]:
     """Return *function*, which tells the arguments of the *original*: libraries choose theirs by them."""
 
     @functools.wraps(original)
