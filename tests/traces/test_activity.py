@@ -101,9 +101,20 @@ def test_transfers_of_both_directions_and_groups_do_not_mix() -> None:
         collective(0, 0, 50, group=7),
         collective(1, 40, 10, group=8),
     ]
-    last = arrivals(opened(spans)).last_ns
-    assert last[0].tolist() == [10, 30, 0]
-    assert last[1].tolist() == [10, 30, 40]
+    found = arrivals(opened(spans))
+    assert found.last_ns[0].tolist() == [10, 30, 0]
+    assert found.last_ns[1].tolist() == [10, 30, 40]
+    assert found.n_joined == 4  # not the collectives
+
+
+def test_what_does_not_say_its_group_or_its_peer_is_joined_with_nothing() -> None:
+    """Of others with the same number it is not known whether they are the same."""
+    for spans in (
+        [collective(0, 0, 50, group=-1), collective(1, 20, 30, group=-1)],
+        [p2p(0, "send", 0, 50, -1), p2p(1, "recv", 20, 30, -1)],
+    ):
+        found = arrivals(opened(spans))
+        assert (found.last_ns[0].tolist(), found.last_ns[1].tolist(), found.n_joined) == ([0], [20], 0)
 
 
 def test_windows_may_differ_between_ranks_and_steps() -> None:
