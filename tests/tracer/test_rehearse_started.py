@@ -80,7 +80,10 @@ def test_what_a_program_starts_is_acted_out_as_it_is_alone(tmp_path: Path, how: 
     assert (after in printed) == (how != "become")
 
 
-def test_other_programs_are_started_and_other_ranks_are_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [("LOCAL_RANK", "RANK"), ("RANK",), ("LOCAL_RANK",)])
+def test_other_programs_are_started_and_other_ranks_are_not_run(
+    tmp_path: Path, named: tuple[str, ...]
+) -> None:
     """A launcher by hand starts every rank of the node: of those only one is this one."""
     before = (
         "assert subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True).stdout == b'7\\n'"
@@ -88,7 +91,7 @@ def test_other_programs_are_started_and_other_ranks_are_not_run(tmp_path: Path) 
     start = "\n".join(
         [
             "children = [",
-            f'    subprocess.Popen({PLAIN}, env={{**os.environ, "LOCAL_RANK": str(r), "RANK": str(r)}})',
+            f"    subprocess.Popen({PLAIN}, env={{**os.environ, **dict.fromkeys({named}, str(r))}})",
             "    for r in range(8)",
             "]",
             "assert [child.wait() for child in children] == [0] * 8",

@@ -105,9 +105,9 @@ class _Trainings:
                 "that command instead"
             )
         before = (*self._spec["launchers"], *launchers.launchers_of(command))
-        told, own = launchers.environment({**self._spec, "launchers": before}), "LOCAL_RANK"
-        if env is not None and own in told and env.get(own, told[own]) != told[own]:
-            return 0  # that is another rank's
+        told = launchers.environment({**self._spec, "launchers": before})
+        if env is not None and _is_anothers(env, told):
+            return 0
         self._session.warn(
             f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
         )
@@ -116,6 +116,17 @@ class _Trainings:
             if flags is not None:
                 launchers.tell_accelerate(flags, self._spec["world_size"])
             return _ended(script[0], is_module=is_module)
+
+
+def _is_anothers(env: Mapping[str, str], told: Mapping[str, str]) -> bool:
+    """Whether a training that is started in *env* is that of another rank than the one that is *told*.
+
+    A launcher that counts the GPUs of one node may say no more than ``RANK``.
+    """
+    own = [told[name] for name in ("LOCAL_RANK", "RANK") if name in told]
+    if not own:
+        return False
+    return env.get("LOCAL_RANK", own[0]) != own[0] or env.get("RANK", own[-1]) not in own
 
 
 def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
