@@ -1,12 +1,14 @@
 """Parts of torch that a rehearsal takes the place of, and that differ between versions of it."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tracer.rehearse import kernels, placement, stand_ins
+from tracer.rehearse import kernels, loading, placement, stand_ins
 from tracer.rehearse.calling import watch_functions
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.streams import Stream
 
 torch = pytest.importorskip("torch")
@@ -74,6 +76,17 @@ def test_what_only_some_versions_have_is_not_needed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.library.Library, "impl", impl)
     assert kernels._recurrence()
+
+
+def test_a_torch_that_cannot_place_what_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch 2.6 what is read under a fake mode is on no device."""
+    monkeypatch.delattr(pytest.importorskip("torch._utils"), "_restore_device_fake_mode", raising=False)
+    session: Any = SimpleNamespace(placement=SimpleNamespace(is_met=True))
+    with (
+        pytest.raises(RehearsalError, match=re.escape(f"with torch {torch.__version__}: take 2.7")),
+        loading.to(session, None),
+    ):
+        pass
 
 
 def test_a_stream_says_that_no_graph_is_captured_on_it() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse.devices import is_gpu
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.host import HOST
 
 if TYPE_CHECKING:
@@ -44,12 +45,20 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
 
     Torch itself decides: *mapped* is a device, a dict of them, a function of a storage and where it was, or
     None. Of a fake tensor it only notes where it was.
+
+    Raises:
+        RehearsalError: this version of torch does not: before 2.7 what it reads is nowhere.
     """
     import torch
     from torch import _utils
     from torch.serialization import _get_restore_location
 
     anywhere: Any = _utils
+    if not hasattr(anywhere, "_restore_device_fake_mode"):
+        raise RehearsalError(
+            f"torch.load cannot be rehearsed with torch {torch.__version__}: take 2.7 or newer, or leave "
+            "loading out by an argument of the script or a stub (--stub, docs/rehearse.md section 6)"
+        )
     original, place, cpu = anywhere._restore_device_fake_mode, session.placement, torch.device("cpu")
     restore = _get_restore_location(mapped)
 

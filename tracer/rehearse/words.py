@@ -24,6 +24,7 @@ LIBRARIES: Final = (
     "/dist-packages/torch/",
     "/typing_extensions.py",
     "/subprocess.py",
+    "/contextlib.py",
 )
 """Parts of the paths of files that are not of a script."""
 
