@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -140,10 +141,12 @@ def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
     ('srun', 'torchrun')
     >>> launchers_of(["train.py"]), launchers_of(["mpirun", "python", "-m", "package.train"])
     ((), ('mpirun', 'python'))
+    >>> launchers_of(["srun", "python", "-m", "torch.distributed.run", "train.py"])
+    ('srun', 'python', 'torchrun')
     """
     script, is_module = script_of(command)
     before = [Path(word).name for word in command[: len(command) - len(script) - is_module]]
-    if {*before} & MODULES:
+    if any(flag == "-m" and word in MODULES for flag, word in pairwise(before)):
         before.append("torchrun")
     return tuple(word for word in before if word in LAUNCHERS or word in OF_TASKS)
 
