@@ -139,7 +139,7 @@ def test_who_says_no_rank_is_told_so_in_the_words_of_torch(tmp_path: Path, loade
 
 STORES = {
     "TCPStore": 'store = dist.TCPStore("127.0.0.1", 29500, 4, rank == 0, datetime.timedelta(seconds=9))',
-    "FileStore": 'store = dist.FileStore("/tmp/nowhere/at/all", 4)',
+    "FileStore": 'store = dist.FileStore("nowhere/at/all", 4)',
     "of the group": "store = dist.distributed_c10d._get_default_store()",
 }
 
