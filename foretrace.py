@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import errno
 import inspect
+import io
 import os
 import re
 import sys
@@ -61,34 +62,25 @@ API: Final[Mapping[str, str]] = MappingProxyType(
 
 VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "simulate": ("simulator.cli", "Predict one training step of a layout: time, memory, timeline."),
-        "rehearse": ("tracer.rehearse.cli", "Run your own script as ranks of a world that is not there."),
+        "simulate": ("simulator.cli", "Predict one training step: its time, memory and timeline."),
+        "rehearse": ("tracer.rehearse.cli", "Run your own script as ranks of a cluster you do not have."),
         "record": ("tracer.cli", "Record a real torch.distributed run, without editing its script."),
-        "ingest": ("tracer.ingest_cli", "Take over traces of other tools: Kineto, Chakra, timers, tables."),
-        "analyze": ("traces.cli", "Where the time of a run goes, rank by rank; adds up to 100 %."),
-        "compare": ("traces.cli", "Two runs side by side: what differs, by cause."),
-        "calibrate": ("simulator.recorded.cli", "Fit a machine's constants on a recording or a step time."),
-        "report": (
-            "traces.report.cli",
-            "One self-contained HTML page for a run, or two on one axis.",
-        ),
+        "ingest": ("tracer.ingest_cli", "Import traces of other tools: Kineto, Chakra, timers, tables."),
+        "analyze": ("traces.cli", "Show where the time of a run goes, rank by rank, up to 100 %."),
+        "compare": ("traces.cli", "Compare two runs: what differs, by cause."),
+        "calibrate": ("simulator.recorded.cli", "Fit a machine's constants to a recording or a step time."),
+        "report": ("traces.report.cli", "Write one self-contained HTML page for one run or two."),
         "export": ("traces.cli", "Write a run for other tools: Perfetto, Chakra, Kineto, CSV, ..."),
-        "serve": (
-            "simulator.what_if.cli",
-            "Browse runs and play with layouts, in a browser on this machine.",
-        ),
-        "config": ("simulator.configs.cli", "Read the configuration of another tool, or write one for it."),
-        "advise": ("simulator.advise.cli", "How to train a model on some GPUs, in words, computed."),
-        "search": ("simulator.search.cli", "The best layouts of a model on a machine, each simulated."),
-        "bubble": (
-            "simulator.search.bubble_cli",
-            "How much of a pipeline idles, by schedule.",
-        ),
-        "goodput": ("simulator.goodput.cli", "Days and dollars of a training when machines fail."),
-        "memory": ("simulator.memory.cli", "Does a job fit, which rank is fullest, what would make it fit."),
-        "bench": ("tracer.bench.cli", "Hold this machine's parts against what they promise."),
-        "validate": ("simulator.validate.cli", "Hold predictions against tables of measurements."),
-        "topology": ("topologies.cli", "Machines: list, show, check, and measure this one."),
+        "serve": ("simulator.what_if.cli", "Browse runs and try out layouts in a browser."),
+        "config": ("simulator.configs.cli", "Read another tool's configuration, or write one for it."),
+        "advise": ("simulator.advise.cli", "Explain in words how to train a model on given GPUs."),
+        "search": ("simulator.search.cli", "Find the best layouts of a model on a machine."),
+        "bubble": ("simulator.search.bubble_cli", "Show how much of a pipeline idles, by schedule."),
+        "goodput": ("simulator.goodput.cli", "Estimate days and dollars of a training when machines fail."),
+        "memory": ("simulator.memory.cli", "Check whether a job fits in memory, and what would make it fit."),
+        "bench": ("tracer.bench.cli", "Compare what this machine reaches with what it promises."),
+        "validate": ("simulator.validate.cli", "Check predictions against tables of measurements."),
+        "topology": ("topologies.cli", "List, show and check machines, and measure this one."),
     }
 )
 """Verbs, the module of each, and the line that ``--help`` shows without importing it."""
@@ -234,6 +226,7 @@ class Verbs(click.Group):
         """Run the command line; a mistake a user can make becomes one line on stderr and exit status 2."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        _replace_unprintable()
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -267,6 +260,13 @@ def _said(error: click.UsageError) -> str:
     if isinstance(group, click.Group) and message.startswith("No such command"):
         return f"{message.partition('.')[0]}: one of {', '.join(group.commands)}"
     return message
+
+
+def _replace_unprintable() -> None:
+    """Escape what the encoding of a terminal cannot show, such as µ in ASCII, instead of raising for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _forget_output() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -95,12 +94,12 @@ def simulate(
     from simulator.price import usd_per_gpu_hour
     from simulator.render import document, show
     from simulator.simulate import simulate as run_simulation
+    from traces.replacing import check_can_write
 
     usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
     configs = settings_files(file, config, files)
     _check_sources(configs, like_run, rehearsal)
-    if report is not None:
-        _check_folder(report)
+    check_can_write(Path(report) if report else None)
     given = {name: value for name, value in flags.items() if value is not None}
     console = Console(stderr=True, quiet=as_json)
     read: list[dict[str, Any]] = []
@@ -149,12 +148,3 @@ def _calibrated(job: Job, path: str) -> Job:
     from simulator.recorded.calibration import read_calibration
 
     return read_calibration(path).calibrated(job)
-
-
-def _check_folder(report: str) -> None:
-    """Raise click.BadParameter if there is no folder to write *report* to, before any work is done."""
-    folder = Path(report).absolute().parent
-    if not folder.is_dir():
-        raise click.BadParameter(f"{report}: there is no folder {folder}", param_hint="--report")
-    if not os.access(folder, os.W_OK):
-        raise click.BadParameter(f"{report}: the folder {folder} cannot be written", param_hint="--report")

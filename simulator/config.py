@@ -173,6 +173,8 @@ def inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
     """Return the data-parallel degree that fills *gpus*. Raises JobError if none does."""
     layout = Layout(**{**degrees, "ep": 1, "expert_tp": 0})
     replica = layout.world_size
+    if gpus < 1:
+        raise JobError(f"gpus = {gpus}: at least 1")
     if gpus % replica or gpus < replica:
         lower = max(gpus // replica, 1) * replica
         raise JobError(

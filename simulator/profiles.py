@@ -6,6 +6,7 @@ Never chosen by a model or a run.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from functools import cache
 from importlib import resources
@@ -68,6 +69,16 @@ def profile(name: str, settings: tuple[tuple[str, object], ...]) -> Framework:
     return _profile(name, settings, tuple(type(value) for _, value in settings))
 
 
+_KINDS: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    tuple: "a list of words",
+}
+"""Types of conventions, as messages name them."""
+
+
 @cache
 def _profile(name: str, settings: tuple[tuple[str, object], ...], _types: tuple[type, ...]) -> Framework:
     """Return what ``profile`` does; by types too, as 1 and True are the same key of a cache."""
@@ -78,7 +89,7 @@ def _profile(name: str, settings: tuple[tuple[str, object], ...], _types: tuple[
         old = getattr(base, key)
         fits = type(value) is type(old) or (isinstance(old, float) and type(value) is int)
         if not fits:
-            raise JobError(f"framework convention {key}={value!r}: must be like {old!r}")
+            raise JobError(f"framework convention {key}={value!r}: must be {_KINDS[type(old)]}")
     return replace(base, **dict(settings))  # type: ignore[arg-type]
 
 

@@ -1,6 +1,7 @@
 """The front door: help, lazy imports, and what a user's mistakes look like."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -210,6 +211,25 @@ class TestMistakes:
         result = run(*SIMULATE, "-o", str(tmp_path / "file" / "run"))
         assert_one_line(result, "file")
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["analyze", "NAMELESS"],
+            [*SIMULATE, "-o", "NAMELESS/run"],
+            ["record", "-o", "NAMELESS/run", "--", "true"],
+            ["rehearse", "--world-size", "2", "-o", "NAMELESS/run", "--", "script.py"],
+        ],
+    )
+    def test_a_path_that_is_not_utf8(self, words: list[str], tmp_path: Path) -> None:
+        """Arrow takes UTF-8 alone; Linux takes anything."""
+        nameless = tmp_path / "\udcff"
+        nameless.mkdir()
+        (tmp_path / "script.py").touch()
+        words = [word.replace("NAMELESS", str(nameless)) for word in words]
+        result = run(*[str(tmp_path / word) if word == "script.py" else word for word in words])
+        assert_one_line(result, "its path is not UTF-8 text")
+        assert list(nameless.iterdir()) == []
+
 
 @pytest.mark.parametrize("words", [[], ["validate"], ["topology"]])
 def test_a_command_without_a_verb_shows_its_help_on_lines_of_their_own(words: list[str]) -> None:
@@ -226,6 +246,12 @@ def test_a_full_disk_behind_the_output_is_one_line(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "Error: cannot write the output: No space left on device\n")
+
+
+def test_output_that_the_terminal_cannot_show_is_escaped() -> None:
+    done = run(*SIMULATE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xb5s" in done.stdout
 
 
 def test_analyze_works_alike_on_a_run_it_was_given(tmp_path: Path) -> None:

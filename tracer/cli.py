@@ -170,12 +170,10 @@ def _sentence(summary: Mapping[str, Any]) -> str:
 
 def _free_directory(command: tuple[str, ...]) -> Path:
     """Return a directory below ``runs`` that is not there yet, named after the script of *command*."""
+    from tracer.run_directory import next_free
+
     scripts = [Path(word).stem for word in command if word.endswith(".py")]
-    stem = scripts[0] if scripts else Path(command[0]).name if command else "run"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path
+    return next_free(scripts[0] if scripts else Path(command[0]).name if command else "run")
 
 
 @click.command()
@@ -194,7 +192,7 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
     Measures matrix products, memory bandwidth, and collectives of real gloo processes; some 15 seconds.
     """
     from tracer.detect import measure, to_toml
-    from tracer.output_file import check_can_write
+    from traces.replacing import check_can_write
     from traces.writer import write_atomically
 
     check_can_write(output)

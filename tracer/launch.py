@@ -18,6 +18,7 @@ from tracer.launched import is_one_of_many
 from tracer.native.build import ensure
 from tracer.run_directory import check_new, no_empty_folders
 from tracer.window import Window
+from traces.errors import reason
 
 SITE: Final = Path(__file__).resolve().parent / "site"
 """Folder whose ``sitecustomize`` Python runs first in every process of the command."""
@@ -94,10 +95,11 @@ def _check_writable(path: Path) -> None:
     """Make the run directory; raise RecordError if nothing can be written there."""
     probe = path / PROBE
     try:
+        str(path).encode()  # as Arrow will
         path.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(bytes(PROBE_BYTES))
-    except OSError as error:
-        raise RecordError(f"cannot record into {path}: {error.strerror or error}; nothing started") from error
+    except (OSError, UnicodeEncodeError) as error:
+        raise RecordError(f"cannot record into {path}: {reason(error)}; nothing started") from error
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +37,12 @@ def check_new(path: Path) -> None:
         for entry in path.iterdir()
     ):
         raise RecordError(f"{path} has files in it; give a directory that is new or empty")
+
+
+def next_free(stem: str) -> Path:
+    """Return the first of ``runs/STEM-1``, ``runs/STEM-2``, ... that is not there yet."""
+    numbered = (Path("runs") / f"{stem}-{number}" for number in itertools.count(1))
+    return next(path for path in numbered if not path.exists())
 
 
 @contextmanager

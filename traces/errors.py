@@ -18,6 +18,8 @@ def reason(error: BaseException) -> str:
     """Return what went wrong in one line, without the numbers and paths that libraries put around it."""
     if isinstance(error, OSError) and error.errno and "[errno " in str(error):  # pyarrow quotes the system
         return os.strerror(error.errno)
+    if isinstance(error, UnicodeEncodeError):  # Arrow takes paths as UTF-8
+        return "its path is not UTF-8 text"
     said = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return said.strip().partition("\n")[0] or type(error).__name__
 

@@ -10,13 +10,13 @@ import click
 
 
 class Number(click.FloatRange):
-    """A number in a range; what is no number, or endless, is in none."""
+    """A number in a range; NaN and infinity are in none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""
         found: float = super().convert(value, param, ctx)
         if not math.isfinite(found):
-            self.fail(f"{found} is no number to count with", param, ctx)
+            self.fail(f"{found} is not a finite number", param, ctx)
         return found
 
 

@@ -127,7 +127,7 @@ def _row(given: Any) -> Mapping[str, Any]:
         row[name] = int(row[name])
     for name in ("kind", "axis", "dtype"):
         if not isinstance(row[name], str):
-            raise TraceError(f"{name} is no text")
+            raise TraceError(f"{name} is not text")
     return row
 
 
@@ -140,7 +140,7 @@ def _pending(document: Mapping[str, Any]) -> Pending:
             int(row[name])
         for name in ("kind", "axis", "dtype"):
             if not isinstance(row[name], str):
-                raise TraceError(f"{name} is no text")
+                raise TraceError(f"{name} is not text")
     return Pending(
         rank=int(document["rank"]),
         t_ns=int(document["t_ns"]),

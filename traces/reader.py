@@ -48,7 +48,7 @@ def open_run(path: str | PathLike[str]) -> Run:
             raise RunError(f"{name} does not exist")
         reader = _Reader(filesystem, name)
         return reader.directory(root) if found.type == fs.FileType.Directory else reader.file(root)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeEncodeError) as error:
         raise RunError(f"cannot read {name}: {reason(error)}") from error
 
 

@@ -82,7 +82,7 @@ def write_run(
             if links is not None:
                 _write_table(fresh / "links.arrow", links)
             _swap(fresh, target, Path(scratch) / "old")
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeEncodeError) as error:
         raise RunError(f"cannot write {path}: {reason(error)}") from error
     return target
 
@@ -111,19 +111,20 @@ def _check_replaceable(target: Path, info: RunInfo) -> None:
     if not target.is_dir():
         return
     if (target / "run.json").is_file():
-        if info.origin != "recorded" and _origin(target) == "recorded":
+        if info.origin != "recorded" and holds_recording(target):
             raise RunError(f"{target} holds a recording: nothing written; give a new directory")
         return
     if {entry.name for entry in target.iterdir()} - BEFORE_A_RUN:
         raise RunError(f"{target} has files in it and is not a run: nothing written; give a new directory")
 
 
-def _origin(path: Path) -> str:
-    """Return where the run at *path* is from; empty if its description cannot be read."""
+def holds_recording(path: Path) -> bool:
+    """Return whether a recorded run is at *path*, which nothing but a recording may replace."""
     try:
-        return RunInfo.from_json((path / "run.json").read_text(encoding="utf-8"), str(path)).origin
-    except (RunError, UnicodeDecodeError):
-        return ""
+        described = (path / "run.json").read_text(encoding="utf-8")
+        return RunInfo.from_json(described, str(path)).origin == "recorded"
+    except (OSError, RunError, UnicodeDecodeError):
+        return False
 
 
 def _checked_ranks(spans: pa.Table, world_size: int) -> pa.Table:

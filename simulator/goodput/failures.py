@@ -152,8 +152,8 @@ def expected(work_s: float, interval_s: float, reliability: Reliability) -> Expe
         )
     if rate * max(held_s, reliability.restart_s) > _MOST_LOG:
         raise GoodputError(
-            f"a failure every {1 / rate:.0f} s leaves no time for {held_s:.0f} s between checkpoints and "
-            f"{reliability.restart_s:.0f} s of restart; checkpoint more often, or restart faster"
+            f"a failure every {1 / rate:.3g} s leaves no time for {held_s:.3g} s between checkpoints and "
+            f"{reliability.restart_s:.3g} s of restart; checkpoint more often, or restart faster"
         )
     retries = math.expm1(rate * held_s)  # failed attempts per segment that is kept
     attempts_s = n_segments * retries / rate

@@ -47,13 +47,17 @@ def load_model(name_or_path: str | Path) -> Model:
     if path.is_dir():
         path /= "config.json"
     if not path.is_file():
-        near = difflib.get_close_matches(text, names(), n=3, cutoff=0.5) or names()
-        raise ModelError(
-            f"unknown model {text!r}: not a file, not a preset; near: {', '.join(near)}"
-            if near != names()
-            else f"unknown model {text!r}: not a file, and not one of {', '.join(near)}"
-        )
+        raise ModelError(_unknown(text, path))
     return _from_toml(path) if path.suffix == ".toml" else _from_json(path)
+
+
+def _unknown(text: str, path: Path) -> str:
+    """Return in words that *text* is no model, where *path* is the file that it may have meant."""
+    if near := difflib.get_close_matches(text, names(), n=3, cutoff=0.5):
+        return f"unknown model {text!r}: not a file, not a preset; near: {', '.join(near)}"
+    if path.suffix:
+        return f"unknown model {text!r}: there is no file {path}, and no preset of that name"
+    return f"unknown model {text!r}: not a file, and not one of {', '.join(names())}"
 
 
 SHAPE_FIELDS: Final = tuple(field.name for field in fields(Model) if field.name != "name")

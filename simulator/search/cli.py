@@ -52,10 +52,13 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     from simulator.config import job_settings, write_config
     from simulator.configs.cli import show_differences
     from simulator.configs.write import written
+    from simulator.goodput.training import parse_count
     from simulator.search.page import write_page
     from simulator.search.render import show
     from traces.writer import write_atomically
 
+    if flags["tokens"] is not None:
+        parse_count(flags["tokens"])  # a number that is none is refused before the search
     spaces = _spaces(flags)
     best, said = _searched(spaces, flags, quiet=as_json)
     made = [written(best, target) for target in flags["targets"]]

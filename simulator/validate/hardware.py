@@ -81,4 +81,4 @@ def device_of(hardware: str) -> Device:
     try:
         return machine(name, 1, 1).device  # an instance of a cloud, which is named without its GPU
     except CatalogError:
-        raise TableError(f"hardware {hardware!r} is no device of the catalogue") from None
+        raise TableError(f"hardware {hardware!r} is not a device of the catalogue") from None

@@ -184,6 +184,7 @@ def test_the_verb_answers(run: Path) -> None:
     [
         (["--tokens", "many"], "not a number of tokens"),
         (["--tokens", "1T", "--interval", "2 d", "--mtbf-gpu", "10 min"], "leaves no time"),
+        (["--tokens", "1T", "--mtbf-gpu", "1s"], "a failure every 0.0"),
         (["--tokens", "1T", "--budget", "1.5M"], "needs a price"),
         (["--tokens", "1T", "--restart-time", "10"], "is not a time"),
         (["--tokens", f"{10**26}"], "longer than there are dates"),

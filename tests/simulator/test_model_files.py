@@ -324,7 +324,14 @@ def test_a_file_that_is_no_config_is_one_clear_error(tmp_path: Path, text: str) 
         load_model(path)
 
 
-@pytest.mark.parametrize(("name", "near"), [("llama-3-70b", "llama3-70b"), ("zzz", ", ".join(names()))])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("llama-3-70b", "llama3-70b"),
+        ("zzz", ", ".join(names())),
+        ("zzz.json", "there is no file zzz.json"),
+    ],
+)
 def test_an_unknown_name_lists_near_ones(name: str, near: str) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(name)

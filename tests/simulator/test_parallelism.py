@@ -151,7 +151,7 @@ def test_a_checkpoint_is_waited_for_every_so_many_steps() -> None:
         ({"layout": Layout(), "recompute_layers": 2}, "need recompute"),
         ({"layout": Layout(), "checkpoint_every": 1}, "checkpoint_bytes_per_s"),
         ({"layout": Layout(), "conventions": (("overlap_grad_redce", True),)}, "overlap_grad_reduce"),
-        ({"layout": Layout(), "conventions": (("no_sync", 1),)}, "must be like True"),
+        ({"layout": Layout(), "conventions": (("no_sync", 1),)}, "must be true or false"),
         ({"layout": Layout(), "conventions": (("wrap", "row"),)}, "block, model"),
         ({"layout": Layout(), "conventions": (("host_work", -1.0),)}, "not negative"),
     ],

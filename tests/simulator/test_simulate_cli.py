@@ -76,12 +76,13 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_known_before_the_run_is(tmp_path: Path) -> None:
-    output, page = tmp_path / "run", tmp_path / "nowhere" / "x.html"
+    (tmp_path / "file").touch()
+    output, page = tmp_path / "run", tmp_path / "file" / "new" / "x.html"
     result = invoke(*SMALL, "-o", str(output), "--report", str(page))
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert f"there is no folder {page.parent}" in result.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert f"cannot write {page}: Not a directory" in result.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_all_ranks_are_simulated_when_asked() -> None:

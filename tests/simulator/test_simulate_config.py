@@ -217,7 +217,9 @@ def test_a_framework_decides_the_dtype_of_gradients_unless_it_is_given() -> None
     ("flags", "message"),
     [
         (["--set", "overlap_grad_reduce"], "KEY=VALUE"),
-        (["--set", "overlap_grad_reduce=yes"], "must be like True"),
+        (["--set", "overlap_grad_reduce=yes"], "must be true or false"),
+        (["--set", "bucket_mib=many"], "must be a number"),
+        (["--gpus", "-8"], "gpus = -8: at least 1"),
         (["--set", "wrapp=block"], "did you mean wrap"),
         (["--framework", "torchtitn"], "did you mean torchtitan|one of"),
     ],

@@ -171,7 +171,7 @@ def test_times_in_another_unit_are_suspected(tmp_path: Path, own: list[dict[str,
 def test_many_reasons_are_cut_short_and_counted(tmp_path: Path) -> None:
     rows = [{**LLAMA, "id": f"row {at}", "hardware": f"abacus {at}"} for at in range(SHOWN_REASONS + 5)]
     text = CliRunner().invoke(main, ["validate", "steps", str(write(tmp_path / "many.csv", rows))])
-    assert text.stdout.count("is no device of the catalogue") == SHOWN_REASONS
+    assert text.stdout.count("is not a device of the catalogue") == SHOWN_REASONS
     assert "5 not predicted for other reasons" in text.stdout
 
 

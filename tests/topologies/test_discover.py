@@ -181,5 +181,5 @@ def test_the_maker_of_the_processor_is_read(tmp_path: Path) -> None:
     ("old", "new"), [('count="12"', 'count="a dozen"'), ('speed="200000"', 'speed="fast"')]
 )
 def test_words_for_numbers_are_refused(tmp_path: Path, old: str, new: str) -> None:
-    with pytest.raises(CatalogError, match="a count or speed is no number"):
+    with pytest.raises(CatalogError, match="a count or speed is not a number"):
         discover(written(tmp_path, XML.replace(old, new)))

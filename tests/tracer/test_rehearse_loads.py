@@ -66,7 +66,7 @@ def test_choices_are_numbers_that_scripts_can_count() -> None:
     stated = Stated("zipf:1")
     assert stated.routing is not None
     router = type("TopKRouter", (torch.nn.Module,), {})()
-    stated.routing.inside = lambda: router
+    stated.choices.inside = lambda: router
     with torch._subclasses.fake_tensor.FakeTensorMode():
         scores = torch.empty(TOKENS, EXPERTS)
         out = scores.topk(TOP_K, -1)
@@ -82,15 +82,15 @@ def test_choices_are_numbers_that_scripts_can_count() -> None:
 @pytest.mark.parametrize(
     ("load", "message"),
     [
-        ("nan", "nan is no number to count with"),
+        ("nan", "nan is not a finite number"),
         ("0.5", "from 1, which is even"),
         ("zipf:-1", "an exponent from 0"),
-        ("zipf:x", "'x' is no number"),
+        ("zipf:x", "'x' is not a number"),
         ("0,0,0", "add up to more than 0"),
         ("1,-1,2", "shares from 0"),
-        ("1,nan", "nan is no number"),
-        ("1,inf", "inf is no number"),
-        ("even", "'even' is no number"),
+        ("1,nan", "nan is not a finite number"),
+        ("1,inf", "inf is not a finite number"),
+        ("even", "'even' is not a number"),
     ],
 )
 def test_what_is_no_load_is_refused_in_a_line(load: str, message: str) -> None:

@@ -262,8 +262,6 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         export(run, tmp_path / "t", "xls")
     with pytest.raises(RunError, match=r"no rank 2-3 in .*; it has ranks 0-1"):
         export(run, tmp_path / "t.csv", ranks=range(4))
-    with pytest.raises(RunError, match=r"cannot write .*: No such file or directory$"):
-        export(run, tmp_path / "nowhere" / "t.csv")
     with pytest.raises(RunError, match=r"cannot write /dev/null/t.csv: Not a directory$"):
         export(run, "/dev/null/t.csv")
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from traces.replacing import replacing
+from traces.errors import RunError
+from traces.replacing import check_can_write, replacing
 
 
 def written(target: Path, text: str) -> None:
@@ -66,3 +67,25 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         written(target, "new")
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_folders_on_the_way_are_made_and_a_file_among_them_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "newer" / "page.html"
+    check_can_write(target)
+    assert list(tmp_path.iterdir()) == []
+    written(target, "text")
+    check_can_write(target)
+    assert target.read_text() == "text"
+    for below in (target / "x.html", target / "deep" / "x.html"):
+        with pytest.raises(RunError, match=r"x\.html: Not a directory; nothing was done"):
+            check_can_write(below)
+        with pytest.raises(NotADirectoryError):
+            written(below, "text")
+    assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("target", ["folder", "/proc/x.html"])
+def test_what_can_be_no_file_is_known_before(target: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RunError, match="cannot write"):
+        check_can_write(tmp_path / target)

@@ -35,7 +35,7 @@ def discover(path: str | Path) -> Wiring:
             raise type(error)(
                 str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
             ) from None
-        raise CatalogError(f"{path}: a count or speed is no number: {error}") from None
+        raise CatalogError(f"{path}: a count or speed is not a number: {error}") from None
     if not found.n_gpus:
         raise CatalogError(f"{path} names no GPU: give NCCL_TOPO_DUMP_FILE's XML or `nvidia-smi topo -m`")
     return found

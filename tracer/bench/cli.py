@@ -102,7 +102,7 @@ def kernels(
     The table can be read by `foretrace validate kernels`. On a GPU some 60 seconds, on a CPU 20.
     """
     from tracer.bench.kernels import bench as measure
-    from tracer.output_file import check_can_write
+    from traces.replacing import check_can_write
 
     check_can_write(output)
     check_can_write(device_file)

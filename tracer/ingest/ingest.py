@@ -61,7 +61,7 @@ def ingest(
     kinds |= dict.fromkeys(beside, "")
     found = sorted(set(kinds.values()) - {""})
     if not found:
-        raise IngestError(f"{sources[0].name} is no trace that foretrace knows; docs/ingest.md lists them")
+        raise IngestError(f"{sources[0].name} is not a trace of a known kind; docs/ingest.md lists them")
     if len(found) > 1:
         raise IngestError(
             f"files of different kinds, {' and '.join(found)}: take them over one kind at a time"

@@ -54,7 +54,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     try:
         found = pq.read_table(pa.BufferReader(data))
         if missing := [name for name in COLUMNS if name not in found.column_names]:
-            raise IngestError(f"{source.name} is no table of operations: no column {', '.join(missing)}")
+            raise IngestError(f"{source.name} is not a table of operations: no column {', '.join(missing)}")
         table = found.select(list(COLUMNS)).drop_null()
         kinds = [str(value) for value in table["optype"].to_pylist()]
         values = {name: table[name].to_numpy() for name in COLUMNS if name != "optype"}

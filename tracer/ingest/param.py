@@ -51,7 +51,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     except (ValueError, RecursionError) as error:
         raise IngestError(f"{source.name} is not complete JSON") from error
     if not isinstance(listed, list):
-        raise IngestError(f"{source.name} is no list of collectives")
+        raise IngestError(f"{source.name} is not a list of collectives")
     rank = rank_in_name(source.name)
     result = Recording(name=source.name, spans=pa.table({}), rank=rank)
     entries = [entry for entry in listed if isinstance(entry, dict)]

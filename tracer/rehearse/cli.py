@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.console import Console
 
+from traces.replacing import check_can_write
 from traces.report.format import format_si
 
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ def _check_time(cluster: str | None, calibration: str | None, report: str | None
         raise click.UsageError(
             f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
         )
-    if report is not None and not (folder := Path(report).absolute().parent).is_dir():
-        raise click.BadParameter(f"{report}: there is no folder {folder}", param_hint="--report")
+    check_can_write(Path(report) if report else None)
     if calibration is not None and cluster is None:
         raise click.UsageError(
             f"--calibration {calibration}: it is of a machine; name that, as --cluster here.toml"

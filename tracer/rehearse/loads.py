@@ -164,9 +164,11 @@ def _number(text: str, shown: str) -> float:
     try:
         found = float(text)
     except ValueError as error:
-        raise RehearsalError(f"--expert-load {shown}: {text.strip()!r} is no number; give {_WAYS}") from error
+        raise RehearsalError(
+            f"--expert-load {shown}: {text.strip()!r} is not a number; give {_WAYS}"
+        ) from error
     if not math.isfinite(found):
-        raise RehearsalError(f"--expert-load {shown}: {found} is no number to count with; give {_WAYS}")
+        raise RehearsalError(f"--expert-load {shown}: {found} is not a finite number; give {_WAYS}")
     return found
 
 

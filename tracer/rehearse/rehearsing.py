@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +16,16 @@ from tracer.rehearse.classes import Classes, differences, peers_of, shapes_that_
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.launchers import accelerate_flags, launchers_of, script_of
 from tracer.rehearse.loads import Loads, parsed
-from traces.errors import LayoutError
+from tracer.rehearse.restarting import check_choices, with_choices
+from tracer.rehearse.stated import SHARED
+from tracer.rehearse.together import together
+from tracer.run_directory import next_free, no_empty_folders
+from traces.errors import LayoutError, reason
 from traces.layout import Group, Layout
 from traces.model_parts import joined_models
 from traces.ranks import ranks_in
 from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
+from traces.store import holds_recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +77,13 @@ def rehearse(
     """
     tell = progress or (lambda words: None)
     target = _checked(asked, output)
-    with (
-        _folder(target.parent),
-        tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=target.parent) as scratch,
-    ):
+    with no_empty_folders(target.parent), _scratch(target.parent) as scratch:
         with Loaded() if on is None else nullcontext(on) as loaded:
-            found = _Acted(asked, Path(scratch), tell).all(loaded)
+            found = with_choices(
+                lambda load, asks: _Acted(asked, Path(scratch), tell, load, asks=asks).all(loaded),
+                parsed(asked.expert_load),
+                Path(scratch),
+            )
         folder = Path(scratch) / FOLDER
         for rank in found.ranks:
             shutil.move(Path(scratch) / f"rank-{rank:05d}", folder / f"rank-{rank:05d}")
@@ -90,17 +96,10 @@ def rehearse(
     return found
 
 
-@contextmanager
-def _folder(path: Path) -> Iterator[None]:
-    """Make the folder *path*; what had to be made of it is gone again if nothing is in it in the end."""
-    made = [one for one in (path, *path.parents) if not one.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        for one in made:
-            with suppress(OSError):  # it is not empty
-                one.rmdir()
+def _scratch(beside: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary folder in the folder *beside*, which is made if it is not there."""
+    beside.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=beside)
 
 
 def _checked(asked: Asked, output: Path) -> Path:
@@ -117,7 +116,18 @@ def _checked(asked: Asked, output: Path) -> Path:
         raise RehearsalError(f"{script[0]}: no such script")
     if asked.stub and not Path(asked.stub).is_file():
         raise RehearsalError(f"{asked.stub}: no such stub file")
+    return _checked_target(output)
+
+
+def _checked_target(output: Path) -> Path:
+    """Return the run directory *output* made absolute. Raises RehearsalError if no rehearsal may go there."""
     target = output.absolute()
+    try:
+        str(target).encode()  # as Arrow will
+    except UnicodeEncodeError as error:
+        raise RehearsalError(f"cannot write {output}: {reason(error)}") from error
+    if holds_recording(target):
+        raise RehearsalError(f"{output} holds a recording: give a new directory")
     known = {FOLDER, "run.json", "spans", "memory.arrow", "links.arrow", "ranks"}
     if target.exists() and (not target.is_dir() or {entry.name for entry in target.iterdir()} - known):
         raise RehearsalError(f"{output} has other files in it: give a directory that is new, empty or a run")
@@ -127,11 +137,14 @@ def _checked(asked: Asked, output: Path) -> Path:
 class _Acted:
     """The ranks that have been acted out so far."""
 
-    def __init__(self, asked: Asked, folder: Path, tell: Progress) -> None:
+    def __init__(
+        self, asked: Asked, folder: Path, tell: Progress, load: float | Loads, *, asks: bool
+    ) -> None:
         self._asked, self._folder, self._tell = asked, folder, tell
-        self._load = parsed(asked.expert_load)
+        self._load, self._asks = load, asks
         self.outcomes: dict[int, dict[str, Any]] = {}
         self._noted: list[str] = []  # by ranks that others stand for
+        self._dealt: list[tuple[int, ...]] = []  # groups whose members tell each other different numbers
 
     def all(self, loaded: Loaded) -> Rehearsal:
         """Act out every rank that is asked for, or one of each class: the first, then the others.
@@ -155,9 +168,11 @@ class _Acted:
                 troupe.forget(rank)
         self._act(troupe, wanted)
         self._act_again(troupe)
-        self._check_choices()
-        if asked.ranks:
+        check_choices(self._load, self.outcomes.values())
+        if self._tell_each_other(troupe) or asked.ranks:
             classes = self._classes(ranks[0])
+            samples = [] if asked.ranks else list(classes.samples(asked.samples))
+            self._act(troupe, [at for at, _ in samples])
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
         self._act(troupe, [peer for rank in kept for peer in peers_of(rank, self._groups())])
@@ -166,18 +181,11 @@ class _Acted:
 
     def _classes(self, first: int) -> Classes:
         """Return the classes of ranks that *first* has shown: where loads have a shape, also by experts."""
-        groups, dealt = self._groups(), []
+        groups, dealt = self._groups(), [*self._dealt]
         if isinstance(self._load, Loads):
-            dealt = [tuple(ranks) for one in self.outcomes.values() for ranks in one["dealt_among"]]
+            dealt += [tuple(ranks) for one in self.outcomes.values() for ranks in one["dealt_among"]]
             dealt += [group.ranks for group in groups if group.axis == "ep"]
         return Classes(self._asked.world_size, groups, first, dealt)
-
-    def _check_choices(self) -> None:
-        """Raise RehearsalError if the loads that are stated are those of no choice of experts."""
-        if isinstance(self._load, Loads) and not any(one["n_choices"] for one in self.outcomes.values()):
-            n = len(self._load.shares)
-            asked = f"among {n} experts" if n else "of experts (topk, max or argmax in a module named so)"
-            raise RehearsalError(f"--expert-load {self._load.shown}: the script makes no choice {asked}")
 
     def _act(self, troupe: Troupe, ranks: Sequence[int]) -> None:
         """Act out those of *ranks* for which that has not been done."""
@@ -194,6 +202,22 @@ class _Acted:
             has_missed = not self.outcomes.keys().isdisjoint(self.outcomes[rank]["missed"])
             if has_missed or shapes_that_differ(self.outcomes, only=rank):
                 self.outcomes |= troupe.act([rank])
+
+    def _tell_each_other(self, troupe: Troupe) -> bool:
+        """Act those out again who tell each other different numbers; return whether others were needed."""
+
+        def act(ranks: Sequence[int]) -> None:
+            self.outcomes |= troupe.act(ranks)
+
+        told = [said for one in self.outcomes.values() for said in one["stated"]]
+        if not any(SHARED in said for said in told):
+            return False
+        groups = {group.id: group.ranks for group in self._groups()}
+        adds = isinstance(self._load, Loads) and not self._asked.ranks
+        added, said = together(act, self.outcomes, groups, self._folder, adds=adds)
+        self._dealt += added
+        self._noted += said
+        return bool(added)
 
     def _spec(self) -> dict[str, Any]:
         """Return what the process of every rank is told."""
@@ -213,6 +237,7 @@ class _Acted:
             "repeats": not asked.every_microbatch,
             "has_gpu": asked.has_gpu,
             "expert_load": self._load.text if isinstance(self._load, Loads) else self._load,
+            "asks_choices": self._asks,
         }
 
     def _groups(self) -> tuple[Group, ...]:
@@ -291,8 +316,4 @@ def wanted_ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 def free_directory(command: Sequence[str]) -> Path:
     """Return a directory below ``runs`` that is not there yet, named after the script of *command*."""
-    stem = Path(script_of(command)[0][0]).stem if command else "script"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path
+    return next_free(Path(script_of(command)[0][0]).stem if command else "script")
