@@ -118,3 +118,57 @@ def test_a_launcher_of_which_nobody_knows_what_it_starts_is_refused(tmp_path: Pa
 
 def test_no_program_is_different_where_nothing_is_rehearsed() -> None:
     assert subprocess.Popen.__init__.__module__ == "subprocess"
+
+
+LAUNCHES = {
+    "command": f"run.main({RUN}[1:])",
+    "file": f"run.main({RUN}[3:])",
+    "path": f"run.main(['--run-path', *{RUN}[3:]])",
+    "module": "sys.path.insert(0, 'FOLDER'); run.main(['--nnodes=2', '-m', 'train', '--lr', '3'])",
+}
+"""Ways to call torch's launcher, as commands of libraries do, in the process of the command itself."""
+
+
+@pytest.mark.parametrize("how", LAUNCHES)
+def test_what_torchs_launcher_is_called_on_is_acted_out_as_it_is_alone(tmp_path: Path, how: str) -> None:
+    """As TRL's and Accelerate's commands do: not one process is started."""
+    parent = _written(tmp_path / "in", LAUNCHES[how], "from torch.distributed import run")
+    alone, _, _ = _acted(tmp_path / "alone", (str(parent.parent / "train.py"), "--lr", "3"), steps=9)
+    acted, notes, printed = _acted(tmp_path / "acted", (str(parent),), steps=9)
+    assert acted.events.equals(alone.events)
+    assert acted.messages.equals(alone.messages)
+    assert printed.count("trained None __main__") == 1
+    assert f"after None ['{parent}'] __main__" in printed
+    starter = {"path": "run_script_path once per GPU", "module": "torchrun on train"}
+    said = f"parent.py:4 starts {starter.get(how, 'torchrun on train.py')}, which is run in its place"
+    assert said in notes
+
+
+def test_a_function_that_torchs_launcher_is_called_on_is_called_once(tmp_path: Path) -> None:
+    """As a notebook starts one: with its arguments, told who it is; what it returns is its rank's."""
+    before = "\n".join(
+        [
+            "from torch.distributed.launcher.api import LaunchConfig, elastic_launch",
+            "def train(a, b): runpy.run_path('FOLDER/train.py', run_name='__main__'); return a + b",
+            "import runpy; sys.argv = ['train.py', '--lr', '3']",
+            "config = LaunchConfig(min_nodes=2, max_nodes=2, nproc_per_node=8)",
+        ]
+    )
+    start = "assert elastic_launch(config, train)(3, 4) == {1: 7}; sys.argv = ['FOLDER/parent.py']"
+    _, notes, printed = _acted(tmp_path, (str(_written(tmp_path / "in", start, before)),), steps=9)
+    assert printed.count("trained None __main__") == 1
+    assert "parent.py:7 starts train once per GPU, which is run in its place" in notes
+
+
+def test_a_program_that_torchs_launcher_is_called_on_and_nobody_knows_is_refused(tmp_path: Path) -> None:
+    start = "run.main(['--no-python', '--nnodes=2', '/bin/true', 'a'])"
+    parent = _written(tmp_path / "in", start, "from torch.distributed import run")
+    with pytest.raises(RehearsalError, match=r"parent\.py:4 starts /bin/true a, and it is not clear"):
+        _acted(tmp_path, (str(parent),))
+
+
+def test_options_of_python_hide_no_training(tmp_path: Path) -> None:
+    """``python -u train.py``, as launchers write it: a real training was started."""
+    start = "subprocess.check_call([sys.executable, '-u', '-W', 'ignore', 'FOLDER/train.py', '--lr', '3'])"
+    _, _, printed = _acted(tmp_path, (str(_written(tmp_path / "in", start)),), steps=9)
+    assert printed.count("trained None __main__") == 1

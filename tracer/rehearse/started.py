@@ -1,8 +1,8 @@
 """Programs that a script starts in order to train: what they run is acted out in the script's own process.
 
 Command lines of libraries start torchrun, ``accelerate launch`` or Python on the file that trains, once per
-node or once per GPU. In a rehearsal that would be a real training, of processes that nobody sees. Every other
-program is started as it is.
+node or once per GPU, or call torch's launcher themselves. In a rehearsal that would be a real training, of
+processes that nobody sees. Every other program is started as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 CAPTURED: Final = ("stdin", "stdout", "stderr")
 """What a caller says who wants to talk to a program, which one that starts a training does not."""
 
+LOCAL_RANK: Final = "${local_rank}"
+"""What torch's launcher replaces by the number of a process on its node (``macros`` of its elastic API)."""
+
 
 def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
     """Act out what the script of *spec* starts in order to train, told as torchrun would tell it."""
@@ -50,6 +53,22 @@ def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
     anywhere.__init__, os.system = init, system
     for name in ("execv", "execve", "execvp", "execvpe"):
         setattr(os, name, _replacing(getattr(os, name), trainings))
+    _launch(trainings, spec["rank"])
+
+
+def _launch(trainings: _Trainings, rank: int) -> None:
+    """Do the same for what calls torch's launcher in this process, as TRL's and Accelerate's commands do.
+
+    ``torchrun`` itself, ``accelerate launch`` and ``notebook_launcher`` come to this one function, with the
+    words of a program or with a function.
+    """
+    import torch.distributed.launcher.api
+
+    def launch_agent(_: Any, entrypoint: Any, args: Sequence[Any], *__: Any, **___: Any) -> dict[int, Any]:
+        return {rank: trainings.launch(entrypoint, args)}
+
+    anywhere: Any = torch.distributed.launcher.api
+    anywhere.launch_agent = launch_agent
 
 
 def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[..., Any]:
@@ -100,10 +119,7 @@ class _Trainings:
             return None
         script, is_module = found
         if not script:
-            raise RehearsalError(
-                f"{asker()} starts {' '.join(command[:2])}, and it is not clear what that runs; rehearse "
-                "that command instead"
-            )
+            raise RehearsalError(_unclear(command))
         before = (*self._spec["launchers"], *launchers.launchers_of(command))
         told = launchers.environment({**self._spec, "launchers": before})
         if env is not None and _is_anothers(env, told):
@@ -116,6 +132,34 @@ class _Trainings:
             if flags is not None:
                 launchers.tell_accelerate(flags, self._spec["world_size"])
             return _ended(script[0], is_module=is_module)
+
+    def launch(self, entrypoint: Any, args: Sequence[Any]) -> Any:
+        """Run what torch's launcher would start once per GPU, and return what that returns.
+
+        Args:
+            entrypoint: a function, or a program.
+            args: what the function is called with, or the words behind the program.
+
+        Raises:
+            RehearsalError: the program is none that a rehearsal could run.
+        """
+        told = launchers.environment({**self._spec, "launchers": (*self._spec["launchers"], "torchrun")})
+        if not callable(entrypoint):
+            words = [entrypoint, *(str(word).replace(LOCAL_RANK, told["LOCAL_RANK"]) for word in args)]
+            code = self.run(["torchrun", *words[1:]] if _is_interpreter(words[0]) else words, None, None)
+            if code is None:
+                raise RehearsalError(_unclear(words))
+            return sys.exit(code) if code else None
+        name = getattr(entrypoint, "__name__", "a function")
+        self._session.warn(f"{asker()} starts {name} once per GPU, which is run in its place")
+        with _own(told):
+            return entrypoint(*args)
+
+
+def _unclear(command: Sequence[str]) -> str:
+    """Return what to say of a *command* that trains, and does not tell what."""
+    started = f"{asker()} starts {' '.join(command[:2])}"
+    return f"{started}, and it is not clear what that runs; rehearse that command instead"
 
 
 def _is_anothers(env: Mapping[str, str], told: Mapping[str, str]) -> bool:
@@ -138,6 +182,8 @@ def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
     (('a.py', '-v'), False)
     >>> training_of(["accelerate", "launch", "-m", "axolotl.cli.train", "a.yaml"])
     (('axolotl.cli.train', 'a.yaml'), True)
+    >>> training_of(["python", "-u", "-W", "ignore", "a.py", "-v"])
+    (('a.py', '-v'), False)
     >>> training_of(["torchrun", "--help"])
     ((), False)
     >>> training_of(["python", "-m", "pip", "install", "x"]) is training_of(["git", "status"]) is None
@@ -145,17 +191,35 @@ def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
     """
     if not command:
         return None
-    name = Path(command[0]).name
-    is_python = command[0] == sys.executable or name.startswith("python")
+    name, words = Path(command[0]).name, list(command[1:])
+    if is_python := _is_interpreter(command[0]):
+        name, words = "python", _past_options(words)
     is_launcher = (
         name in {"torchrun", "deepspeed"}
-        or (name == "accelerate" and "launch" in command[:2])
-        or (is_python and len(command) > 2 and command[1] == "-m" and command[2] in launchers.MODULES)
+        or (name == "accelerate" and "launch" in words[:1])
+        or (is_python and words[:1] == ["-m"] and words[1:2] and words[1] in launchers.MODULES)
     )
-    if not is_launcher and not (is_python and len(command) > 1 and command[1].endswith(".py")):
+    if not is_launcher and not (is_python and words and words[0].endswith(".py")):
         return None
-    script, is_module = launchers.script_of(["python" if is_python else name, *command[1:]])
-    return ((), False) if len(script) == len(command) else (script, is_module)
+    script, is_module = launchers.script_of([name, *words])
+    return ((), False) if len(script) == len(words) + 1 else (script, is_module)
+
+
+def _is_interpreter(program: str) -> bool:
+    """Whether *program* is Python."""
+    return program == sys.executable or Path(program).name.startswith("python")
+
+
+def _past_options(words: Sequence[str]) -> list[str]:
+    """Return what Python is told behind its own options: a file, ``-m`` and a module, or ``-c`` and a text.
+
+    >>> _past_options(["-u", "-X", "dev", "-m", "a", "-u"])
+    ['-m', 'a', '-u']
+    """
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in {"-m", "-c", "-"}:
+        at += 2 if words[at] in {"-W", "-X"} else 1
+    return list(words[at:])
 
 
 @contextmanager
@@ -163,12 +227,19 @@ def _surroundings(
     env: Mapping[str, str], cwd: Any, script: Sequence[str], *, is_module: bool
 ) -> Iterator[None]:
     """Give what runs the surroundings of a program of its own: *env*, *cwd*, the command line *script*."""
+    with _own(env):
+        if cwd is not None:
+            os.chdir(cwd)
+        sys.argv = list(script)
+        sys.path.insert(0, str(Path.cwd() if is_module else Path(script[0]).resolve().parent))
+        yield
+
+
+@contextmanager
+def _own(env: Mapping[str, str]) -> Iterator[None]:
+    """Let *env* be in the environment, and what a process changes of itself be changed, for a while."""
     kept = dict(os.environ), Path.cwd(), sys.argv, list(sys.path), sys.modules["__main__"]
     os.environ.update(env)
-    if cwd is not None:
-        os.chdir(cwd)
-    sys.argv = list(script)
-    sys.path.insert(0, str(Path.cwd() if is_module else Path(script[0]).resolve().parent))
     try:
         yield
     finally:
