@@ -172,3 +172,17 @@ def test_options_of_python_hide_no_training(tmp_path: Path) -> None:
     start = "subprocess.check_call([sys.executable, '-u', '-W', 'ignore', 'FOLDER/train.py', '--lr', '3'])"
     _, _, printed = _acted(tmp_path, (str(_written(tmp_path / "in", start)),), steps=9)
     assert printed.count("trained None __main__") == 1
+
+
+def test_what_a_script_has_caught_before_it_ends_itself_is_said(tmp_path: Path) -> None:
+    """As Hydra does, which prints what was raised and ends with 1; without an error its status is said."""
+    start = (
+        "try: raise ValueError('no such model')\n"
+        "except Exception as error:\n    print(error)\n    sys.exit({})\nsys.exit(3)"
+    )
+    with pytest.raises(RehearsalError) as caught:
+        _acted(tmp_path / "a", (str(_written(tmp_path / "in", start.format(1))),))
+    assert "parent.py:4: ValueError: no such model" in str(caught.value)
+    assert str(caught.value).endswith("the script caught that, and ended with 1")
+    with pytest.raises(RehearsalError, match="the script ended with 3; its output"):
+        _acted(tmp_path / "b", (str(_written(tmp_path / "in", "sys.exit(3)")),))

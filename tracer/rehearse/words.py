@@ -126,6 +126,8 @@ def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = 
         told: as ``explain`` takes it.
     """
     if isinstance(error, SystemExit):
+        if isinstance(caught := error.__cause__ or error.__context__, Exception):
+            return f"{ending(caught, spec, told)}; the script caught that, and ended with {error.code}"
         return f"the script ended with {error.code}; its output is in {spec['log']}"
     return f"{place(error)}: {error}" if isinstance(error, RehearsalError) else explain(error, spec, told)
 

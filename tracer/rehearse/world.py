@@ -82,6 +82,7 @@ class World:
             for module in (anywhere, self._dist):
                 setattr(module, name, as_torchs)
         meshes.init_process_group = anywhere.init_process_group  # of a script that makes a mesh first
+        meshes.new_group = self._group_of_mesh
         self._dist.get_backend, self._dist.is_nccl_available = self._backend, lambda: True
         self._dist.ProcessGroupNCCL = NcclGroup
         anywhere.monitored_barrier = self._dist.monitored_barrier = self._monitored
@@ -132,6 +133,14 @@ class World:
         asked = kwargs.get("backend", args[1] if len(args) > 1 else None)
         if asked:
             self._backends.ask(name, str(asked))
+        return group
+
+    def _group_of_mesh(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a group of a mesh, of whose dimensions each may be told a backend (``backend_override``)."""
+        asked, _ = kwargs.pop("backend", None), kwargs.pop("pg_options", None)
+        group = self._new_group(*args, **kwargs)
+        if asked and (name := getattr(group, "group_name", None)) is not None:
+            self._backends.ask(str(name), str(asked))
         return group
 
     def _split(
