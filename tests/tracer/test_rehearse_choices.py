@@ -25,21 +25,19 @@ class Router(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A module that is called after experts."""
 
 
-def _routing(load: str, module: Any) -> Routing:
+def _routing(load: str) -> Routing:
     shape = parsed(load)
     assert isinstance(shape, Loads)
     told: dict[str, int] = {}
-    routing = Routing(shape, Numbers(), lambda sentence: told.update({sentence: 1}), told)
-    routing.inside = lambda: module
-    return routing
+    return Routing(shape, Numbers(), lambda sentence: told.update({sentence: 1}), told)
 
 
-def _chosen(routing: Routing, rows: int, columns: int, top_k: int) -> bool:
+def _chosen(routing: Routing, rows: int, columns: int, top_k: int, module: Any) -> bool:
     """Return whether *top_k* of *columns* for each of *rows* is a choice of experts."""
     with torch._subclasses.fake_tensor.FakeTensorMode():
         scores = torch.empty(rows, columns)
         places = scores.topk(top_k, -1)[1]
-    return routing.choose(scores, places, top_k, "moe.py:1")
+    return routing.choose(scores, places, top_k, "moe.py:1", module)
 
 
 @given(st.floats(0, 2), st.integers(1, 200), st.integers(2, 6))
@@ -58,26 +56,24 @@ def test_first_choices_are_spread_as_all_are(exponent: float, n_tokens: int, top
 
 def test_groups_of_experts_are_not_told_as_experts() -> None:
     """A router that chooses groups first, and experts of them then, has chosen experts once."""
-    routing = _routing("zipf:0.5", Router())
-    assert _chosen(routing, TOKENS, EXPERTS // 2, 2)  # nobody knows better yet
-    assert _chosen(routing, TOKENS, EXPERTS, 2)
-    assert not _chosen(routing, TOKENS, EXPERTS // 2, 2)
+    routing, router = _routing("zipf:0.5"), Router()
+    assert _chosen(routing, TOKENS, EXPERTS // 2, 2, router)  # nobody knows better yet
+    assert _chosen(routing, TOKENS, EXPERTS, 2, router)
+    assert not _chosen(routing, TOKENS, EXPERTS // 2, 2, router)
     assert [sentence.partition(":1 ")[2][:22] for sentence in routing._told] == ["chooses 2 of 8 experts"]
 
 
 def test_another_router_may_have_fewer_experts() -> None:
     """As in a pyramid of experts: what is known of one module is not of another of its class."""
-    routing = _routing("zipf:0.5", Router())
-    assert _chosen(routing, TOKENS, EXPERTS, 2)
-    another = Router()
-    routing.inside = lambda: another
-    assert _chosen(routing, TOKENS, EXPERTS // 2, 2)
+    routing = _routing("zipf:0.5")
+    assert _chosen(routing, TOKENS, EXPERTS, 2, Router())
+    assert _chosen(routing, TOKENS, EXPERTS // 2, 2, Router())
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(EXPERTS, TOKENS), (TOKENS, 1 << 13), (1 << 14, 1 << 13)])
 def test_experts_that_choose_tokens_and_words_are_no_choice_of_experts(rows: int, columns: int) -> None:
     """Few that choose among more are experts, for whom there is no load; more than 4,096 are words."""
-    assert not _chosen(_routing("zipf:1", Router()), rows, columns, 1)
+    assert not _chosen(_routing("zipf:1"), rows, columns, 1, Router())
 
 
 @pytest.mark.parametrize("together", [torch.stack, torch.cat])

@@ -261,7 +261,7 @@ def test_experts_are_chosen_by_scores_along_the_last_dimension(dtype: Any, dim: 
     stated, out = Stated("zipf:1"), fake(8 if dim else 4)
     router = type("Router", (torch.nn.Module,), {})()
     assert stated.routing is not None
-    stated.routing.inside = lambda: router
+    stated.choices.inside = lambda: router
     stated.note("aten.argmax", (fake(8, 4, dtype=dtype), dim), out)
     assert (stated.numbers.of(out) is not None) == is_choice
 

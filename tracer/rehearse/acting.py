@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.errors import RehearsalError, UnroutedError
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
@@ -198,7 +198,7 @@ class Troupe:
 
     def _has_gone_well(self, rank: int) -> bool:
         file = self._told_by(rank)
-        return file.is_file() and not {"error", "unlike", "awaits"} & {
+        return file.is_file() and not {"error", "unlike", "awaits", "unrouted"} & {
             *json.loads(file.read_text(encoding="utf-8"))
         }
 
@@ -210,6 +210,8 @@ class Troupe:
                 f"rank {rank} died of {_cause(status)}{words}; all of it is in {_kept_log(log)}"
             )
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if "unrouted" in found:
+            raise UnroutedError(found["unrouted"])
         if "error" in found:
             kept = _kept_log(log)
             raise RehearsalError(f"rank {rank}: {found['error'].replace(str(log), kept)}")

@@ -6,7 +6,10 @@ never is run always. Which numbers a generator would have drawn does not matter,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
+
+from tracer.rehearse.known import Known
 
 DRAWS: Final = frozenset({"aten.rand", "aten.rand_like"})
 """Operators that draw numbers evenly from 0 (included) to 1 (not included)."""
@@ -43,3 +46,14 @@ def chance(name: str, bound: float, *, is_one: bool) -> float:
     below = min(max(float(bound), 0.0), 1.0)
     found = below if name in {"aten.lt", "aten.le"} else 1.0 - below
     return float(found >= 0.5) if is_one else found
+
+
+def compared(name: str, args: Sequence[Any], known: Known, n: int) -> float | None:
+    """Return the mean of *n* truths that *name* makes of numbers and a bound, its *args*; None if unknown.
+
+    Known are those of random numbers, and of one number that nobody has beside a bound next to zero.
+    """
+    if known.mean is None and not known.n_values:
+        return 1.0 if n == 1 and is_vanishing(name, args[1]) else None
+    is_bound = known.is_drawn and isinstance(args[1], int | float)
+    return chance(name, args[1], is_one=n == 1) if is_bound else None

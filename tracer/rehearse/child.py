@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 from tracer.rehearse import launchers
 from tracer.rehearse.acting import letters_of, stages_of
-from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, UnlikeError
+from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, UnlikeError, UnroutedError
 from tracer.rehearse.letters import Letters, leave, left
 from tracer.rehearse.words import ending
 
@@ -86,6 +86,8 @@ def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
         outcome = {"awaits": error.rank, "n_left": error.n_left}
     except UnlikeError as error:
         outcome = {"unlike": str(error)}
+    except UnroutedError as error:
+        outcome = {"unrouted": str(error)}
     except RehearsalError as error:
         traceback.print_exc()
         outcome = {"error": str(error)}
@@ -114,7 +116,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     for name in launchers.inherited(os.environ):
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
-    sys.argv = list(spec["command"])
+    sys.argv = launchers.words_of(spec)
     from tracer.record import activate
     from tracer.rehearse import devices, files, started, threads
     from tracer.rehearse.moving import Moves
@@ -138,7 +140,13 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     with threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*guard.said(), *programs.said(), *session.steps.said(), *world.said()]
+    session.notes += [
+        *session.stated.choices.doubts,
+        *guard.said(),
+        *programs.said(),
+        *session.steps.said(),
+        *world.said(),
+    ]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "
@@ -156,6 +164,9 @@ def _noted(session: Any) -> str:
 def _session(spec: Mapping[str, Any]) -> Any:
     """Return the rehearsal of the rank of *spec*, which tells its progress."""
     from tracer.rehearse.session import RehearsalSession
+    from tracer.rehearse.stated import Stated
+
+    letters = Letters(spec["rank"], left(Path(spec["folder"]), "letters"), spec["coming"])
 
     def tell(words: str) -> None:
         os.write(spec["progress"], f"says {spec['rank']} {words}\n".encode())
@@ -163,10 +174,9 @@ def _session(spec: Mapping[str, Any]) -> Any:
     return RehearsalSession(
         spec["rank"],
         spec["world_size"],
-        letters=Letters(spec["rank"], left(Path(spec["folder"]), "letters"), spec["coming"]),
+        stated=Stated(spec["expert_load"], letters, asks_choices=spec["asks_choices"]),
         warmup=spec["warmup"],
         steps=spec["steps"],
-        expert_load=spec["expert_load"],
         tell=tell,
     )
 
@@ -200,6 +210,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
 
     Raises:
         UnlikeError: micro-batches have to be run that were not.
+        UnroutedError: choices of experts have to be made up.
         AwaitedError: another rank has to be rehearsed first.
         RehearsalError: the script cannot be rehearsed, even if it has caught what says so.
     """
@@ -216,7 +227,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
     if isinstance(error, AwaitedError):
         error.n_left = len(session.letters.left)
         leave(letters_of(Path(spec["folder"]), spec["rank"]), session.letters.left)
-    if isinstance(error, UnlikeError | AwaitedError):
+    if isinstance(error, UnlikeError | AwaitedError | UnroutedError):
         raise error
     if error is not None:
         raise RehearsalError(ending(error, spec, list(session.stated.told))) from error
@@ -267,7 +278,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "n_choices": 0 if routing is None else routing.n_choices,
         "dealt_among": [] if routing is None else routing.groups,
-        "notes": session.notes,
+        "notes": [*session.notes, *session.stated.choices.doubts],
         "sent": _shapes(shapes.found if shapes else {}),
         "missed": sorted(session.letters.missed),
         "taken": _shapes(shapes.taken if shapes else {}),

@@ -99,6 +99,15 @@ class Classes:
                 yield members[-1], representative
 
 
+def groups_of(outcomes: Mapping[int, Mapping[str, Any]]) -> tuple[Group, ...]:
+    """Return every group that ranks of which these are the *outcomes* have shown, once."""
+    found: dict[int, Group] = {}
+    for outcome in outcomes.values():
+        for one in outcome["groups"]:
+            found.setdefault(one["id"], Group(id=one["id"], axis=one["axis"], ranks=tuple(one["ranks"])))
+    return tuple(found[number] for number in sorted(found))
+
+
 def peers_of(rank: int, groups: Sequence[Group]) -> list[int]:
     """Return the other ranks of the pipeline of *rank*: it waits for them, and they for it."""
     line = Line([group.ranks for group in groups if group.axis == "pp"], rank)

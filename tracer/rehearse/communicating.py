@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer import internals
 from tracer.operators import Operator, dtype_name, tensor_bytes
 from tracer.records import Position
-from tracer.rehearse import fitting, hearing
+from tracer.rehearse import fitting, gathering, hearing
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.known import EXCHANGE
 from tracer.rehearse.letters import Address
@@ -158,6 +158,8 @@ class Communications:
         source = next((t for t in tensors_in(args[:2]) if all(t is not out for out in outputs)), own)
         factor = self._factor(self._reduction.name, len(group.ranks))
         stated.exchange(operator.kind, source, outputs, factor)
+        if operator.kind == "all_gather" and len(tensors_in(args[:2])) == len(outputs) + 1:
+            gathering.gathered(stated, group, self._session.rank, source, outputs)
         if address is not None:
             for one in sent:
                 hearing.arrive(stated, address, one)
@@ -182,9 +184,9 @@ class Communications:
 
     def _is_dealt(self, exchange: Exchange, group: Any) -> bool:
         """Follow numbers through an *exchange* in *group*; return whether those that come of it are known."""
-        return self._session.stated.deal(
-            exchange.source, tensors_in(exchange.filled), self._session.rank, group.ranks, exchange.rows_in
-        )
+        stated, rank, filled = self._session.stated, self._session.rank, tensors_in(exchange.filled)
+        is_dealt = stated.deal(exchange.source, filled, rank, group.ranks, exchange.rows_in)
+        return gathering.exchanged(stated, group, rank, exchange) or is_dealt
 
     def _issue(
         self,
@@ -237,6 +239,8 @@ class Communications:
             if kind in {"all_reduce", "all_gather", "broadcast"}:
                 factor = self._factor(str(args[1]), len(group.ranks))
                 self._session.stated.exchange(kind, inputs[0], outputs, factor)
+            if kind == "all_gather" and len(outputs) == 1:
+                gathering.gathered(self._session.stated, group, self._session.rank, inputs[0], outputs)
             whole = outputs if kind == "all_gather" else inputs
             size = sum(map(tensor_bytes, whole))
             number = self._issue(kind, group, size, inputs[0], is_async=True, splits=splits)

@@ -54,6 +54,12 @@ COMPUTED: Final = frozenset(
 )  # fmt: skip
 """Operators that are computed where all of their operands are known."""
 
+BLANK: Final = frozenset(
+    {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
+)
+"""Operators that make memory in which nothing has been written. Whole numbers in it count as zeros: no script
+reads them before it has written them, and what it writes to a part is known then."""
+
 OVERWRITES: Final = frozenset({"aten.bernoulli_", "aten.copy_", "aten.fill_", "aten.random_", "aten.zero_"})
 """Operators in place that ask nothing of what was there before."""
 
@@ -66,4 +72,7 @@ ABSORBS: Final[Mapping[str, bool]] = {
 """Operators on truths of which one operand can decide alone, and by which value: true or anything is true. A
 generation ends with its last token, whatever the tokens are."""
 
-FOLLOWED: Final = FACTORIES | LIKE | COMPUTED
+FILLED: Final = BLANK | FILLS.keys()
+"""Operators whose results are all one number."""
+
+FOLLOWED: Final = FACTORIES | LIKE | COMPUTED | BLANK

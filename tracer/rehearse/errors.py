@@ -40,5 +40,9 @@ class AwaitedError(RehearsalError):
         self.rank, self.n_left = rank, 0
 
 
+class UnroutedError(RehearsalError):
+    """The script reads what its routers choose, of which nothing but even shares is known. Nobody sees it."""
+
+
 class Finished(BaseException):
     """All steps that were asked for have been rehearsed: the script need not go on. Not an error."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tracer.internals import makers
+from tracer.rehearse.known import Known
 
 KEEPS: Final = frozenset(
     {
@@ -40,12 +41,19 @@ def share(mean: float, at: int) -> int:
     return int((at + 1) * mean) - int(at * mean)
 
 
-def put_together(name: str, args: Sequence[Any], means: Sequence[float]) -> Any:
-    """Return what *name*, called with *args*, makes of counts that have different *means*; real tensors."""
+def put_together(name: str, args: Sequence[Any], found: Sequence[Known]) -> Known | None:
+    """Return what is known of what *name*, called with *args*, makes of counts of which that was *found*.
+
+    None if it has one mean, or if nobody knows.
+    """
     import torch
 
+    means = [one.mean for one in found if one.mean is not None]
+    if len(means) < len(found) or len(set(means)) < 2:
+        return None
     counts = [
         makers().tensor([share(mean, at) for at in range(one.numel())]).reshape(one.shape)
         for one, mean in zip(args[0], means, strict=True)
     ]
-    return (torch.cat if name == "aten.cat" else torch.stack)(counts, *args[1:])
+    each = (torch.cat if name == "aten.cat" else torch.stack)(counts, *args[1:])
+    return Known(mean=float(each.double().mean()), load=max(one.load for one in found), each=each)

@@ -31,11 +31,13 @@ def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
 
 def _learning(known: Stated, name: str, handler: Kernel) -> Kernel:
     """Return *handler* with numbers followed through the operator *name*."""
-    follow = known.numbers.follow
+    follow, choices = known.numbers.follow, known.choices
 
     def learning(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = handler(func, args, kwargs)
         follow(name, func, args, kwargs, out)
+        if choices.n_routed:
+            known.taint(args, out)
         return out
 
     return learning

@@ -9,7 +9,7 @@ from typing import Any, Final
 COUNTS: Final = frozenset({"aten.histc", "aten.bincount"})
 """Operators that count elements by value."""
 
-CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max"})
+CHOOSES: Final = frozenset({"aten.topk", "aten.argmax", "aten.max", "aten.multinomial", "aten.sort"})
 """Operators whose last result is a place along a dimension of their first operand."""
 
 SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
@@ -36,6 +36,7 @@ class Known:
         sender: the one other rank that has sent them, where nobody has them; -1 if there is none.
         is_drawn: whether they are drawn evenly from 0 to 1.
         each: what each element is told to be, where their means differ; shape of the tensor.
+        is_routed: whether it comes of what routers of experts choose.
     """
 
     mean: float | None = None
@@ -45,3 +46,4 @@ class Known:
     sender: int = -1
     is_drawn: bool = False
     each: Any = None
+    is_routed: bool = False

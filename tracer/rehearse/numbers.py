@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 from tracer.internals import makers
 from tracer.rehearse.calls import storage_key, tensors_in
-from tracer.rehearse.computed import ABSORBS, COMPUTED, FACTORIES, FILLS, LIKE, OVERWRITES
-from tracer.rehearse.ranges import Constant, Range
+from tracer.rehearse.computed import ABSORBS, BLANK, COMPUTED, FACTORIES, FILLED, LIKE, OVERWRITES
+from tracer.rehearse.ranges import Constant, Range, filled
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
@@ -148,7 +148,7 @@ class Numbers:
         if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
             self._decide(results[0], by=ABSORBS[name])
             return
-        if name in FILLS and self._is_filled(name, args, results[0]):
+        if name in FILLED and self._is_filled(name, args, results[0]):
             return
         if self._is_ranged(name, func, args, results):
             return
@@ -174,17 +174,13 @@ class Numbers:
 
     def _is_filled(self, name: str, args: Sequence[Any], result: Any) -> bool:
         """Hold the number with which the operator *name* has filled *result*; return whether it could be."""
-        at, fill = FILLS[name]
-        if fill is None:
-            fill = args[at]
-        key = storage_key(result)
-        if key == -1 or not isinstance(fill, int | float) or result.numel() > self.most:
-            return key == -1
-        storage, n_elements = result.untyped_storage(), result.numel()
-        if type(result) is not self._kind or storage.nbytes() != n_elements * result.element_size():
-            return False
-        self._hold(storage, Constant(fill, n_elements, result.dtype))
-        return True
+        if storage_key(result) == -1:
+            return True
+        is_ours = type(result) is self._kind and result.numel() <= self.most
+        constant = filled(name, args, result) if is_ours else None
+        if constant is not None:
+            self._hold(result.untyped_storage(), constant)
+        return constant is not None or name in BLANK
 
     def _is_ranged(self, name: str, func: Any, args: Sequence[Any], results: Sequence[Any]) -> bool:
         """Hold a range that is too long to be made, none that is written into; return whether it is held."""
@@ -243,24 +239,27 @@ class Numbers:
     def fill(self, tensors: Sequence[Any], real: Any | None, *, is_shared: bool = True) -> bool:
         """Let *real* be the elements of each of *tensors*, sent by other ranks; return whether they can be.
 
-        They may be parts of one storage, if together they are all of it. *is_shared* is as of ``Held``.
+        Of a list each tensor has its own. They may be parts of one storage, if together they are all of it.
+        *is_shared* is as of ``Held``.
         """
-        filled: dict[int, list[Any]] = {}
+        whole: dict[int, list[tuple[Any, Any]]] = {}
         if real is None:
             return False
-        for tensor in tensors:
-            filled.setdefault(storage_key(tensor), []).append(tensor)
-            if tensor.shape != real.shape or tensor.dtype != real.dtype:
+        for tensor, one in zip(
+            tensors, real if isinstance(real, list) else [real] * len(tensors), strict=True
+        ):
+            whole.setdefault(storage_key(tensor), []).append((tensor, one))
+            if tensor.shape != one.shape or tensor.dtype != one.dtype:
                 return False
-        for parts in filled.values():
-            storage = parts[0].untyped_storage()
-            n_elements = sum(part.numel() for part in parts)
-            if n_elements > self.most or storage.nbytes() != n_elements * real.element_size():
+        for parts in whole.values():
+            storage, dtype = parts[0][0].untyped_storage(), parts[0][0].dtype
+            n_elements = sum(part.numel() for part, _ in parts)
+            if n_elements > self.most or storage.nbytes() != n_elements * dtype.itemsize:
                 return False
             with self.really():
-                flat = self._make.empty(n_elements, dtype=real.dtype)
-                for part in parts:
-                    flat.as_strided(part.shape, part.stride(), part.storage_offset()).copy_(real)
+                flat = self._make.empty(n_elements, dtype=dtype)
+                for part, one in parts:
+                    flat.as_strided(part.shape, part.stride(), part.storage_offset()).copy_(one)
             self._hold(storage, flat, is_shared=is_shared)
         return True
 

@@ -12,6 +12,7 @@ from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.finite import are_same
 from tracer.rehearse.loads import ROUTERS
 from tracer.rehearse.tape import HOST_WAIT
+from tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -252,6 +253,8 @@ class Questions:
 
     def _depends(self, func: Any) -> RehearsalError:
         is_routed = self._session.stated.routing is None and any(map(ROUTERS.search, self._session.classes()))
+        if is_routed:
+            self._session.stated.choices.need(asker())
         by_load = "say what routers choose, --expert-load zipf:0 for even loads, or " if is_routed else ""
         return RehearsalError(
             f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tracer.internals import makers
+from tracer.rehearse.computed import BLANK, FILLS
 
 
 class Constant(NamedTuple):
@@ -64,3 +65,19 @@ class Range(NamedTuple):
             return None
         at = tensor.storage_offset() + places * tensor.stride(0)
         return (self.start + at * self.step).to(self.dtype)
+
+
+def filled(name: str, args: Sequence[Any], result: Any) -> Constant | None:
+    """Return the elements of the storage of *result*, filled by the operator *name*, called with *args*.
+
+    None if nobody knows them, or if it is a part of them only.
+    """
+    n_bytes, element_bytes = result.untyped_storage().nbytes(), result.element_size()
+    if name in BLANK:
+        is_whole = not (result.dtype.is_floating_point or result.dtype.is_complex)
+        return Constant(0, n_bytes // element_bytes, result.dtype) if is_whole else None
+    at, fill = FILLS[name]
+    fill = args[at] if fill is None else fill
+    if not isinstance(fill, int | float) or n_bytes != result.numel() * element_bytes:
+        return None
+    return Constant(fill, result.numel(), result.dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from tracer.rehearse.acting import Loaded, Progress, Troupe
-from tracer.rehearse.classes import Classes, differences, peers_of, shapes_that_differ
+from tracer.rehearse.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.launchers import accelerate_flags, launchers_of, script_of
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.restarting import check_choices, with_choices
-from tracer.rehearse.stated import SHARED
+from tracer.rehearse.scratch import scratch_in
 from tracer.rehearse.together import together
 from tracer.run_directory import next_free, no_empty_folders
 from traces.errors import LayoutError, reason
-from traces.layout import Group, Layout
+from traces.layout import Layout
 from traces.model_parts import joined_models
 from traces.ranks import ranks_in
 from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
@@ -77,7 +76,7 @@ def rehearse(
     """
     tell = progress or (lambda words: None)
     target = _checked(asked, output)
-    with no_empty_folders(target.parent), _scratch(target.parent) as scratch:
+    with no_empty_folders(target.parent), scratch_in(target.parent) as scratch:
         with Loaded() if on is None else nullcontext(on) as loaded:
             found = with_choices(
                 lambda load, asks: _Acted(asked, Path(scratch), tell, load, asks=asks).all(loaded),
@@ -94,12 +93,6 @@ def rehearse(
             shutil.rmtree(target / FOLDER)
         shutil.move(folder, target / FOLDER)
     return found
-
-
-def _scratch(beside: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a temporary folder in the folder *beside*, which is made if it is not there."""
-    beside.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=beside)
 
 
 def _checked(asked: Asked, output: Path) -> Path:
@@ -175,13 +168,13 @@ class _Acted:
             self._act(troupe, [at for at, _ in samples])
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
-        self._act(troupe, [peer for rank in kept for peer in peers_of(rank, self._groups())])
+        self._act(troupe, [peer for rank in kept for peer in peers_of(rank, groups_of(self.outcomes))])
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
 
     def _classes(self, first: int) -> Classes:
         """Return the classes of ranks that *first* has shown: where loads have a shape, also by experts."""
-        groups, dealt = self._groups(), [*self._dealt]
+        groups, dealt = groups_of(self.outcomes), [*self._dealt]
         if isinstance(self._load, Loads):
             dealt += [tuple(ranks) for one in self.outcomes.values() for ranks in one["dealt_among"]]
             dealt += [group.ranks for group in groups if group.axis == "ep"]
@@ -209,12 +202,8 @@ class _Acted:
         def act(ranks: Sequence[int]) -> None:
             self.outcomes |= troupe.act(ranks)
 
-        told = [said for one in self.outcomes.values() for said in one["stated"]]
-        if not any(SHARED in said for said in told):
-            return False
-        groups = {group.id: group.ranks for group in self._groups()}
         adds = isinstance(self._load, Loads) and not self._asked.ranks
-        added, said = together(act, self.outcomes, groups, self._folder, adds=adds)
+        added, said = together(act, self.outcomes, self._folder, adds=adds)
         self._dealt += added
         self._noted += said
         return bool(added)
@@ -240,23 +229,13 @@ class _Acted:
             "asks_choices": self._asks,
         }
 
-    def _groups(self) -> tuple[Group, ...]:
-        """Return every group that is known, once."""
-        found: dict[int, Group] = {}
-        for outcome in self.outcomes.values():
-            for group in outcome["groups"]:
-                found.setdefault(
-                    group["id"], Group(id=group["id"], axis=group["axis"], ranks=tuple(group["ranks"]))
-                )
-        return tuple(found[number] for number in sorted(found))
-
     def _check(self, samples: Sequence[tuple[int, int]]) -> list[str]:
         """Say of ranks that others stand for whether they did the same; one that did stands for nobody."""
         said = []
         for rank, stands in samples:
             found = differences(read_rank(self._folder, stands), read_rank(self._folder, rank))
             if found:
-                peers = ", ".join(map(str, peers_of(rank, self._groups())))
+                peers = ", ".join(map(str, peers_of(rank, groups_of(self.outcomes))))
                 itself = f"itself, with its pipeline (ranks {peers})" if peers else "itself"
                 said.append(f"rank {rank} differs from rank {stands}, and stands for {itself}: {found}")
             else:
@@ -280,7 +259,7 @@ class _Acted:
             name=Path(script[0]).stem,
             command=script,
             layout=Layout(**layout) if layout else None,
-            groups=self._groups(),
+            groups=groups_of(self.outcomes),
             model=joined_models([one["model"] for one in outcomes.values()]),
             job={
                 **job,

@@ -23,7 +23,7 @@ class Routing:
         told: where that is kept, and taken back.
 
     Attributes:
-        inside: returns the module that runs, None outside of all.
+        is_even: whether all experts have the same.
         n_choices: calls of operators for which experts were chosen.
         groups: members of groups among which counts of choices were exchanged: each holds experts of its own.
     """
@@ -37,17 +37,17 @@ class Routing:
     ) -> None:
         self._loads, self._numbers, self._tell, self._told = loads, numbers, tell, told
         self._widest: weakref.WeakKeyDictionary[Any, tuple[int, list[str]]] = weakref.WeakKeyDictionary()
-        self.inside: Callable[[], Any] = lambda: None
+        self.is_even = not loads.shares and not loads.exponent
         self.n_choices = 0
         self.groups: list[tuple[int, ...]] = []
 
-    def choose(self, scores: Any, places: Any, top_k: int, asker: str) -> bool:
-        """Make up *places*, those of the largest *top_k* of *scores* along the last dimension.
+    def choose(self, scores: Any, places: Any, top_k: int, asker: str, module: Any = None) -> bool:
+        """Make up *places*, those of the largest *top_k* of *scores* along the last dimension, in *module*.
 
         Returns:
             Whether it is a choice of experts.
         """
-        n_experts, n_tokens, module = scores.shape[-1], places.numel() // top_k, self.inside()
+        n_experts, n_tokens = scores.shape[-1], places.numel() // max(top_k, 1)
         name = "" if module is None else type(module).__name__
         if n_experts < 2 or not n_tokens or not self._loads.is_of(n_experts, n_tokens, name):
             return False

@@ -23,7 +23,6 @@ from tracer.rehearse.errors import Finished
 from tracer.rehearse.failures import Failures
 from tracer.rehearse.host import Host
 from tracer.rehearse.lane import IssueLane
-from tracer.rehearse.letters import Letters
 from tracer.rehearse.memory import Memory
 from tracer.rehearse.meter import Meter
 from tracer.rehearse.own_steps import OwnSteps
@@ -58,8 +57,7 @@ class RehearsalSession(Training[IssueLane]):
         world_size: number of ranks of the world.
         warmup: steps before those that are kept.
         steps: steps to keep.
-        expert_load: as ``Stated`` takes it.
-        letters: what other ranks have told this one.
+        stated: what the script is told of numbers that nobody has.
         tell: told about progress, in a few words.
 
     Attributes:
@@ -78,8 +76,7 @@ class RehearsalSession(Training[IssueLane]):
         *,
         warmup: int = 1,
         steps: int = 1,
-        expert_load: float | str = 1.0,
-        letters: Letters | None = None,
+        stated: Stated,
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         super().__init__(rank, world_size)
@@ -89,8 +86,7 @@ class RehearsalSession(Training[IssueLane]):
         self.memory, self.meter = Memory(self._allocated), Meter()
         self.host, self.placement = Host(self), Placement(self)
         self.backends = Backends(self)
-        self.letters = Letters(rank, {}, ()) if letters is None else letters
-        self.stated, self.failures = Stated(expert_load, self.letters), Failures(self)
+        self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
         self.sink, self.disabled = _Nowhere(), set[str]()
@@ -101,8 +97,7 @@ class RehearsalSession(Training[IssueLane]):
         self._model: Any = None
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
-        if self.stated.routing is not None:
-            self.stated.routing.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
+        stated.choices.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()
 
     def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:

@@ -16,14 +16,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tracer.internals import makers
-from tracer.rehearse.calls import is_in_part, storage_key
-from tracer.rehearse.chances import COMPARES, DRAWS, chance, is_vanishing
+from tracer.rehearse.calls import is_in_part, storage_key, tensors_in
+from tracer.rehearse.choosing import Choices
 from tracer.rehearse.ending import passing
 from tracer.rehearse.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from tracer.rehearse.finite import CHECKS, JOINS, joined, truth_of
-from tracer.rehearse.known import CHOOSES, COUNTS, DEFAULTS, EXCHANGE, SCATTERS, SUMS, Known
+from tracer.rehearse.known import CHOOSES, DEFAULTS, EXCHANGE, Known
 from tracer.rehearse.letters import Letters
 from tracer.rehearse.loads import Loads, parsed
+from tracer.rehearse.means import OF_MEANS, made
 from tracer.rehearse.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.routing import Routing, heard
 from tracer.rehearse.words import amount, asked_at, asker, number
@@ -31,7 +32,7 @@ from tracer.rehearse.words import amount, asked_at, asker, number
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
 
-FOLLOWED: Final = KEEPS | COUNTS | CHOOSES | SUMS | CHECKS | JOINS | DRAWS | COMPARES | SCATTERS
+FOLLOWED: Final = KEEPS | CHOOSES | CHECKS | JOINS | OF_MEANS
 """Operators of whose results something may be known."""
 
 
@@ -42,14 +43,18 @@ class Stated:
         expert_load: what the experts of this rank are sent, over an even share; or the shape of loads of all
             experts, as ``loads.parsed`` takes it.
         letters: what other ranks have told this one.
+        asks_choices: as ``asks`` of ``Choices``.
 
     Attributes:
+        choices: of experts and others.
         numbers: tensors whose elements are known.
         routing: makes up choices of experts; None where loads are one number.
         told: what the script was told, and how often.
     """
 
-    def __init__(self, expert_load: float | str = 1.0, letters: Letters | None = None) -> None:
+    def __init__(
+        self, expert_load: float | str = 1.0, letters: Letters | None = None, *, asks_choices: bool = False
+    ) -> None:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         load = parsed(expert_load)
@@ -60,6 +65,7 @@ class Stated:
         self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
         self.told: dict[str, int] = {}
         self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
+        self.choices = Choices(self.routing, asks=asks_choices)
         self._known: dict[int, tuple[Known, Any]] = {}
 
     def of(self, tensor: Any) -> Known:
@@ -111,6 +117,20 @@ class Stated:
                 self._known.pop(key, None)
                 self.numbers.drop(key)
 
+    def taint(self, args: Sequence[Any], out: Any) -> None:
+        """Note that what an operator has made of *args* comes of what routers choose, if one of them does."""
+        made_of = out if isinstance(out, list | tuple) else (out,)
+        results = [one for one in made_of if hasattr(one, "dtype") and not one.dtype.is_floating_point]
+        if results and any(self._is_routed(one) for one in tensors_in(args[:3])):
+            for one in results:
+                known = self._known.get(storage_key(one))
+                if known is not None or self.numbers.of(one) is None:
+                    self._set(one, replace(Known() if known is None else known[0], is_routed=True))
+
+    def _is_routed(self, tensor: Any) -> bool:
+        found = self._known.get(storage_key(tensor))
+        return found is not None and found[0].is_routed
+
     def forget_mean(self, tensors: Iterable[Any]) -> None:
         """Take nothing but numbers to be known of *tensors* any more: an operator in place has no rule."""
         for tensor in tensors if self._known else ():
@@ -125,39 +145,22 @@ class Stated:
         if (name in CHECKS or name in JOINS) and self._is_truth(name, args, results[0]):
             return
         if name in CHOOSES:
-            self._choose(name, args, results)
-        elif name in COUNTS:
-            self._set(results[0], Known(mean=first.numel() / max(results[0].numel(), 1)))
-        elif name in SUMS:
-            known = self.of(first)
-            if known.mean is not None:
-                mean = known.mean * (first.numel() / max(results[0].numel(), 1))
-                self._set(results[0], replace(known, mean=mean, is_drawn=False))
-        elif name in DRAWS:
-            self._set(results[0], Known(mean=0.5, is_drawn=True))
-        elif name in COMPARES:
-            self._compare(name, args, results[0])
-        elif name == "aten.eq" and (known := self.of(first)).n_values:
-            self._set(results[0], Known(mean=1 / known.n_values))
-        elif name == "aten.ne":
-            self._set(results[0], Known(mean=1.0))
-        elif name in SCATTERS and len(args) > 3 and isinstance(args[3], int | float):
-            self._set(results[0], Known(mean=args[3] * args[2].numel() / max(results[0].numel(), 1)))
+            found = self.choices.choose(name, args, results, asker())
+            if found is not None and found.n_values:
+                self._set(results[-1], found)
+        if name in OF_MEANS and (found := made(name, args, first, results[0], self.of)) is not None:
+            self._set(results[0], found)
         elif name in KEEPS and hasattr(first, "numel"):
             self._keep(name, args, first, results[0])
 
-    def _compare(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """Follow a comparison of random numbers with a bound, or of one that nobody has with next to zero."""
-        found = self._known.get(storage_key(args[0]))
-        if found is None and result.numel() == 1 and is_vanishing(name, args[1]):
-            self._set(result, Known(mean=1.0))
-        if found is not None and found[0].is_drawn and isinstance(args[1], int | float):
-            self._set(result, Known(mean=chance(name, args[1], is_one=result.numel() == 1)))
-
     def _keep(self, name: str, args: tuple[Any, ...], first: Any, result: Any) -> None:
         """Follow an operator that keeps means: *result* has that of the *first* operand."""
-        if name in PUTS_TOGETHER and self._put_together(name, args, result):
-            return
+        if name in PUTS_TOGETHER and result.numel() <= MOST_ELEMENTS:
+            with self._real():
+                joint = put_together(name, args, [self.of(one) for one in args[0]])
+            if joint is not None:
+                self._set(result, joint)
+                return
         known = self.of(args[1] if name == "aten.copy_" else first)
         if name == EXCHANGE and known.mean is not None and known.load == 1.0:
             known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
@@ -167,30 +170,6 @@ class Stated:
             known = replace(known, is_drawn=False)
         if known.mean is not None or known.n_values:
             self._set(result, known)
-
-    def _put_together(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
-        """Follow counts that are put together; return whether their means differ."""
-        found = [self.of(one) for one in args[0]]
-        means = [one.mean for one in found if one.mean is not None]
-        if len(means) < len(found) or len(set(means)) < 2 or result.numel() > MOST_ELEMENTS:
-            return False
-        with self._real():
-            each = put_together(name, args, means)
-            mean = float(each.double().mean())
-        self._set(result, Known(mean=mean, load=max(one.load for one in found), each=each))
-        return True
-
-    def _choose(self, name: str, args: tuple[Any, ...], results: Sequence[Any]) -> None:
-        """Follow a choice: what is chosen is made up if it is experts whose loads are stated."""
-        scores, is_topk = args[0], name == "aten.topk"
-        numbers = [a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)]
-        dim = next(iter(numbers[int(is_topk) :]), -1 if is_topk else None)
-        is_last = dim in (-1, scores.dim() - 1) and scores.is_floating_point()
-        top_k = numbers[0] if is_topk else 1
-        if self.routing is not None and is_last and self.routing.choose(scores, results[-1], top_k, asker()):
-            return
-        if len(results) > 1 and dim is not None:
-            self._set(results[-1], Known(n_values=scores.shape[dim]))
 
     def _is_truth(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
         """Follow a check of finite numbers, and what is made of its truths; return whether it is one."""
@@ -225,20 +204,15 @@ class Stated:
 
     def scalar(self, tensor: Any) -> float | int | bool:
         """Return the one element of *tensor*, or each of several, as the script is told it."""
-        kind = float if tensor.dtype.is_floating_point else bool if str(tensor.dtype) == "torch.bool" else int
+        kind = _kind(tensor)
         if tensor.numel() == 1 and (own := self.numbers.of(tensor)) is not None:
             return self._own(tensor, own, kind)
         known = self.of(tensor)
         mean = known.mean
-        if mean is None:
-            holds = passing(*asked_at()) if kind is bool else None
-            value = DEFAULTS[kind] if holds is None else holds
-            self.letters.await_(known.sender)
-            unknown = "another rank has sent it" if known.sender >= 0 else "nothing is known of it"
-            why = unknown if holds is None else "a check that would end the script"
+        if mean is None or (known.is_routed and kind is bool):
+            value, why = self._unknown(tensor, known, kind)
         elif known.is_own:
-            value = kind(mean)
-            why = SHARED
+            value, why = kind(mean), SHARED
         elif kind is int:
             at = int(tensor.storage_offset())
             with self._real():
@@ -246,13 +220,28 @@ class Stated:
             why = "an even share"
         else:
             value, why = (mean >= 0.5, "the likelier") if kind is bool else (kind(mean), "a mean")
-        shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
-        self.tell(
-            f"{asker()} reads counts: told {shares}, {mean:g} on average"
-            if why == "an even share"
-            else f"{asker()} reads {amount(tensor)}: told {number(value)} ({why})"
-        )
+        if why == "an even share":
+            shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
+            self.tell(f"{asker()} reads counts: told {shares}, {mean:g} on average")
+        else:
+            self.tell(f"{asker()} reads {amount(tensor)}: told {number(value)} ({why})")
         return value
+
+    def _unknown(self, tensor: Any, known: Known, kind: type) -> tuple[float | int | bool, str]:
+        """Return what a script is told of *tensor*, of which not its mean is *known*, and why."""
+        holds = passing(*asked_at()) if kind is bool else None
+        if holds is not None:
+            return holds, "a check that would end the script"
+        if known.is_routed and kind is not float:
+            self.choices.need(asker())
+        if known.n_values:
+            value = min(DEFAULTS[kind], known.n_values - 1)
+            self.choices.doubt(tensor, known.n_values, value, asker())
+            return value, f"one of {known.n_values}" if known.n_values > 1 else "there is no other"
+        if known.mean is not None:
+            return known.mean >= 0.5, "the likelier"
+        self.letters.await_(known.sender)
+        return DEFAULTS[kind], "another rank has sent it" if known.sender >= 0 else "nothing is known of it"
 
     def count_true(self, mask: Any) -> int | None:
         """Return how many elements of *mask* are not zero, None if nobody knows."""
@@ -294,3 +283,7 @@ class Stated:
     def tell(self, sentence: str) -> None:
         """Keep what the script was told."""
         self.told[sentence] = self.told.get(sentence, 0) + 1
+
+
+def _kind(tensor: Any) -> type:
+    return float if tensor.dtype.is_floating_point else bool if str(tensor.dtype) == "torch.bool" else int
