@@ -92,7 +92,7 @@ def test_a_path_to_something_else(
         ["--cluster", "missing.toml"],
         ["--cluster", "dgx-h100", "--calibration", "missing.toml"],
         ["--calibration", "missing.toml"],
-        ["--cluster", "dgx-h100", "--report", "nowhere/page.html"],
+        ["--cluster", "dgx-h100", "--report", "train.py/page.html"],
     ],
     ids=" ".join,
 )

@@ -75,9 +75,9 @@ def test_what_cannot_be_drawn_is_one_line(rows: list[dict[str, Any]], said: str)
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="cannot write"):
-        write_sweep(tmp_path / "missing" / "s.html", ROWS, title="t")
-    assert write_sweep(tmp_path / "s.html", ROWS, title="t").stat().st_size < 100_000
-    assert [path.name for path in tmp_path.iterdir()] == ["s.html"]
+        write_sweep(tmp_path, ROWS, title="t")
+    assert write_sweep(tmp_path / "new" / "s.html", ROWS, title="t").stat().st_size < 100_000
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["s.html"]
 
 
 @pytest.fixture(scope="module")
