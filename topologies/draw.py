@@ -74,7 +74,8 @@ _WIDTH_PIXELS: Final = 1130
 
 _STYLE: Final = """
 body{font:14px system-ui;margin:24px;color:#222;background:#fff}
-svg{width:100%;max-width:1400px;height:auto;font:13px system-ui}
+.scrolls{overflow-x:auto}
+svg{width:100%;min-width:760px;max-width:1400px;height:auto;font:13px system-ui}
 pre,.said{color:#555} text{fill:#222} .width{fill:#667}
 line,path{stroke:#8895a0;stroke-opacity:.6;fill:none} .narrow{stroke:#c0392b;stroke-opacity:.9}
 line:hover,path:hover{stroke:#1f6fb2;stroke-opacity:1} b{color:#c0392b}
@@ -131,10 +132,11 @@ def page(cluster: Cluster) -> str:
     title = f"{cluster.name}: {cluster.n_gpus} GPUs in {nodes}{part}"
     graph = shown.fabric()
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(_described(cluster))}</p>"
-        f'<p class="said">{_legend(graph)}{_more(cluster)}</p>{svg(graph)}'
-        f"<pre>{escape(chr(10).join(lines(cluster)))}</pre></html>\n"
+        f'<p class="said">{_legend(graph)}{_more(cluster)}</p><div class="scrolls">{svg(graph)}</div>'
+        f'<pre class="scrolls">{escape(chr(10).join(lines(cluster)))}</pre></html>\n'
     )
 
 

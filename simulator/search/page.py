@@ -54,8 +54,8 @@ def _notes(said: Mapping[str, Any]) -> list[str]:
     """Return the sentences below the title."""
     layouts = said["layouts"]
     notes = [
-        f"{said['n_candidates']:,} layouts were considered, {said['n_simulated']:,} of them simulated whole.",
-        f"On this page: the {len(layouts)} best, and the front of all: the fastest with ever less memory.",
+        f"{said['n_candidates']:,} layouts considered, {said['n_simulated']:,} of them simulated in full.",
+        f"Shown: the {len(layouts)} best, and the Pareto front of speed against memory over all layouts.",
     ]
     if any(one["tied"] for one in layouts[1:]):
         notes.append(f"Tied with the best: {difference().words}.")
@@ -63,9 +63,16 @@ def _notes(said: Mapping[str, Any]) -> list[str]:
     if parts:
         at = said["why_not"]["layout"]
         slower = layouts[at - 1]["step_time_s"] - layouts[0]["step_time_s"]
-        causes = ", ".join(f"{part['seconds']:+.3g} s {part['cause'].replace(':', ' ')}" for part in parts)
+        causes = ", ".join(f"{_signed(part['seconds'])} {part['cause'].replace(':', ' ')}" for part in parts)
         lead = (
-            f"Why {at} loses to 1 by {format_time(slower)} a step" if slower else f"{at} takes as long as 1"
+            f"Layout {at} takes {format_time(slower)} longer per step than layout 1"
+            if slower
+            else f"Layout {at} takes as long as layout 1"
         )
         notes.append(f"{lead}: {causes}.")
     return notes
+
+
+def _signed(seconds: float) -> str:
+    """Return a difference of times with its sign."""
+    return f"{'−' if seconds < 0 else '+'}{format_time(abs(seconds))}"

@@ -168,7 +168,7 @@ def _ideal_bubble(run: Run) -> str:
     if layout is None or not batches or not virtual or job.get("schedule") not in _CLOSED_FORM:
         return "idle over total"
     ideal = (layout.pp - 1) / (virtual * batches + layout.pp - 1)
-    return f"(p−1)/({'v·' if interleaved else ''}m+p−1) = {format_share(ideal)}"
+    return f"ideal: (p−1)/({'v·' if interleaved else ''}m+p−1) = {format_share(ideal)}"
 
 
 def _memory(run: Run) -> list[dict[str, str]]:
