@@ -18,7 +18,7 @@ from tracer.issued import Issued
 from tracer.kernels import kernel_trace
 from tracer.lane import Lane
 from tracer.memory import MemoryLog
-from tracer.native.build import load
+from tracer.native.choice import compiled_hooks
 from tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
 from tracer.passes import Passes
 from tracer.pending import Pending
@@ -75,34 +75,14 @@ class Session(Training[Lane], Guarded):
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
         self._written_state: object = None
-        self.native = self._compiled()
+        self.native = compiled_hooks(self)
+        if self.native is not None:
+            self.position = self.native.module.position
         moments = Resolver()
-        self._pending = Pending(
-            path,
-            rank,
-            self.groups,
-            clock.shift_ns,
-            moments,
-            under_way=lambda: self.sink.under_way(),  # noqa: PLW0108 - the sink is made below
-            step=lambda: self.position.step,
-        )
-        self.sink = Sink(
-            SpanWriter(path, rank),
-            clock.span_shift_ns,
-            moments,
-            beside=self._beside,
-            failed=self._writing_failed,
-            flush_s=flush_s,
-            has_step=self.window.has_step,
-            collect=tuple if self.native is None else self.native.collect,
-            seen=lambda one: self.passes.summed(one),  # noqa: PLW0108 - made below
-        )
+        self._pending = self._make_pending(moments)
+        self.sink = self._make_sink(moments, flush_s)
         self.issued = Issued(path, rank, clock.shift_ns)
-        if self.native is None:
-            self.lane = Lane(self.position, self.sink.put)
-        else:
-            self.lane = self.native.lane
-            self.issued.share(self.native.module)
+        self.lane = self._make_lane()
         self._described: Callable[[], Any] = lambda: None
         self.steps = Steps(self)
         self.passes = Passes(self)
@@ -111,28 +91,48 @@ class Session(Training[Lane], Guarded):
         self._hooks: list[Hook] = []
         self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
         self.hook()
-        if rank == self.window.first_rank(world_size):
-            # What comes first into run.json stays: layout and device are known once they are used.
-            write_info(path, replace(self.info(finished=False), layout=None, cluster=None))
-        self._write_sidecar()
+        self._write_beginning()
         in_children(self._forked)
 
-    def _compiled(self) -> Any:
-        """Return the compiled hooks, in whose memory the position is then; None: those in Python do."""
-        import torch
+    def _make_pending(self, moments: Resolver) -> Pending:
+        """Return what tells of communication under way; it asks the sink, which is made after it."""
+        return Pending(
+            self.path,
+            self.rank,
+            self.groups,
+            self.clock.shift_ns,
+            moments,
+            under_way=lambda: self.sink.under_way(),  # noqa: PLW0108 - the sink is made later
+            step=lambda: self.position.step,
+        )
 
-        module = None if torch.cuda.is_available() else load()
-        if module is None:
-            return None
-        from tracer.native.hooks import Native
+    def _make_sink(self, moments: Resolver, flush_s: float) -> Sink:
+        """Return what writes spans every *flush_s* seconds; it tells the passes, which are made after it."""
+        return Sink(
+            SpanWriter(self.path, self.rank),
+            self.clock.span_shift_ns,
+            moments,
+            beside=self._beside,
+            failed=self._writing_failed,
+            flush_s=flush_s,
+            has_step=self.window.has_step,
+            collect=tuple if self.native is None else self.native.collect,
+            seen=lambda one: self.passes.summed(one),  # noqa: PLW0108 - the passes are made later
+        )
 
-        try:
-            native = Native(module, self)
-        except Exception as error:  # those in Python do as well
-            self.warn(f"compiled hooks not used: {type(error).__name__}: {error}")
-            return None
-        self.position = module.position
-        return native
+    def _make_lane(self) -> Lane:
+        """Return what owns compute time: that of the compiled hooks where there are any."""
+        if self.native is None:
+            return Lane(self.position, self.sink.put)
+        self.issued.share(self.native.module)
+        return self.native.lane
+
+    def _write_beginning(self) -> None:
+        """Write what is known of the run; the first of the recorded ranks also writes ``run.json``."""
+        if self.rank == self.window.first_rank(self.world_size):
+            # What comes first into run.json stays: layout and device are known once they are used.
+            write_info(self.path, replace(self.info(finished=False), layout=None, cluster=None))
+        self._write_sidecar()
 
     def pausing(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what is called before and after a wait; the first returns what the second takes."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import listed, ordinals
+from tracer.rehearse import ordinals
+from tracer.rehearse.askers import Askers
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.devices import is_gpu, local_rank
 from tracer.rehearse.errors import RehearsalError
@@ -29,27 +29,6 @@ from tracer.rehearse.libraries import everywhere
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
-
-
-class Askers:
-    """Tells torch's code, and this package's, from that of scripts and libraries."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._roots = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-        self._passing_on = {torch.utils._device.__file__, listed.__file__, torch.optim.swa_utils.__file__}
-        self._known: dict[str, bool] = {}
-
-    def is_torch(self, frame: FrameType) -> bool:
-        """Whether *frame* runs code that has to find tensors where they are."""
-        name = frame.f_code.co_filename
-        found = self._known.get(name)
-        if found is None:
-            if name in self._passing_on and frame.f_back is not None:  # as ``with torch.device(...)`` does
-                return self.is_torch(frame.f_back)
-            found = self._known[name] = name.startswith(self._roots)
-        return found
 
 
 class Placement:
@@ -74,7 +53,8 @@ class Placement:
         self.device = torch.device("cuda", local_rank())
         self.there = torch.device("cpu")
         self.asker = Askers()
-        self.is_used = self._is_met = self.is_denied = False
+        self.is_used = self._is_met = self.is_denied = self.is_shared = False
+        self.chosen_gpu = 0  # on its node, as in a process that has chosen none
         self._waiting: dict[int, weakref.ref[Any]] = {}
 
     @property
@@ -296,6 +276,7 @@ def _defaults(placement: Placement) -> None:
     def chosen(device: Any) -> None:
         placement.is_met = True
         ordinals.meet(placement._session, device)
+        ordinals.choose(placement._session, device)
         choose(device)
 
     anywhere.get_default_device, anywhere.cuda.set_device = default, chosen
