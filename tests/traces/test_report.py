@@ -256,7 +256,7 @@ def test_a_written_report_is_the_page(pipeline_run: Run, tmp_path: Path) -> None
 def test_a_report_that_cannot_be_written_says_where(pipeline_run: Run, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(ReportError, match="file/r.html: Not a directory"):
+    with pytest.raises(ReportError, match=r"file/r\.html: Not a directory"):
         write_report(tmp_path / "file" / "r.html", pipeline_run)
     with pytest.raises(ReportError, match="taken"):
         write_report(tmp_path / "taken", pipeline_run)
