@@ -84,8 +84,7 @@ class Session(Training[Lane], Guarded):
         self.issued = Issued(path, rank, clock.shift_ns)
         self.lane = self._make_lane()
         self._described: Callable[[], Any] = lambda: None
-        self.steps = Steps(self)
-        self.passes = Passes(self)
+        self.steps, self.passes = Steps(self), Passes(self)
         self.completions: Any = None
         self.backward: Any = None
         self._hooks: list[Hook] = []
@@ -125,7 +124,8 @@ class Session(Training[Lane], Guarded):
         if self.native is None:
             return Lane(self.position, self.sink.put)
         self.issued.share(self.native.module)
-        return self.native.lane
+        lane: Lane = self.native.lane
+        return lane
 
     def _write_beginning(self) -> None:
         """Write what is known of the run; the first of the recorded ranks also writes ``run.json``."""
