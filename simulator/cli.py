@@ -77,7 +77,7 @@ def simulate(
 ) -> None:
     """Predict one training step of a layout: time, memory, timeline.
 
-    Settings are flags, or those of a CONFIG that flags override: a run.toml, or what another tool has
+    Settings are given by flags, or by a CONFIG that flags override: a run.toml, or a file of another tool
     (DeepSpeed, Accelerate, Megatron-LM, torchtitan, nanotron; foretrace config shows how it is read).
 
         foretrace simulate --model llama3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4

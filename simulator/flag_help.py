@@ -74,7 +74,7 @@ SETTINGS: Final[Mapping[str, tuple[tuple[str, type, str], ...]]] = MappingProxyT
                 "--counted-ends",
                 str,
                 (
-                    "What counts as a layer when layers are shared out to stages: none, embedding, head or "
+                    "What counts as a layer when layers are divided among stages: none, embedding, head or "
                     "both. [default: none]"
                 ),
             ),
@@ -103,16 +103,16 @@ SETTINGS: Final[Mapping[str, tuple[tuple[str, type, str], ...]]] = MappingProxyT
             (
                 "--recompute-modules",
                 str,
-                "What selective recomputes of a layer: layernorm,moe_act,... [default: the framework's]",
+                "Parts that selective recomputes: layernorm,moe_act,... [default: the framework's]",
             ),
             ("--recompute-layers", int, "Layers of each stage that are recomputed. [default: all]"),
             ("--recompute-every", int, "Recompute only every n-th of these layers. [default: 1]"),
             (
                 "--offload",
                 str,
-                "What lives in host memory: none, optimizer, states, activations or all. [default: none]",
+                "What is kept in host memory: none, optimizer, states, activations or all. [default: none]",
             ),
-            ("--offload-to", str, "Where --offload keeps it: host or nvme. [default: host]"),
+            ("--offload-to", str, "Where --offload keeps it: in host memory or on nvme. [default: host]"),
             (
                 "--offload-layers",
                 int,
@@ -135,12 +135,12 @@ SETTINGS: Final[Mapping[str, tuple[tuple[str, type, str], ...]]] = MappingProxyT
             (
                 "--kernels",
                 str,
-                "How element-wise work runs: in fused or eager kernels. [default: the framework's]",
+                "Run element-wise work in fused or in eager kernels. [default: the framework's]",
             ),
             (
                 "--flash-attention/--no-flash-attention",
                 bool,
-                "Fuse attention, so that no scores are kept in memory. [default: yes]",
+                "Use fused attention, which keeps no scores in memory. [default: yes]",
             ),
         ),
         "Experts and adapters": (

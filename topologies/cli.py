@@ -17,7 +17,7 @@ FILE_WIDTH: Final = 160
 """Columns of what goes to a file or a pipe."""
 
 _GPUS = click.option(
-    "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; the file's own if left out."
+    "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; by default that of the file."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -213,7 +213,7 @@ def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the machine to this TOML file.")
 def read(path: str, *, device: str, output: str | None) -> None:
-    """Make a machine of NCCL's topology XML or of `nvidia-smi topo -m`.
+    """Read a machine from NCCL's topology XML or `nvidia-smi topo -m`.
 
     For example: nvidia-smi topo -m > topo.txt; foretrace topology read topo.txt -o mine.toml
     """

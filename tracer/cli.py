@@ -31,7 +31,7 @@ MOST_TOLD: Final = 6
     type=click.Choice(["light", "kernels"]),
     default="light",
     show_default=True,
-    help="How much to record: kernels adds torch.profiler in the steps of --steps, else in steps 2 to 4.",
+    help="How much to record: kernels adds torch.profiler, in the steps given by --steps, else in 2 to 4.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; the command's output goes to stderr."

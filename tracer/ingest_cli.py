@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 @click.option("--name", default="", help="Name of the run. [default: the last part of the directory]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def ingest(paths: tuple[str, ...], output: str, name: str, *, as_json: bool) -> None:
-    """Take over a trace of another tool as a run.
+    """Import a trace of another tool as a run.
 
     PATHS are trace files, one per rank, or a folder or archive of them:
 
         foretrace ingest traces/ -o runs/theirs
 
-    Kineto and other Chrome traces; plain, .gz or .zip. The kind is told from the contents.
+    Kineto and other Chrome traces; plain, .gz or .zip. The kind is detected from the contents.
     """
     from tracer.ingest.ingest import ingest as take_over
     from tracer.ingest.joining import said

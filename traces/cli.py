@@ -22,7 +22,7 @@ PERFETTO_SPANS: Final = 5_000_000
 
 
 PARTIAL: Final = click.option(
-    "--partial", is_flag=True, help="Read a finished run although ranks are missing."
+    "--partial", is_flag=True, help="Read a finished run even if ranks are missing."
 )
 """Option of every verb that reads a run."""
 
@@ -31,12 +31,12 @@ PARTIAL: Final = click.option(
 @click.argument("run", type=click.Path())
 @PARTIAL
 @click.option(
-    "--price", type=usd_per_hour, help="Price of a GPU, e.g. '2.5 USD/h', to show in dollars what is lost."
+    "--price", type=usd_per_hour, help="Price of a GPU, e.g. '2.5 USD/h', to show losses in dollars."
 )
-@click.option("--bus-limit", help="Bus bandwidth of the links, e.g. '400 GB/s', if RUN does not tell.")
+@click.option("--bus-limit", help="Bus bandwidth of the links, e.g. '400 GB/s', if RUN does not say.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bool, as_json: bool) -> None:
-    """Where the time of a run goes, rank by rank; adds up to 100 %.
+    """Show where the time of a run goes, rank by rank; adds up to 100 %.
 
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
     runs still being written, are read alike.
@@ -123,9 +123,9 @@ def _steps_of_ranks(opened: Run) -> list[dict[str, Any]]:
 @PARTIAL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
-    """Two runs side by side: what differs, by cause.
+    """Compare two runs: what differs, by cause.
 
-    The causes add up to the difference of the steps. Give the simulated run first: the ratio is then
+    The causes add up to the difference in step time. Give the simulated run first: the ratio is then
     simulated / measured.
     """
     from traces.compare import compare as compare_runs

@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     type=click.Choice(["bf16", "fp16", "fp32"]),
     default="bf16",
     show_default=True,
-    help="Type of the elements that are computed with.",
+    help="Number format of compute.",
 )
 @click.option(
     "--kernels",
     type=click.Choice(["fused", "eager"]),
     default="fused",
     show_default=True,
-    help="Element-wise work as fused or eager kernels.",
+    help="Run element-wise work in fused or in eager kernels.",
 )
 @click.option(
     "--framework",
     default="torchtitan",
     show_default=True,
-    help="Framework whose conventions hold for sharding.",
+    help="Framework whose conventions for sharding apply.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def advise(*, as_json: bool, **flags: Any) -> None:
-    """Say in words how a model trains on some GPUs: what fits, what is missing where not, what is best.
+    """Explain in words how to train a model on given GPUs: what fits, what is missing if not, what is best.
 
     foretrace advise --model llama2-13b --cluster dgx-a100 --gpus 4 --seq-len 4096
     """

@@ -30,7 +30,7 @@ WIDEST_VALUE: Final = 40
 def config(
     files: tuple[str, ...], *, target: str | None, output: str | None, as_json: bool, **flags: Any
 ) -> None:
-    """Read the configuration of another tool: what each setting means here, and which do not count.
+    """Read the configuration of another tool: what each setting means here, and which have no effect.
 
     FILES: DeepSpeed JSON, Accelerate YAML, Megatron-LM script or arguments, torchtitan TOML, nanotron YAML, a
     model's config.json, a run.toml. Several complete each other; a flag overrides what a file says.

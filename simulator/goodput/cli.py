@@ -18,16 +18,14 @@ from traces.report.format import format_share
 @click.argument("run", type=click.Path())
 @click.option("--tokens", required=True, help="Tokens to train on, e.g. 300B or 15T.")
 @click.option("--step-time", help="Step time to use instead of the run's, e.g. '16.3 s'.")
-@click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens per step, if the run does not tell.")
+@click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens per step, if the run does not say.")
 @click.option("--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]")
-@click.option("--mtbf-gpu", help="Mean time between interruptions that one GPU causes. [default: 50700 h]")
+@click.option("--mtbf-gpu", help="Mean time between interruptions caused by one GPU. [default: 50700 h]")
 @click.option(
     "--mtbf-node", help="Mean time between failures of a node, not counting its GPUs. [default: never]"
 )
 @click.option("--preempted-after", help="Mean time until a spot node is taken away. [default: never]")
-@click.option(
-    "--checkpoint-time", help="Time that training stands still for a checkpoint. [default: from its size]"
-)
+@click.option("--checkpoint-time", help="Time that a checkpoint stops the training. [default: from its size]")
 @click.option("--storage", help="Rate at which a node writes its part of a checkpoint. [default: 2 GB/s]")
 @click.option("--interval", help="Training time between checkpoints. [default: the best]")
 @click.option("--restart-time", help="Time from a failure to the first new step. [default: 10 min]")
@@ -36,21 +34,25 @@ from traces.report.format import format_share
     type=Number(0, 2),
     help="Spread of true step times around the prediction, 0.1 is 10 %. [default: as measured]",
 )
-@click.option("--slow-gpus", help="Quantiles of how slow a GPU may be, e.g. '99%:1.02, 99.9%:1.15'.")
+@click.option("--slow-gpus", help="Quantiles of the slowdown of GPUs, e.g. '99%:1.02, 99.9%:1.15'.")
 @click.option(
     "--start", type=click.DateTime(["%Y-%m-%d"]), help="First day of the training. [default: today]"
 )
-@click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which the training has to be done.")
+@click.option("--by", type=click.DateTime(["%Y-%m-%d"]), help="Day by which the training has to be finished.")
 @click.option("--budget", type=dollars, help="Dollars that may be spent, e.g. 250k or 1.5M.")
 @click.option(
-    "--samples", type=click.IntRange(1, 1_000_000), default=2000, show_default=True, help="Trainings to draw."
+    "--samples",
+    type=click.IntRange(1, 1_000_000),
+    default=2000,
+    show_default=True,
+    help="Trainings to sample.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed that makes draws repeatable."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random numbers."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
-    """Say how long a training takes and costs if its steps are those of RUN and machines fail.
+    """Estimate how long a training takes, and what it costs, if its steps are those of RUN and machines fail.
 
     foretrace goodput runs/rehearsal --tokens 15T --price '2.5 USD/h' --by 2027-03-01
     """

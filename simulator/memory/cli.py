@@ -34,7 +34,7 @@ SHOWN_CLOSEST: Final = 3
 def memory(
     file: str | None, config: str | None, *, files: tuple[str, ...], as_json: bool, **flags: Any
 ) -> None:
-    """Say whether a job fits into memory, and if not, what would.
+    """Check whether a job fits in memory, and if not, what would make it fit.
 
     Settings are those of foretrace simulate: flags, a run.toml, or files of another tool.
 

@@ -34,10 +34,12 @@ ALIKE: Final = 0.001
 @click.option(
     "--step-time",
     metavar="TIME",
-    help="Time of a measured step, e.g. 3.21s. RUN is then a file of settings, or left out for flags.",
+    help="Time of a measured step, e.g. 3.21s. RUN is then a file of settings, or omitted for flags.",
 )
 @click.option(
-    "--undisturbed", is_flag=True, help="Use the faster half of the steps: others used the machine, too."
+    "--undisturbed",
+    is_flag=True,
+    help="Use only the faster half of the steps: others used the machine too.",
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="TOML file to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -50,7 +52,7 @@ def calibrate(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Fit a machine's constants on one recorded run; simulate --calibration takes the file.
+    """Fit a machine's constants to one recorded run; simulate --calibration takes the file.
 
     What the job was is taken from RUN; flags say what it does not tell.
 

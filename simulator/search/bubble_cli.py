@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--efficiency", type=Number(0, 1), default=0.9, show_default=True, help="Efficiency to reach.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bubble(*, as_json: bool, **flags: Any) -> None:
-    """Say how much of a pipeline idles, and how many micro-batches reach an efficiency.
+    """Show how much of a pipeline idles, and how many micro-batches it takes to reach an efficiency.
 
     A forward takes one unit, a backward two, messages nothing:
 

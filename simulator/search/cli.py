@@ -37,7 +37,7 @@ NEEDED = ("model", "gpus")
 @click.pass_context
 @few_collections()
 def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
-    """Find the fastest layouts that fit: every one is considered, none that could be the best is skipped.
+    """Find the fastest layouts that fit: all are considered, and none that could be the best is skipped.
 
     foretrace search --model llama3-70b --cluster dgx-h100 --gpus 512 --global-batch 1024 --seq-len 8192
 

@@ -82,7 +82,7 @@ OPTIONS: Final = (
         "--cp",
         type=several(int),
         default=(),
-        help="Context-parallel degrees to try. [default: 1, 2, 4, ... that leave 8,192 tokens a rank]",
+        help="Context-parallel degrees to try. [default: 1, 2, 4, ... that leave 8,192 tokens per rank]",
     ),
     click.option(
         "--ep", type=several(int), default=(), help="Expert-parallel degrees to try. [default: all]"
@@ -91,7 +91,7 @@ OPTIONS: Final = (
         "--expert-tp",
         type=several(int),
         default=(),
-        help="Ranks to cut each expert over. [default: 1, and as many as the layers]",
+        help="Ranks to split each expert over. [default: 1, and as many as the layers]",
     ),
     click.option(
         "--micro-batch", type=several(int), default=(), help="Micro-batches to try. [default: powers of 2]"
@@ -116,14 +116,14 @@ OPTIONS: Final = (
         "--offload-layers",
         type=several(int),
         default=(),
-        help="Of how many layers activations are offloaded, to try. [default: all]",
+        help="Numbers of layers with offloaded activations to try. [default: all]",
     ),
     click.option(
         "--precision",
         type=click.Choice(["bf16", "fp16", "fp32"]),
         default="bf16",
         show_default=True,
-        help="Type of the elements that are computed with.",
+        help="Number format of compute.",
     ),
     click.option("--framework", help="Framework whose conventions hold. [default: megatron]"),
     click.option("--tokens", help="Tokens to train on, e.g. 2T: shows days and dollars."),
@@ -135,12 +135,12 @@ OPTIONS: Final = (
         type=click.Choice(["time", "cost"]),
         default="time",
         show_default=True,
-        help="What makes a layout the best.",
+        help="What to rank layouts by.",
     ),
     click.option(
         "--budget",
         type=dollars,
-        help="Dollars that --tokens may cost, e.g. 1.5M: only layouts within count.",
+        help="Dollars that --tokens may cost, e.g. 1.5M: only layouts within it are kept.",
     ),
     click.option(
         "--top",
@@ -154,7 +154,7 @@ OPTIONS: Final = (
         type=click.IntRange(2),
         default=2,
         show_default=True,
-        help="Place of the layout to compare with the best.",
+        help="Rank of the layout to compare with the best.",
     ),
     click.option(
         "--what-if", is_flag=True, help="Search again with links half as fast, and with twice the batch."

@@ -65,7 +65,7 @@ def report(found: Validation | FitValidation, show: Show[Any], worst: int, *, as
 @click.option(
     "--burst/--sustained",
     default=None,
-    help="Whether clocks were free of lasting load. [default: from the form of the table]",
+    help="Whether kernels ran at burst clocks, without sustained load. [default: from the form of the table]",
 )
 def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, as_json: bool) -> None:
     """Times of matrix products and attention kernels.

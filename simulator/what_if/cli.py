@@ -12,11 +12,14 @@ import click
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False))
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8642, help="0 takes a free one. [default: 8642]"
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8642,
+    help="Port; 0 takes a free one. [default: 8642]",
 )
 @click.option("--open/--no-open", "opens", default=False, help="Open the page in the browser.")
 def serve(folder: str, port: int, *, opens: bool) -> None:
-    """Browse the runs below DIR, and play with layouts, in a browser on this machine.
+    """Browse the runs below DIR, and try out layouts, in a browser on this machine.
 
     The server listens on 127.0.0.1 alone, reads nothing outside DIR and writes nothing. Reports of any size
     are sent in parts. The what-if page, at /plan, simulates every change.

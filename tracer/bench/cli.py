@@ -54,7 +54,7 @@ bench.add_command(clock)
 @click.option(
     "--dtype",
     type=click.Choice(["bf16", "fp16", "fp32"]),
-    help="Type of the elements. [default: bf16, on a CPU fp32]",
+    help="Number format. [default: bf16, on a CPU fp32]",
 )
 @click.option(
     "--against",
@@ -66,14 +66,14 @@ bench.add_command(clock)
     "--lasting",
     "lasting_s",
     type=Number(min=0),
-    help="Seconds of lasting load per large product, 0 for bursts only.  [default: 1 on a GPU, 0 on a CPU]",
+    help="Seconds of sustained load per large product, 0 for bursts only.  [default: 1 on a GPU, 0 on a CPU]",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Threads that compute, on a CPU.",
+    help="Compute threads, on a CPU.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="CSV table of the times to write.")
 @click.option(

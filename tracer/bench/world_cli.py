@@ -105,7 +105,7 @@ def collectives(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def clock(ctx: click.Context, *, processes: int, seconds: float, as_json: bool) -> None:
-    """Say how well a recording would align the clocks of all ranks.
+    """Show how well a recording would align the clocks of all ranks.
 
     By itself it starts some processes on this machine, which share a clock: what it finds is its own error.
     Under torchrun it measures its world. Exit status 1 if an uncertainty is too large to order spans by.

@@ -23,13 +23,13 @@ NOTABLE: Final = 0.01
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
-    "--world-size", type=click.IntRange(min=1), required=True, help="Ranks of the world to rehearse."
+    "--world-size", type=click.IntRange(min=1), required=True, help="World size of the job to rehearse."
 )
 @click.option(
     "--ranks",
     default="auto",
     show_default=True,
-    help="Ranks to run, e.g. 0,7,64-71; auto: one of each class of ranks that do the same.",
+    help="Ranks to run, e.g. 0,7,64-71; auto: one of each class of ranks that behave alike.",
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Optimizer steps to keep."
@@ -39,7 +39,7 @@ NOTABLE: Final = 0.01
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="Optimizer steps to run before those.",
+    help="Optimizer steps to run before those kept.",
 )
 @click.option(
     "--ranks-per-node",
@@ -47,19 +47,19 @@ NOTABLE: Final = 0.01
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
-    help="Ranks of a node, as LOCAL_WORLD_SIZE.",
+    help="Ranks per node: LOCAL_WORLD_SIZE, as the script sees it.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(min=0, max=2),
     default=1,
     show_default=True,
-    help="Ranks to run beside those, to check that the ranks that stand for them do the same.",
+    help="Represented ranks to run as well, to check them against the ranks that represent them.",
 )
 @click.option(
     "--every-microbatch",
     is_flag=True,
-    help="Run every micro-batch of a pipeline, also those that repeat others.",
+    help="Run every micro-batch of a pipeline, including those that repeat others.",
 )
 @click.option(
     "--expert-load",
@@ -74,7 +74,7 @@ NOTABLE: Final = 0.01
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Tell the script that there is no GPU: to compare with a recording on processors.",
+    help="Tell the script that there is no GPU, to compare with a recording on CPUs.",
 )
 @click.option(
     "--stub",
@@ -85,7 +85,7 @@ NOTABLE: Final = 0.01
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Run directory to write. [default: runs/SCRIPT-1]"
 )
-@click.option("--cluster", help="Machine to time the script on at once, as simulate --rehearsal does.")
+@click.option("--cluster", help="Machine to time the rehearsal on, as simulate --rehearsal does.")
 @click.option(
     "--calibration",
     type=click.Path(dir_okay=False),
@@ -109,15 +109,15 @@ def rehearse(
     command: tuple[str, ...],
     **settings: Any,
 ) -> None:
-    """Run a training script as chosen ranks of a world that is not there: no GPU, no network, no memory.
+    """Run a training script as ranks of a cluster you do not have: no GPU, no network, no tensor memory.
 
-    COMMAND is what you would run, after --; torchrun or another launcher in it is left out:
+    COMMAND is what you would run, after --; a launcher in it, such as torchrun, is not run:
 
         foretrace rehearse --world-size 512 -o runs/x -- train.py --lr 3e-4
 
         foretrace simulate --rehearsal runs/x --cluster dgx-h100
 
-    --cluster does both at once, and makes the directory a run like any other.
+    --cluster does both in one go, and makes the directory a run like any other.
     """
     from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 
