@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer import internals
 from tracer.groups import Groups, axis_of
-from tracer.wrapped import inside, said_by_holders
+from tracer.wrapped import around, inside, said_by_holders
 from traces.layout import AXES
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
     model = inside(model)
     units = list(_units(model))
     if not units:
-        return {}, []
+        holder = around(model) if next(model.parameters(), None) is not None else None
+        return ({}, []) if holder is None else data_parallel(holder)
     settings: dict[str, Any] = {"sharding": "fsdp"}
     hybrid = [unit for unit in units if unit.shard is not None and unit.replicate is not None]
     if all(unit.shard is None for unit in units):

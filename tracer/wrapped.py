@@ -6,8 +6,11 @@ The ``DistributedDataParallel`` of torch, that of Megatron-core, and DeepSpeed's
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any, Final
+
+from tracer.internals import FSDP1
 
 HOLDERS: Final = frozenset({"DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "Float16Module"})
 """Classes that call a model of their own, and whose subclasses do."""
@@ -34,6 +37,26 @@ def holders(model: Any) -> Iterator[Any]:
     while is_holder(model):
         yield model
         model = compiled_of(model.module)
+
+
+def around(model: Any) -> Any | None:
+    """Return what holds *model*, where its own ``forward`` was called, or *model* itself was; None: nothing.
+
+    Hooks see no call of ``wrapper.forward(...)``. An object refers to its class: one look at all objects.
+    """
+    from torch.nn import Module
+
+    names = HOLDERS | {FSDP1}
+    kinds = [kind for kind in _subclasses(Module) if any(base.__name__ in names for base in kind.__mro__)]
+    for found in gc.get_referrers(*kinds) if kinds else ():
+        if type(found) in kinds and any(compiled_of(one) is model for one in found.children()):
+            return around(found) or found
+    return None
+
+
+def _subclasses(kind: type[Any]) -> set[type[Any]]:
+    found = set(kind.__subclasses__())
+    return found.union(*map(_subclasses, found))
 
 
 def inside(model: Any) -> Any:

@@ -83,6 +83,14 @@ def test_a_model_is_what_it_is_without_what_is_around_it(name: str) -> None:
     assert set(find_blocks(model).values()) == set(find_blocks(Net()).values())
 
 
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_around_a_model_is_found_where_its_own_forward_is_called(name: str) -> None:
+    """Hooks see the model alone then, as of ``ddp.forward(x)`` and of ``ddp.module(x)``."""
+    holder, _ = AROUND[name]
+    assert data_parallel(inside(holder)) == data_parallel(holder)
+    assert data_parallel(Net()) == ({}, [])
+
+
 def test_what_deepspeed_has_cut_has_the_shape_that_it_had() -> None:
     """It numbers modules, too, which makes no layer another one than the next."""
     model = Net()
