@@ -122,12 +122,7 @@ def simulate(
     tell = progress or (lambda _: None)
     tell("building the program")
     groups = job_groups(job)
-    compute = ComputeModel(job.cluster.device, job.precision)
-    network = Network(
-        job.cluster,
-        place(job.layout.world_size, job.cluster, job.placement),
-        choice(job.nccl_algo, job.nccl_proto),
-    )
+    compute, network = ComputeModel(job.cluster.device, job.precision), _network(job)
     changes = changes_of(job)
     factors = _straggler_factors(job, network)
     special = sorted({*factors, *ranks_of(changes)})
@@ -165,6 +160,12 @@ def simulate(
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
+
+
+def _network(job: Job) -> Network:
+    """Return the network of the machine of *job*, with its ranks on the GPUs that run them."""
+    placement = place(job.layout.world_size, job.cluster, job.placement)
+    return Network(job.cluster, placement, choice(job.nccl_algo, job.nccl_proto))
 
 
 def _run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -96,18 +96,9 @@ def plan(
     Raises:
         GoodputError: training never ends with these risks, or a figure that is needed is unknown.
     """
-    if risks.step_error is None:
-        risks = replace(risks, step_error=training.step_error)
-        told = training.step_error_from
-    else:
-        told = ""
-    step_error = risks.step_error or 0.0
     reliability, rests_on = _reliability(training, risks)
-    if step_error:
-        rests_on.append(
-            f"true step times are {format_share(step_error, '.0f')} around the predicted one (log-normal)"
-            + (f": {told}" if told else "")
-        )
+    step_error, error_notes = _step_error(training, risks)
+    rests_on += error_notes
     work_s = tokens / training.tokens_per_step * training.step_time_s
     interval_s = optimal_interval_s(reliability) if risks.interval_s is None else risks.interval_s
     slow = SlowGpus(risks.stragglers, training.n_gpus, training.compute_share)
@@ -129,18 +120,35 @@ def plan(
         "start": start.isoformat(),
         **_length(work_s, mean, times_s, start),
         "slowest_gpu": slow.slowest(QUANTILES),
-        "hours_between_failures": None
-        if not reliability.failures_per_s
-        else 1 / reliability.failures_per_s / HOUR_S,
-        "checkpoint_interval_s": None if math.isinf(interval_s) else interval_s,
-        "interval_is_optimal": risks.interval_s is None,
-        "checkpoint_s": reliability.checkpoint_s,
-        "restart_s": reliability.restart_s,
+        **_interruptions(reliability, interval_s, is_optimal=risks.interval_s is None),
         "samples": n_samples,
         "seed": seed,
         "rests_on": rests_on,
         **_chance_by(times_s, start, by),
         **_money(training, tokens, mean, times_s, budget_usd),
+    }
+
+
+def _step_error(training: Training, risks: Risks) -> tuple[float, list[str]]:
+    """Return the relative spread of step times around the prediction, and what it rests on, in words."""
+    is_told = risks.step_error is not None
+    error = (risks.step_error if is_told else training.step_error) or 0.0
+    if not error:
+        return 0.0, []
+    said = f"true step times are {format_share(error, '.0f')} around the predicted one (log-normal)"
+    source = "" if is_told else training.step_error_from
+    return error, [f"{said}: {source}" if source else said]
+
+
+def _interruptions(reliability: Reliability, interval_s: float, *, is_optimal: bool) -> dict[str, Any]:
+    """Return how often training is interrupted, by failures and by checkpoints, as plain JSON types."""
+    rate = reliability.failures_per_s
+    return {
+        "hours_between_failures": 1 / rate / HOUR_S if rate else None,
+        "checkpoint_interval_s": None if math.isinf(interval_s) else interval_s,
+        "interval_is_optimal": is_optimal,
+        "checkpoint_s": reliability.checkpoint_s,
+        "restart_s": reliability.restart_s,
     }
 
 

@@ -14,83 +14,106 @@ if TYPE_CHECKING:
 
 
 def collectives(dist: Any, session: RehearsalSession) -> list[tuple[str, Callable[..., Any]]]:
-    """Return collectives of objects: all ranks send what this one has, or one what it has left for others.
+    """Return collectives of objects, by the names that they have in ``torch.distributed``."""
+    acted = _Collectives(dist, session)
+    return [
+        ("all_gather_object", acted.all_gather),
+        ("gather_object", acted.gather),
+        ("scatter_object_list", acted.scatter),
+        ("broadcast_object_list", acted.broadcast),
+        ("send_object_list", acted.send),
+        ("recv_object_list", acted.receive),
+    ]
 
-    Of what this rank has not, and nobody has left, the script is told what it has.
+
+class _Collectives:
+    """Collectives of objects: all ranks send what this one has, or one what it has left for others.
+
+    Where this rank has nothing, and nobody has left anything, the script is told what it has itself.
     """
-    sent = _Sent(dist, session)
 
-    def all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[:] = [obj] * dist.get_world_size(group)
+    def __init__(self, dist: Any, session: RehearsalSession) -> None:
+        self._dist, self._sent = dist, _Sent(dist, session)
+
+    def all_gather(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        """Every rank has what this one has."""
+        object_list[:] = [obj] * self._dist.get_world_size(group)
 
     def gather(
-        obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, **_: Any
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: Any = None,
+        group: Any = None,
+        **_: Any,
     ) -> None:
+        """Gather what this rank has, so many times, on the rank that gathers."""
         del dst
         if object_gather_list is not None:
-            object_gather_list[:] = [obj] * dist.get_world_size(group)
+            object_gather_list[:] = [obj] * self._dist.get_world_size(group)
 
     def scatter(
+        self,
         scatter_object_output_list: list[Any],
         scatter_object_input_list: Any = None,
         src: int | None = None,
         group: Any = None,
         group_src: int | None = None,
     ) -> None:
-        mine = dist.get_rank(group)
-        found = sent.by_one("scatter", scatter_object_input_list, src, group, group_src)
+        """Take this rank's part of what one rank has left."""
+        mine = self._dist.get_rank(group)
+        found = self._sent.by_one("scatter", scatter_object_input_list, src, group, group_src)
         if found is not None:
             scatter_object_output_list[0] = found[mine]
         else:
-            sent.kept(scatter_object_output_list, "gets an object of another rank")
+            self._sent.kept(scatter_object_output_list, "gets an object of another rank")
 
     def broadcast(
+        self,
         object_list: list[Any],
         src: int | None = None,
         group: Any = None,
         device: Any = None,
         group_src: int | None = None,
     ) -> None:
+        """Take what one rank has left, or keep what is there."""
         del device
-        found = sent.by_one("objects", object_list, src, group, group_src, is_there=None not in object_list)
+        found = self._sent.by_one(
+            "objects", object_list, src, group, group_src, is_there=None not in object_list
+        )
         if found is not None:
             object_list[:] = found
         elif None in object_list:
-            sent.kept(object_list, "hears objects")
+            self._sent.kept(object_list, "hears objects")
 
     def send(
+        self,
         object_list: list[Any],
         dst: int | None = None,
         group: Any = None,
         device: Any = None,
         group_dst: int | None = None,
     ) -> None:
+        """Leave objects for one rank."""
         del device
-        sent.to_one(object_list, dst, group, group_dst)
+        self._sent.to_one(object_list, dst, group, group_dst)
 
     def receive(
+        self,
         object_list: list[Any],
         src: int | None = None,
         group: Any = None,
         device: Any = None,
         group_src: int | None = None,
     ) -> int:
+        """Take what one rank has left for this one; return who it is."""
         del device
-        found, sender = sent.from_one(src, group, group_src)
+        found, sender = self._sent.from_one(src, group, group_src)
         if found is not None:
             object_list[:] = found
         else:
-            sent.kept(object_list, "receives objects of another rank")
+            self._sent.kept(object_list, "receives objects of another rank")
         return sender
-
-    return [
-        ("all_gather_object", all_gather),
-        ("gather_object", gather),
-        ("scatter_object_list", scatter),
-        ("broadcast_object_list", broadcast),
-        ("send_object_list", send),
-        ("recv_object_list", receive),
-    ]
 
 
 class _Sent:
