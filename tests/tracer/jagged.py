@@ -38,6 +38,16 @@ def batch(way: str, dtype: torch.dtype) -> Tensor:
         ends = torch.tensor([0, *LENGTHS]).cumsum(0).to("cuda")
         values = torch.randn(sum(LENGTHS), WIDTH, device="cuda", dtype=dtype)
         return torch.nested.nested_tensor_from_jagged(values, ends)
+    if way.startswith("loaded"):
+        layout = torch.strided if way == "loaded strided" else torch.jagged
+        loader = torch.utils.data.DataLoader(
+            [torch.randn(n, WIDTH) for n in LENGTHS],
+            batch_size=len(LENGTHS),
+            collate_fn=lambda rows: {"x": torch.nested.as_nested_tensor(rows, layout=layout)},
+            pin_memory=True,
+        )
+        loaded: Tensor = next(iter(loader))["x"].to("cuda", dtype)
+        return loaded
     rows = [torch.randn(n, WIDTH, device="cuda", dtype=dtype) for n in LENGTHS]
     if way == "views":
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -22,7 +22,7 @@ TOKENS = sum(LENGTHS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("way", ["rows", "views", "ends"])
+@pytest.mark.parametrize("way", ["rows", "views", "ends", "loaded"])
 def test_work_is_that_of_all_rows(way: str, dtype: str, tmp_path: Path, loaded: Loaded) -> None:
     """Products are of all tokens, scores of each row with itself; flash in bf16, else memory-efficient."""
     asked = Asked(command=(str(SCRIPT), way, dtype), world_size=2, ranks=(0,))
@@ -83,6 +83,7 @@ def test_attention_over_many_lengths_is_that_of_each(
     [
         ("strided", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
         ("strided views", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
+        ("loaded strided", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
         ("rows", "float64", "attention of nested tensors that goes over all scores is not rehearsed"),
         ("unlike", "float32", "cannot call binary pointwise function add.Tensor with inputs of shapes"),
     ],

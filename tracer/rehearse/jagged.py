@@ -7,6 +7,7 @@ elsewhere: the size that stands for all lengths, and which kernel of attention a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from tracer.rehearse import attention
@@ -35,6 +36,35 @@ def install() -> list[Any]:
     ]
 
 
+def of_parts(tensor: Any, rows: Callable[[Any], Any], ends: Callable[[Any], Any]) -> Any:
+    """Return a nested tensor like *tensor*, with as long rows, of other parts.
+
+    Args:
+        tensor: nested, real or of fake parts.
+        rows: returns what takes the place of the rows, one behind the other.
+        ends: does so for where each row ends, and for its length where they have gaps.
+
+    Raises:
+        RehearsalError: it is of strided layout.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    if tensor.layout is not torch.jagged:
+        raise RehearsalError(STRIDED)
+    with unset_fake_temporarily():
+        known = {"min_seqlen": tensor._maybe_min_seqlen, "max_seqlen": tensor._maybe_max_seqlen}
+        values = tensor.values() if tensor.requires_grad else tensor._values.detach()
+        found = [None if one is None else one.detach() for one in (tensor._offsets, tensor._lengths)]
+    offsets, lengths = (None if one is None else ends(one) for one in found)
+    for old, new in zip((tensor._offsets, tensor._lengths), (offsets, lengths), strict=True):
+        if new is not None and (size := getattr(old, "nested_int_memo", None)) is not None:
+            new.nested_int_memo = size  # rows are as long: torch does so where it copies one
+    return torch.nested.nested_tensor_from_jagged(
+        rows(values), offsets, lengths, jagged_dim=tensor._ragged_idx, **known
+    )
+
+
 def _layouts() -> None:
     """End where a nested tensor of strided layout is made: its sizes are in memory."""
     import torch
@@ -61,8 +91,11 @@ def _sizes(module: Any) -> None:
 
     def size_of(tensor: Any, *, coeff: int = 1) -> Any:
         if tensor not in known:
-            known[tensor] = torch.SymInt(NestedIntNode(module._tensor_id_counter, coeff))
-            module._tensor_id_counter += 1
+            size = getattr(tensor, "nested_int_memo", None)  # of ends that have been copied (to_copy_default)
+            if size is None:
+                size = torch.SymInt(NestedIntNode(module._tensor_id_counter, coeff))
+                module._tensor_id_counter += 1
+            known[tensor] = tensor.nested_int_memo = size
         return known[tensor]
 
     module.get_tensor_symint = size_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse import ordinals
+from tracer.rehearse import jagged, ordinals
 from tracer.rehearse.devices import is_foreign, is_gpu
 from tracer.rehearse.host import DEVICE, HOST, LEFT
 
@@ -105,21 +105,35 @@ class Moves:
 
     def move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Move a tensor as *func* does: ``to``, ``cuda``, ``cpu``, ``type_as`` or ``pin_memory``."""
-        tensor, host, place = args[0], self._host, self._placement
+        tensor, host = args[0], self._host
         is_pinned = func is self._torch.Tensor.pin_memory
         to_host = None if is_pinned else self._target(func, args, kwargs, sys._getframe(2))
         if to_host is False and type(tensor) is self._torch.Tensor:
             tensor = host.faked(tensor)
+        if to_host is not None and tensor.is_nested:
+            ends = self._torch.Tensor.cpu if to_host else self._torch.Tensor.cuda
+            return jagged.of_parts(
+                tensor,
+                lambda values: self._across(func, (values, *args[1:]), kwargs, to_host=to_host),
+                lambda one: self._across(ends, (one,), {}, to_host=to_host),
+            )
         if type(getattr(tensor, "_local_tensor", tensor)) is not self._kind:
             return self._plain(func, args, kwargs)
         if is_pinned:
             return host.pin(tensor)
+        return self._across(func, (tensor, *args[1:]), kwargs, to_host=to_host)
+
+    def _across(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, to_host: bool | None
+    ) -> Any:
+        """Move a fake tensor to the host or from it as *func* does, where that is not where it is."""
+        tensor, host, place = args[0], self._host, self._placement
         if to_host and not (place.is_met or host.doing.is_meant):
             to_host = None  # there is no device beside it
         if to_host and type(tensor) is self._kind and host.holds(tensor):
             vars(tensor.untyped_storage()).pop(LEFT, None)  # somebody says so
         if to_host is None or host.holds(tensor) == to_host:
-            return self._plain(func, (tensor, *args[1:]), kwargs)
+            return self._plain(func, args, kwargs)
         place.is_used |= not to_host
         dtype, non_blocking = self._how(args, kwargs)
         return host.moved(tensor, dtype, to_host=to_host, non_blocking=non_blocking)

@@ -102,6 +102,8 @@ def _loaders(session: RehearsalSession) -> None:
             session.host.doing.is_loading = False
 
         def faked(tensor: Any) -> Any:
+            if tensor.is_nested:
+                return jagged.of_parts(tensor, faked, faked)
             found = session.host.faked(tensor)
             is_pinned = pins.get(self) and session.placement.is_met and session.host.holds(found)
             return session.host.pin(found) if is_pinned else found
