@@ -6,7 +6,7 @@ import pytest
 
 from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.launchers import environment, inherited, launchers_of
+from tracer.rehearse.launchers import environment, inherited, launchers_of, words_of
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
@@ -95,6 +95,27 @@ def test_srun_beside_torchrun_starts_a_task_per_node() -> None:
     assert told("srun", "-m", "cyclic", "python") == ["3", "4", "1", "1", "2", None]
     assert told("srun") == ["3", "4", "1", "1", "2", None]
     assert told() == [None] * 5 + ["3"]
+
+
+@pytest.mark.parametrize("flag", ["", "--use-env", "--use_env"])
+def test_the_old_launcher_of_torch_tells_a_rank_by_an_argument(flag: str) -> None:
+    """The words are those with which torch itself starts a script."""
+    launch = pytest.importorskip("torch.distributed.launch")
+    run = pytest.importorskip("torch.distributed.run")
+    flags = [flag] if flag else []
+    given = launch.parse_args([*flags, "--nproc-per-node", "2", "train.py", "--lr", "1"])
+    _, _, words = run.config_from_args(given)
+    command = ["python", "-m", "torch.distributed.launch", *flags, "train.py", "--lr", "1"]
+    spec = {"rank": 3, "local_world_size": PER_NODE, "launchers": launchers_of(command)}
+    own = words_of({**spec, "command": command[-3:]})
+    assert own == [word.replace("${local_rank}", "1") for word in words[words.index("train.py") :]]
+
+
+def test_a_script_is_told_its_rank_by_the_old_launcher(tmp_path: Path, loaded: Loaded) -> None:
+    """The last rank of four in nodes of two: as an argument, and in the environment."""
+    body = 'dist.init_process_group("nccl")\nprint(*sys.argv[1:], os.environ["LOCAL_RANK"])\ntrain()\n'
+    _, said = _rehearsed(body, tmp_path, loaded, "python", "-m", "torch.distributed.launch")
+    assert said.split() == ["--local-rank=1", "1"]
 
 
 def test_what_the_launcher_of_this_process_has_set_is_not_for_the_ranks() -> None:

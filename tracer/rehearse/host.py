@@ -115,6 +115,8 @@ class Host:
         if mode is None or hasattr(tensor, "fake_mode"):
             return tensor
         found = mode.from_tensor(tensor)
+        if not self._session.placement.is_met:  # no operator has made it, which would have counted it
+            self._session.memory.add(found.untyped_storage(), "activations")
         self._session.placement.leave(found)
         self._session.stated.numbers.keep(found, tensor)
         return found

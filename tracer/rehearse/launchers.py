@@ -29,6 +29,9 @@ MODULES: Final = frozenset(
 )
 """Modules that do the same after ``python -m``."""
 
+OLD: Final = "torch.distributed.launch"
+"""The module that also tells a script its rank on the node by an argument, unless told ``--use-env``."""
+
 MOST_READ: Final = 4096
 """Bytes of a file that are read: its first lines name who runs it, by way of a shell if the name is long."""
 
@@ -55,6 +58,21 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
     for family in families:
         found |= _OF_FAMILY[family](*task)
     return {name: str(value) for name, value in found.items()}
+
+
+def words_of(spec: Mapping[str, Any]) -> list[str]:
+    """Return script and arguments as a rank is started with them.
+
+    Source: ``config_from_args`` in torch/distributed/run.py.
+
+    >>> spec = {"rank": 9, "local_world_size": 8, "command": ["a.py", "-v"]}
+    >>> words_of({**spec, "launchers": ("python", OLD)}), words_of({**spec, "launchers": ("torchrun",)})
+    (['a.py', '--local-rank=1', '-v'], ['a.py', '-v'])
+    """
+    script, *arguments = spec["command"]
+    if OLD in spec["launchers"]:
+        return [script, f"--local-rank={spec['rank'] % spec['local_world_size']}", *arguments]
+    return [script, *arguments]
 
 
 def _of_torchrun(rank: int, n_ranks: int, n_local: int) -> dict[str, object]:
@@ -143,12 +161,21 @@ def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
     ((), ('mpirun', 'python'))
     >>> launchers_of(["srun", "python", "-m", "torch.distributed.run", "train.py"])
     ('srun', 'python', 'torchrun')
+    >>> launchers_of(["python", "-m", "torch.distributed.launch", "train.py"])
+    ('python', 'torch.distributed.launch')
     """
     script, is_module = script_of(command)
     before = [Path(word).name for word in command[: len(command) - len(script) - is_module]]
-    if any(flag == "-m" and word in MODULES for flag, word in pairwise(before)):
-        before.append("torchrun")
-    return tuple(word for word in before if word in LAUNCHERS or word in OF_TASKS)
+    modules = [word for flag, word in pairwise(before) if flag == "-m" and word in MODULES]
+    if modules:
+        is_old = modules == [OLD] and not {"--use-env", "--use_env"} & {*before}
+        before.append(OLD if is_old else "torchrun")
+    return tuple(word for at, word in enumerate(before) if _starts(word) and before[at - 1 : at] != ["-m"])
+
+
+def _starts(word: str) -> bool:
+    """Whether *word* of a command names what starts the words behind it."""
+    return word in LAUNCHERS or word in OF_TASKS or word == OLD
 
 
 def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:

@@ -126,8 +126,11 @@ def _ray(session: RehearsalSession, module: Any) -> None:
     def init(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
         raise RehearsalError(
-            "Ray starts the ranks in processes of its own, which a rehearsal does not see: rehearse what a "
-            "worker runs, as torchrun would start it (Ray Train does so by ScalingConfig(num_workers=0))"
+            "Ray starts processes of its own, which a rehearsal does not see. Where they are the ranks: "
+            "rehearse what a worker runs, as torchrun would start it (Ray Train does so by "
+            "ScalingConfig(num_workers=0)). Where they run environments or load data for ranks that somebody "
+            "else starts: put what stands for ray into sys.modules in a stub file (--stub, docs/rehearse.md "
+            "section 6)"
         )
 
     module.init = init

@@ -144,7 +144,9 @@ class Moves:
         """Return whether *func* means the host, None if it means no place."""
         methods = self._torch.Tensor
         if func not in {methods.to, methods.type_as}:
-            self._placement.is_met |= func is methods.cuda
+            if func is methods.cuda:
+                self._placement.is_met = True
+                self._place(args[0], kwargs.get("device", args[1] if len(args) > 1 else None))
             return bool(func is methods.cpu)
         given = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
         if isinstance(given, methods):
@@ -152,7 +154,14 @@ class Moves:
         if isinstance(given, bool) or not isinstance(given, self._kinds):
             return None
         ordinals.meet(self._session, given)
+        self._place(args[0], given)
         return False if is_gpu(given) else self._to_cpu(args[0], given, asks)
+
+    def _place(self, tensor: Any, device: Any) -> None:
+        """Hold the GPU that *tensor* goes to, None for that which is chosen, against those of other ranks."""
+        if isinstance(tensor, self._torch.nn.Parameter):
+            ordinals.place(self._session, "cuda" if device is None else device)
+        ordinals.meet_others(self._session)
 
     def _to_cpu(self, tensor: Any, given: Any, asks: FrameType) -> bool | None:
         """Return what ``_target`` does where the processor is *given* for *tensor* by who *asks*."""

@@ -121,14 +121,15 @@ class _Trainings:
         if not script:
             raise RehearsalError(_unclear(command))
         before = (*self._spec["launchers"], *launchers.launchers_of(command))
-        told = launchers.environment({**self._spec, "launchers": before})
+        started = {**self._spec, "launchers": before, "command": script}
+        told = launchers.environment(started)
         if env is not None and _is_anothers(env, told):
             return 0
         self._session.warn(
             f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
         )
         flags = launchers.accelerate_flags(command)
-        with _surroundings({**(env or {}), **told}, cwd, script, is_module=is_module):
+        with _surroundings({**(env or {}), **told}, cwd, launchers.words_of(started), is_module=is_module):
             if flags is not None:
                 launchers.tell_accelerate(flags, self._spec["world_size"])
             return _ended(script[0], is_module=is_module)

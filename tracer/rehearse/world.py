@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse import joining, objects, stores
+from tracer.rehearse import joining, objects, ordinals, stores
 from tracer.rehearse.backends import UNSAID
 from tracer.rehearse.devices import is_gpu
 from tracer.rehearse.libraries import everywhere
@@ -219,6 +219,7 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
 
     def init(self: Any, device_type: str, mesh: Any = None, *args: Any, **kwargs: Any) -> None:
         session.placement.is_met |= is_gpu(device_type)
+        ordinals.choose(session, None)  # torch chooses the rank's, where the script has not
         made(self, "cpu", known(mesh), *args, **kwargs)
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
