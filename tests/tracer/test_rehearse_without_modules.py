@@ -79,3 +79,42 @@ def test_without_an_optimizer_either_a_line_says_that_nothing_tells_its_steps(
     asked = Asked(command=(str(SCRIPT), "hand", "2"), world_size=2, ranks=(0,))
     with pytest.raises(RehearsalError, match=r"called no torch\.nn\.Module and no optimizer"):
         rehearse(asked, tmp_path / "run", on=loaded)
+
+
+IN_CLOSURE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16).cuda())
+
+
+class Closed(torch.optim.SGD):
+    def step(self, closure):
+        with torch.enable_grad():
+            closure()
+        return super().step()
+
+
+optimizer = Closed(model.parameters(), lr=0.1)
+
+
+def closure():
+    optimizer.zero_grad()
+    model(torch.randn(4, 16, device="cuda")).sum().backward()
+
+
+for _ in range(3):
+    optimizer.step(closure)
+"""
+
+
+def test_a_module_that_the_first_closure_calls_begins_the_first_step(tmp_path: Path, loaded: Loaded) -> None:
+    """Nothing of it is left out: an optimizer that calls its closure steps before any module is called."""
+    script = tmp_path / "script.py"
+    script.write_text(IN_CLOSURE)
+    asked = Asked(command=(str(script),), world_size=2, ranks=(0,), warmup=0, steps=2)
+    found = rehearse(asked, tmp_path / "run", on=loaded)
+    assert not any(FIRST_LEFT_OUT in note for note in found.notes)
+    flops = [sum(part[2] for part in _per_step(tmp_path / "run")[step]) for step in (0, 1)]
+    assert flops == [2 * 2 * 4 * 16 * 16] * 2  # forward, and the gradient of the weights

@@ -140,13 +140,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     with threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [
-        *session.stated.choices.doubts,
-        *guard.said(),
-        *programs.said(),
-        *session.steps.said(),
-        *world.said(),
-    ]
+    session.notes += [*guard.said(), *programs.said(), *session.steps.said(), *world.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "

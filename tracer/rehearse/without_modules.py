@@ -34,21 +34,36 @@ class StepsWithoutModules(Steps):
         super().__init__(session)  # type: ignore[arg-type]
         self._rehearsal = session
         self._mode: Any = None
+        self._is_first = False  # an optimizer steps, and no module was called yet
 
     def see(self, mode: Any) -> None:
         """Functions of torch go through *mode*, an instance of a class of its own."""
         self._mode = mode
 
+    def begin(self) -> None:
+        """Forward work begins, as the call of a module says, or a function where no module is called."""
+        self._is_first = False
+        super().begin()
+
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer begins: of a step that no module has begun, if it is the first."""
-        session = self._rehearsal
-        if session.position.step < 0:
+        """An optimizer begins: of a step that no module has begun, if it is the first.
+
+        What it calls itself, its closure, is all of the step; a module may be called there.
+        """
+        if self._rehearsal.position.step < 0:
+            super().begin()
+            self._is_first = True
+        super().optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """An optimizer has stepped: of a first step in which no module was called only the end is known."""
+        if self._is_first:
+            self._is_first, session = False, self._rehearsal
             if not session.warmup:
                 session.warn(FIRST_LEFT_OUT)
             session.leave_out(1)
-            self.begin()
             self._watch(type(self._mode))
-        super().optimizer_begins(optimizer)
+        super().optimizer_ends(optimizer)
 
     def _watch(self, mode: Any) -> None:
         """Have a step begin with the first function, called under *mode*, whose results are differentiated.
