@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.averaged import Averaged
+from tracer.inputs import tensors_inside
 from tracer.wrapped import whole_shape
 
 if TYPE_CHECKING:
@@ -56,19 +57,17 @@ class Trained:
         self._calls += 1
 
     def note(self, values: Iterable[Any]) -> bool:
-        """Note the first tensor among *values*, the arguments of a call; return whether there is one.
+        """Note the first tensor in *values*, the arguments of a call; return whether there is one.
 
         Where a model is traced or exported, sizes are no numbers but part of the graph: those do not count.
         """
-        for value in values:
-            if hasattr(value, "shape"):
-                if not all(type(n) is int for n in value.shape):
-                    return False
-                key = tuple(value.shape), bool(value.is_floating_point())
-                if key in self.shapes or len(self.shapes) < MOST_SHAPES:
-                    self.shapes[key] += 1
-                return True
-        return False
+        value = next(tensors_inside(values), None)
+        if value is None or not all(type(n) is int for n in value.shape):
+            return False
+        key = tuple(value.shape), bool(value.is_floating_point())
+        if key in self.shapes or len(self.shapes) < MOST_SHAPES:
+            self.shapes[key] += 1
+        return True
 
     def describe(self) -> dict[str, Any]:
         """Return settings for ``RunInfo.job``: the usual input, how many others there are, calls per step."""

@@ -79,6 +79,7 @@ class Memory:
         self.log: list[Change] | None = None
         self.host: Memory | None = None
         self._before = (0, dict(self.held))
+        self._is_looking = True
         self._changed, self._block_bytes = changed, block_bytes
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._sizes: dict[int, tuple[int, str]] = {}
@@ -97,6 +98,12 @@ class Memory:
             self.peak, self.at_peak = self._before
         if self.host is not None:
             self.host.take_back()
+
+    def look_no_more(self) -> None:
+        """Leave the peak as it is: what is made from now on, as where a library cleans up, is in no step."""
+        self._is_looking = False
+        if self.host is not None:
+            self.host.look_no_more()
 
     def count_always(self, category: str) -> None:
         """Let the peak be what it had been, had all that *category* holds now been there from the start."""
@@ -187,5 +194,5 @@ class Memory:
         self.held[category] += n_bytes
         self.total += n_bytes
         self._changed(self.total)
-        if self.total > self.peak:
+        if self.total > self.peak and self._is_looking:
             self.peak, self.at_peak = self.total, dict(self.held)

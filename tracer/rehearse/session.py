@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from tracer import internals
 from tracer.importing import Expectation
+from tracer.inputs import tensors_inside
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse import calling
 from tracer.rehearse.backends import Backends
@@ -162,6 +163,7 @@ class RehearsalSession(Training[IssueLane]):
         if self.position.step == 1 and self.warmup == 1 and is_long:
             self._keep_first()
         if self.position.step >= self.warmup + self.n_steps:
+            self.memory.look_no_more()
             raise Finished
         self.tell(f"step {self.position.step}")
         self.forwards, self._model = 0, None
@@ -208,7 +210,7 @@ class RehearsalSession(Training[IssueLane]):
         """Note shape and type of the first tensor among *values*, the arguments of the model."""
         import torch
 
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        tensors = [value for value in tensors_inside(values) if isinstance(value, torch.Tensor)]
         super().note_input(tensors)
         if tensors:
             self.note_job(input_is_embedded=tensors[0].is_floating_point())
