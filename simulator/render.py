@@ -205,7 +205,7 @@ def _memory(summary: Mapping[str, Any]) -> Table:
         table.add_row(
             f"{stage['stage']}{of_rank}",
             str(stage["layers"]),
-            str(stage["in_flight"]),
+            "-" if stage["in_flight"] is None else str(stage["in_flight"]),
             f"[{colour}]{format_bytes(stage['peak_bytes'])}[/]",
             f"[{colour}]{format_share(stage['peak_bytes'] / limit)}[/]",
             ", ".join(f"{name} {format_bytes(size)}" for name, size in items),

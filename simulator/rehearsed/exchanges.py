@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Splits(NamedTuple):
@@ -16,6 +16,12 @@ class Splits(NamedTuple):
 
     sent: tuple[int, ...]
     received: tuple[int, ...]
+
+
+def splits_of(message: Mapping[str, Any]) -> Splits | None:
+    """Return how uneven an all-to-all is, None if it is even or something else."""
+    found = Splits(tuple(message["sent_bytes"]), tuple(message["received_bytes"]))
+    return found if found.sent else None
 
 
 def even(size_bytes: int, n_ranks: int) -> Splits:

@@ -65,12 +65,12 @@ def layers_of(tables: RankTables) -> int:
     return len({place["layer"] for place in tables.places.to_pylist() if place["layer"] >= 0})
 
 
-def in_flight(tables: RankTables) -> int:
+def in_flight(tables: RankTables, *, is_pipelined: bool = False) -> int | None:
     """Return the most micro-batches that wait for the end of their backward at once on a rank, at least one.
 
     As in every simulation: over all its stages, from the first operation of a forward to the last of the
     backward; those of a step are gone when it ends. Forwards outside of a pipeline have no number, and count
-    as one.
+    as one; of a pipeline that numbers none, as one by hand or DeepSpeed's, nobody knows: None.
     """
     places, numbers = tables.places.to_pylist(), tables.events["place"].to_numpy()
     found, firsts = np.unique(numbers, return_index=True)
@@ -83,6 +83,8 @@ def in_flight(tables: RankTables) -> int:
             key = tuple(place[name] for name in ("step", "stage", "virtual_stage", "microbatch"))
             begins[key] = min(first, begins.get(key, first))
             ends[key] = max(last, ends.get(key, last))
+    if is_pipelined and not begins:
+        return None
     changes = sorted([(at, 1) for at in begins.values()] + [(at, -1) for at in ends.values()])
     return int(max(np.cumsum([change for _, change in changes]), default=1))
 
@@ -90,23 +92,23 @@ def in_flight(tables: RankTables) -> int:
 def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, tables: RankTables) -> dict[str, Any]:
     """Return the memory of *rank*; what the device reserves for itself is included."""
     memory = rehearsal.memory.get(str(rank), {})
-    layout = rehearsal.layout
+    layout, pipeline = rehearsal.layout, pipeline_of(rehearsal, rank)
     items = {**memory.get("bytes", {}), "reserved": machine.device.reserved_bytes}
     return {
-        "stage": layout.coord(rank).pp if layout else _place_in_pipeline(rehearsal, rank),
+        "stage": layout.coord(rank).pp if layout else pipeline.index(rank),
         "holds": memory.get("stages", []),
         "layers": layers_of(tables),
-        "in_flight": in_flight(tables),
+        "in_flight": in_flight(tables, is_pipelined=len(pipeline) > 1),
         "peak_bytes": sum(items.values()),
         "bytes": items,
         "rank": rank,
     }
 
 
-def _place_in_pipeline(rehearsal: Rehearsal, rank: int) -> int:
-    """Return the place of *rank* in its longest pipeline, 0 if it is in none, where no layout says it."""
-    own = [group.ranks for group in rehearsal.groups if group.axis == "pp" and rank in group.ranks]
-    return max(own, key=len, default=(rank,)).index(rank)
+def pipeline_of(rehearsal: Rehearsal, rank: int) -> tuple[int, ...]:
+    """Return the ranks of the longest pipeline of *rank*, itself alone if it is in none."""
+    own = [tuple(group.ranks) for group in rehearsal.groups if group.axis == "pp" and rank in group.ranks]
+    return max(own, key=len, default=(rank,))
 
 
 def rows_and_tokens(rehearsal: Rehearsal) -> tuple[int, int]:

@@ -13,14 +13,13 @@ from typing import Any, Final, NamedTuple
 from simulator.clock import to_ns
 from simulator.engine.slowdown import MILLION
 from simulator.program import Label
-from simulator.rehearsed.exchanges import Splits
+from simulator.rehearsed.exchanges import Splits, splits_of
 from simulator.rehearsed.works import Priced
 from traces.layout import Group
 from traces.rehearsal import HOST_KINDS, ON_HOST, OUTSIDE, WHAT, RankTables
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""
-
 
 COPIES: Final = {"to_host": "from the device", "to_device": "to the device", "input": "to the device"}
 """Names of the copies over the link to the host; ``input`` are those of what has never been on the device."""
@@ -113,6 +112,7 @@ class RankWriter:
         groups: process groups by number.
         steps: the steps to keep; those before were to warm up.
         launch_s: time of the host per kernel by place, None if the device is always the slower of the two.
+        pipeline: ranks of its pipeline: transfers with them are along ``pp``, in whichever group they are.
 
     Attributes:
         tasks: the tasks.
@@ -127,12 +127,13 @@ class RankWriter:
         steps: range,
         *,
         launch_s: Sequence[float] | None = None,
+        pipeline: Sequence[int] = (),
     ) -> None:
         self.tasks: list[RankTask] = []
         self.places = tables.places.to_pylist()
         self._priced, self._groups, self._launch_s = priced, groups, launch_s
-        self._messages = tables.messages.to_pylist()
-        self._splits = [_splits(message) for message in self._messages]
+        self._messages, self._pipeline = tables.messages.to_pylist(), frozenset(pipeline)
+        self._splits = [splits_of(message) for message in self._messages]
         self._kept = [row["step"] in steps for row in self.places]
         self._open: dict[int, _Open] = {}
         self._tail: dict[int, tuple[int, ...]] = {}
@@ -264,6 +265,7 @@ class RankWriter:
         axis = self._groups[message["group"]].axis if message["group"] in self._groups else ""
         key: tuple[Any, ...] = (message["group"],)
         if is_p2p:
+            axis = "pp" if message["peer"] in self._pipeline else axis
             key = (message["group"], kind, message["peer"], message["name"])
         task = RankTask(
             stream=self._stream(key, f"{axis}.{kind}" if is_p2p else axis),
@@ -292,9 +294,3 @@ class RankWriter:
     def _add(self, task: RankTask) -> int:
         self.tasks.append(task)
         return len(self.tasks) - 1
-
-
-def _splits(message: Mapping[str, Any]) -> Splits | None:
-    """Return how uneven an all-to-all is, None if it is even or something else."""
-    found = Splits(tuple(message["sent_bytes"]), tuple(message["received_bytes"]))
-    return found if found.sent else None

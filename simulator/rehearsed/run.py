@@ -16,7 +16,7 @@ from simulator.errors import JobError
 from simulator.network.cost import Network
 from simulator.network.nccl import choice
 from simulator.program import Program
-from simulator.rehearsed.figures import figures, steps_of
+from simulator.rehearsed.figures import figures, pipeline_of, steps_of
 from simulator.rehearsed.kernels import described, separate_parts
 from simulator.rehearsed.notes import notes
 from simulator.rehearsed.program import Joiner, RankTasks, assembled
@@ -166,7 +166,12 @@ def _rank_tasks(
         is_bound = float((np.array(costs[rank].kernels)[items] * launch_s[places]).sum()) > busy_s
         bound += [rank] if is_bound else []
         writer = RankWriter(
-            one, costs[rank], groups, steps_of(rehearsal), launch_s=launch_s.tolist() if is_bound else None
+            one,
+            costs[rank],
+            groups,
+            steps_of(rehearsal),
+            launch_s=launch_s.tolist() if is_bound else None,
+            pipeline=pipeline_of(rehearsal, rank),
         )
         found[rank] = (writer.tasks, writer.places)
     return found, bound

@@ -49,6 +49,20 @@ def test_a_stage_that_is_done_first_idles_until_the_last_one_is(tmp_path: Path) 
     assert simulation.summary["bubble_fraction"] == pytest.approx(0.5, abs=0.01)
 
 
+def test_transfers_of_a_pipeline_are_a_bubble_in_whichever_group_they_are_sent(tmp_path: Path) -> None:
+    """DeepSpeed, and many by hand, send in the group of all ranks; and nobody numbers micro-batches."""
+    ops = [("op", 0, 0, -1)] * 400
+    sender = tables([*ops, ("communication", 0, 0, 0)], messages=[message("send", peer=1, group=3)])
+    receiver = tables(
+        [("communication", 0, 0, 0), ("wait", -1, 0, 0), *ops], messages=[message("recv", peer=0, group=3)]
+    )
+    groups = [PP, Group(id=3, axis="world", ranks=(0, 1))]
+    simulation = run(tmp_path, {0: sender, 1: receiver}, groups, layout=Layout(pp=2), representatives=(0, 1))
+    assert simulation.summary["bubble_fraction"] == pytest.approx(0.5, abs=0.01)
+    assert {row["axis"] for row in simulation.spans.to_pylist() if row["category"] == "p2p"} == {"pp"}
+    assert [stage["in_flight"] for stage in simulation.summary["stages"]] == [None, None]
+
+
 def _twice(
     events: Sequence[tuple[str, int, int, int]], messages: Sequence[dict[str, Any]], n_more: int
 ) -> RankTables:
