@@ -82,3 +82,68 @@ def test_a_stage_of_deepspeed_that_nobody_sends_to_says_so(tmp_path: Path) -> No
         RehearsalError, match=r"stage 1 on rank 1 needs the shapes that stage 0 sends: .*--ranks 0,1"
     ):
         rehearse(Asked(command=command, world_size=2, ranks=(1,), warmup=0), tmp_path / "run")
+
+
+ADAM = """
+import torch
+
+
+class FusedAdamBuilder:
+    def load(self):
+        raise RuntimeError("CUDA_HOME environment variable is not set")
+
+
+class FusedAdam(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self.kernel = FusedAdamBuilder().load().multi_tensor_adam
+        self.flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def step(self):
+        lists = [[], [], [], []]
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            for name in () if state else ("mean", "square"):
+                state[name] = torch.zeros_like(p.data)
+            for one, tensor in zip(lists, (p.grad.data, p.data, state["mean"], state["square"])):
+                one.append(tensor)
+        self.kernel(65536, self.flag, lists, 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.01)
+"""
+"""The optimizer of DeepSpeed as it asks for its kernel and calls it."""
+
+FUSED = """
+import sys, torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 32)).cuda()
+if sys.argv[1] == "deepspeed":
+    from deepspeed.ops.adam.fused_adam import FusedAdam
+
+    optimizer = FusedAdam(model.parameters(), lr=0.1)
+else:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+for _ in range(4):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    model.zero_grad()
+"""
+
+
+def test_the_fused_adam_of_deepspeed_is_one_pass_over_all_parameters(tmp_path: Path) -> None:
+    """Its kernel is compiled on GPUs only: a rehearsal has what torch's own moves."""
+    package = tmp_path / "deepspeed" / "ops" / "adam"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "fused_adam.py").write_text(ADAM)
+    (tmp_path / "train.py").write_text(FUSED)
+    moved = {}
+    for kind in ("deepspeed", "torch"):
+        _rehearsed(tmp_path / kind, 1, str(tmp_path / "train.py"), kind)
+        rows = read_rank(rehearsal_folder(tmp_path / kind / "run"), 1)
+        works = [rows.works.to_pylist()[one["item"]] for one in rows.events.to_pylist() if one["what"] == 0]
+        moved[kind] = [work["bytes_moved"] for work in works if work["name"] == "aten._fused_adamw_"]
+    (size,), counters = moved["deepspeed"], 4 * 4  # of torch's, a number for each parameter
+    n_values = 64 * 64 + 64 + 64 * 32 + 32
+    assert size == pytest.approx(7 * 4 * n_values, abs=2 * counters)
+    assert moved["torch"] == pytest.approx([size], abs=2 * counters)

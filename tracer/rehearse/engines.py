@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracer.internals import PIPELINING
@@ -67,3 +68,27 @@ def pipeline_of_deepspeed(session: RehearsalSession, module: Any) -> None:
 
     kind.__init__ = made
     kind._send_tensor_meta, kind._recv_tensor_meta = sent, received
+
+
+def adam_of_deepspeed(session: RehearsalSession, module: Any) -> None:
+    """Let DeepSpeed's fused Adam, which is compiled where there is a GPU, be torch's: one pass over all.
+
+    It takes what ``multi_tensor_adam`` of csrc/adam/multi_tensor_adam.cu does: lists of gradients, parameters
+    and states, each read once, the last three written.
+    """
+    import torch
+
+    del session
+
+    def multi_tensor_adam(_: int, flag: Any, lists: Any, lr: float, *numbers: Any) -> None:
+        beta1, beta2, eps, _step, is_decoupled, _corrects, weight_decay = numbers
+        gradients, parameters, *states = lists
+        fused: Any = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+        told = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+        with torch.no_grad():
+            counters = [flag] * len(gradients)  # the kernel is told the step as a number
+            fused(parameters, gradients, *states, [], counters, lr=lr, amsgrad=False, maximize=False, **told)
+
+    module.FusedAdamBuilder = lambda: SimpleNamespace(
+        load=lambda *_, **__: SimpleNamespace(multi_tensor_adam=multi_tensor_adam)
+    )

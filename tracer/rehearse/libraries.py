@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.importing import Expectation
-from tracer.rehearse.engines import pipeline_of_deepspeed
+from tracer.rehearse.engines import adam_of_deepspeed, pipeline_of_deepspeed
 from tracer.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "accelerate.data_loader": _accelerate,
     "deepspeed.runtime.zero.utils": _deepspeed,
     "deepspeed.runtime.pipe.engine": pipeline_of_deepspeed,
+    "deepspeed.ops.adam.fused_adam": adam_of_deepspeed,
     "ray": _ray,
     "torch.distributed._shard.sharded_tensor.api": _sharded_tensors,
     "torch.distributions.distribution": _distributions,
