@@ -93,6 +93,41 @@ def test_the_last_rank_alone_hears_what_one_before_it_would_say(tmp_path: Path) 
     assert (STEP + 2) * 8 * 4 in {size for kind, _, peer, size, _ in rows[RANKS - 1] if kind == "recv"}
 
 
+SENDER = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(2):
+    rows = torch.tensor([9 + step], device="cuda")
+    if rank == 3:
+        dist.send(rows, 0)
+    elif rank == 0:
+        rows = torch.zeros(1, dtype=torch.int64, device="cuda")
+        dist.recv(rows, 3)
+    model(torch.randn(int(rows), 8, device="cuda")).sum().backward()
+    optimizer.step()
+    print(int(rows))
+"""
+
+
+@pytest.mark.parametrize(("chosen", "told"), [((), "9\n10\n"), ((0, 7), "1\n1\n")])
+def test_a_sender_that_is_needed_is_rehearsed_or_said(
+    tmp_path: Path, chosen: tuple[int, ...], told: str
+) -> None:
+    """Where ranks are given nobody is added to them."""
+    script, folder = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(SENDER)
+    found = rehearse(Asked(command=(str(script),), world_size=8, ranks=chosen), folder)
+    output = rehearsal_folder(folder) / "rank-00000" / "output.log"
+    assert output.read_text() == told
+    assert (3 in found.ranks) == (not chosen)
+    assert any("not rehearsed (3)" in note for note in found.notes) == bool(chosen)
+
+
 def test_messages_that_are_alike_go_as_far() -> None:
     """And are as many into their kind; what all are told is like nothing."""
     told = Letters(0, {}, ())

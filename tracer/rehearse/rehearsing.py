@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from tracer.rehearse.launchers import accelerate_flags, launchers_of, script_of
 from tracer.rehearse.loads import Loads, parsed
 from tracer.rehearse.restarting import check_choices, with_choices
 from tracer.rehearse.scratch import scratch_in
-from tracer.rehearse.together import together
+from tracer.rehearse.together import hear_senders, together
 from tracer.run_directory import next_free, no_empty_folders
 from traces.errors import LayoutError, reason
 from traces.layout import Layout
@@ -160,9 +160,13 @@ class _Acted:
             else:
                 troupe.forget(rank)
         self._act(troupe, wanted)
-        self._act_again(troupe)
+
+        def act(again: Sequence[int]) -> None:
+            self.outcomes |= troupe.act(again)
+
+        self._noted += hear_senders(act, self.outcomes, adds=not asked.ranks)
         check_choices(self._load, self.outcomes.values())
-        if self._tell_each_other(troupe) or asked.ranks:
+        if self._tell_each_other(act) or asked.ranks:
             classes = self._classes(ranks[0])
             samples = [] if asked.ranks else list(classes.samples(asked.samples))
             self._act(troupe, [at for at, _ in samples])
@@ -185,23 +189,8 @@ class _Acted:
         if wanted := [rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes]:
             self.outcomes |= troupe.act(wanted)
 
-    def _act_again(self, troupe: Troupe) -> None:
-        """Act out once more, in the order of stages, who took other shapes or numbers than are sent."""
-
-        def first_stage(rank: int) -> int:
-            return min(map(int, self.outcomes[rank]["taken"]), default=0)
-
-        for rank in sorted(self.outcomes, key=first_stage):
-            has_missed = not self.outcomes.keys().isdisjoint(self.outcomes[rank]["missed"])
-            if has_missed or shapes_that_differ(self.outcomes, only=rank):
-                self.outcomes |= troupe.act([rank])
-
-    def _tell_each_other(self, troupe: Troupe) -> bool:
+    def _tell_each_other(self, act: Callable[[Sequence[int]], None]) -> bool:
         """Act those out again who tell each other different numbers; return whether others were needed."""
-
-        def act(ranks: Sequence[int]) -> None:
-            self.outcomes |= troupe.act(ranks)
-
         adds = isinstance(self._load, Loads) and not self._asked.ranks
         added, said = together(act, self.outcomes, self._folder, adds=adds)
         self._dealt += added

@@ -1,4 +1,4 @@
-"""Rehearses ranks once more that tell each other different numbers, until each has heard all others."""
+"""Rehearses ranks once more that tell each other numbers, until each has heard those that it needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.rehearse.classes import groups_of
+from tracer.rehearse.classes import groups_of, shapes_that_differ
 from tracer.rehearse.gathering import KINDS
 from tracer.rehearse.letters import Address, left
 from tracer.rehearse.stated import SHARED
@@ -22,7 +22,50 @@ ALIKE: Final = (
     "all others: rehearse the whole group (--ranks) if shapes depend on them"
 )
 
+MOST_SENDERS: Final = 16
+"""Ranks that are rehearsed only because others need what they send."""
+
+UNHEARD: Final = (
+    "numbers were needed that ranks send which are not rehearsed ({}), and 1 was told for each: rehearse "
+    "those, too (--ranks)"
+)
+
 UNSETTLED: Final = "what ranks {} tell each other still changed after {} rehearsals of each"
+
+
+def hear_senders(
+    act: Callable[[Sequence[int]], None], outcomes: Mapping[int, Mapping[str, Any]], *, adds: bool
+) -> list[str]:
+    """Rehearse again, in the order of stages, who took other shapes or numbers than are sent.
+
+    Args:
+        act: rehearses ranks, whether or not they have been.
+        outcomes: what is known of ranks that have been rehearsed; *act* adds to it.
+        adds: whether senders are rehearsed that have not been.
+
+    Returns:
+        What to say.
+    """
+
+    def first_stage(rank: int) -> int:
+        return min(map(int, outcomes[rank]["taken"]), default=0)
+
+    n_before = len(outcomes)
+    while (
+        adds and (missing := _senders(outcomes)) and len(outcomes) - n_before + len(missing) <= MOST_SENDERS
+    ):
+        act(missing)
+    for rank in sorted(outcomes, key=first_stage):
+        has_missed = not outcomes.keys().isdisjoint(outcomes[rank]["missed"])
+        if has_missed or shapes_that_differ(outcomes, only=rank):
+            act([rank])
+    missing = _senders(outcomes)
+    return [UNHEARD.format(", ".join(map(str, missing)))] if missing else []
+
+
+def _senders(outcomes: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return the ranks that have not been rehearsed, and send what others have needed."""
+    return sorted({rank for one in outcomes.values() for rank in one["missed"]} - outcomes.keys())
 
 
 def together(
