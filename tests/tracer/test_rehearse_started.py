@@ -186,3 +186,12 @@ def test_what_a_script_has_caught_before_it_ends_itself_is_said(tmp_path: Path) 
     assert str(caught.value).endswith("the script caught that, and ended with 1")
     with pytest.raises(RehearsalError, match="the script ended with 3; its output"):
         _acted(tmp_path / "b", (str(_written(tmp_path / "in", "sys.exit(3)")),))
+
+
+def test_the_last_words_of_a_script_that_ends_itself_are_said(tmp_path: Path) -> None:
+    """As ``argparse`` has them, which writes what is wrong and ends with 2."""
+    start = "import argparse\nargparse.ArgumentParser('a.py').parse_args(['--local-rank=0'])"
+    with pytest.raises(
+        RehearsalError, match=r"ended with 2 \(a\.py: error: unrecognized arguments: --local-rank=0\); its"
+    ):
+        _acted(tmp_path / "run", (str(_written(tmp_path / "in", start)),))

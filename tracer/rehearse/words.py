@@ -128,8 +128,17 @@ def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = 
     if isinstance(error, SystemExit):
         if isinstance(caught := error.__cause__ or error.__context__, Exception):
             return f"{ending(caught, spec, told)}; the script caught that, and ended with {error.code}"
-        return f"the script ended with {error.code}; its output is in {spec['log']}"
+        return f"the script ended with {error.code}{_said(spec['log'])}; its output is in {spec['log']}"
     return f"{place(error)}: {error}" if isinstance(error, RehearsalError) else explain(error, spec, told)
+
+
+def _said(log: str) -> str:
+    """Return the last line of the output in the file *log*, as of ``argparse``, in a part of a sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    lines = Path(log).read_text(encoding="utf-8", errors="replace").split("\n") if Path(log).is_file() else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f" ({last})" if last else ""
 
 
 def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = ()) -> str:
