@@ -61,13 +61,13 @@ def collectives(
 ) -> None:
     """Time collectives, links and ranks of this machine.
 
-    Each is held against what the machine promises.
+    Each is compared with what the machine promises.
 
     By itself it starts some processes on this machine. Under torchrun it measures its world:
 
         torchrun --nproc-per-node 8 -m foretrace bench collectives --against dgx-h100
 
-    Exit status 1 if a link or a rank is slow: 1.5 times the middle one.
+    Exit status 1 if a link or a rank is slow: 1.5 times the median.
     """
     from tracer.bench.world import measured
     from tracer.sizes import parse_sizes
