@@ -91,3 +91,34 @@ def test_counts_of_two_means_stay_two_where_they_are_put_together(together: Any)
         found = [stated.scalar(one) for one in copied.view(-1)]
     even = TOKENS // BINS
     assert found == [even] * BINS + [share(1.5 * even, at) for at in range(BINS)]
+
+
+@pytest.mark.parametrize(("name", "args"), [("topk", (1,)), ("argmax", (-1,)), ("multinomial", (1,))])
+def test_of_one_column_the_first_is_chosen(name: str, args: tuple[int, ...]) -> None:
+    """There is no other, and it was told as the second."""
+    stated = Stated()
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        scores, places = torch.empty(1, 1), torch.empty(1, dtype=torch.int64)
+        stated.note(f"aten.{name}", (scores, *args), [torch.empty(1), places] if name == "topk" else places)
+        assert stated.scalar(places) == 0
+
+
+@pytest.mark.parametrize("n_kept", range(1, EXPERTS + 1))
+def test_as_many_as_a_router_keeps_of_what_it_sorts_are_even(n_kept: int) -> None:
+    """Whichever columns of an order are taken, by ``zipf:0``; no other shape is one of an order."""
+    places = {}
+    for load in ("zipf:0", "zipf:1"):
+        stated = Stated(load)
+        stated.choices.inside = Router
+        with torch._subclasses.fake_tensor.FakeTensorMode():
+            scores = torch.empty(TOKENS, EXPERTS)
+            out = scores.sort(-1)
+        stated.note("aten.sort", (scores, -1), tuple(out))
+        places[load] = stated.numbers.of(out[1])
+    even = places["zipf:0"]
+    assert even is not None
+    assert places["zipf:1"] is None
+    assert (
+        even[:, :n_kept].reshape(-1).bincount(minlength=EXPERTS).tolist()
+        == [TOKENS // EXPERTS * n_kept] * EXPERTS
+    )
