@@ -52,13 +52,11 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     from simulator.config import job_settings, write_config
     from simulator.configs.cli import show_differences
     from simulator.configs.write import written
-    from simulator.goodput.training import parse_count
     from simulator.search.page import write_page
     from simulator.search.render import show
     from traces.writer import write_atomically
 
-    if flags["tokens"] is not None:
-        parse_count(flags["tokens"])  # a number that is none is refused before the search
+    _check_before(flags)
     spaces = _spaces(flags)
     best, said = _searched(spaces, flags, quiet=as_json)
     made = [written(best, target) for target in flags["targets"]]
@@ -74,6 +72,17 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     for one in made:
         click.echo(f"\n{one.target}:\n{one.text.rstrip()}")
         show_differences(one)
+
+
+def _check_before(flags: Mapping[str, Any]) -> None:
+    """Raise, before a search that takes long, what its answer would end in: no number, or no file."""
+    from simulator.goodput.training import parse_count
+    from traces.replacing import check_can_write
+
+    if flags["tokens"] is not None:
+        parse_count(flags["tokens"])
+    for path in (flags["output"], flags["report"]):
+        check_can_write(Path(path) if path else None)
 
 
 def _check_needed(ctx: click.Context, flags: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from foretrace import main
 from simulator.models.sources import load_model
+from simulator.search import cli as search_cli
 from simulator.search.front import PARTS_OF_MEMORY, TOO_SLOW, front
 from simulator.search.space import Space
 from simulator.simulate import simulate
@@ -59,3 +60,23 @@ def test_the_page_has_what_is_listed_and_the_front(tmp_path: Path) -> None:
     assert said["front"][0]["step_time_s"] == said["layouts"][0]["step_time_s"]
     steps = [one["step_time_s"] for one in shown]
     assert {one["step_time_s"] for one in [*said["layouts"], *said["front"]]} == set(steps)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tokens nan", "not a number of tokens"),
+        ("-o FILE/best.toml", "best.toml: Not a directory; nothing was done"),
+        ("--report FILE/best.html", "best.html: Not a directory; nothing was done"),
+    ],
+)
+def test_what_its_answer_would_end_in_is_said_before_a_search(
+    flags: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "FILE").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search_cli, "_searched", lambda *_, **__: pytest.fail("searched"))
+    args = f"search --model llama3-8b --cluster dgx-h100 --gpus 8 {flags}"
+    refused = CliRunner().invoke(main, args.split())
+    assert refused.exit_code == 2
+    assert said in refused.stderr
