@@ -30,6 +30,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _mapped_files(session)
     _random_states(session)
     _texts()
+    _shapes()
     listed.install(session)
     _copies()
     _plain_tensors(session)
@@ -117,6 +118,14 @@ def _texts() -> None:
         return str(original(self, how))
 
     anywhere.__format__ = written
+
+
+def _shapes() -> None:
+    """Let a shape be had as a tensor on the host: torch writes it where a fake one has no memory."""
+    import torch
+
+    anywhere: Any = torch
+    anywhere._shape_as_tensor = lambda tensor: torch.tensor(tuple(tensor.shape), dtype=torch.int64)
 
 
 def _copies() -> None:
