@@ -17,6 +17,7 @@ from traces.rehearsal import Rehearsal
 pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "chosen_by_hand.py"
+COUNTED = Path(__file__).parent / "counted_by_hand.py"
 EXPERTS, TOP_K, TOKENS = 4, 2, 24
 
 
@@ -55,6 +56,22 @@ def test_every_token_is_at_the_experts_it_chose_and_comes_back(tmp_path: Path, l
     sent = TOKENS * TOP_K
     assert [own[-1] for own in rows.values()] == [sent] * EXPERTS
     assert [own[1] for own in rows.values()] == [sent] * EXPERTS
+    assert "needs which experts are chosen: rehearsed as with --expert-load zipf:0" in "".join(found.notes)
+
+
+def test_choices_that_a_script_tells_apart_are_made_up_evenly(
+    tmp_path: Path, ranks: Any, loaded: Loaded
+) -> None:
+    """What is as large as they are many ended the rehearsal in a line, where reading one began it anew."""
+    fake, real = tmp_path / "fake", tmp_path / "real"
+    fake.mkdir()
+    real.mkdir()
+    asked = Asked(command=(str(COUNTED), str(fake)), world_size=2, warmup=0)
+    found = rehearse(asked, tmp_path / "run", on=loaded)
+    done = ranks.run([sys.executable, str(COUNTED), str(real)], ranks.env(), 2, fresh=real)
+    assert done.status == (0, 0), done.errors
+    assert _rows(real) == {rank: [TOKENS * TOP_K // EXPERTS] * EXPERTS for rank in range(2)}
+    assert _rows(fake)[0] == _rows(real)[0]
     assert "needs which experts are chosen: rehearsed as with --expert-load zipf:0" in "".join(found.notes)
 
 

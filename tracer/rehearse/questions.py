@@ -188,6 +188,7 @@ class Questions:
         numbers = self._session.stated.numbers
         real = numbers.computed(func, args, kwargs)
         if real is None:
+            self._asks_routers()
             return func(*args, **kwargs)
         out = self._fakes(real, tensors_in(args))
         if tensors_in(out):
@@ -251,10 +252,15 @@ class Questions:
         if self._session.position.step >= 0 and not is_there:
             self._session.tape.note(HOST_WAIT)
 
+    def _asks_routers(self) -> bool:
+        """Say whether numbers may come of what routers choose; begin anew with even loads where possible."""
+        if self._session.stated.routing is not None or not any(map(ROUTERS.search, self._session.classes())):
+            return False
+        self._session.stated.choices.need(asker())
+        return True
+
     def _depends(self, func: Any) -> RehearsalError:
-        is_routed = self._session.stated.routing is None and any(map(ROUTERS.search, self._session.classes()))
-        if is_routed:
-            self._session.stated.choices.need(asker())
+        is_routed = self._asks_routers()
         by_load = "say what routers choose, --expert-load zipf:0 for even loads, or " if is_routed else ""
         return RehearsalError(
             f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
