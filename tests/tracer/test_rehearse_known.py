@@ -244,8 +244,16 @@ def test_choices_are_equal_to_one_place_as_often_as_there_are_places() -> None:
     places = fake(16, 2)
     stated.note("aten.topk", (scores, 2), (fake(16, 2, dtype=torch.float32), places))
     assert stated.of(noted(stated, "eq", places, 3, out=fake(16, 2, dtype=torch.bool))).mean == 1 / 8
-    spread = noted(stated, "scatter", fake(16, 8), 1, places, 1, out=fake(16, 8))
+    zeros, most = fake(16, 8), fake(1 << 20, 8)
+    stated.numbers.keep(zeros, torch.zeros(16, 8, dtype=torch.int64))
+    spread = noted(stated, "scatter", zeros, 1, places, 1, out=fake(16, 8))
     assert stated.sum_of(spread) == 16 * 2
+    assert stated.sum_of(noted(stated, "scatter", fake(16, 8), 1, places, 1, out=fake(16, 8))) is None
+    stated.numbers.follow("aten.zeros", None, (most.shape,), {}, most)
+    many = fake(1 << 20, 2)
+    assert stated.sum_of(noted(stated, "scatter", most, 1, many, 1, out=fake(1 << 20, 8))) == many.numel()
+    stated.numbers.follow("aten.add_", torch.ops.aten.add_.Tensor, (most, most), {}, most)
+    assert stated.of(most).mean is None
 
 
 def test_numbers_that_nobody_has_differ_from_a_given_one() -> None:

@@ -27,8 +27,9 @@ def made(name: str, args: Sequence[Any], first: Any, result: Any, of: Callable[[
     if name in COUNTS:
         return Known(mean=first.numel() / n_made)
     if name in SCATTERS:
-        is_number = len(args) > 3 and isinstance(args[3], int | float)
-        return Known(mean=args[3] * args[2].numel() / n_made) if is_number else None
+        before, share = of(first).mean, args[2].numel() / n_made
+        is_number = len(args) > 3 and isinstance(args[3], int | float) and before is not None
+        return Known(mean=args[3] * share + before * (1 - share)) if is_number else None
     if name in SUMS:
         known = of(first)
         factor = first.numel() / n_made

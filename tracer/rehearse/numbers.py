@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from tracer.internals import makers
 from tracer.rehearse.calls import storage_key, tensors_in
 from tracer.rehearse.computed import ABSORBS, BLANK, COMPUTED, FACTORIES, FILLED, LIKE, OVERWRITES
-from tracer.rehearse.ranges import Constant, Range, filled
+from tracer.rehearse.ranges import Constant, Range, filled, is_rule
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
@@ -73,12 +73,17 @@ class Numbers:
             return None
         with self.really():
             numbers = found.numbers
+            if is_rule(numbers, self.most):
+                return numbers.part(tensor) if tensor.numel() <= self.most else None
             if type(numbers) is Constant:
                 numbers = self._make.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
                 self._held[key] = found._replace(numbers=numbers)
-            if type(numbers) is Range:
-                return numbers.part(tensor) if tensor.numel() <= self.most else None
             return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def fill_of(self, tensor: Any) -> float | None:
+        """Return the number that all elements of *tensor* are, None if it was not filled with one."""
+        found = self._held.get(storage_key(tensor))
+        return found.numbers.fill if found is not None and type(found.numbers) is Constant else None
 
     def is_shared(self, tensor: Any) -> bool:
         """Whether what is known of *tensor* is what other ranks are taken to have sent."""
@@ -129,9 +134,10 @@ class Numbers:
     def computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
         """Return what *func* makes of numbers, None if one of its operands is not known."""
         try:
-            if func is self._torch.ops.aten.index.Tensor and self._is_range(args[0]):
+            held = self._held.get(storage_key(args[0])) if func is self._torch.ops.aten.index.Tensor else None
+            if held is not None and type(held.numbers) is Range:
                 with self.really():
-                    return self._held[storage_key(args[0])].numbers.picked(args[0], self._real(args[1]))
+                    return held.numbers.picked(args[0], self._real(args[1]))
             real, named = self._real(args), {name: self._real(value) for name, value in kwargs.items()}
         except _UnknownError:
             return None
@@ -176,16 +182,15 @@ class Numbers:
         """Hold the number with which the operator *name* has filled *result*; return whether it could be."""
         if storage_key(result) == -1:
             return True
-        is_ours = type(result) is self._kind and result.numel() <= self.most
-        constant = filled(name, args, result) if is_ours else None
-        if constant is not None:
+        if (constant := filled(name, args, result) if type(result) is self._kind else None) is not None:
             self._hold(result.untyped_storage(), constant)
         return constant is not None or name in BLANK
 
     def _is_ranged(self, name: str, func: Any, args: Sequence[Any], results: Sequence[Any]) -> bool:
-        """Hold a range that is too long to be made, none that is written into; return whether it is held."""
+        """Hold a range that is too long to be made, no rule where is written; return whether it is held."""
         if func._schema.is_mutable:
-            self.forget(one for one in results if self._is_range(one))
+            held = ((one, self._held.get(storage_key(one))) for one in results)
+            self.forget([one for one, found in held if found and is_rule(found.numbers, self.most)])
             return False
         made = results[0]
         if name != "aten.arange" or type(made) is not self._kind or made.numel() <= self.most:
@@ -194,10 +199,6 @@ class Numbers:
         if found is not None:
             self._hold(made.untyped_storage(), found)
         return found is not None
-
-    def _is_range(self, tensor: Any) -> bool:
-        held = self._held.get(storage_key(tensor))
-        return held is not None and type(held.numbers) is Range
 
     def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
         """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""

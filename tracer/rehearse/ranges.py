@@ -22,6 +22,10 @@ class Constant(NamedTuple):
     n_elements: int
     dtype: Any
 
+    def part(self, view: Any) -> Any:
+        """Return the elements that *view* has, as one element that is seen as all of them."""
+        return makers().full((), self.fill, dtype=self.dtype).expand(view.shape)
+
 
 class Range(NamedTuple):
     """What ``torch.arange`` of whole numbers makes: places of a text, too many to be made, few of them read.
@@ -65,6 +69,11 @@ class Range(NamedTuple):
             return None
         at = tensor.storage_offset() + places * tensor.stride(0)
         return (self.start + at * self.step).to(self.dtype)
+
+
+def is_rule(numbers: Any, most: int) -> bool:
+    """Whether *numbers* are too many to be made, more than *most*: a rule tells what one of them is."""
+    return type(numbers) is Range or (type(numbers) is Constant and numbers.n_elements > most)
 
 
 def filled(name: str, args: Sequence[Any], result: Any) -> Constant | None:

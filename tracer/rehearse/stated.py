@@ -74,6 +74,8 @@ class Stated:
             return found[0]
         own = getattr(tensor, "constant", None)
         numbers = self.numbers.of(tensor) if own is None else own
+        if numbers is None and (fill := self.numbers.fill_of(tensor)) is not None:
+            return Known(mean=float(fill), is_own=True)
         if numbers is None or not numbers.numel():
             return Known()
         with self._real():
