@@ -133,24 +133,11 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     by_axis = ", ".join(
         f"{axis} {format_share(share)}" for axis, share in exposed.items() if share > LEAST_SHARE
     )
-    likely = summary.get("intervals", {})
-
-    def with_interval(name: str, value: str, shown: Callable[[float], str]) -> str:
-        return f"{value}  [dim]({' to '.join(map(shown, likely[name]))})[/]" if name in likely else value
-
-    per_gpu = "tokens_per_s_per_gpu"
     rows = {
-        "step time": with_interval("step_time_s", format_time(summary["step_time_s"]), format_time),
-        "throughput": with_interval(
-            per_gpu, f"{summary[per_gpu]:,.0f} tokens/s per GPU", lambda rate: f"{rate:,.0f}"
-        )
-        + f", {summary['tokens_per_s']:,.0f} in all"
-        if summary[per_gpu]
-        else f"{summary['rows_per_s_per_gpu']:,.0f} rows of the model's input/s per GPU",
-        "MFU": with_interval("mfu", format_share(summary["mfu"]), format_share),
-        "peak memory": with_interval(
-            "peak_memory_bytes", format_bytes(summary["peak_memory_bytes"]), format_bytes
-        )
+        "step time": _with_interval(summary, "step_time_s", format_time),
+        "throughput": _throughput(summary),
+        "MFU": _with_interval(summary, "mfu", format_share),
+        "peak memory": _with_interval(summary, "peak_memory_bytes", format_bytes)
         + f", of {format_capacity(summary['memory_limit_bytes'])}",
         "bubble": format_share(summary["bubble_fraction"]),
         "exposed communication": f"{format_share(summary['exposed_comm_fraction'])}"
@@ -171,6 +158,23 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _with_interval(
+    summary: Mapping[str, Any], name: str, shown: Callable[[float], str], unit: str = ""
+) -> str:
+    """Return a figure with its unit, and the range that it is likely to lie in where one is known."""
+    value = shown(summary[name]) + unit
+    likely = summary.get("intervals", {}).get(name)
+    return value if likely is None else f"{value}  [dim]({' to '.join(map(shown, likely))})[/]"
+
+
+def _throughput(summary: Mapping[str, Any]) -> str:
+    """Return tokens per second; rows of the input instead where the model has no tokens."""
+    if not summary["tokens_per_s_per_gpu"]:
+        return f"{summary['rows_per_s_per_gpu']:,.0f} rows of the model's input/s per GPU"
+    per_gpu = _with_interval(summary, "tokens_per_s_per_gpu", "{:,.0f}".format, " tokens/s per GPU")
+    return f"{per_gpu}, {summary['tokens_per_s']:,.0f} in all"
 
 
 def _rare(summary: Mapping[str, Any]) -> dict[str, str]:
