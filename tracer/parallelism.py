@@ -88,7 +88,9 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
     units = list(_units(model))
     if not units:
         holder = around(model) if next(model.parameters(), None) is not None else None
-        return ({}, []) if holder is None else data_parallel(holder)
+        if holder is None:
+            return {}, []
+        return said_by_holders(holder) if inside(holder) is model else data_parallel(holder)
     settings: dict[str, Any] = {"sharding": "fsdp"}
     hybrid = [unit for unit in units if unit.shard is not None and unit.replicate is not None]
     if all(unit.shard is None for unit in units):
