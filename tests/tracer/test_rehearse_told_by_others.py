@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.rehearsals import rehearse
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.letters import ALL, Address, Letters
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
@@ -141,8 +142,78 @@ def test_messages_that_are_alike_go_as_far() -> None:
     assert heard.read(Address("transfer", 7, 2, 3, 1)) is None
 
 
-def test_what_holds_tensors_is_not_left() -> None:
-    """Tensors of a rehearsal have no numbers."""
+TENSORS = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+has_gpu = torch.cuda.is_available()
+dist.init_process_group("nccl" if has_gpu else "gloo")
+rank, device = dist.get_rank(), "cuda" if has_gpu else "cpu"
+model = torch.nn.Linear(8, 8).to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(2):
+    batch = None
+    if rank == 1:
+        rows = torch.randn(7 + step, 8, device=device, requires_grad=True)
+        batch = {"ids": torch.arange(5 + step), "rows": rows}
+    heard = [batch]
+    dist.broadcast_object_list(heard, 1)
+    ids, rows = heard[0]["ids"], heard[0]["rows"]
+    model(rows).sum().backward()
+    optimizer.step()
+    print(ids.tolist(), ids.device.type, tuple(rows.shape), rows.dtype, rows.device.type, rows.grad is None)
+"""
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_tensors_in_objects_have_the_shape_place_and_numbers_that_were_sent(
+    tmp_path: Path, *, has_gpu: bool
+) -> None:
+    """And the sender's device; numbers where the sender knows them."""
+    script, folder = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(TENSORS)
+    asked = Asked(command=(str(script),), world_size=2, ranks=(0, 1), has_gpu=has_gpu)
+    rehearse(asked, folder)
+    device = "cuda" if has_gpu else "cpu"
+    said = [f"{list(range(n))} cpu ({n + 2}, 8) torch.float32 {device} False" for n in (5, 6)]
+    for rank in range(2):
+        output = rehearsal_folder(folder) / f"rank-{rank:05}" / "output.log"
+        assert output.read_text().splitlines() == said
+
+
+FAILS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+pairs = [dist.new_group([at, at + 1]) for at in range(0, dist.get_world_size(), 2)]
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(2):
+    heard = [(4 + step, model.weight)] if rank % 2 == 0 else [None]
+    dist.broadcast_object_list(heard, rank // 2 * 2, group=pairs[rank // 2])
+    assert heard[0] is not None, "nothing heard"
+    model(torch.randn(heard[0][0], 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_that_fails_for_want_of_a_sender_is_rehearsed_with_it(tmp_path: Path) -> None:
+    """The last rank is a sample, and hears what rank 6 alone sends; where ranks are given it fails."""
+    script = tmp_path / "script.py"
+    script.write_text(FAILS)
+    found = rehearse(Asked(command=(str(script),), world_size=8), tmp_path / "run")
+    assert 6 in found.ranks
+    assert found.checked == ("rank 7 does what rank 0 does, which stands for it",)
+    with pytest.raises(RehearsalError, match=r"rank 7: .*nothing heard.*hears objects"):
+        rehearse(Asked(command=(str(script),), world_size=8, ranks=(0, 7)), tmp_path / "other")
+
+
+def test_what_holds_tensors_that_nobody_describes_is_not_left() -> None:
+    """Most tensors of a rehearsal have no numbers."""
     torch = pytest.importorskip("torch")
     letters = Letters(0, {}, ())
     letters.leave("plain", {"lengths": [1, 2]})

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tracer.rehearse.errors import RehearsalError, UnroutedError
+from tracer.rehearse.together import MOST_SENDERS
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
@@ -98,9 +99,15 @@ class Troupe:
         folder: where they write what they know.
         tell: told about progress.
         loaded: the process that acts them out.
+        adds: whether ranks are acted out that nobody has asked for, where one fails for want of what these
+            send it.
     """
 
-    def __init__(self, spec: Mapping[str, Any], folder: Path, tell: Progress, loaded: Loaded) -> None:
+    def __init__(
+        self, spec: Mapping[str, Any], folder: Path, tell: Progress, loaded: Loaded, *, adds: bool
+    ) -> None:
+        self._n_to_add = MOST_SENDERS if adds else 0
+        self._acted: set[int] = set()
         self._spec, self._folder, self._tell, self._loaded = dict(spec), folder, tell, loaded
         self._n_at_once = max(os.cpu_count() or 1, 1)
         self._awaits: dict[int, int] = {}
@@ -162,6 +169,7 @@ class Troupe:
                 waiting.insert(0, rank)
             else:
                 found[rank] = outcome
+                self._acted.add(rank)
         return found
 
     def _ready(self, waiting: Sequence[int], under_way: Collection[int]) -> list[int]:
@@ -212,6 +220,9 @@ class Troupe:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "unrouted" in found:
             raise UnroutedError(found["unrouted"])
+        if "error" in found and self._n_to_add and (missed := {*found["missed"]} - self._acted):
+            self._n_to_add -= 1
+            return {"awaits": min(missed), "n_left": 0}
         if "error" in found:
             kept = _kept_log(log)
             raise RehearsalError(f"rank {rank}: {found['error'].replace(str(log), kept)}")

@@ -90,7 +90,7 @@ def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
         outcome = {"unrouted": str(error)}
     except RehearsalError as error:
         traceback.print_exc()
-        outcome = {"error": str(error)}
+        outcome = {"error": str(error), "missed": error.missed}
     except BaseException:
         traceback.print_exc()
         _end(1)
@@ -218,13 +218,15 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
     except Exception as found:
         error = found
     error = session.failures.refusal() or error
+    missed = sorted(session.letters.missed)
     if isinstance(error, AwaitedError):
         error.n_left = len(session.letters.left)
+    if isinstance(error, AwaitedError) or (error is not None and missed):
         leave(letters_of(Path(spec["folder"]), spec["rank"]), session.letters.left)
     if isinstance(error, UnlikeError | AwaitedError | UnroutedError):
         raise error
     if error is not None:
-        raise RehearsalError(ending(error, spec, list(session.stated.told))) from error
+        raise RehearsalError(ending(error, spec, list(session.stated.told)), missed=missed) from error
 
 
 def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from tracer.errors import RecordError
@@ -10,14 +11,18 @@ from tracer.errors import RecordError
 class RehearsalError(RecordError):
     """A script cannot be rehearsed as it is; the message says which part of it, and what to do.
 
+    Args:
+        missed: ranks whose messages were needed before, and that had not been rehearsed.
+
     Attributes:
         raised: those of this process, for a script may catch them.
     """
 
     raised: ClassVar[list[RehearsalError]] = []
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, *args: object, missed: Sequence[int] = ()) -> None:
         super().__init__(*args)
+        self.missed = tuple(missed)
         self.raised.append(self)
 
 

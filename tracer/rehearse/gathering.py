@@ -29,7 +29,7 @@ def gathered(stated: Stated, group: Any, rank: int, source: Any, outputs: Sequen
 
     These are a tensor for each of them, or one of all.
     """
-    heard = _heard(stated, "all_gather", group, rank, _numbers(stated, source))
+    heard = _heard(stated, "all_gather", group, rank, own_numbers(stated, source))
     if heard is None:
         return
     parts = heard if len(outputs) == len(heard) else [[n for one in heard for n in one]]
@@ -61,7 +61,7 @@ def _heard(stated: Stated, kind: str, group: Any, rank: int, content: Any) -> li
     return None if len(found) < 2 or any(one is None for one in found) else found
 
 
-def _numbers(stated: Stated, tensor: Any) -> list[int] | None:
+def own_numbers(stated: Stated, tensor: Any) -> list[int] | None:
     """Return the whole numbers of *tensor*; None if they are not this rank's own, or too many."""
     numbers = stated.numbers
     if tensor.is_floating_point() or tensor.numel() > MOST_GATHERED or numbers.is_shared(tensor):
@@ -78,9 +78,9 @@ def _numbers(stated: Stated, tensor: Any) -> list[int] | None:
 def _parts(stated: Stated, source: Any, n_ranks: int, rows: Sequence[int] | None) -> list[Any] | None:
     """Return the numbers that are sent to each of *n_ranks*."""
     if isinstance(source, list | tuple):
-        listed = [_numbers(stated, one) for one in source]
+        listed = [own_numbers(stated, one) for one in source]
         return None if any(one is None for one in listed) else listed
-    whole, n_rows = _numbers(stated, source), source.shape[0] if source.dim() else 0
+    whole, n_rows = own_numbers(stated, source), source.shape[0] if source.dim() else 0
     if whole is None or not n_rows:
         return None
     counts, width = rows or [n_rows // n_ranks] * n_ranks, len(whole) // n_rows

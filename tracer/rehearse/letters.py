@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -48,6 +48,34 @@ class Address(NamedTuple):
         )
 
 
+class Described(NamedTuple):
+    """A tensor in an object that is sent, as it is made anew by who gets it.
+
+    Attributes:
+        shape: its sizes.
+        dtype: of its elements.
+        device: where it is, as a script names it.
+        is_trained: whether its gradient is asked for.
+        numbers: its elements in order; None if they are not known.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: str
+    is_trained: bool
+    numbers: list[int] | None
+
+    @staticmethod
+    def make(*described: Any) -> Any:
+        """Return a tensor that is so *described*."""
+        import torch
+
+        own = Described(*described)
+        if own.numbers is not None:
+            return torch.tensor(own.numbers, dtype=own.dtype, device=own.device).reshape(own.shape)
+        return torch.empty(own.shape, dtype=own.dtype, device=own.device, requires_grad=own.is_trained)
+
+
 class Letters:
     """What ranks have told each other, as far as they have been rehearsed.
 
@@ -74,11 +102,17 @@ class Letters:
         self._counts[key] += 1
         return Address(*key, self._counts[key] - 1)
 
-    def leave(self, address: Any, content: Any) -> None:
-        """Leave *content* for others; not if it holds tensors, or cannot be written."""
+    def leave(
+        self, address: Any, content: Any, described: Callable[[Any], Described | None] = lambda _: None
+    ) -> None:
+        """Leave *content* for others; not if it cannot be written.
+
+        Tensors in it are made anew where it is read, by what they are *described* as; content with one for
+        which that is None is not left.
+        """
         written = io.BytesIO()
         try:
-            _Plain(written).dump(content)
+            _Writer(written, described).dump(content)
         except Exception:
             return
         self.left[address] = written.getvalue()
@@ -116,14 +150,20 @@ class Letters:
             _ended(min(self.coming))
 
 
-class _Plain(pickle.Pickler):
-    """Writes objects without tensors: those of a rehearsal have no numbers."""
+class _Writer(pickle.Pickler):
+    """Writes objects, and in place of their tensors, which may have no numbers, how each is made anew."""
+
+    def __init__(self, file: io.BytesIO, described: Callable[[Any], Described | None]) -> None:
+        super().__init__(file)
+        self._described = described
 
     def reducer_override(self, obj: Any) -> Any:
-        """Raise PicklingError for a tensor."""
-        if hasattr(obj, "untyped_storage"):
+        """Raise PicklingError for a tensor that is not described."""
+        if not hasattr(obj, "untyped_storage"):
+            return NotImplemented
+        if (found := self._described(obj)) is None:
             raise pickle.PicklingError("a tensor")
-        return NotImplemented
+        return Described.make, tuple(found)
 
 
 def _ended(sender: int) -> NoReturn:

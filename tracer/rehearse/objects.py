@@ -6,7 +6,8 @@ import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.letters import ALL
+from tracer.rehearse.gathering import own_numbers
+from tracer.rehearse.letters import ALL, MOST_NUMBERS, Described
 from tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class _Sent:
         letters = self._session.letters
         address = letters.next(kind, number, sender, ALL)
         if sender == self._session.rank:
-            letters.leave(address, own)
+            letters.leave(address, own, self._described)
             return own
         found = letters.read(address)
         if found is None and not is_there:
@@ -151,7 +152,8 @@ class _Sent:
         """Leave *own* for one rank."""
         receiver, number = self._which(rank, group, place)
         letters = self._session.letters
-        letters.leave(letters.next("object", number, self._session.rank, receiver), own)
+        address = letters.next("object", number, self._session.rank, receiver)
+        letters.leave(address, own, self._described)
 
     def from_one(self, rank: int | None, group: Any, place: int | None) -> tuple[Any, int]:
         """Return what one rank has left for this one, and who; None if nobody has left it."""
@@ -169,6 +171,16 @@ class _Sent:
     def kept(self, found: list[Any], does: str) -> None:
         """Say that the script is told what it has *found* itself."""
         self._session.stated.tell(f"{asker()} {does}: told what it has itself, {reprlib.repr(found)}")
+
+    def _described(self, tensor: Any) -> Described | None:
+        """Return what others make of a *tensor* in an object; None for a DTensor, which has a mesh."""
+        if hasattr(tensor, "_local_tensor"):
+            return None
+        is_short = tensor.numel() <= MOST_NUMBERS
+        numbers = own_numbers(self._session.stated, tensor) if is_short else None
+        is_on_gpu = self._session.placement.is_met and not self._session.host.holds(tensor)
+        device = "cuda" if is_on_gpu else "cpu"
+        return Described(tuple(tensor.shape), tensor.dtype, device, tensor.requires_grad, numbers)
 
     def _which(self, rank: int | None, group: Any, place: int | None) -> tuple[int, int]:
         """Return the global *rank*, which may be told by its *place*, and the number of the *group*."""
