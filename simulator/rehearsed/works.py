@@ -32,6 +32,10 @@ PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
 """Operators for which a calibration has a factor of its own (``compute.timing.factor_of``)."""
 
 
+RECURRENT: Final = "aten.mkldnn_rnn_layer"
+"""A recurrent layer over all its tokens: one operation, whose kernels cuDNN launches, two a token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Priced:
     """What the distinct operations of a rank cost.
@@ -39,7 +43,7 @@ class Priced:
     Attributes:
         seconds: time of each on the device, without its launch.
         bound: share of that time which memory bandwidth decides, in parts per million.
-        kernels: number of kernels that the host launches for it.
+        kernels: number of kernels that the host launches for it, each as an operation of its own.
         flops, bytes_moved: what it computes and moves.
         dtypes: type of its elements.
         names: name of the operator.
@@ -61,11 +65,11 @@ class Priced:
 def op_of(row: Mapping[str, Any], device: Device) -> Op:
     """Return a row of ``traces.rehearsal.WORKS`` as an operation of the workload.
 
-    A matrix product in a type of which the device has no peak counts as one in fp32.
+    A matrix product in a type that no device has a peak of counts as one in fp32.
     """
     name = row["name"]
     prefix = next((new for old, new in PREFIXES.items() if name.startswith(old)), "")
-    dtype = row["dtype"] if row["dtype"] in DTYPE_BYTES else "fp32"
+    dtype = _type_on(device, row["dtype"]) if row["dtype"] in DTYPE_BYTES else "fp32"
     is_attention = row["kind"].startswith("attention")
     return Op(
         name=prefix + name,
@@ -87,6 +91,11 @@ def op_of(row: Mapping[str, Any], device: Device) -> Op:
     )
 
 
+def _type_on(device: Device, dtype: str) -> str:
+    """Return the type in which *device* computes what it is asked for in *dtype*: tf32 only if it has it."""
+    return "fp32" if dtype == "tf32" and dtype not in device.peak_flops_per_s else dtype
+
+
 def _kernel(device: Device) -> str:
     return ATTENTION_KERNEL if ATTENTION_KERNEL in device.attention_kernels else ""
 
@@ -97,7 +106,7 @@ def priced(works: pa.Table, compute: ComputeModel, sharing: int = 1) -> Priced:
     return Priced(
         seconds=[_seconds(row, compute, sharing) for row in rows],
         bound=[MILLION if row["kind"] == "memory" else 0 for row in rows],
-        kernels=[row["kernels"] for row in rows],
+        kernels=[_launched(row) for row in rows],
         flops=[row["flops"] for row in rows],
         bytes_moved=[row["bytes_moved"] for row in rows],
         dtypes=[row["dtype"] for row in rows],
@@ -105,6 +114,11 @@ def priced(works: pa.Table, compute: ComputeModel, sharing: int = 1) -> Priced:
         is_known=[row["is_known"] for row in rows],
         kinds=[row["kind"] for row in rows],
     )
+
+
+def _launched(row: Mapping[str, Any]) -> int:
+    """Return the kernels of a row, or 1 where a library launches them without the framework in between."""
+    return 1 if row["name"].startswith(RECURRENT) else int(row["kernels"])
 
 
 def _seconds(row: Mapping[str, Any], compute: ComputeModel, sharing: int) -> float:
@@ -127,7 +141,8 @@ def precision_of(works: Sequence[pa.Table], device: Device) -> str:
         for row in table.select(["kind", "dtype", "flops", "is_known"]).to_pylist():
             is_counted = row["kind"] != "memory" and row["is_known"]
             if is_counted and row["dtype"] in DTYPE_BYTES:
-                flops[row["dtype"]] = flops.get(row["dtype"], 0) + row["flops"]
+                dtype = _type_on(device, row["dtype"])
+                flops[dtype] = flops.get(dtype, 0) + row["flops"]
     if missing := [dtype for dtype in flops if dtype not in device.peak_flops_per_s]:
         instead = ", as it runs on a processor: --without-gpu" if device.kind == "cpu" else ""
         raise JobError(

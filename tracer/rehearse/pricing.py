@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse import tensor_float
 from tracer.rehearse.calls import Call
 from tracer.rehearse.words import STUB, asker
 from tracer.rehearse.work import Work
@@ -28,9 +29,11 @@ class Pricing:
 
     def number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         """Return the number of the work of a call on the tape."""
-        key = (func, _signature(args), _signature(out), self._ends(name, args, kwargs))
+        is_rounded = tensor_float.is_asked(name)
+        key = (func, _signature(args), _signature(out), self._ends(name, args, kwargs), is_rounded)
         if key not in self._numbers:
             work = self.work(name, func, args, kwargs, out)
+            work = tensor_float.rounded(work) if is_rounded else work
             if work.kind == "gemm" and not work.flops and not self._found_empty:
                 self._found_empty = True
                 self._session.warn(

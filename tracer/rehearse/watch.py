@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
-from tracer.rehearse import agreeing, in_place, symmetric
+from tracer.rehearse import agreeing, in_place, symmetric, tensor_float
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.communicating import FUNCTIONAL, Communications
 from tracer.rehearse.counted import Counted
@@ -174,7 +174,7 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
-        by_numbers = name in BY_NUMBERS
+        by_numbers = name in BY_NUMBERS or name in tensor_float.ROLES
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if host.is_used and (part := host.part(name, args)):
