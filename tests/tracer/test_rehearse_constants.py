@@ -108,7 +108,7 @@ def _elements(stated: Stated, tensor: Any) -> list[int]:
     [
         ("index_add_", lambda data, places, rows: ((data, 0, places, rows), {})),
         ("index_copy_", lambda data, places, rows: ((data, 0, places, rows), {})),
-        ("index_fill_.int_Scalar", lambda data, places, rows: ((data, 0, places, 1.0), {})),
+        ("index_fill_.int_Tensor", lambda data, places, rows: ((data, 0, places, rows[0, 0]), {})),
         ("put_", lambda data, places, rows: ((data, places, rows[0, :2]), {})),
         ("_foreach_addcmul_.Scalar", lambda data, places, rows: (([data], [places], [rows]), {})),
         ("index_select.out", lambda data, places, rows: ((rows, 0, places), {"out": data})),

@@ -7,8 +7,8 @@ from typing import Final
 
 FACTORIES: Final = frozenset(
     {
-        "aten.arange", "aten.full", "aten.lift_fresh", "aten.linspace", "aten.logspace", "aten.ones",
-        "aten.randint", "aten.randperm", "aten.scalar_tensor", "aten.zeros", "aten.tril_indices",
+        "aten.arange", "aten.eye", "aten.full", "aten.lift_fresh", "aten.linspace", "aten.logspace",
+        "aten.ones", "aten.randint", "aten.randperm", "aten.scalar_tensor", "aten.zeros", "aten.tril_indices",
         "aten.triu_indices", "aten.bartlett_window", "aten.blackman_window", "aten.hamming_window",
         "aten.hann_window", "aten.kaiser_window",
     }
@@ -22,6 +22,9 @@ LIKE: Final = frozenset(
     }
 )  # fmt: skip
 """Operators that ask a tensor for its shape and type only."""
+
+FRESH: Final = FACTORIES | LIKE
+"""Operators that ask no tensor for its numbers."""
 
 FILLS: Final[Mapping[str, tuple[int, float | None]]] = {
     "aten.zeros": (0, 0), "aten.zeros_like": (0, 0), "aten.new_zeros": (0, 0), "aten.zero_": (0, 0),

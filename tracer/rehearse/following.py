@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse.algebra import is_followed
 from tracer.rehearse.calls import tensors_in
 from tracer.rehearse.computed import FOLLOWED
 
@@ -23,7 +24,7 @@ def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
         handler: of its calls.
     """
     is_written = func._schema.is_mutable and func.namespace != "c10d"  # what others sent is followed there
-    if name in FOLLOWED:
+    if name in FOLLOWED or is_followed(name, func):
         handler = _learning(known, name, handler)
         return _without_mean(known, handler) if is_written else handler
     return _forgetting(known, func._schema, handler) if is_written else handler

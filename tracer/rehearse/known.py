@@ -17,7 +17,7 @@ SUMS: Final = frozenset({"aten.sum", "aten.count_nonzero"})
 SCATTERS: Final = frozenset({"aten.scatter", "aten.scatter_"})
 
 
-DEFAULTS: Final[Mapping[type, float | int | bool]] = {float: 1.0, int: 1, bool: False}
+DEFAULTS: Final[Mapping[type, Any]] = {complex: 1 + 0j, float: 1.0, int: 1, bool: False}
 """What a number is taken to be of which nothing is known."""
 
 EXCHANGE: Final = "_c10d_functional.all_to_all_single"

@@ -13,11 +13,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tracer.internals import makers
+from tracer.rehearse.algebra import is_laborious
 from tracer.rehearse.calls import storage_key, tensors_in
-from tracer.rehearse.computed import ABSORBS, BLANK, COMPUTED, FACTORIES, FILLED, LIKE, OVERWRITES
+from tracer.rehearse.computed import ABSORBS, BLANK, FACTORIES, FILLED, FRESH, LIKE, OVERWRITES
+from tracer.rehearse.held import Held, is_seen_as, seen
 from tracer.rehearse.ranges import Constant, Range, filled, is_rule
 
 MOST_ELEMENTS: Final = 1 << 18
@@ -30,20 +32,6 @@ MOST_ROUTED: Final = 1 << 24
 
 class _UnknownError(Exception):
     """An operand whose numbers nobody has."""
-
-
-class Held(NamedTuple):
-    """The numbers of a storage.
-
-    Attributes:
-        numbers: its elements; shape ``(n,)``, a ``Constant`` or a ``Range``.
-        is_shared: whether they came from other ranks, which are taken to have what this one has.
-        storage: a weak reference to the storage, which takes the entry along when it goes.
-    """
-
-    numbers: Any
-    is_shared: bool
-    storage: Any
 
 
 class Numbers:
@@ -69,16 +57,17 @@ class Numbers:
         """Return the elements of *tensor* as a real one of its shape, None if they are not known."""
         key = storage_key(tensor) if self._held else -1
         found = self._held.get(key)
-        if found is None or found.numbers.dtype != tensor.dtype:
+        if found is None or not is_seen_as(found.numbers.dtype, tensor.dtype):
             return None
         with self.really():
             numbers = found.numbers
             if is_rule(numbers, self.most):
-                return numbers.part(tensor) if tensor.numel() <= self.most else None
+                is_few = tensor.numel() <= self.most and numbers.dtype == tensor.dtype
+                return numbers.part(tensor) if is_few else None
             if type(numbers) is Constant:
                 numbers = self._make.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
                 self._held[key] = found._replace(numbers=numbers)
-            return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return seen(numbers, tensor)
 
     def fill_of(self, tensor: Any) -> float | None:
         """Return the number that all elements of *tensor* are, None if it was not filled with one."""
@@ -158,12 +147,12 @@ class Numbers:
             return
         if self._is_ranged(name, func, args, results):
             return
-        is_fresh = name not in COMPUTED or (name in OVERWRITES and not self._is_known(args[:1]))
+        is_fresh = name in FRESH or (name in OVERWRITES and not self._is_known(args[:1]))
         if any(type(one) is not self._kind or one.numel() > self.most for one in results):
             return
         if is_fresh:
             args = [*self._shapes(args[:1]), *args[1:]] if name in LIKE or name in OVERWRITES else args
-        elif not self._is_known(args):
+        elif not self._is_known(args) or is_laborious(name, args, results[0]):
             if func._schema.is_mutable:
                 self.forget(results)
             return

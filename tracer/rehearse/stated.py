@@ -76,7 +76,7 @@ class Stated:
         numbers = self.numbers.of(tensor) if own is None else own
         if numbers is None and (fill := self.numbers.fill_of(tensor)) is not None:
             return Known(mean=float(fill), is_own=True)
-        if numbers is None or not numbers.numel():
+        if numbers is None or not numbers.numel() or numbers.is_complex():
             return Known()
         with self._real():
             return Known(mean=float(numbers.double().mean()), is_own=True)
@@ -176,6 +176,8 @@ class Stated:
     def _is_truth(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
         """Follow a check of finite numbers, and what is made of its truths; return whether it is one."""
         truth = truth_of(name, args)
+        if truth is not None and self.numbers.of(args[0]) is not None:
+            return True  # they are computed
         if truth is not None:
             self.tell(f"{asker()} asks whether numbers are finite: told that they are")
         elif name in JOINS and str(result.dtype) == "torch.bool":
@@ -204,7 +206,7 @@ class Stated:
         self.tell(f"{asker()} looks for given numbers: told that none is there")
         self._truths(found, float(is_inverted))
 
-    def scalar(self, tensor: Any) -> float | int | bool:
+    def scalar(self, tensor: Any) -> Any:
         """Return the one element of *tensor*, or each of several, as the script is told it."""
         kind = _kind(tensor)
         if tensor.numel() == 1 and (own := self.numbers.of(tensor)) is not None:
@@ -229,7 +231,7 @@ class Stated:
             self.tell(f"{asker()} reads {amount(tensor)}: told {number(value)} ({why})")
         return value
 
-    def _unknown(self, tensor: Any, known: Known, kind: type) -> tuple[float | int | bool, str]:
+    def _unknown(self, tensor: Any, known: Known, kind: type) -> tuple[complex, str]:
         """Return what a script is told of *tensor*, of which not its mean is *known*, and why."""
         holds = passing(*asked_at()) if kind is bool else None
         if holds is not None:
@@ -269,7 +271,7 @@ class Stated:
         own = self.numbers.of(counts)
         return None if own is None else int(self._own(counts, own, lambda real: int(real.max())))
 
-    def _own(self, tensor: Any, real: Any, asked: Callable[[Any], float]) -> float:
+    def _own(self, tensor: Any, real: Any, asked: Callable[[Any], complex]) -> Any:
         """Return what is *asked* of the numbers of *tensor*; say so if others are taken to have them, too."""
         with self._real():
             value = asked(real)
@@ -288,4 +290,6 @@ class Stated:
 
 
 def _kind(tensor: Any) -> type:
+    if tensor.dtype.is_complex:
+        return complex
     return float if tensor.dtype.is_floating_point else bool if str(tensor.dtype) == "torch.bool" else int

@@ -256,7 +256,7 @@ def _module(frame: FrameType) -> str:
     return type(owner).__name__ if hasattr(owner, "named_parameters") else ""
 
 
-def number(value: float) -> str:
+def number(value: complex) -> str:
     """Return a number as a person says it: as it is if it is short, else four digits of it.
 
     >>> number(1.0), number(True), number(2.6139293370023936e16)
