@@ -1,10 +1,10 @@
 """A training step as data: tasks on in-order streams, with dependencies and collective instances.
 
-A ``Program`` is a struct of NumPy arrays, so that an engine, folded or not, never looks at a Python object
-per task. Streams are CUDA's: the tasks of one ``(rank, stream)`` run in the order of their index, one at a
-time. A task starts when its stream is free and its dependencies have ended. A task that takes part in a
-communication (``instance >= 0``) *arrives* at that moment; the transfer starts when every participant has
-arrived and ends for all of them together. Its span runs from arrival to end.
+A ``Program`` is a struct of NumPy arrays, so that an engine, folded or not, never handles a Python object
+per task. Streams behave like CUDA's: the tasks of one ``(rank, stream)`` run in the order of their index,
+one at a time. A task starts when its stream is free and its dependencies have ended. A task that takes part
+in a communication (``instance >= 0``) *arrives* at that moment; the transfer starts when every participant
+has arrived and ends for all of them at the same time. Its span runs from arrival to end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Int32Array = NDArray[np.int32]
 
 
 class Label(NamedTuple):
-    """What many tasks have in common; stored once and referred to by number."""
+    """Properties shared by many tasks; stored once and referred to by index."""
 
     category: str
     kind: str
@@ -30,15 +30,15 @@ class Label(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """What a communication costs, as the network answers it.
+    """Cost of a communication, as computed by the network model.
 
     Attributes:
         latency_ns: time that does not depend on other traffic.
         wire_ns: time of the busiest link when nothing else uses it.
-        algorithm: how it is done, e.g. ``"ring/simple"``; shown in reports.
-        near, far: share of a rank's way into its node, and of its way out of it, that is full meanwhile.
-        processors: what its kernels hold of each GPU's processors, from launch to end, in parts per million.
-        memory: what it takes of their memory bandwidth while bytes move, in parts per million.
+        algorithm: algorithm and protocol, e.g. ``"ring/simple"``; shown in reports.
+        near, far: share of a rank's link inside its node, and of its link out of it, that the transfer uses.
+        processors: share of each GPU's processors held by its kernels from launch to end, parts per million.
+        memory: share of their memory bandwidth used while bytes move, parts per million.
     """
 
     latency_ns: int
@@ -72,10 +72,10 @@ class Program:
         instance_participants: number of tasks in the program that take part.
         transfers: cost of each distinct communication.
         instance_transfer: index into ``transfers``.
-        uneven: scopes in which a folded rank stands for groups of different speed, and has the slowest. While
-            there are none, every rank does exactly what the one that stands for it does.
-        memory_bound: share of the time of each compute task that memory bandwidth decides, parts per million;
-            None: no task's.
+        uneven: scopes in which a folded rank represents groups of different speed, and has the slowest. If
+            there are none, every rank behaves exactly like its representative.
+        memory_bound: share of the time of each compute task that is bound by memory bandwidth, parts per
+            million; None: no task is.
     """
 
     rank: Int32Array
@@ -116,14 +116,14 @@ class Program:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether a communication takes part of the GPUs that it runs on, so that compute slows down."""
+        """Whether a communication occupies part of the GPUs that it runs on, so that compute slows down."""
         return any(transfer.processors or transfer.memory for transfer in self.transfers)
 
     @property
     def slowed(self) -> Int32Array:
         """Share of the time of each task that is bound by memory, parts per million; -1: none of it slows.
 
-        What the host does, what costs nothing and what communicates does not slow down.
+        Host tasks, tasks without duration and communications do not slow down.
         """
         computes = np.array([label.category == "compute" for label in self.labels], np.bool_)[self.label]
         bound = np.zeros(self.n_tasks, np.int32) if self.memory_bound is None else self.memory_bound

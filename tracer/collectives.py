@@ -1,11 +1,11 @@
-"""Sees every collective and transfer of a process.
+"""Observes every collective and transfer of a process.
 
 All of them, from Python, from the C++ reducer of DDP or from a compiled graph, are dispatched as ``c10d::*``
 operators. An implementation at the dispatch key ``BackendSelect``, which comes first and which none of them
-uses, sees each call on any thread and any device, and passes it on with the key removed. Other ways miss
-some of them, or deadlock because they hold the interpreter's lock.
+uses, sees each call on any thread and any device, and redispatches it with the key removed. Other methods
+miss some of them, or deadlock because they hold the interpreter lock.
 
-Where no GPU is used, ``tracer.native`` does the same in C++.
+If no GPU is used, ``tracer.native`` does the same in C++.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from tracer.session import Session
 
 _DISTRIBUTED: Final = "distributed_c10d.py"
-"""File of the Python functions that hand a work to their caller, who then waits in Python."""
+"""File of the Python functions that return a work to their caller, which then waits in Python."""
 
 
 class CollectiveHook:
-    """Implementations of the ``c10d`` operators that note each call.
+    """Implementations of the ``c10d`` operators that record each call.
 
     Args:
         session: the recording.
@@ -55,19 +55,19 @@ class CollectiveHook:
         self._functional.add(wait_tensor, self._waiting(wait_tensor))
 
     def remove(self) -> None:
-        """Give the operators back as they were."""
+        """Restore the original operators."""
         self._classic.remove()
         self._functional.remove()
 
     def _noting(self, name: str, operator: Operator, overload: Any) -> Callable[..., Any]:
-        """Return the kernel that notes a call of one operator and passes it on."""
+        """Return the kernel that records a call of one operator and redispatches it."""
         before, issued = self._describing(operator), self._following(operator)
         failed, issued_on_device = (
             self._session.guarded("collectives", f) for f in (self._failed, self._issued_on_device)
         )
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
         redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
-        # What anybody may send is over when somebody has waited, as only then it is known who has.
+        # A receive from any source ends when it has been waited for: only then is the sender known.
         is_watched, frame = operator.peer >= 0, sys._getframe  # noqa: SLF001 - public by its docs
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class CollectiveHook:
         return kernel
 
     def _pausing(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return *kernel*, while which the process waits: no block owns the time."""
+        """Return *kernel*, during which the process waits: its time is attributed to no block."""
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
 
         def waiting(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -115,10 +115,10 @@ class CollectiveHook:
         return waiting
 
     def _describing(self, operator: Operator) -> Callable[[tuple[Any, ...]], Communication | None]:
-        """Return what describes a call of *operator* before it is made; None once that has failed.
+        """Return the function that describes a call of *operator* beforehand; None once that has failed.
 
-        Caches are cold when a collective is issued, so that each function of Python on this path costs as
-        much as what it does. The common call, of one tensor of the processor, is described without any.
+        Caches are cold when a collective is issued, so each Python function call on this path costs as
+        much as its body. The common call, with one CPU tensor, is described without any.
         """
         session, unbox, known = self._session, self._unbox_group, self._session.groups.by_object
         disabled, put, note = session.disabled, session.sink.put, session.issued.note
@@ -147,7 +147,7 @@ class CollectiveHook:
                     )  # fmt: skip
                 put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
                 note(communication)
-            except Exception as error:  # the training goes on, whatever is wrong with us
+            except Exception as error:  # an error of the recorder must not stop the training
                 session.disable("collectives", error)
                 return None
             return communication
@@ -163,7 +163,7 @@ class CollectiveHook:
         device = tensor.get_device() if tensor.is_cuda else -1
         if device >= 0 and group.on_nccl and not group.is_timed:
             group.is_timed = True
-            with suppress(RuntimeError):  # then a hook that finds it complete tells the end
+            with suppress(RuntimeError):  # then a hook that finds it complete records the end
                 internals.time_on_device(process_group)
         lane = session.lane
         at, block, peer = session.position, lane.block if lane.is_own() else NOBODY, -1
@@ -192,15 +192,15 @@ class CollectiveHook:
 
     @staticmethod
     def _failed(communication: Communication) -> None:
-        """The call raised: what was asked for is over."""
+        """The call raised, so its communication is over."""
         at_once = isinstance(communication.start, int)
         communication.end = now_ns() if at_once else cuda_stamp(communication.device)
 
     def _following(self, operator: Operator) -> Callable[[Communication, Any, FrameType | None], None]:
-        """Return what follows a call of *operator* that has just been made to its end.
+        """Return the function that tracks a call of *operator* that has just been made until it completes.
 
-        It takes the call, what the operator has returned, and the Python frame that a transfer came from,
-        None on a thread of C++ and for a collective.
+        Its arguments are the call, the result of the operator, and the Python frame of a transfer, which is
+        None on a C++ thread and for a collective.
         """
         session, disabled, unbox = self._session, self._session.disabled, self._unbox_work
         issued, is_p2p = session.completions.issued, operator.is_p2p
@@ -219,18 +219,18 @@ class CollectiveHook:
                 else:
                     watchable = may_watch and communication.group.on_gloo
                 issued(communication, work, watchable=watchable)
-            except Exception as error:  # the training goes on, whatever is wrong with us
+            except Exception as error:  # an error of the recorder must not stop the training
                 session.disable("collectives", error)
 
         return follow
 
     def _issued_on_device(self, communication: Communication, result: Any, on_compute: bool) -> None:  # noqa: FBT001 - by position: called through a guard
-        """Follow a call on tensors of a GPU; *on_compute*: it runs on the stream that is current."""
+        """Track a call on GPU tensors; *on_compute*: it runs on the current stream."""
         work = None if on_compute else self._work(result)
         self._session.completions.issued_on_device(communication, work)
 
     def _work(self, result: Any) -> Any:
-        """Return the work in what an operator returned, None if it was complete on return."""
+        """Return the work in the result of an operator, None if it was complete on return."""
         boxed = result[-1] if isinstance(result, tuple | list) else result
         try:
             return self._unbox_work(boxed)
@@ -238,7 +238,7 @@ class CollectiveHook:
             return None
 
     def _waiting(self, overload: Any) -> Callable[..., Any]:
-        """Return the kernel of ``wait_tensor``, by which functional collectives are waited for."""
+        """Return the kernel of ``wait_tensor``, which waits for functional collectives."""
         completions, lane, guarded = self._session.completions, self._session.lane, self._session.guarded
         ended, claim = (guarded("collectives", f) for f in (completions.ended, completions.claim))
         pause, resume = (guarded("modules", f) for f in (lane.pause, lane.resume))
@@ -262,7 +262,7 @@ class CollectiveHook:
 
 
 def _address(tensor: Any) -> int:
-    """Return where the elements of *tensor* are, 0 if nowhere."""
+    """Return the address of the elements of *tensor*, 0 if it has none."""
     try:
         return int(tensor.data_ptr())
     except RuntimeError:

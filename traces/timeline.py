@@ -1,8 +1,8 @@
-"""The timeline: one row per span, the language that the simulator and the tracer share.
+"""The timeline: one row per span, the format shared by the simulator and the tracer.
 
-Times are whole nanoseconds from the start of the run on one common clock. A span of a collective or of a
-point-to-point transfer runs from the moment its rank arrives to the moment it completes, as a CUDA kernel
-of NCCL does: the time until the last participant arrives is waiting, the rest is transfer. Spans of one
+Times are whole nanoseconds since the start of the run on a common clock. A span of a collective or of a
+point-to-point transfer runs from the arrival of its rank to its completion, like a CUDA kernel of NCCL:
+the time until the last participant arrives is waiting, the rest is transfer. Spans of one
 ``(rank, stream)`` do not overlap.
 """
 
@@ -19,7 +19,7 @@ FORMAT_VERSION: Final = 1
 """Version of the columns below and of ``run.json``; readers refuse a newer one."""
 
 CATEGORIES: Final = ("compute", "collective", "p2p", "copy", "host", "wait", "step")
-"""What a span is. ``step`` rows mark the window of one optimizer step on one rank."""
+"""Kinds of spans. ``step`` rows mark the window of one optimizer step on one rank."""
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -67,7 +67,7 @@ DEFAULTS: Final[dict[str, object]] = {
     "bytes_moved": 0,
     "dtype": "",
 }
-"""Value of each column that a writer may leave out."""
+"""Default of each column that a writer may omit."""
 
 MEMORY: Final = pa.schema(
     [
@@ -82,7 +82,7 @@ MEMORY: Final = pa.schema(
 
 
 def timeline(columns: dict[str, object]) -> pa.Table:
-    """Return a checked timeline from *columns*; those in ``DEFAULTS`` may be left out.
+    """Return a checked timeline from *columns*; those in ``DEFAULTS`` may be omitted.
 
     Args:
         columns: name to a sequence, NumPy array or Arrow array; all of one length.
@@ -109,7 +109,7 @@ def checked(table: pa.Table) -> pa.Table:
     """Return *table* in the timeline's columns and types.
 
     Raises:
-        TimelineError: a column is missing, holds a null, or cannot be cast; a duration is negative.
+        TimelineError: a column is missing, contains a null, or cannot be cast; a duration is negative.
     """
     if missing := set(TIMELINE.names) - set(table.column_names):
         raise TimelineError(f"not a timeline: no column {', '.join(sorted(missing))}")

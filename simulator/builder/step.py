@@ -1,4 +1,4 @@
-"""From a job to a program: what each rank does in a step, in which order, and what waits for what.
+"""From a job to a program: the tasks of each rank in a step, their order and their dependencies.
 
 The rules and the framework that each one follows are in docs/simulation.md.
 """
@@ -33,12 +33,12 @@ def build(
     """Return the program of *job*.
 
     Args:
-        job: what to run.
-        network: what communications cost.
-        compute: how long operations take.
-        folded: simulate one rank for all that do the same; otherwise all.
-        groups: the process groups of the job if they are known already.
-        special: ranks that behave unlike the others of their pipeline rank, such as stragglers.
+        job: the job to run.
+        network: costs of communications.
+        compute: durations of operations.
+        folded: simulate one rank for all that behave alike; otherwise all.
+        groups: the process groups of the job if they are already known.
+        special: ranks that behave differently from the others of their pipeline rank, such as stragglers.
 
     Raises:
         ScheduleError: the schedule does not allow these stages and micro-batches.

@@ -1,11 +1,11 @@
-"""The event engine, on SimPy: the readable specification of what a program means.
+"""The event engine, on SimPy: the readable specification of the semantics of a program.
 
-Every stream of every rank is a process that goes through its tasks in order, as a CUDA stream does. A
-communication is a rendezvous: whoever arrives last starts the transfer, and all leave together when it is
-done. Nothing but the program decides the order, so that the same program always gives the same timeline.
+Every stream of every rank is a process that runs its tasks in order, like a CUDA stream. A communication is
+a rendezvous: the last participant to arrive starts the transfer, and all leave together when it ends. The
+order depends on nothing but the program, so the same program always gives the same timeline.
 
-Where communications take part of the GPUs that they run on (``Transfer.processors`` and ``Transfer.memory``),
-compute beside them slows down, as ``simulator/engine/slowdown.py`` says.
+If communications occupy part of the GPUs that they run on (``Transfer.processors`` and ``Transfer.memory``),
+concurrent compute slows down, as described in ``simulator/engine/slowdown.py``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table
     """Return the timeline of *program*: one row per task, and one per rank and step.
 
     Args:
-        program: what to run.
-        changes: what happens to GPUs meanwhile.
+        program: the program to run.
+        changes: changes of the speed of GPUs during the run.
 
     Raises:
         ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
-        EngineError: a link changes, and nobody shares links here.
+        EngineError: a link changes, which this engine does not simulate.
     """
     start_ns, end_ns = times(program, changes)
     return spans(program, start_ns, end_ns)
@@ -54,15 +54,15 @@ def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[
 
 
 class Clock:
-    """A program made ready to be run many times, with other durations each time.
+    """A program prepared to be run many times, with different durations each time.
 
     Args:
-        program: what to run.
-        changes: what happens to GPUs meanwhile.
+        program: the program to run.
+        changes: changes of the speed of GPUs during the run.
 
     Attributes:
         duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
-        transfer_ns: time of each communication there, once everybody has arrived; shape ``(n_instances,)``.
+        transfer_ns: time of each communication there, once all have arrived; shape ``(n_instances,)``.
     """
 
     def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
@@ -74,7 +74,7 @@ class Clock:
     def times(
         self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
     ) -> tuple[Int64Array, Int64Array]:
-        """Return start and end of every task; durations that are left out are those of the program.
+        """Return start and end of every task; durations default to those of the program.
 
         Raises:
             ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
@@ -101,7 +101,7 @@ def finish(state: State) -> tuple[Int64Array, Int64Array]:
 
 
 class State:
-    """What the streams share: who has ended, who waits for whom, who has arrived."""
+    """State shared by the streams: which tasks have ended, which wait for which, and who has arrived."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class State:
         self._met: dict[int, Event] = {}
 
     def stream(self, tasks: list[int]) -> Generator[Event, None, None]:
-        """Go through *tasks* in order: wait for inputs, occupy the stream, let others go on."""
+        """Run *tasks* in order: wait for inputs, occupy the stream, release dependent tasks."""
         env, start_ns, end_ns, gpus = self.env, self.start_ns, self.end_ns, self._gpus
         duration_ns, instance, waits_for, waiters = (
             *(self._duration_ns, self._instance, self._waits_for, self._waiters),
@@ -147,7 +147,7 @@ class State:
                 waiters.pop(task).succeed()
 
     def _arrive(self, task: int, instance: int) -> Event:
-        """Return the event that ends communication *instance*; the last to arrive sets it off."""
+        """Return the event that ends communication *instance*; the last to arrive starts it."""
         self._missing[instance] -= 1
         if self._gpus:
             self._gpus.launch(task, instance)
@@ -161,7 +161,7 @@ class State:
         return done
 
     def carry(self, instance: int) -> Event:
-        """Return the event at which the bytes of *instance* have arrived, if it sets off now."""
+        """Return the event at which the bytes of *instance* have arrived, if it starts now."""
         return self.env.timeout(self.transfer_ns_of[instance])
 
 
@@ -174,7 +174,7 @@ def _streams(program: Program) -> list[list[int]]:
 
 
 def _cross_stream(program: Program) -> dict[int, list[int]]:
-    """Return the dependencies of each task, less those that the order of its stream implies."""
+    """Return the dependencies of each task, except those implied by the order of its stream."""
     task = np.repeat(np.arange(program.n_tasks), np.diff(program.dep_start))
     lane = program.rank.astype(np.int64) * len(program.streams) + program.stream
     implied = (lane[task] == lane[program.deps]) & (program.deps < task)

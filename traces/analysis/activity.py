@@ -1,11 +1,11 @@
 """What a rank is doing at every moment of a step: intervals that cover the step's window exactly.
 
-Every nanosecond is in one state, by the table in docs/architecture.md, section 3:
+Every nanosecond is in exactly one state, by the table in docs/architecture.md, section 3:
 
 ========================  ==========================================================================
-``compute``               a compute or copy span is running, offloading and batches aside
+``compute``               a compute or copy span is running, except copies of offloaded data and batches
 ``exposed:<axis>``        else, a communication span of that axis is past the last arrival
-``exposed:host``          else, a copy to or from the host runs of what is offloaded, or of a batch
+``exposed:host``          else, offloaded data, or a batch, is copied to or from the host
 ``bubble``                else, a pp span waits for its peer; or, with pp > 1, nothing runs, or only a
                           collective of the whole world waits, and the rank has not begun, or has
                           finished, its forward and backward work
@@ -14,8 +14,8 @@ Every nanosecond is in one state, by the table in docs/architecture.md, section 
 ``other``                 else
 ========================  ==========================================================================
 
-Where several axes compete for one state, the inner one of ``traces.layout.AXES`` has it. A run without
-such copies has no state for them.
+If several axes compete for one state, the innermost one of ``traces.layout.AXES`` takes precedence. A run
+without copies of offloaded data or batches has no ``exposed:host``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PASSES: Final = ("forward", "backward", "backward_input", "backward_weight", "re
 """Kinds of spans that are a rank's forward and backward work."""
 
 UNNAMED_AXIS: Final = "unknown"
-"""Axis of a communication span that does not say one."""
+"""Axis of a communication span without one."""
 
 StateArray = NDArray[np.int16]
 
@@ -58,7 +58,7 @@ class Activity:
     """What one rank does during one step, as consecutive intervals.
 
     Interval *i* runs from ``start_ns[i]`` to ``end_ns[i]``, where *i + 1* starts; the first starts and the
-    last ends with the window. Neighbours differ in state. Arrays have shape ``(n_intervals,)``.
+    last ends with the window. Adjacent intervals differ in state. Arrays have shape ``(n_intervals,)``.
 
     Attributes:
         rank: global rank.
@@ -90,11 +90,11 @@ class Sweep:
 
     Attributes:
         point_ns: times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``.
-        state: index into the states of the run, before what depends on the window.
-        computing: a compute or copy span is running, offloading and batches aside.
+        state: index into the states of the run, without those that depend on the window.
+        computing: a compute or copy span is running, except copies of offloaded data and batches.
         idle: no span is running.
         moving: by axis, a communication span is past the last arrival; by ``HOST``, copies of
-            what is offloaded.
+            offloaded data.
         communicating: by axis, a communication span is running, waiting included.
         pass_start_ns, pass_end_ns: starts and ends of the forward and backward spans.
     """
@@ -170,7 +170,7 @@ def window_state(run: Run, swept: Sweep, window: Window) -> StateArray:
 
 
 def states(run: Run) -> tuple[str, ...]:
-    """Return the names of the states that the ranks of *run* can be in, in order of precedence."""
+    """Return the names of the possible states of the ranks of *run*, in order of precedence."""
     named, offloaded = axes(run), run.derived(offloaded_states)
     return (
         "compute",
@@ -184,7 +184,7 @@ def states(run: Run) -> tuple[str, ...]:
 
 
 def axes(run: Run) -> tuple[str, ...]:
-    """Return the axes along which the stored ranks communicate, innermost first; kept with the run."""
+    """Return the axes along which the stored ranks communicate, innermost first; cached with the run."""
     return run.derived(_axes)
 
 
@@ -194,7 +194,7 @@ def is_pipelined(run: Run) -> bool:
 
 
 def stage_of(run: Run, rank: int) -> int:
-    """Return the pipeline stage of *rank*: by the layout, else the first that its spans say; -1 if none."""
+    """Return the pipeline stage of *rank*: by the layout, else the first in its spans; -1 if none."""
     if run.info.layout is not None:
         return run.info.layout.coord(rank).pp
     said = int64(run.spans([rank], ["stage"]), "stage")
@@ -202,7 +202,7 @@ def stage_of(run: Run, rank: int) -> int:
 
 
 def sweep(run: Run, rank: int) -> Sweep:
-    """Go once through the timeline of the stored *rank*."""
+    """Sweep once through the timeline of the stored *rank*."""
     table = run.spans([rank])
     start = int64(table, "start_ns")
     end = start + int64(table, "duration_ns")
@@ -276,7 +276,7 @@ def covered_by(point: Int64Array, start: Int64Array, end: Int64Array) -> BoolArr
 
 
 def _on_axis(table: pa.Table, axis: str) -> BoolArray:
-    """Return which rows say *axis*."""
+    """Return which rows have *axis*."""
     return is_one_of(table, "axis", ("", UNNAMED_AXIS) if axis == UNNAMED_AXIS else (axis,))
 
 
@@ -293,5 +293,5 @@ def _axes(run: Run) -> tuple[str, ...]:
 
 
 def _recent(_run: Run) -> dict[int, Sweep]:
-    """Return where the sweep of the rank asked for last is kept."""
+    """Return the cache of the sweep of the most recently requested rank."""
     return {}
