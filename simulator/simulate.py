@@ -1,4 +1,4 @@
-"""One job in, one simulated run out: timeline, memory over time, and the figures that people ask for."""
+"""From one job to one simulated run: timeline, memory over time, and summary figures."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Simulation:
         info: its description; ``info.summary`` holds the figures.
         spans: timeline of the simulated ranks.
         memory: memory of these ranks over time.
-        links: how full links were, in the columns of ``simulator.network.link_changes.LINKS``; None if not
+        links: utilisation of links, in the columns of ``simulator.network.link_changes.LINKS``; None if not
             shared.
-        expands: whether ``write`` stores every rank, although some stand for others here.
-        kept: what was derived of the spans, for every ``run`` that is made of them.
+        expands: whether ``write`` stores every rank, although some represent others here.
+        kept: cache of values derived from the spans, for every ``run`` made of them.
     """
 
     info: RunInfo
@@ -107,14 +107,14 @@ def simulate(
     """Predict ``job.n_steps`` training steps of *job*.
 
     Args:
-        job: what to run, and on what.
-        progress: told about each phase.
-        folded: simulate one rank per pipeline rank and let it stand for those that do the same.
+        job: the job to run, and its machine.
+        progress: notified of each phase.
+        folded: simulate one rank per pipeline rank as the representative of those that behave alike.
         expanded: keep every rank: exact copies of folded ones where all groups are alike, otherwise each is
             simulated.
         engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
-        program: folded program of the job, if ``build`` has made it already.
-        only_figures: leave out memory over time, which no figure of the summary needs.
+        program: folded program of the job, if ``build`` has already built it.
+        only_figures: omit memory over time, which no figure of the summary needs.
 
     Raises:
         SimulationError, TopologyError, TraceError: the job cannot run as described.

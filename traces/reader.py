@@ -1,7 +1,7 @@
 """Opens runs: a directory, one file, a run that is still being written, or any of these behind a URL.
 
-What is missing is said, not guessed: the tail of a stream whose writer was killed, ranks without a file. What
-is not ours, or damaged, is refused in one line.
+Missing parts are reported, not guessed: the tail of a stream whose writer was killed, ranks without a file.
+Files of another kind, or damaged ones, are refused in one line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     """Open a run: a directory, one ``.arrow``, ``.arrows`` or ``.parquet`` file, or a URL of either.
 
     Args:
-        path: local path, or a URL that ``pyarrow.fs`` knows, e.g. ``s3://bucket/run``.
+        path: local path, or a URL supported by ``pyarrow.fs``, e.g. ``s3://bucket/run``.
 
     Raises:
         RunError: there is nothing there, it is not a run, it is damaged, or it needs a newer foretrace.

@@ -1,4 +1,4 @@
-"""A run that has been opened: its description, and the spans of each rank when they are asked for."""
+"""A run that has been opened: its description, and the spans of each rank, loaded on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Derived = TypeVar("_Derived")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The spans of one file: decoded when first asked for.
+    """The spans of one file, decoded on first use.
 
     Attributes:
         rank: whose spans these are; None for a file of several ranks.
@@ -32,17 +32,17 @@ class Part:
 
 
 class Run:
-    """A run that has been opened; spans are decoded when they are first asked for, and kept.
+    """A run that has been opened; spans are decoded on first use, and cached.
 
     Attributes:
         path: where it was opened.
         info: what ``run.json`` and the sidecars of the ranks say.
         stored_ranks: ranks whose spans are stored, in order.
-        warnings: what to know before trusting the run: from the writer, and from reading it.
-        links: how full links were, of a run that was not read from a directory; None if it is not known.
+        warnings: caveats about the run, from the writer and from reading it.
+        links: utilisation of links, of a run that was not read from a directory; None if unknown.
 
     Args:
-        kept: cache of what was derived from the spans; runs of the same spans may share one.
+        kept: cache of values derived from the spans; runs with the same spans may share one.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that ``spans`` can return: those stored, and those that a stored one stands for."""
+        """Ranks that ``spans`` can return: those stored, and those represented by a stored one."""
         if self.info.representatives is None:
             return self.stored_ranks
         stored = set(self.stored_ranks)
@@ -97,15 +97,15 @@ class Run:
         return pa.concat_tables(tables).unify_dictionaries() if len(tables) > 1 else tables[0]
 
     def source(self, rank: int) -> int:
-        """Return the stored rank whose spans *rank* has: itself, or the one that stands for it."""
+        """Return the stored rank whose spans *rank* has: itself, or its representative."""
         return rank if rank in self.stored_ranks else self.info.representative(rank)
 
     def memory(self) -> pa.Table:
-        """Return memory over time of the stored ranks, without rows if it was not kept."""
+        """Return memory over time of the stored ranks, without rows if it was not stored."""
         return self._memory
 
     def derived(self, build: Callable[[Run], _Derived]) -> _Derived:
-        """Return ``build(self)``, computed once and kept with the run."""
+        """Return ``build(self)``, computed once and cached with the run."""
         if build not in self._derived:
             self._derived[build] = build(self)
         return cast("_Derived", self._derived[build])
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def is_timeless(self) -> bool:
-        """Whether the run only says what was called, in which order: its times mean nothing."""
+        """Whether the run only contains the order of calls: its times are meaningless."""
         return (self.info.job or {}).get("times") == "none"
 
     def _missing(self) -> list[str]:

@@ -1,7 +1,7 @@
-"""The run store: where timelines are kept, and the one place to read and write them.
+"""The run store: the only place where timelines are read and written.
 
-``write_run`` stores a run that is complete, as a simulation is. ``SpanWriter`` and ``write_info`` store one
-that is still happening. ``open_run`` reads both. The files are described in docs/timeline-format.md.
+``write_run`` stores a complete run, such as a simulation. ``SpanWriter`` and ``write_info`` store one that
+is still in progress. ``open_run`` reads both. The files are described in docs/timeline-format.md.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def write_run(
 ) -> Path:
     """Write a complete run to the directory *path*, all of it or nothing; return the directory.
 
-    A run that is there already is replaced, other files beside it are kept. Only a recording replaces a
-    recording: what ran once cannot be had again.
+    An existing run is replaced, other files in the directory are kept. Only a recording replaces a
+    recording, because it cannot be reproduced.
 
     Args:
         path: the run directory.
         info: its description.
-        spans: timeline of the stored ranks; or several, one behind the other, each of whole ranks.
+        spans: timeline of the stored ranks; or several, one after another, each with complete ranks.
         memory: memory over time in the columns of ``traces.timeline.MEMORY``.
         links: how full links were, for ``links.arrow``; None if that is not known.
 
@@ -90,11 +90,11 @@ def write_run(
 def write_info(path: str | os.PathLike[str], info: RunInfo, rank: int | None = None) -> None:
     """Write the description of a run that is being recorded, or the sidecar of one *rank*.
 
-    The file is replaced in one step: a reader sees the old text or the new one.
+    The file is replaced atomically: a reader sees the old text or the new one.
 
     Args:
-        path: the run directory; made if it is not there.
-        info: what is known so far.
+        path: the run directory; created if it does not exist.
+        info: the description so far.
         rank: whose sidecar to write; None writes ``run.json``.
 
     Raises:

@@ -39,10 +39,10 @@ def fixed_s(op: Op, device: Device) -> float:
 
 
 def factor_of(op: Op) -> str:
-    """Return the factor of a calibration that *op* falls under, a key of ``Device.factors``.
+    """Return the calibration factor that applies to *op*, a key of ``Device.factors``.
 
-    An optimizer goes over memory that is there already, once and in order; copies of gathered parameters
-    write to memory that has just been allocated; operations of a layer find much of theirs in a cache.
+    An optimizer passes over memory that is already allocated, once and in order; copies of gathered
+    parameters write to newly allocated memory; operations of a layer find much of their data in a cache.
     """
     if op.kind != "memory":
         return "products" if op.kind == "gemm" else "attention"
@@ -50,7 +50,7 @@ def factor_of(op: Op) -> str:
 
 
 def calibrated_s(op: Op, seconds: float, device: Device) -> float:
-    """Return the time of *op* on a calibrated device, given what its figures say."""
+    """Return the time of *op* on a calibrated device, given the time by its figures."""
     factor = device.factors.get(factor_of(op), 1.0)
     fixed = fixed_s(op, device)
     return fixed + factor * (seconds - fixed) if factor != 1.0 else seconds
@@ -58,20 +58,20 @@ def calibrated_s(op: Op, seconds: float, device: Device) -> float:
 
 @lru_cache(maxsize=256)
 def in_training(device: Device) -> Device:
-    """Return *device* with the clock that it has while a model trains on it."""
+    """Return *device* with the clock that it sustains in training."""
     clock = device.sustained_clock_fraction * device.training_clock_fraction
     return replace(device, sustained_clock_fraction=clock, training_clock_fraction=1.0)
 
 
 class ComputeModel:
-    """Answers how long operations take on *device*, and remembers what the answers rest on.
+    """Computes how long operations take on *device*, and keeps track of the assumptions used.
 
-    The formulas are the same for a GPU and for a processor that stands in for one; the constants differ.
+    The formulas are the same for a GPU and for a CPU in its place; the constants differ.
 
     Args:
         device: what computes.
         precision: dtype of the job; the device must have a peak for it.
-        training: the clock is that of a device on which a model trains, not of one product after another.
+        training: use the clock of training, not that of one matrix product after another.
 
     Raises:
         CatalogError: the device has no peak for *precision*.
@@ -93,7 +93,7 @@ class ComputeModel:
         """Return how long the operations among *ops* take when issued one after another.
 
         The host launches operations while the device runs earlier ones, so the slower of the two decides:
-        ``max(sum of op_s, number of operations * launch_s)``. Communications count as nothing here.
+        ``max(sum of op_s, number of operations * launch_s)``. Communications are not counted here.
         """
         alone = [op for op in ops if isinstance(op, Op)]
         busy_s = sum(self.op_s(op) for op in alone)
@@ -101,7 +101,7 @@ class ComputeModel:
 
     @property
     def notes(self) -> list[str]:
-        """What the answers so far rest on, as sentences for a report."""
+        """Assumptions behind the results so far, as sentences for a report."""
         found = [*_constants(self.device, self.precision, self._attention())]
         if self.device.assumed:
             found.append(f"warning: {self.device.name}: {self.device.assumed}")

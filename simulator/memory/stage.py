@@ -1,4 +1,4 @@
-"""How much memory a pipeline stage needs, by category, at its worst moment."""
+"""How much memory a pipeline stage needs at its peak, by category."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FIXED = ("parameters", "gradients", "optimizer", "reserved")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Bytes by category at the worst moment.
+    """Bytes by category at the peak.
 
     Attributes:
         items: ``parameters``, ``gradients``, ``optimizer``, ``activations`` (of all micro-batches in flight,
-            and what recomputation brings back), ``gathered`` (parameters and gradients of sharded layers
-            while they are whole), ``logits``, ``buffers`` (gradients of activations, messages between
+            and recomputed ones), ``gathered`` (parameters and gradients of sharded layers
+            while they are gathered), ``logits``, ``buffers`` (gradients of activations, messages between
             stages), ``reserved`` (context and libraries).
     """
 
@@ -46,7 +46,7 @@ class Peak:
 
     @property
     def fixed_bytes(self) -> int:
-        """What is held all the time: model states and what is reserved."""
+        """Bytes held all the time: model states and reserved memory."""
         return sum(self.items[name] for name in FIXED)
 
     def largest(self, n: int = 3) -> list[tuple[str, int]]:
@@ -61,9 +61,9 @@ class StageMemory(Peak):
     Attributes:
         stage: pipeline stage.
         in_flight: micro-batches whose activations are held at once.
-        activation_bytes_per_microbatch: what one micro-batch keeps between its forward and its backward.
-        when: that worst moment, in words.
-        host_bytes: what ``job.offload`` keeps in the memory of the host instead.
+        activation_bytes_per_microbatch: what one micro-batch saves between its forward and its backward.
+        when: the moment of the peak, in words.
+        host_bytes: bytes that ``job.offload`` keeps in host memory instead.
     """
 
     stage: int
@@ -81,8 +81,8 @@ def stage_memory(
     Args:
         job: the job.
         layers: transformer layers of the stage, from 0.
-        stage: its number, for the answer.
-        in_flight: micro-batches that have been through forward and not yet through backward, at most.
+        stage: its number, for the result.
+        in_flight: maximum number of micro-batches between their forward and their backward.
         first: the stage has the embedding.
         last: the stage has the head and the loss.
     """

@@ -1,4 +1,4 @@
-"""What a communication costs: the fabric says how wide the way is, NCCL's rules how it is used."""
+"""Costs of communications: the fabric gives the available bandwidth, NCCL's rules how it is used."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from topologies.shape import GroupShape
 
 
 class Network:
-    """Answers how long transfers take between ranks placed on a cluster; never looks at other traffic.
+    """Computes how long transfers take between ranks placed on a cluster, without regard to other traffic.
 
     Every bandwidth comes from the fabric graph, shared as ``topologies.reach`` explains. Inside a node the
     time is measured, fitted or, for a link with neither, that of a ring. Between nodes it is the fastest of
-    ring and tree in NCCL's three protocols. Answers are remembered by kind, size and shape of the group.
+    ring and tree in NCCL's three protocols. Results are cached by kind, size and shape of the group.
 
     Args:
         cluster: the machine.
-        placement: the GPU of every rank; ranks on GPUs of the same number if left out.
+        placement: the GPU of every rank; by default, ranks are on GPUs of the same number.
         choice: algorithms and protocols that may be used, see ``simulator.network.nccl.choice``; as NCCL if
             left out.
     """
@@ -70,10 +70,10 @@ class Network:
         return self._transfer("p2p", size_bytes, (src, dst))
 
     def shift(self, size_bytes: int, ranks: Sequence[int]) -> Transfer:
-        """Return the cost of every rank sending *size_bytes* to the next of *ranks* and getting as much.
+        """Return the cost of every rank sending *size_bytes* to the next of *ranks* and receiving as much.
 
-        One step of a ring: no faster than the slowest send alone, nor, inside a node, than the ring goes. A
-        node sends to the next one once, and that send has a NIC to itself.
+        One step of a ring: no faster than the slowest send alone, nor, inside a node, than a ring. A node
+        sends to the next one once, over a NIC that is not shared.
         """
         pairs = self.unlike(list(zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)))
         slowest = max((self._alone(size_bytes, pair) for pair in pairs), key=lambda sent: sum(sent[:2]))
@@ -95,18 +95,18 @@ class Network:
         return list({self.shape(ranks): ranks for ranks in groups}.values())
 
     def barrier(self, ranks: Sequence[int]) -> Transfer:
-        """Return the cost of a barrier of *ranks*: PyTorch makes one of an all-reduce of a single number."""
+        """Return the cost of a barrier of *ranks*: in PyTorch, an all-reduce of a single number."""
         return self._transfer("all_reduce", BARRIER_BYTES, tuple(ranks))
 
     def all_to_all_v(self, sent_bytes: Sequence[Sequence[int]], ranks: Sequence[int]) -> Transfer:
         """Return the cost of an all-to-all in which ranks send each other different amounts.
 
-        The fullest sender, the fullest receiver or the fullest way between two of them sets the pace. What
-        leaves a node counts as if all of it went as far as the widest apart are, so that no link above is
-        fuller than the way up of the fullest rank.
+        The busiest sender, the busiest receiver or the busiest link between two of them determines the time.
+        Everything that leaves a node is assumed to go as far as the largest distance in the group, so that no
+        link above is fuller than the uplink of the busiest rank.
 
         Args:
-            sent_bytes: what each of *ranks*, in turn, sends to each of them; shape ``(n, n)``.
+            sent_bytes: bytes that each of *ranks* sends to each of them; shape ``(n, n)``.
             ranks: the group.
 
         Raises:
@@ -135,7 +135,7 @@ class Network:
         return min(shape.inter_bytes_per_s, flow)
 
     def ways(self, kind: str, size_bytes: int, ranks: Sequence[int]) -> list[Way]:
-        """Return every way to do a collective, the fastest first, whichever of them NCCL would take.
+        """Return all ways to do a collective, fastest first, whichever of them NCCL would choose.
 
         Raises:
             SimulationError: no such collective.
@@ -152,7 +152,7 @@ class Network:
         return sorted(found, key=lambda way: way.total_s)
 
     def uplinks(self, ranks: Sequence[int], sending: Sequence[int] = ()) -> dict[tuple[str, str], float]:
-        """Return what a group of *ranks* fills of the links between switches, see ``Reach.uplinks``."""
+        """Return the share of links between switches that a group of *ranks* uses, see ``Reach.uplinks``."""
         if self._whole is None:
             self._whole = Reach(self.cluster.fabric(), self.placement)
         gpus, senders = ([self.placement[rank] for rank in found] for found in (ranks, sending))
@@ -173,10 +173,10 @@ class Network:
         Args:
             routing: how tokens choose experts.
             ranks: the group.
-            low_latency: every token goes straight to each of its experts over the NICs, also inside a node.
+            low_latency: send every token directly to each of its experts over the NICs, also inside a node.
 
         Raises:
-            SimulationError: the low-latency form was asked for on a machine without NICs.
+            SimulationError: the low-latency form was requested on a machine without NICs.
         """
         shape = self.shape(ranks)
         if low_latency:
