@@ -134,29 +134,29 @@ def _plain_exchange(step: StepJob) -> StepJob:
     return replace(changed, job=replace(changed.job, schedule="interleaved-1f1b" if several else "1f1b"))
 
 
-WHOLE: Final = "nothing: as it is"
+WHOLE: Final = "nothing (full model)"
 
 TERMS: Final[Mapping[str, Change]] = {
     WHOLE: lambda step: step,
-    "time of the host (launching takes nothing)": _conventions(host_work=0.0),
-    "what tensor-parallel ranks add to that in pipelines": _conventions(host_per_tensor_rank=0.0),
-    "the clock of training (as one product after another)": _device(training_clock_fraction=1.0),
+    "host time (launches are free)": _conventions(host_work=0.0),
+    "additional host time per tensor-parallel rank in pipelines": _conventions(host_per_tensor_rank=0.0),
+    "training clock (clock of one product after another instead)": _device(training_clock_fraction=1.0),
     "any derating of the clock": _device(training_clock_fraction=1.0, sustained_clock_fraction=1.0),
     "measured products (three constants instead of tiles)": _device(gemm_tiles=None),
     "measured collectives inside nodes (latency and bandwidth)": lambda step: replace(
         step, network=_ideal(step.network)
     ),
-    "attention kernels of frameworks (the fastest one)": _conventions(attention=()),
+    "attention kernels of frameworks (the fastest one instead)": _conventions(attention=()),
     "differences between frameworks (all as Megatron-LM)": _job(
         lambda job: replace(job, framework="megatron", kernels="fused", conventions=())
     ),
     "eager kernels (all element-wise work fused)": _job(lambda job: replace(job, kernels="fused")),
-    "what is exposed of gradients and parameters (all overlapped)": _conventions(
+    "exposed gradient and parameter communication (all overlapped)": _conventions(
         overlap_grad_reduce=True, overlap_param_gather=True
     ),
     "overlap of tensor-parallel communication": _conventions(async_tp=False, overlap_tp_backward=False),
-    "how experts exchange tokens (every copy, none beside computing)": _plain_exchange,
-    "free overlap (communication takes processors and memory)": _job(
+    "token exchange of experts (every copy is sent, no overlap)": _plain_exchange,
+    "free overlap (communication occupies processors and memory)": _job(
         lambda job: replace(job, overlap_slowdown=1.0)
     ),
 }

@@ -147,7 +147,7 @@ def _calibration(found: Mapping[str, Any]) -> list[str]:
         (f"one run of each {words}, its other runs", found[f"{key}_before"], found[f"{key}_score"])
         for words, key in readings.items()
     ]
-    rows.append(("any one run of each model, of a source that had no say", check["before"], check["after"]))
+    rows.append(("any one run of each model, each source held out", check["before"], check["after"]))
     return list(_rows(("calibrated on", "before", "after"), rows))
 
 
