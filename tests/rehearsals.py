@@ -8,7 +8,7 @@ import atexit
 from pathlib import Path
 
 from tracer.rehearse import rehearsing
-from tracer.rehearse.acting import Loaded
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import Rehearsal
 

@@ -17,7 +17,7 @@ from tests.processes import Ranks, Runner
 from tests.rehearsals import LOADED, rehearse
 from tracer.native import build
 from tracer.native.build import SWITCH
-from tracer.rehearse.acting import Loaded
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 from traces.run import Run

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
 import foretrace
-from tracer.rehearse.calls import Call
-from tracer.rehearse.classes import Classes, differences
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.launchers import script_of
-from tracer.rehearse.memory import rounded
+from tracer.rehearse.gpu.memory import rounded
+from tracer.rehearse.operators.calls import Call
+from tracer.rehearse.operators.works import work_of
+from tracer.rehearse.ranks.classes import Classes, differences
+from tracer.rehearse.ranks.launchers import script_of
 from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 from tracer.rehearse.words import explain
-from tracer.rehearse.works import work_of
 from traces.layout import Group, Layout
 from traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
 

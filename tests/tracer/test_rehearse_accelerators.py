@@ -10,10 +10,10 @@ from torch.cuda import nccl
 
 from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
-from tracer.rehearse import accelerators
+from tracer.rehearse.gpu import accelerators
+from tracer.rehearse.peers.world import HOST_MESH
 from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.words import explain
-from tracer.rehearse.world import HOST_MESH
 from traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
 
 

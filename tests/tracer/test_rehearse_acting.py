@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import rehearsals
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.rehearsals import rehearse
-from tracer.rehearse.algebra import (
+from tracer.rehearse.rehearsing import Asked
+from tracer.rehearse.values.algebra import (
     DECOMPOSES,
     MOST_FRACTIONS,
     MOST_OPERATIONS,
@@ -18,11 +19,10 @@ from tracer.rehearse.algebra import (
     is_followed,
     is_laborious,
 )
-from tracer.rehearse.computed import FOLLOWED
-from tracer.rehearse.held import is_seen_as
-from tracer.rehearse.numbers import Numbers
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.stated import Stated
+from tracer.rehearse.values.computed import FOLLOWED
+from tracer.rehearse.values.held import is_seen_as
+from tracer.rehearse.values.numbers import Numbers
+from tracer.rehearse.values.stated import Stated
 from traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")

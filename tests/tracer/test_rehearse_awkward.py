@@ -9,9 +9,9 @@ import pytest
 
 from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.known import EXCHANGE
 from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.stated import Stated
+from tracer.rehearse.values.known import EXCHANGE
+from tracer.rehearse.values.stated import Stated
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import Rehearsal
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.tracer.catching import MICROBATCHES, WIDTH
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import Finished, RehearsalError
-from tracer.rehearse.failures import CAUGHT, Failures
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.script.failures import CAUGHT, Failures
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "catching.py"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.letters import Address
+from tracer.rehearse.peers.letters import Address
+from tracer.rehearse.ranks.acting import Loaded
+from tracer.rehearse.ranks.together import differing
 from tracer.rehearse.rehearsing import Asked, rehearse
-from tracer.rehearse.together import differing
 from traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")

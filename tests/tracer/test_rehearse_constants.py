@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.rehearsals import rehearse
-from tracer.rehearse.calls import storage_key
-from tracer.rehearse.chances import chance
-from tracer.rehearse.following import following
-from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
+from tracer.rehearse.operators.calls import storage_key
 from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.stated import Stated
+from tracer.rehearse.values.chances import chance
+from tracer.rehearse.values.following import following
+from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from tracer.rehearse.values.stated import Stated
 from traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.calls import Call
-from tracer.rehearse.work import Work
-from tracer.rehearse.works import work_of
+from tracer.rehearse.operators.calls import Call
+from tracer.rehearse.operators.work import Work
+from tracer.rehearse.operators.works import work_of
 
 torch = pytest.importorskip("torch")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.processes import Runner
-from tracer.rehearse.acting import Loaded
-from tracer.rehearse.numbers import Numbers
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.values.numbers import Numbers
 from traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.tracer import picking
-from tracer.rehearse.acting import Loaded
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 
 SCRIPT = Path(__file__).parent / "picking.py"

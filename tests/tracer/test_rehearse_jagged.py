@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis.strategies import booleans, integers, lists
 
 from tests.tracer.jagged import LENGTHS, WIDTH
-from tracer.rehearse.acting import Loaded
-from tracer.rehearse.attended import BACKWARD_PRODUCTS, attention
-from tracer.rehearse.calls import Call
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.operators.attended import BACKWARD_PRODUCTS, attention
+from tracer.rehearse.operators.calls import Call
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import read_rank, rehearsal_folder
 

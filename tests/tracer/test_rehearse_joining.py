@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.launchers import environment, inherited, launchers_of, words_of
+from tracer.rehearse.ranks.acting import Loaded
+from tracer.rehearse.ranks.launchers import environment, inherited, launchers_of, words_of
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.even import share
-from tracer.rehearse.known import EXCHANGE
-from tracer.rehearse.numbers import MOST_ELEMENTS, Numbers
-from tracer.rehearse.stated import Stated
+from tracer.rehearse.values.even import share
+from tracer.rehearse.values.known import EXCHANGE
+from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from tracer.rehearse.values.stated import Stated
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

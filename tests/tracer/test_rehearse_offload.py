@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.acting import Loaded
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
 

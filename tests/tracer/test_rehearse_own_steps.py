@@ -6,9 +6,9 @@ from types import FrameType
 import pytest
 
 from tests.tracer.own_steps import N_STEPS, ROWS, WIDTH
-from tracer.rehearse.acting import Loaded
-from tracer.rehearse.own_steps import NOT_YET, names_step
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
+from tracer.rehearse.script.own_steps import NOT_YET, names_step
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "own_steps.py"

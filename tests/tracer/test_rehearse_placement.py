@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.rehearsals import rehearse
 from tests.tracer import placed
-from tracer.rehearse.memory import rounded
+from tracer.rehearse.gpu.memory import rounded
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 

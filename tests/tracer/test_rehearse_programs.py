@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsals import rehearse
-from tracer.rehearse import nvidia_smi
-from tracer.rehearse.programs import ASKED, PROGRAM
 from tracer.rehearse.rehearsing import Asked
+from tracer.rehearse.script import nvidia_smi
+from tracer.rehearse.script.programs import ASKED, PROGRAM
 from traces.rehearsal import read_rehearsal, rehearsal_folder
 
 pytest.importorskip("torch")

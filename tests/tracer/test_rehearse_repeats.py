@@ -9,11 +9,11 @@ import pytest
 
 from tests.rehearsals import rehearse
 from tracer.records import Block, Position
-from tracer.rehearse.lane import IssueLane
-from tracer.rehearse.memory import ROUND_BYTES, Change, Memory
+from tracer.rehearse.events.lane import IssueLane
+from tracer.rehearse.events.segments import Result, Segment, changes_of, relative_rows
+from tracer.rehearse.events.tape import MARK, OP, WAIT, Tape
+from tracer.rehearse.gpu.memory import ROUND_BYTES, Change, Memory
 from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.segments import Result, Segment, changes_of, relative_rows
-from tracer.rehearse.tape import MARK, OP, WAIT, Tape
 from traces.rehearsal import read_rank, rehearsal_folder
 
 LAST_TO_THE_BYTE = 5

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.tracer.seldom import OUT, ROWS, WIDTH
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.launchers import environment
+from tracer.rehearse.peers.symmetric import BY_PARTS
+from tracer.rehearse.ranks.acting import Loaded
+from tracer.rehearse.ranks.launchers import environment
 from tracer.rehearse.rehearsing import Asked, rehearse
-from tracer.rehearse.symmetric import BY_PARTS
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT, N_RANKS = Path(__file__).parent / "seldom.py", 8

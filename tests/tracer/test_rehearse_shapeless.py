@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 

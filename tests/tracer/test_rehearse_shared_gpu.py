@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsals import rehearse
-from tracer.rehearse.ordinals import SHARED
+from tracer.rehearse.gpu.ordinals import SHARED
 from tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
 
 from tests.rehearsals import rehearse
-from tracer.rehearse import finite
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.finite import BOTH, EITHER, joined
 from tracer.rehearse.rehearsing import Asked
+from tracer.rehearse.values import finite
+from tracer.rehearse.values.finite import BOTH, EITHER, joined
 from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.host import HOST, Host
-from tracer.rehearse.lane import IssueLane
-from tracer.rehearse.threads import Threads
+from tracer.rehearse.events.lane import IssueLane
+from tracer.rehearse.gpu.host import HOST, Host
+from tracer.rehearse.script.threads import Threads
 from traces.rehearsal import RankTables
 
 SCRIPT, RANKS = Path(__file__).parent / "threaded.py", 2

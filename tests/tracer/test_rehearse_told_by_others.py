@@ -9,7 +9,7 @@ import pytest
 
 from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.letters import ALL, Address, Letters
+from tracer.rehearse.peers.letters import ALL, Address, Letters
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 from traces.store import open_run

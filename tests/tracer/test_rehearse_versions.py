@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse import kernels, loading, placement, stand_ins
-from tracer.rehearse.calling import watch_functions
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.streams import Stream
+from tracer.rehearse.gpu import kernels, placement
+from tracer.rehearse.gpu.streams import Stream
+from tracer.rehearse.operators.calling import watch_functions
+from tracer.rehearse.script import loading, stand_ins
 
 torch = pytest.importorskip("torch")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.tape import WAIT
-from tracer.rehearse.waits import RehearsedFuture, install_futures, work_class
+from tracer.rehearse.events.tape import WAIT
+from tracer.rehearse.peers.waits import RehearsedFuture, install_futures, work_class
 
 torch = pytest.importorskip("torch")
 

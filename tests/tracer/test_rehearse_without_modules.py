@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.tracer.unmoduled import HIDDEN, ROWS, WIDTH
-from tracer.rehearse.acting import Loaded
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks.acting import Loaded
 from tracer.rehearse.rehearsing import Asked, rehearse
-from tracer.rehearse.without_modules import FIRST_LEFT_OUT
+from tracer.rehearse.script.without_modules import FIRST_LEFT_OUT
 from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "unmoduled.py"

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tracer.rehearse.acting import Loaded, Progress, Troupe
-from tracer.rehearse.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.launchers import accelerate_flags, launchers_of, script_of
-from tracer.rehearse.loads import Loads, parsed
-from tracer.rehearse.restarting import check_choices, with_choices
-from tracer.rehearse.scratch import scratch_in
-from tracer.rehearse.together import hear_senders, together
+from tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
+from tracer.rehearse.ranks.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
+from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, script_of
+from tracer.rehearse.ranks.restarting import check_choices, with_choices
+from tracer.rehearse.ranks.scratch import scratch_in
+from tracer.rehearse.ranks.together import hear_senders, together
+from tracer.rehearse.values.loads import Loads, parsed
 from tracer.run_directory import next_free, no_empty_folders
 from traces.errors import LayoutError, reason
 from traces.layout import Layout

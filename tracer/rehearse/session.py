@@ -17,20 +17,20 @@ from tracer import internals
 from tracer.importing import Expectation
 from tracer.inputs import tensors_inside
 from tracer.parallelism import MeshHook, data_parallel
-from tracer.rehearse import calling
-from tracer.rehearse.backends import Backends
-from tracer.rehearse.calls import is_wrapped
 from tracer.rehearse.errors import Finished
-from tracer.rehearse.failures import Failures
-from tracer.rehearse.host import Host
-from tracer.rehearse.lane import IssueLane
-from tracer.rehearse.memory import Memory
-from tracer.rehearse.meter import Meter
-from tracer.rehearse.own_steps import OwnSteps
-from tracer.rehearse.placement import Placement
-from tracer.rehearse.stated import Stated
-from tracer.rehearse.tape import Tape
-from tracer.rehearse.threads import passes_of_threads
+from tracer.rehearse.events.lane import IssueLane
+from tracer.rehearse.events.tape import Tape
+from tracer.rehearse.gpu.host import Host
+from tracer.rehearse.gpu.memory import Memory
+from tracer.rehearse.gpu.meter import Meter
+from tracer.rehearse.gpu.placement import Placement
+from tracer.rehearse.operators import calling
+from tracer.rehearse.operators.calls import is_wrapped
+from tracer.rehearse.peers.backends import Backends
+from tracer.rehearse.script.failures import Failures
+from tracer.rehearse.script.own_steps import OwnSteps
+from tracer.rehearse.script.threads import passes_of_threads
+from tracer.rehearse.values.stated import Stated
 from tracer.rehearse.words import NO_STEPS
 from tracer.training import Training
 
@@ -111,8 +111,8 @@ class RehearsalSession(Training[IssueLane]):
 
         def install(module: Any) -> None:
             del module
-            from tracer.rehearse.pipeline import RehearsedPipeline, StageShapes
-            from tracer.rehearse.repeating import Repeats
+            from tracer.rehearse.events.repeating import Repeats
+            from tracer.rehearse.peers.pipeline import RehearsedPipeline, StageShapes
 
             self.pipeline = RehearsedPipeline(self)
             self.shapes = StageShapes(self, known)

@@ -1,0 +1,44 @@
+"""Counts the memory of what operators make, by what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.gpu.memory import OF_KIND
+from tracer.rehearse.operators.calls import tensors_in
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+class Counted:
+    """The memory of new tensors.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        self._session = session
+
+    def category(self) -> str:
+        """Return what a tensor is for that is made now."""
+        category, lane = OF_KIND[self._session.lane.owner[0]], self._session.lane
+        between = not lane.depth and category != "parameters"  # the parts of a step
+        return "activations" if between else category
+
+    def made(self, out: Any, operands: Sequence[Any] = ()) -> None:
+        """Count the memory of new tensors, which are where the *operands* are that they were made of."""
+        session, category = self._session, self.category()
+        for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
+            storage = tensor.untyped_storage()
+            if session.memory.add(storage, category):
+                session.placement.follow(tensor, operands)
+                session.meter.made()
+
+    def gathered(self, tensors: Any) -> None:
+        """Count the memory of *tensors* as that of gathered parameters."""
+        for tensor in tensors_in(tensors):
+            self._session.memory.add(tensor.untyped_storage(), "gathered")
+            self._session.memory.move(tensor.untyped_storage(), "gathered")

@@ -1,0 +1,215 @@
+"""Writes down what a rank issues, one small row per event, in order."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tracer.records import Block, Position
+from tracer.rehearse.events.lane import IssueLane
+from tracer.rehearse.operators.work import Work
+from traces.rehearsal import EVENTS, MESSAGES, PLACES, WHAT, WORKS, RankTables
+
+OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
+"""Kinds of events."""
+
+_COLUMNS: Final = len(EVENTS)
+
+_Row = TypeVar("_Row", bound=Hashable)
+
+_PlaceKey = tuple[tuple[str, Block], int, int, int, bool]
+"""Owner, step, stage and micro-batch, and whether it trains: what a place depends on."""
+
+
+class Message(NamedTuple):
+    """A communication, in the columns of ``traces.rehearsal.MESSAGES``."""
+
+    kind: str
+    group: int
+    size_bytes: int
+    dtype: str
+    peer: int
+    is_async: bool
+    name: str
+    sent_bytes: tuple[int, ...] = ()
+    received_bytes: tuple[int, ...] = ()
+
+
+class Place(NamedTuple):
+    """Where in the training something is issued, in the columns of ``traces.rehearsal.PLACES``."""
+
+    kind: str
+    name: str
+    layer: int
+    step: int
+    microbatch: int
+    stage: int
+    virtual_stage: int
+    trains: bool
+
+
+class _Distinct(Generic[_Row]):
+    """Distinct rows, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.rows: dict[_Row, int] = {}
+        self.listed: list[_Row] = []
+
+    def number(self, row: _Row) -> int:
+        """Return the number of *row*."""
+        found = self.rows.setdefault(row, len(self.listed))
+        if found == len(self.listed):
+            self.listed.append(row)
+        return found
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """Return the rows in the columns of *schema*."""
+        columns: list[Any] = list(zip(*self.listed, strict=True)) or [[] for _ in schema]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        return pa.table(arrays, schema=schema)
+
+
+class Tape:
+    """What a rank issues.
+
+    Args:
+        lane: whose turn it is.
+        position: where in the training the rank is.
+
+    Attributes:
+        allocated_bytes: memory that is in use now.
+        n_marks: marks so far.
+        n_repeated: events that were put in by ``repeat``.
+    """
+
+    def __init__(self, lane: IssueLane, position: Position) -> None:
+        self.allocated_bytes = 0
+        self.n_marks = self.n_repeated = 0
+        self._n_forgotten = 0
+        self._lane = lane
+        self._position = position
+        self._events, self._forgotten = array("q"), array("q")
+        self._works: _Distinct[Work] = _Distinct()
+        self._messages: _Distinct[Message] = _Distinct()
+        self._places: _Distinct[Place] = _Distinct()
+        self._known: dict[_PlaceKey, int] = {}
+
+    def switch(self, stream: int) -> None:
+        """Things are issued on *stream* from now on."""
+        self._lane.stream = stream
+
+    @property
+    def n_events(self) -> int:
+        """Events so far."""
+        return len(self._events) // _COLUMNS
+
+    def start_again(self) -> None:
+        """Forget what was written of earlier steps; numbers go on.
+
+        A step may begin with transfers that a pipeline asks for before its first forward.
+        """
+        steps = [place.step for place in self._places.listed]
+        keep, now = self.n_events, self._position.step
+        while keep and steps[self._events[(keep - 1) * _COLUMNS + 2]] == now:
+            keep -= 1
+        self._n_forgotten += keep
+        self._forgotten = self._events[: keep * _COLUMNS]
+        del self._events[: keep * _COLUMNS]
+
+    def take_back(self) -> None:
+        """Have what was forgotten last again: no other step came."""
+        self._n_forgotten -= len(self._forgotten) // _COLUMNS
+        self._events = self._forgotten + self._events
+        self._forgotten = array("q")
+
+    def leave_out(self, kind: str, names: frozenset[str]) -> None:
+        """Take the operations *names* of a kind of work for nothing; other events keep their numbers."""
+        works = [work.name in names for work in self._works.listed]
+        places = [place.kind == kind for place in self._places.listed]
+        events = self._events
+        for at in range(0, len(events), _COLUMNS):
+            if events[at] == OP and works[events[at + 1]] and places[events[at + 2]]:
+                events[at], events[at + 1] = MARK, -1
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next event will have."""
+        return self._n_forgotten + self.n_events
+
+    def rows_from(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the events since the one *number*; shape ``(n, 6)``, columns of ``EVENTS``."""
+        found = self._events[(number - self._n_forgotten) * _COLUMNS :]
+        return np.array(found, np.int64).reshape(-1, _COLUMNS)
+
+    def repeat(self, rows: npt.NDArray[np.int64]) -> None:
+        """Append events that have been written before, with other numbers."""
+        self._events.frombytes(np.ascontiguousarray(rows, np.int64).tobytes())
+        self.n_repeated += len(rows)
+
+    def moved(self, places: npt.NDArray[np.int64], microbatch: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of the same *places* for another micro-batch of this step."""
+        known, where = np.unique(places, return_inverse=True)
+        others = [
+            self._places.number(self._places.listed[place]._replace(microbatch=microbatch))
+            for place in known.tolist()
+        ]
+        return np.array(others, np.int64)[where.reshape(-1)]
+
+    def message(self, number: int) -> Message:
+        """Return one of the distinct communications."""
+        return self._messages.listed[number]
+
+    def number_of(self, work: Work) -> int:
+        """Return the number by which ``op`` knows *work*."""
+        return self._works.number(work)
+
+    def op(self, number: int) -> None:
+        """A kernel is launched; *number* is that of its work."""
+        self._events.extend((OP, number, self._place(), self._lane.stream, -1, self.allocated_bytes))
+
+    def communication(self, message: Message, sequence: int, position: Position | None = None) -> int:
+        """A communication is issued; return its number among the events."""
+        item = self._messages.number(message)
+        place = self._place(position)
+        self._events.extend((COMMUNICATION, item, place, self._lane.stream, sequence, self.allocated_bytes))
+        return self.next_number - 1
+
+    def note(self, what: int, item: int = -1, number: int = -1, stream: int | None = None) -> None:
+        """Something happens that orders streams."""
+        on = self._lane.stream if stream is None else stream
+        self._events.extend((what, item, self._place(), on, number, self.allocated_bytes))
+
+    def mark(self, stream: int | None = None) -> int:
+        """A CUDA event is recorded; return its number."""
+        number, self.n_marks = self.n_marks, self.n_marks + 1
+        self.note(MARK, number, stream=stream)
+        return number
+
+    def tables(self) -> RankTables:
+        """Return what was issued."""
+        columns = np.array(self._events, np.int64).reshape(-1, _COLUMNS)
+        waits = columns[:, 0] == WAIT
+        columns[waits, 4] -= self._n_forgotten  # below 0: for what was forgotten, which nobody waits for
+        events = pa.table(
+            [pa.array(columns[:, at]).cast(field.type) for at, field in enumerate(EVENTS)], schema=EVENTS
+        )
+        works, messages = self._works.table(WORKS), self._messages.table(MESSAGES)
+        return RankTables(events, works, messages, self._places.table(PLACES))
+
+    def _place(self, at: Position | None = None) -> int:
+        at = at or self._position
+        key = (self._lane.owner, at.step, at.stage, at.microbatch, self._lane.trains)
+        found = self._known.get(key)
+        return self._met(key, at) if found is None else found
+
+    def _met(self, key: _PlaceKey, at: Position) -> int:
+        kind, block = self._lane.owner
+        numbers = (at.step, at.microbatch, at.stage, at.virtual_stage)
+        place = Place(kind, block.name, block.layer, *numbers, self._lane.trains)
+        self._known[key] = number = self._places.number(place)
+        return number

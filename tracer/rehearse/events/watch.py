@@ -1,0 +1,297 @@
+"""Sees every operator that a process issues: kernels, communications, waits, and questions for numbers."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.operators import OPERATORS, dtype_name, tensor_bytes
+from tracer.rehearse.events import in_place
+from tracer.rehearse.events.counted import Counted
+from tracer.rehearse.events.remembered import Memo
+from tracer.rehearse.events.tape import HOST_WAIT
+from tracer.rehearse.gpu import tensor_float
+from tracer.rehearse.operators import agreeing
+from tracer.rehearse.operators.calls import tensors_in
+from tracer.rehearse.operators.pricing import Pricing
+from tracer.rehearse.operators.work import Work
+from tracer.rehearse.operators.works import BY_NUMBERS, SILENT
+from tracer.rehearse.peers import symmetric
+from tracer.rehearse.peers.communicating import FUNCTIONAL, Communications
+from tracer.rehearse.values.following import following
+from tracer.rehearse.values.questions import DATA_DEPENDENT, Kernel, Questions
+from tracer.rehearse.values.stated import FOLLOWED
+from traces.rehearsal import ON_HOST, TO_HOST
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
+"""Operators in place that a fake tensor cannot go through, and need not."""
+
+ON_CUDA: Final = frozenset({"aten._fused_rms_norm", "aten.mish_backward", "aten.silu_backward"})
+"""Operators that are made of others only where a device has no kernel of them, which CUDA has: both ``CUDA``
+and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
+
+
+class Watcher:
+    """Handles operators by what they are; ``mode`` is what Python's ``with`` takes.
+
+    Args:
+        session: the rehearsal.
+        fake: whether tensors are fake. If not, operators run as they are and are only written down.
+    """
+
+    def __init__(self, session: RehearsalSession, *, fake: bool = True) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self._session, self._torch, self._fake = session, torch, fake
+        self._FakeTensor = FakeTensor
+        self._pricing, self._counted = Pricing(session), Counted(session)
+        self._call = Memo().call if fake else _unremembered
+        self._handlers: dict[Any, Kernel] = {}
+        self._in_place = in_place.variants()
+        self._by_numbers = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        self._plain = {FakeTensor, torch.Tensor, torch.nn.Parameter}
+        self._questions = Questions(session, self._computing("aten.index"), self._write)
+        self._communications = Communications(session, self._counted.made, self._counted.gathered, fake=fake)
+
+    def mode(self) -> Any:
+        """Return a mode that hands every operator on plain tensors to its handler."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        handlers, made, plain, fake = self._handlers, self._handler, self._plain, self._FakeTensor
+        device_of, session = self._torch.ops.prim.device.default, self._session
+
+        class WatchMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+            """Operators on other kinds of tensors, as DTensor, come again with their parts."""
+
+            @classmethod
+            def _should_skip_dynamo(cls) -> bool:
+                return False  # nothing is compiled, and what would hide this from it takes time
+
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                if func is device_of:  # asked more often than everything else together
+                    tensor = args[0]
+                    if type(tensor) is fake and not tensor.fake_mode.in_kernel_invocation:
+                        return tensor.fake_device
+                for kind in types:
+                    if kind not in plain:
+                        return NotImplemented
+                if session.asides and get_ident() in session.asides:
+                    return func(*args, **(kwargs or {}))
+                try:
+                    return (handlers.get(func) or made(func))(func, args, kwargs or {})
+                except Exception as error:
+                    session.failures.add(error)
+                    raise
+
+        self._mode = WatchMode()
+        return self._mode
+
+    def one_at_a_time(self, turn: Any) -> None:
+        """Have *turn* held from now on while an operator is handled: several threads issue them.
+
+        Where torch asks for a device no turn is waited for: what ends the rehearsal may come up there, and
+        the C++ that asks takes no errors.
+        """
+        kind: Any = type(self._mode)
+        handle = kind.__torch_dispatch__
+
+        device_of = self._torch.ops.prim.device.default
+
+        def in_turn(mode: Any, *call: Any) -> Any:
+            if call[0] is device_of:
+                return handle(mode, *call)
+            with turn:
+                return handle(mode, *call)
+
+        kind.__torch_dispatch__ = in_turn
+
+    def _handler(self, func: Any) -> Kernel:
+        """Return what handles *func*, found once."""
+        self._session.fakes.pop(func._schema.name, lambda: None)()
+        handler, name = self._choose(func), ".".join(func._schema.name.split("::"))
+        handler = agreeing.checking(name, handler) if self._fake else handler
+        if self._fake:
+            handler = following(self._session.stated, name, func, handler)
+        if self._fake and (variant := self._in_place.get(func)):
+            handler = in_place.writing(
+                handler, variant, self._handlers.get(variant) or self._handler(variant)
+            )
+        self._handlers[func] = handler
+        return handler
+
+    def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
+        namespace, name = func.namespace, func._schema.name.partition("::")[2]
+        full = f"{namespace}.{name}"
+        if namespace == "c10d":
+            operator = OPERATORS.get(name)
+            return _through if operator is None else self._communications.eager(operator, func)
+        if namespace in {"_c10d_functional", "_dtensor"}:
+            if name == "wait_tensor":
+                return self._communications.wait_tensor
+            return self._communications.functional(FUNCTIONAL[name]) if name in FUNCTIONAL else _through
+        if namespace == "prim":
+            return _through
+        if namespace == symmetric.NAMESPACE:
+            return symmetric.by_parts(self._session, self._mode, func)  # type: ignore[no-any-return]
+        if func.is_view and full != "aten._to_copy":
+            return self._viewing
+        if full in DATA_DEPENDENT:
+            return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
+        if self._fake and not self._by_numbers.isdisjoint(func.tags):
+            return self._questions.other
+        if full in INERT:
+            return self._inert(full)
+        has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key
+        if full not in ON_CUDA and has_kernel(func.name(), "CompositeImplicitAutograd"):
+            return self._decomposing
+        if full in SILENT:
+            return self._allocating
+        return self._grouping(full) if full == "aten._grouped_mm" else self._computing(full)
+
+    def _grouping(self, name: str) -> Kernel:
+        """Return the handler of products of experts: other than in bf16 the host asks where each begins."""
+        handler, tape, bf16 = self._computing(name), self._session.tape, self._torch.bfloat16
+
+        def grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if args[0].dtype != bf16 and self._session.position.step >= 0:
+                tape.note(HOST_WAIT)
+            return handler(func, args, kwargs)
+
+        return grouped
+
+    def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator that is made of others, as it arrives in inference mode: those come again."""
+        with self._mode:
+            out = func.decompose(*args, **kwargs)
+        return func(*args, **kwargs) if out is NotImplemented else out
+
+    def _computing(self, name: str) -> Kernel:
+        """Return the handler of an operator that launches a kernel."""
+        session, tape, call = self._session, self._session.tape, self._call
+        note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
+        position, follows, host = session.position, name in FOLLOWED, session.host
+        by_numbers = name in BY_NUMBERS or name in tensor_float.ROLES
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if host.is_used and (part := host.part(name, args)):
+                return self._of_host(part, name, func, args, kwargs)
+            out, known = call(func, args, kwargs)
+            if known is None and not is_ours(args, kwargs, out):
+                return out
+            made(out, args)
+            if name in _UNSHARDS:
+                self._counted.gathered(kwargs["out"])
+            if follows:
+                note(name, args, out)
+            if position.step >= 0:
+                number = -1 if known is None or by_numbers else known.work
+                if number < 0:
+                    number = self._pricing.number(name, func, args, kwargs, out)
+                    if known is not None:
+                        known.work = number
+                tape.op(number)
+            return out
+
+        return handler
+
+    def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator in which the host has a *part*."""
+        session, host = self._session, self._session.host
+        is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
+        if part != ON_HOST and name == "aten.copy_" and args[0].dtype != args[1].dtype:
+            with self._mode:
+                return host.copy_as(*args[:2], to_host=part == TO_HOST, non_blocking=is_free)
+        out, known = self._call(func, args, kwargs)
+        if known is None and not self._is_ours(args, kwargs, out):
+            return out
+        if name in FOLLOWED:
+            session.stated.note(name, args, out)
+        self._write_host(part, name, func, args, kwargs, out=out)
+        if session.position.step >= 0:
+            host.waited(part, name, args, non_blocking=is_free)
+        return out
+
+    def _write_host(
+        self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, out: Any
+    ) -> None:
+        """Count what the host has made, and write its *part* down, but of single numbers and of loading."""
+        session, host = self._session, self._session.host
+        host.count(out, self._counted.category(), part, args)
+        is_small = not any(one.dim() for one in tensors_in((args, out)))
+        is_nothing = part == ON_HOST and (is_small or host.doing.is_loading)
+        if session.position.step >= 0 and not is_nothing:
+            work = host.work(part, self._pricing.work(name, func, args, kwargs, out), args)
+            session.tape.op(session.tape.number_of(work))
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Write down a kernel whose results were made up."""
+        name, host = ".".join(func._schema.name.split("::")), self._session.host
+        if host.is_used and (part := host.part(name, args)):
+            self._write_host(part, name, func, args, kwargs, out=out)
+            return
+        self._counted.made(out, args)
+        if self._session.position.step >= 0:
+            self._session.tape.op(self._pricing.number(name, func, args, kwargs, out))
+
+    def _inert(self, name: str) -> Kernel:
+        """Return the handler of an operator that is written down and not called."""
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            del kwargs
+            tensors = tensors_in(args[0])
+            size = 2 * sum(map(tensor_bytes, tensors))
+            work = Work(name, "memory", "", dtype_name(tensors[0]) if tensors else "", 0, size)
+            if self._session.position.step >= 0:
+                self._session.tape.op(self._session.tape.number_of(work))
+            return args[0] if func._schema.returns else None
+
+        return handler
+
+    def _allocating(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator that launches nothing but may allocate."""
+        out, known = self._call(func, args, kwargs)
+        host = self._session.host
+        if host.is_used and (part := host.part("", args)):
+            host.count(out, self._counted.category(), part, args)
+        elif known is not None or self._is_ours(args, kwargs, out):
+            self._counted.made(out, args)
+        return out
+
+    def _viewing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator that makes nothing but another view of memory."""
+        out = self._call(func, args, kwargs)[0]
+        if type(args[0]) is self._torch.Tensor and self._fake:
+            for view in tensors_in(out):
+                self._session.stated.numbers.adopt(view, args[0])
+                self._session.placement.leave(view)
+        return out
+
+    def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """Whether an operator is one of the device: it takes or makes a fake tensor."""
+        if not self._fake:
+            return True
+        fake = self._FakeTensor
+        if type(out) is fake:
+            return True
+        return any(isinstance(tensor, fake) for tensor in (*tensors_in(out), *tensors_in(args)))
+
+
+_UNSHARDS: Final = frozenset({"fsdp.split_with_sizes_copy"})
+"""Operators whose results are whole parameters, put together out of shards."""
+
+
+def _through(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle an operator that is of no interest."""
+    return func(*args, **kwargs)
+
+
+def _unremembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, None]:
+    """Call an operator on tensors that have numbers."""
+    return func(*args, **kwargs), None

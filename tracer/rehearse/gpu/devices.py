@@ -1,0 +1,276 @@
+"""Lets a script that says ``cuda`` run where there is none.
+
+What a script may ask of ``torch.cuda`` is answered for a GPU with 80 GB; tensors that it wants there stay on
+the processor, as fake tensors without memory. Its own ``torch.device("cuda")`` objects remain what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer import internals
+from tracer.rehearse.gpu import attention, autocast, old_types
+from tracer.rehearse.gpu.autocast import IN_FP32
+from tracer.rehearse.gpu.meter import CAPACITY_BYTES
+from tracer.rehearse.ranks.launchers import on_node
+
+if TYPE_CHECKING:
+    from tracer.rehearse.gpu.meter import Meter
+    from tracer.rehearse.gpu.streams import Streams
+
+GPU: Final = SimpleNamespace(
+    name="rehearsed GPU",
+    major=9,
+    minor=0,
+    total_memory=CAPACITY_BYTES,
+    multi_processor_count=132,
+    warp_size=32,
+    is_integrated=0,
+    gcnArchName="",
+    L2_cache_size=50 * 2**20,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=48 * 2**10,
+    shared_memory_per_block_optin=227 * 2**10,
+    shared_memory_per_multiprocessor=228 * 2**10,
+    clock_rate=1_980_000,
+    memory_clock_rate=2_619_000,
+    memory_bus_width=5120,
+    is_multi_gpu_board=0,
+    pci_bus_id=0,
+    pci_device_id=0,
+    pci_domain_id=0,
+    uuid="00000000-0000-0000-0000-000000000000",
+)
+"""Properties of the GPU that a script is told of, those of an H100. Its own choices may depend on them; the
+time of what it does is that of the cluster for which it is simulated."""
+
+FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
+"""Devices that are acted out."""
+
+
+CHECKPOINTS: Final = "torch.utils.checkpoint"
+"""Module of the hooks of saved tensors that compute again."""
+
+COMMANDS: Final = (
+    *("set_device", "ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed"),
+    *("set_per_process_memory_fraction", "set_sync_debug_mode", "seed_all"),
+    *("set_rng_state", "set_rng_state_all"),
+)
+"""Functions of ``torch.cuda`` that are told something, and do nothing here."""
+
+
+OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+"""What ``torch.cuda`` asks the driver for, in per cent, degrees, mW and MHz: none is told but 0, for logs."""
+
+
+ASKING: Final = "_parse_to"
+"""What ``nn.Module.to`` asks for the meaning of its arguments; the device that it is told is not replaced."""
+
+
+def local_rank() -> int:
+    """Return the rank of this process on its node."""
+    return on_node()[0]
+
+
+def is_foreign(device: Any) -> bool:
+    """Whether *device* names one that is acted out; a bare number means a GPU.
+
+    A processor with a number (``cpu:0``, as Accelerate says on one) is acted out, too: tensors on it are on
+    ``cpu``, but fake ones would keep the number and not meet the others.
+    """
+    if isinstance(device, bool) or device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    kind, _, number = str(device).partition(":")
+    return kind in FOREIGN or (kind == "cpu" and bool(number))
+
+
+def is_gpu(device: Any) -> bool:
+    """Whether *device* names a GPU."""
+    return is_foreign(device) and not str(device).startswith("cpu")
+
+
+def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what ``torch.device`` is told, where a bare number is that of a GPU if there is one."""
+    import torch
+
+    is_bare = len(args) == 1 and isinstance(args[0], int) and torch.cuda.is_available()
+    return ("cuda", *args) if is_bare else args
+
+
+def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
+    """Return a mode under which functions of torch make and keep tensors on the processor.
+
+    Args:
+        moving: takes the place of functions that move a tensor between host and device.
+        making: takes the place of functions that are told a device, or might have been.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
+
+    moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
+    moves.add(torch.Tensor.type_as)
+    typed, named = torch.Tensor.type, torch.device
+    makes = _device_constructors()
+    is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
+
+    class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
+        """Replaces devices in arguments."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            if func is typed:
+                func, args, kwargs = old_types.as_move(func, args, dict(kwargs or {}))
+            if func in moves:
+                return moving(func, args, kwargs or {})
+            if func is named:
+                return named(*_numbered(args), **(kwargs or {}))
+            if func in makes or (kwargs and "device" in kwargs and getattr(func, "__name__", "") != ASKING):
+                return making(func, args, kwargs or {})
+            if getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
+                args, kwargs = cast(args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    mode, run_backward = DeviceMode(), internals.swap_run_backward()
+
+    def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode:  # left while torch answers the call; what is computed again has to find it
+            return run_backward(*args, **kwargs)
+
+    internals.swap_run_backward(run_backward_in_mode)
+    _save_in(mode, torch.autograd.graph)
+    return mode
+
+
+def _save_in(mode: Any, graph: Any) -> None:
+    """Let hooks of saved tensors find *mode*, which torch has left when it calls them out of a function."""
+    hooks: Any = graph.saved_tensors_hooks
+    made = hooks.__init__
+
+    def in_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with mode:
+                return hook(*args)
+
+        return run
+
+    def init(self: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        if type(self).__module__ != CHECKPOINTS:  # those compute again, where it is found
+            pack, unpack = in_mode(pack), in_mode(unpack)
+        made(self, pack, unpack)
+
+    hooks.__init__ = init
+
+
+def answers(meter: Meter) -> dict[str, Any]:
+    """Return what functions of ``torch.cuda`` say, by name.
+
+    Args:
+        meter: knows the memory.
+    """
+
+    def constant(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    return {
+        **dict.fromkeys(COMMANDS, constant(None)),
+        **_of_memory(meter),
+        "is_available": constant(True),  # noqa: FBT003 - a value, not a switch
+        "is_initialized": constant(True),  # noqa: FBT003
+        "is_bf16_supported": constant(True),  # noqa: FBT003
+        "is_current_stream_capturing": constant(False),  # noqa: FBT003
+        "device_count": constant(on_node()[1]),
+        "current_device": local_rank,
+        "get_device_properties": constant(GPU),
+        "get_device_capability": constant((GPU.major, GPU.minor)),
+        "get_device_name": constant(GPU.name),
+        "get_arch_list": constant(["sm_90"]),
+        "memory_summary": constant(""),
+        "memory_snapshot": constant([]),
+        "_snapshot": constant({"segments": [], "device_traces": []}),
+        "get_allocator_backend": constant("native"),
+        "get_per_process_memory_fraction": constant(1.0),
+        "get_sync_debug_mode": constant(0),
+        **dict.fromkeys(OF_THE_DRIVER, constant(0)),
+        "can_device_access_peer": constant(True),  # noqa: FBT003
+        "_exchange_device": lambda device: local_rank(),
+        "_maybe_exchange_device": lambda device: local_rank(),
+    }
+
+
+def _of_memory(meter: Meter) -> dict[str, Any]:
+    """Return those that tell the memory of the device, or begin to count it anew."""
+
+    def stats(device: Any = None) -> dict[str, int]:
+        del device
+        used, kept = (meter.now, meter.peak), (meter.reserved, meter.reserved)
+        by_name = {"allocated_bytes.all": used, "active_bytes.all": used, "reserved_bytes.all": kept}
+        found = {"num_alloc_retries": 0, "num_ooms": 0}
+        for name, (now, peak) in by_name.items():
+            found |= {f"{name}.current": now, f"{name}.peak": peak}
+        return found
+
+    reserved = ("memory_reserved", "memory_cached", "max_memory_reserved")
+    return {
+        **dict.fromkeys(reserved, lambda device=None: meter.reserved),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), meter.reset),
+        "memory_allocated": lambda device=None: meter.now,
+        "max_memory_allocated": lambda device=None: meter.peak,
+        "empty_cache": meter.empty,
+        "mem_get_info": lambda device=None: (max(CAPACITY_BYTES - meter.reserved, 0), CAPACITY_BYTES),
+        "memory_stats": stats,
+    }
+
+
+def install(streams: Streams, meter: Meter) -> None:
+    """Replace what this process knows of GPUs.
+
+    Args:
+        streams: streams and events to offer.
+        meter: knows the memory.
+    """
+    import torch
+    import torch.cuda.nvtx
+
+    for name, function in answers(meter).items():
+        setattr(torch.cuda, name, function)
+    for name in ("memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved"):
+        setattr(torch.cuda.memory, name, getattr(torch.cuda, name))
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
+    torch.cuda.get_rng_state = lambda device=None: torch.random.get_rng_state()
+    torch.cuda.get_rng_state_all = list
+    streams.install(torch.cuda, torch.cpu)
+    torch.cuda.StreamContext = streams.stream
+    accelerator: Any = torch.accelerator
+    for name in ("current_stream", "set_stream", "synchronize"):
+        setattr(accelerator, name, getattr(streams, name))
+    accelerator.current_device_index = local_rank
+    accelerator.set_device_index = lambda device=None: torch.cuda.set_device(device)
+    _numbers(torch)
+    attention.install(torch)
+    autocast.install(torch, is_foreign)
+
+
+def _numbers(torch: Any) -> None:
+    """Let modules be moved to a bare number, which means a GPU where there is one."""
+    nn: Any = torch._C._nn  # noqa: SLF001 - where nn.Module.to asks what its arguments mean
+    parse = nn._parse_to  # noqa: SLF001
+
+    @wraps(parse)  # torch hands what it finds by this name to modes
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        if isinstance(kwargs.get("device"), int):
+            kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
+        return parse(*args, **kwargs)
+
+    nn._parse_to = parse_to  # noqa: SLF001

@@ -1,0 +1,274 @@
+"""Which tensors of a rehearsal are on the host, and what goes between it and the device.
+
+All tensors of a rehearsal are fake ones of a processor. Those are on the host that were made without a
+device and have not been moved, or were put there: ``Tensor.cpu``, ``to("cpu")``, ``device="cpu"``, pinned
+memory. What comes of nothing but such tensors is on the host as well, and what computes it runs there. All
+others count as the device's, as does everything before the script speaks of a GPU (``Placement.is_met``).
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse.events.tape import HOST_WAIT
+from tracer.rehearse.gpu.memory import Memory
+from tracer.rehearse.operators.calls import tensors_in
+from tracer.rehearse.operators.work import Work
+from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
+"""Operators that write their second operand to their first, wherever the two are."""
+
+HOST, DEVICE = "host", "device"
+"""Where operators are told to make what they make."""
+
+PLACING: Final = frozenset({"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"})
+"""Operators that take places on the host in what is on the device, as a real run does."""
+
+LEFT, MADE, PINNED = "rehearsed_left", "rehearsed_made", "rehearsed_pinned"
+"""Attributes of a storage: it is on the host because nobody has put it anywhere; nothing in it has ever been
+on the device; it is pinned memory."""
+
+INPUT: Final = "input"
+"""How the names of copies to the device begin of what has never been there, as of a batch."""
+
+STAGED_BYTES: Final = 64 * 2**10
+"""Largest copy to the device that the host need not wait for although its memory is not pinned (CUDA C++
+Programming Guide, "Implicit synchronization"): the driver keeps what it has to send."""
+
+
+class _Doing(threading.local):
+    """What a thread is doing: others may move or make tensors at the same time.
+
+    Attributes:
+        makes: where operators make what they make, ``""`` for anywhere.
+        direction: in which it moves a tensor, ``""`` where it moves none.
+        is_meant: whether a device without a number means the host, where torch itself speaks of it.
+        is_loading: whether it does what workers of a loader do, in processes of their own.
+    """
+
+    makes = direction = ""
+    is_meant = is_loading = False
+
+
+class Host:
+    """The memory of the host as far as the script asks for it.
+
+    Args:
+        session: the rehearsal.
+
+    Attributes:
+        memory: what is held there.
+        doing: what this thread does.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        import torch
+
+        self._session, self._parameter = session, torch.nn.Parameter
+        self._real = {torch.Tensor, torch.nn.Parameter}
+        self.memory = Memory(lambda n_bytes: None, block_bytes=1)
+        session.memory.host = self.memory
+        self.doing = _Doing()
+        self._moved = _moved(self._move)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an operator may have to do with the host."""
+        return self._session.placement.is_met or bool(self.doing.direction) or self.memory.holds_any
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether *tensor* is on the host; one that is not fake is, if there is a device beside it."""
+        own = getattr(tensor, "_local_tensor", tensor)
+        if type(own) in self._real:
+            return self._session.placement.is_met
+        return self.memory.number_of(own.untyped_storage()) >= 0
+
+    def settle(self, tensor: Any, *, to_host: bool = True) -> Any:
+        """Take *tensor* to have been on the host from the start, or on the device, and return it."""
+        self.take(getattr(tensor, "_local_tensor", tensor).untyped_storage(), to_host=to_host)
+        return tensor
+
+    def take(self, storage: Any, *, to_host: bool = True) -> None:
+        """Do to a *storage* what ``settle`` does to a tensor."""
+        here, there = self.memory, self._session.memory
+        if not to_host:
+            here, there = there, here
+        if here.number_of(storage) < 0:
+            here.add(storage, there.forget(storage) or "buffers")
+        if not to_host:
+            vars(storage).pop(MADE, None)
+
+    def faked(self, tensor: Any) -> Any:
+        """Return a fake tensor on the host in place of a real one, as of an array, which no device has."""
+        import torch
+
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if mode is None or hasattr(tensor, "fake_mode"):
+            return tensor
+        found = mode.from_tensor(tensor)
+        if not self._session.placement.is_met:  # no operator has made it, which would have counted it
+            self._session.memory.add(found.untyped_storage(), "activations")
+        self._session.placement.leave(found)
+        self._session.stated.numbers.keep(found, tensor)
+        return found
+
+    def pin(self, tensor: Any) -> Any:
+        """Take *tensor* to be in pinned memory, and return it."""
+        setattr(getattr(tensor, "_local_tensor", tensor).untyped_storage(), PINNED, True)
+        return self.settle(tensor)
+
+    @contextmanager
+    def making(self, where: str) -> Iterator[None]:
+        """Let operators for a while make what they make on the ``HOST``, the ``DEVICE``, or anywhere."""
+        before, self.doing.makes = self.doing.makes, where
+        try:
+            yield
+        finally:
+            self.doing.makes = before
+
+    def moved(self, tensor: Any, dtype: Any, *, to_host: bool, non_blocking: bool) -> Any:
+        """Return *tensor* on the other side; a blocking copy holds up the host.
+
+        Another *dtype* is made on the device, or on the host by a blocking copy (``copy_kernel_cuda`` in
+        ATen/native/cuda/Copy.cu).
+        """
+        is_first = to_host == non_blocking
+        source = tensor.to(dtype) if dtype is not None and is_first else tensor
+        out = self._moved.apply(source, to_host, non_blocking)
+        if not to_host and isinstance(tensor, self._parameter):
+            self._session.memory.move(out.untyped_storage(), "parameters")
+        if to_host and non_blocking:  # ``_to_copy`` in ATen/native/TensorConversions.cpp
+            self.pin(out)
+        return out.to(dtype) if dtype is not None else out
+
+    def copy_as(self, written: Any, read: Any, *, to_host: bool, non_blocking: bool) -> Any:
+        """Copy *read* into *written*, of another type, on the other side; cast as ``moved`` does."""
+        import torch
+
+        if to_host == non_blocking:
+            cast = torch.ops.aten._to_copy.default(read, dtype=written.dtype)
+            return written.copy_(cast, non_blocking=non_blocking)
+        return written.copy_(self._move(read, to_host=to_host, non_blocking=non_blocking))
+
+    def _move(self, tensor: Any, *, to_host: bool, non_blocking: bool) -> Any:
+        import torch
+
+        self.doing.direction = TO_HOST if to_host else TO_DEVICE
+        try:
+            return torch.ops.aten._to_copy.default(tensor, non_blocking=non_blocking)
+        finally:
+            self.doing.direction = ""
+
+    @contextmanager
+    def meant(self, *, is_meant: bool = True) -> Iterator[None]:
+        """Let ``torch.device("cpu")`` be the host for a while; else it may be what a tensor says it is on."""
+        before, self.doing.is_meant = self.doing.is_meant, is_meant
+        try:
+            yield
+        finally:
+            self.doing.is_meant = before
+
+    def part(self, name: str, operands: Sequence[Any]) -> str:
+        """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
+
+        Torch computes on the host with nothing but tensors that are there; single numbers may be elsewhere,
+        and decide only among themselves. Those of which nobody has said where they are go to the device
+        where they meet what is there: a real run would end.
+        """
+        if self.doing.makes:
+            return ON_HOST if self.doing.makes == HOST else ""
+        if self.doing.direction and name == "aten._to_copy":
+            return self.doing.direction
+        if name in COPYING:
+            written, read = (self._holds_first(value) for value in operands[:2])
+            return (TO_HOST if written else TO_DEVICE) if written != read else ON_HOST if read else ""
+        tensors = tensors_in(operands)
+        large = [tensor for tensor in tensors if tensor.dim()]
+        there = list(map(self.holds, large or tensors))
+        if all(there):
+            return ON_HOST if there else ""
+        if large and any(there) and name not in PLACING:
+            self._session.placement.put_left(large, is_said=False)
+        return ""
+
+    def _holds_first(self, values: Any) -> bool:
+        return any(map(self.holds, tensors_in(values)[:1]))
+
+    def count(self, out: Any, category: str, part: str, operands: Sequence[Any] = ()) -> None:
+        """Count the memory of what an operator with this *part* of the host has made of *operands*."""
+        is_there = part in {ON_HOST, TO_HOST}
+        memory = self.memory if is_there else self._session.memory
+        for tensor in tensors_in(out):
+            if type(tensor) in self._real:  # of a mesh, or of a loader
+                continue
+            storage = tensor.untyped_storage()
+            if part == TO_HOST:
+                vars(storage).pop(MADE, None)
+            if self._session.memory.number_of(storage) < 0 and memory.add(storage, category) and is_there:
+                self._mark(storage, operands, part)
+
+    @staticmethod
+    def _mark(storage: Any, operands: Sequence[Any], part: str) -> None:
+        """Remember of *storage*, made of *operands*, what is so of all of them."""
+        for name in (MADE, LEFT) if part == ON_HOST else ():
+            if all(is_marked(one, name) for one in tensors_in(operands)):
+                setattr(storage, name, True)
+
+    def work(self, part: str, found: Work, operands: Sequence[Any]) -> Work:
+        """Return what an operator that would be *found* on the device is as *part* of the host."""
+        if part == ON_HOST:
+            return found._replace(kind=ON_HOST, kernels=0)
+        read = tensors_in(operands[1]) if found.name in COPYING else tensors_in(operands)[:1]
+        size = sum(map(tensor_bytes, read))
+        is_input = part == TO_DEVICE and all(is_marked(one, MADE) for one in read)
+        return Work(f"{INPUT if is_input else HOST}.{part}", part, found.shapes, dtype_name(read[0]), 0, size)
+
+    def waited(self, part: str, name: str, operands: Sequence[Any], *, non_blocking: bool) -> None:
+        """Note that the host waits for a copy by the operator *name*, unless it need not.
+
+        It waits for one that is not to block, too, where its own memory is not pinned: for one down until it
+        is done, for one up until the driver has taken over what goes there (CUDA Runtime API, "API
+        synchronization behavior").
+        """
+        if part == ON_HOST:
+            return
+        is_write, is_up = name in COPYING, part == TO_DEVICE
+        here = tensors_in(operands[1] if is_write and is_up else operands[:1])
+        is_free = all(is_marked(one, PINNED) for one in here)
+        is_free |= sum(map(tensor_bytes, here)) <= STAGED_BYTES if is_up else not is_write
+        if not (non_blocking and is_free):
+            self._session.tape.note(HOST_WAIT)
+
+
+def is_marked(tensor: Any, name: str) -> bool:
+    """Whether the storage of *tensor* has the attribute *name*: one that is not fake was made on the host."""
+    found = vars(tensor.untyped_storage())
+    return name in found or (name != PINNED and not hasattr(tensor, "fake_mode"))
+
+
+def _moved(move: Callable[..., Any]) -> Any:
+    """Return a function of autograd that moves a tensor, and its gradient back (``_to_copy_backward``)."""
+    from torch.autograd import Function
+
+    class Moved(Function):  # type: ignore[misc]  # torch is untyped here
+        """The gradient is moved by a copy that blocks."""
+
+        @staticmethod
+        def forward(ctx: Any, tensor: Any, to_host: bool, non_blocking: bool) -> Any:  # noqa: FBT001
+            ctx.to_host = to_host
+            return move(tensor, to_host=to_host, non_blocking=non_blocking)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return move(gradient, to_host=not ctx.to_host, non_blocking=False), None, None
+
+    return Moved

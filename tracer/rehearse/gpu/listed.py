@@ -1,0 +1,87 @@
+"""Tensors that are made of a list of others: as on a GPU, the host asks each of them for its number."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.internals import makers
+from tracer.rehearse.gpu import old_types
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+NAMES: Final = ("tensor", "as_tensor", "asarray")
+"""Functions of torch that make a tensor of numbers."""
+
+
+def install(session: RehearsalSession) -> None:
+    """Have tensors in lists asked for their numbers one by one; torch would look where they are kept."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.jit import _builtins
+
+    anywhere: Any = torch
+    _mapped(session)
+    for name in NAMES:
+        setattr(torch, name, _asking(getattr(anywhere, name)))
+        _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for what torch scripts later
+    for name in old_types.NAMES:
+        setattr(torch, name, old_types.HostType(getattr(anywhere, name), numbers))
+    anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
+    kind: Any = FakeTensor
+    kind.new = _after_class(kind.new)
+
+
+def _mapped(session: RehearsalSession) -> None:
+    """Let what is made of a storage, as safetensors reads files, be a tensor of the host like others."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    anywhere: Any = torch
+    original = anywhere.asarray
+
+    def asarray(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(obj, torch.UntypedStorage):
+            return original(obj, *args, **kwargs)
+        dtype = kwargs.get("dtype") or torch.uint8
+        with session.aside(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
+            real = makers().empty(0, dtype=dtype).set_(obj)
+        return session.host.faked(real)
+
+    anywhere.asarray = asarray
+
+
+def numbers(data: Any) -> Any:
+    """Return *data* with the number of each tensor in it in its place, if it is a list."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(data, list | tuple) or not _holds(data, FakeTensor):
+        return data
+    return [one.tolist() if isinstance(one, FakeTensor) else numbers(one) for one in data]
+
+
+def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *original*, whose first argument may be a list of tensors, asking them."""
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(numbers(data), *args, **kwargs)
+
+    return made
+
+
+def _after_class(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *original*, which takes a class or a tensor and perhaps a list, asking the tensors in it."""
+
+    def made(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(first, *map(numbers, args), **kwargs)
+
+    return made
+
+
+def _holds(data: Any, kind: type[Any]) -> bool:
+    """Whether *data* is one of *kind*, or a list in which there is one."""
+    if isinstance(data, list | tuple):
+        return any(_holds(one, kind) for one in data)
+    return isinstance(data, kind)

@@ -1,0 +1,190 @@
+"""CUDA streams and events of a rehearsal: nothing runs on them, but who waits for whom is written down.
+
+FSDP and others ask the module of their device for streams; theirs is the processor here, so that
+``torch.cpu`` gets the same ones as ``torch.cuda``.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Final
+
+from tracer.rehearse.events.tape import HOST_WAIT, WAIT_MARK, Tape
+from tracer.rehearse.gpu.devices import local_rank
+
+NAMES: Final = ("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize")
+"""What a module of devices offers, and this one replaces."""
+
+
+class Event:
+    """A point on a stream."""
+
+    streams: ClassVar[Streams]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs  # timing, blocking, external: nothing here has a time
+        self.mark = -1
+
+    def record(self, stream: Any = None) -> Event:
+        """Mark what has been issued on *stream* so far."""
+        self.mark = self.streams.tape.mark(None if stream is None else stream.number)
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        """Let *stream* wait."""
+        (stream or self.streams.current).wait_event(self)
+
+    def query(self) -> bool:
+        """Say that it is reached."""
+        return True
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self.streams.tape.note(HOST_WAIT)
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return milliseconds between two events: one, for nothing has a time here."""
+        del other
+        return 1.0
+
+
+class Stream:
+    """An in-order queue."""
+
+    streams: ClassVar[Streams]
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        del device, kwargs  # there is one device
+        self.number, self.priority = self.streams.next_number(), priority
+        self.stream_id = self.cuda_stream = self.number
+        self.device_index = local_rank()
+
+    @property
+    def device(self) -> Any:
+        """The device of this rank."""
+        import torch
+
+        return torch.device("cuda", self.device_index)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the least and the greatest priority of an H100."""
+        return 0, -5
+
+    def wait_event(self, event: Any) -> None:
+        """Go on when *event* is reached."""
+        if getattr(event, "mark", -1) >= 0:
+            self.streams.tape.note(WAIT_MARK, event.mark, stream=self.number)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Go on when what has been issued on *stream* is done."""
+        if stream is not None and stream.number != self.number:
+            self.wait_event(stream.record_event())
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return a mark of what has been issued so far."""
+        return (event or self.streams.Event()).record(self)
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self.streams.tape.note(HOST_WAIT, stream=self.number)
+
+    def query(self) -> bool:
+        """Say that it is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Say that no graph is captured on it: what is issued is issued."""
+        return False
+
+    def __enter__(self) -> Stream:
+        self._before = self.streams.current
+        self.streams.switch(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.streams.switch(self._before)
+
+
+class Context(AbstractContextManager[Any]):
+    """Issues on a stream for a while."""
+
+    streams: ClassVar[Streams]
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._before: Any = None
+
+    def __enter__(self) -> Any:
+        self._before = self.streams.current
+        if self._stream is not None:
+            self.streams.switch(self._stream)
+        return self._stream
+
+    def __exit__(self, *error: object) -> None:
+        self.streams.switch(self._before)
+
+
+class Streams:
+    """The streams of one process, and their types, whose constructors are called as those of torch are.
+
+    Args:
+        tape: where waits are written down.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self._n_streams = 0
+
+        self.Event: Any = type("Event", (Event,), {"streams": self})
+        self.Stream: Any = type("Stream", (Stream,), {"streams": self})
+        self.stream: Any = type("Context", (Context,), {"streams": self})
+        self.default: Any = self.Stream()
+        self._own = threading.local()
+
+    @property
+    def current(self) -> Any:
+        """The stream on which this thread issues: each begins with the default."""
+        return getattr(self._own, "stream", self.default)
+
+    def next_number(self) -> int:
+        """Return the number of a stream that is being made; the first is the default."""
+        self._n_streams += 1
+        return self._n_streams - 1
+
+    def switch(self, stream: Any) -> None:
+        """Issue on *stream* from now on."""
+        self._own.stream = stream
+        self.tape.switch(stream.number)
+
+    def current_stream(self, device: Any = None) -> Any:
+        """Return the stream on which things are issued now."""
+        del device
+        return self.current
+
+    def default_stream(self, device: Any = None) -> Any:
+        """Return the stream that is there from the start."""
+        del device
+        return self.default
+
+    def set_stream(self, stream: Any) -> None:
+        """Issue on *stream* from now on."""
+        self.switch(stream)
+
+    def synchronize(self, device: Any = None) -> None:
+        """Let the host wait for everything."""
+        del device
+        self.tape.note(HOST_WAIT)
+
+    def install(self, *modules: Any) -> None:
+        """Put these streams in place of those of *modules*, also where tensors are told of them."""
+        import torch
+
+        anywhere: Any = torch.Tensor
+        anywhere.record_stream = lambda tensor, stream: None  # says when the allocator may reuse memory
+        for module in modules:
+            for name in NAMES:
+                setattr(module, name, getattr(self, name))
+        raw: Any = torch._C  # noqa: SLF001 - where libraries with kernels of their own ask
+        raw._cuda_getCurrentRawStream = lambda device=None: self.current.cuda_stream  # noqa: SLF001

@@ -1,0 +1,1 @@
+"""What an operator costs: its kind, sizes, FLOPs and bytes."""

@@ -1,0 +1,84 @@
+"""Types that operands must have on a GPU, which fake tensors do not look at.
+
+A product of fp32 by bf16 goes through with fake tensors, and ends a real run in an error of its kernel. So it
+has to end a rehearsal, too. What autocast casts has been cast before it comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from tracer.rehearse.values.questions import Kernel
+
+ALIKE: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    {
+        "aten.mm": (0, 1),
+        "aten.bmm": (0, 1),
+        "aten.addmm": (1, 2, 0),
+        "aten.baddbmm": (1, 2, 0),
+        "aten.mv": (0, 1),
+        "aten.addmv": (1, 2, 0),
+        "aten.convolution": (0, 1, 2),
+        "aten.native_layer_norm": (0, 2, 3),
+        "aten.native_group_norm": (0, 1, 2),
+        "aten.index_add": (0, 3),
+        "aten.index_add_": (0, 3),
+        "aten.index_copy": (0, 3),
+        "aten.index_copy_": (0, 3),
+        "aten.index_put_": (0, 2),
+    }
+)
+"""Operators, and which operands must be of the type of the first one named. Kernels of CUDA read all of them
+in one type, where those of a processor take fp32 weights of norms beside narrower inputs."""
+
+CLASSES: Final = frozenset({"aten.nll_loss_forward", "aten.nll_loss2d_forward"})
+"""Losses whose second operand names classes: int64 or uint8 (``nll_loss_out_frame`` in NLLLoss.cu)."""
+
+
+def checking(name: str, handler: Kernel) -> Kernel:
+    """Return *handler* of the operator *name*, with a look at the types of what it is called with.
+
+    The handler raises RuntimeError if a GPU would.
+    """
+    if name in CLASSES:
+        return _of_classes(name, handler)
+    places = ALIKE.get(name)
+    return handler if places is None else _alike(name, places, handler)
+
+
+def _alike(name: str, places: tuple[int, ...], handler: Kernel) -> Kernel:
+    first, *others = places
+
+    def checked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = args[first].dtype
+        for at in others:
+            other = args[at] if at < len(args) else None
+            if other is not None and other.dtype is not dtype and not _may_differ(func, at):
+                types = f"{_word(dtype)} and {_word(other.dtype)}"
+                raise RuntimeError(
+                    f"{name} of {types}, which are to be of one type on a GPU: cast one, or use autocast"
+                )
+        return handler(func, args, kwargs)
+
+    return checked
+
+
+def _may_differ(func: Any, at: int) -> bool:
+    """Whether operand *at* is what a product in another type is added to (``addmm(..., out_dtype=)``)."""
+    return not at and "dtype" in func._overloadname  # noqa: SLF001 - has no public name
+
+
+def _of_classes(name: str, handler: Kernel) -> Kernel:
+    def checked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        word = _word(args[1].dtype)
+        if word not in {"int64", "uint8"}:
+            raise RuntimeError(f"{name} takes classes in int64, not in {word}: cast them by .long()")
+        return handler(func, args, kwargs)
+
+    return checked
+
+
+def _word(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]

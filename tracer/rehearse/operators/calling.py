@@ -1,0 +1,115 @@
+"""What no operator says of a call: where model and arguments are, and whether it is differentiated."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.parallelism import data_parallel
+from tracer.rehearse.gpu.host import DEVICE, HOST
+from tracer.wrapped import inside
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+STAYS: Final = (
+    "{name} was made without a device, and is called with what is not on one: it is on the host, "
+    "where what it computes is priced by the bytes that it moves alone"
+)
+
+
+def install(session: RehearsalSession) -> None:
+    """Let DDP and both FSDPs move to the device what they are called with; torch would find it there."""
+    from torch.distributed import utils
+    from torch.distributed.fsdp._fully_shard import _fsdp_state
+    from torch.nn.parallel import DistributedDataParallel
+
+    anywhere: Any = utils
+    wrapper: Any = DistributedDataParallel
+    states: Any = _fsdp_state.FSDPState
+    moved, made, before = anywhere._recursive_to, wrapper.__init__, wrapper._pre_forward
+    root = states._root_pre_forward
+
+    def recursive_to(inputs: Any, *args: Any) -> Any:
+        return moved(_moved(session, inputs), *args)
+
+    @functools.wraps(made)
+    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        made(self, module, device_ids, *args, **kwargs)
+        self.rehearsed_moves = bool(device_ids)
+
+    def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        found = before(self, *inputs, **kwargs)
+        return _moved(session, found) if self.rehearsed_moves else found
+
+    def root_pre_forward(self: Any, module: Any, *given: Any) -> Any:
+        is_outermost = self._state_ctx.iter_forward_root is None
+        found = root(self, module, *given)
+        return _moved(session, found) if is_outermost else found
+
+    anywhere._recursive_to, states._root_pre_forward = recursive_to, root_pre_forward
+    wrapper.__init__, wrapper._pre_forward = init, pre_forward
+
+
+def watch_functions(session: RehearsalSession) -> None:
+    """Remember whether a function of autograd is differentiated: in it torch says that nothing is."""
+    import torch
+
+    kind: Any = torch.autograd.Function
+    original, lane = inspect.getattr_static(kind, "apply"), session.lane  # Python's, or of C since torch 2.15
+
+    def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
+        before, lane.applies = lane.applies, session.has_gradients()
+        try:
+            return original.__get__(None, own)(*args, **kwargs)
+        finally:
+            lane.applies = before
+
+    kind.apply = classmethod(apply)
+
+
+def settle(session: RehearsalSession, model: Any, args: Any) -> None:
+    """Put what *model* holds where what it is called with is, unless somebody has said where it is.
+
+    Copied parameters come from no operator.
+    """
+    place, is_met = session.placement, session.placement.is_met
+    held = [getattr(one, "_local_tensor", one) for one in (*model.parameters(), *inside(model).buffers())]
+    where = _where(session, held, args) if not data_parallel(model)[0] else DEVICE
+    for tensor in held:
+        session.memory.add(tensor.untyped_storage(), "parameters")
+        if is_met and where == DEVICE and place.is_left(tensor):
+            place.put(tensor, is_said=False)
+        elif is_met and where == HOST and place.is_left(tensor):
+            session.warn(STAYS.format(name=type(model).__name__))
+            place.keep(tensor)
+
+
+def _where(session: RehearsalSession, held: list[Any], args: Any) -> str:
+    """Return where what a model has *held* without a device is, ``""`` if its operators have to tell.
+
+    It is on the host if there is no tensor on the device, *held* or among *args*, but elsewhere. Where some
+    of the model is on the device, the rest is where it is needed: a table of embeddings that nobody has
+    moved is looked up on the host.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils import _pytree
+
+    place = session.placement
+    given = [one for one in _pytree.tree_leaves(args) if isinstance(one, FakeTensor)]
+    if any(map(place.holds, held)):
+        return ""
+    return HOST if place.is_used and given and not any(map(place.holds, given)) else DEVICE
+
+
+def _moved(session: RehearsalSession, inputs: Any) -> Any:
+    """Return *inputs* with the tensors on the device that are not."""
+    import torch
+    from torch.utils import _pytree
+
+    def moved(tensor: Any) -> Any:
+        return tensor.cuda() if session.host.holds(tensor) else tensor
+
+    return _pytree.tree_map_only(torch.Tensor, moved, inputs) if session.placement.is_met else inputs

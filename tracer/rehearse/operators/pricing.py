@@ -1,0 +1,83 @@
+"""Numbers of the works of calls: what a kernel is, found once for calls with the same shapes."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.gpu import tensor_float
+from tracer.rehearse.operators.calls import Call
+from tracer.rehearse.operators.work import Work
+from tracer.rehearse.operators.works import BY_NUMBERS, GROUPED, work_of
+from tracer.rehearse.words import STUB, asker
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+class Pricing:
+    """Finds the work of calls.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        self._session = session
+        self._numbers: dict[Any, int] = {}
+        self._found_empty = False
+
+    def number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+        """Return the number of the work of a call on the tape."""
+        is_rounded = tensor_float.is_asked(name)
+        key = (func, _signature(args), _signature(out), self._ends(name, args, kwargs), is_rounded)
+        if key not in self._numbers:
+            work = self.work(name, func, args, kwargs, out)
+            work = tensor_float.rounded(work) if is_rounded else work
+            if work.kind == "gemm" and not work.flops and not self._found_empty:
+                self._found_empty = True
+                self._session.warn(
+                    f"{asker()}: a product of nothing ({work.shapes}): look at what the script was told of "
+                    f"numbers, and state those that decide sizes in a stub ({STUB})"
+                )
+            self._numbers[key] = self._session.tape.number_of(work)
+        return self._numbers[key]
+
+    def work(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
+        """Return the work of a call."""
+        names = [argument.name for argument in func._schema.arguments]
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        positional = (*args, *(value for key, value in kwargs.items() if key != "out"))
+        return work_of(Call(name, positional, named, out, self._ends(name, args, kwargs)))
+
+    def _ends(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Return where the rows of each expert or sequence end, none if that is not known."""
+        if name not in BY_NUMBERS:
+            return ()
+        given = [one for one in (*args[2:], *kwargs.values()) if _is_list_of_whole(one)]
+        wanted = given[:1] if name in GROUPED else given[:2]
+        return tuple(number for tensor in wanted for number in self._known(tensor))
+
+    def _known(self, tensor: Any) -> tuple[int, ...]:
+        """Return the numbers in *tensor*, none if nobody knows them."""
+        numbers = self._session.stated.numbers
+        real = getattr(tensor, "constant", None)
+        real = numbers.of(tensor) if real is None else real
+        if real is None:
+            return ()
+        with numbers.really():
+            return tuple(real.tolist())
+
+
+def _is_list_of_whole(value: Any) -> bool:
+    """Whether *value* is a tensor of whole numbers in one dimension."""
+    return hasattr(value, "element_size") and value.dim() == 1 and not value.dtype.is_floating_point
+
+
+def _signature(values: Any) -> Any:
+    """Return what the work of a call depends on: shapes, types and switches."""
+    if hasattr(values, "element_size"):
+        return (values.shape, values.dtype)
+    if isinstance(values, list | tuple):
+        return tuple(map(_signature, values))
+    return values if values is None or isinstance(values, bool) else 0

@@ -1,0 +1,86 @@
+"""One operation on a device, and what all formulas of operators have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tracer.operators import dtype_name
+from tracer.rehearse.operators.calls import Call, tensors_in
+
+
+class Work(NamedTuple):
+    """One operation on a device, in the columns of ``traces.rehearsal.WORKS``.
+
+    Attributes:
+        name: operator, e.g. ``"aten.mm"``.
+        kind: ``"gemm"``, ``"attention"``, ``"attention_backward"`` or ``"memory"``.
+        shapes: of operands and results, for people.
+        dtype: of the operands.
+        flops: floating-point operations over all members of a batch.
+        bytes_moved: device memory read and written, each operand once.
+        m, n, k: of a product ``(m, k) @ (k, n)``; of attention queries, keys and head width.
+        batch: members of a batched product; heads over all sequences of an attention.
+        v_dim: width of a value head.
+        causal: attention skips what a causal mask hides.
+        kernels: on the device.
+        is_known: whether the formula is that of the operator, not only the bytes of its operands.
+        rows: of each expert of a grouped product, none if nobody knows them.
+        along: the dimension that they are dealt out of: ``"m"``, ``"n"`` or ``"k"``; its own is their mean.
+    """
+
+    name: str
+    kind: str
+    shapes: str
+    dtype: str
+    flops: int
+    bytes_moved: int
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    v_dim: int = 0
+    causal: bool = False
+    kernels: int = 1
+    is_known: bool = True
+    rows: tuple[int, ...] = ()
+    along: str = ""
+
+
+def dtype_of(tensors: Sequence[Any]) -> str:
+    """Return the type of the first floating-point tensor, else of the first."""
+    floating = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
+    return dtype_name((floating or list(tensors))[0]) if tensors else ""
+
+
+def shapes_of(call: Call) -> str:
+    """Return the shapes of operands and results in a few words."""
+
+    def words(values: Any) -> str:
+        shapes = ["x".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(values)]
+        shown = ", ".join(shapes[:4])
+        return f"{shown}, {len(shapes) - 4} more" if len(shapes) > 4 else shown
+
+    return f"{words(call.args)} -> {words(call.out)}"
+
+
+def product(
+    call: Call, operand: Any, shape: tuple[int, int, int], *, batch: int = 1, extra_bytes: int = 0
+) -> Work:
+    """Return the product ``(m, k) @ (k, n)`` of the *shape* ``(m, n, k)`` in the type of *operand*."""
+    m, n, k = shape
+    width = operand.element_size()
+    out = next(iter(tensors_in(call.out)))
+    moved = ((m * k + k * n) * width + m * n * out.element_size()) * batch + extra_bytes
+    return Work(
+        name=call.name,
+        kind="gemm",
+        shapes=shapes_of(call),
+        dtype=dtype_name(operand),
+        flops=2 * m * n * k * batch,
+        bytes_moved=moved,
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+    )

@@ -1,0 +1,197 @@
+"""What an operator of PyTorch is to a GPU: a matrix product, attention, or memory traffic, with its size.
+
+Pure functions of shapes; importing this module does not import torch. A tensor here is anything with
+``shape``, ``dtype``, ``nbytes``, ``numel()`` and ``element_size()``. FLOPs are those that are executed: two
+per multiply-add, half of the scores under a causal mask; element-wise arithmetic counts as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from types import MappingProxyType
+from typing import Final
+
+from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse.operators.attended import VARLEN, attention
+from tracer.rehearse.operators.calls import Call, tensors_in, total_bytes
+from tracer.rehearse.operators.decompositions import DECOMPOSED
+from tracer.rehearse.operators.traffic import traffic
+from tracer.rehearse.operators.work import Work, dtype_of, product, shapes_of
+
+KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
+"""Operators of PyTorch itself; others are custom kernels, of which only the operands are known."""
+
+SILENT: Final = frozenset(
+    {
+        "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
+        "aten.detach", "aten.detach_", "aten.alias", "aten.lift_fresh", "aten.set_", "aten.resize_",
+        "aten._unsafe_view", "aten._reshape_alias", "aten.is_same_size", "aten.sym_size", "aten.sym_stride",
+        "aten.sym_numel", "aten.sym_storage_offset", "aten.is_pinned", "aten._pin_memory",
+        "aten.record_stream", "aten._has_same_storage_numel", "aten.equal", "aten._nested_tensor_size",
+        "aten.requires_grad_", "aten.unsqueeze_", "aten.squeeze_", "aten.transpose_", "aten.t_",
+        "aten.as_strided_", "prims.device_put", "aten.split_with_sizes", "aten.unsafe_split", "aten.chunk",
+    }
+)  # fmt: skip
+"""Operators that launch no kernel although they are not declared as views."""
+
+TENSORS_PER_LAUNCH: Final = 64
+"""Tensors that one launch of a multi-tensor kernel takes: 110 to 30, by the number of lists
+(``depth_to_max_tensors`` in ATen/native/cuda/MultiTensorApply.cuh)."""
+
+ELEMENTS_PER_LAUNCH: Final = 65536 * 320
+"""Elements that one launch takes at most: ``kChunkSize * depth_to_max_blocks`` of the same file."""
+
+GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2"})
+"""Operators that multiply for every expert at once, told by ``offs`` where the rows of each end."""
+
+BY_NUMBERS: Final = GROUPED | frozenset(VARLEN)
+"""Operators whose work depends on numbers that they are told, not on shapes alone."""
+
+_AT_ONCE: Final = ("bf16", "fp8")
+"""Types of operands for which there is one kernel for all experts."""
+
+
+def work_of(call: Call) -> Work:
+    """Return what *call* is to the device."""
+    special = _PRODUCTS.get(call.name)
+    if special is not None:
+        return special(call)
+    if "attention" in call.name and call.name.startswith("aten._"):
+        return attention(call)
+    bytes_moved = traffic(call)
+    everything = [*tensors_in(call.args), *tensors_in(call.out)]
+    return Work(
+        name=call.name,
+        kind="memory",
+        shapes=shapes_of(call),
+        dtype=dtype_of(everything),
+        flops=0,
+        bytes_moved=bytes_moved,
+        kernels=_launches(call),
+        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES,
+    )
+
+
+def _launches(call: Call) -> int:
+    """Return the kernels of *call*: one, unless it goes over lists of tensors."""
+    if "_foreach_" not in call.name and "_fused_adam" not in call.name:
+        return 1
+    first = next((a for a in call.args if isinstance(a, list | tuple) and a), ())
+    n_elements = sum(int(tensor.numel()) for tensor in first)
+    return max(-(-len(first) // TENSORS_PER_LAUNCH), -(-n_elements // ELEMENTS_PER_LAUNCH), 1)
+
+
+def _mm(call: Call) -> Work:
+    a, b = call.args[:2]
+    return product(call, a, (a.shape[0], b.shape[1], a.shape[1]))
+
+
+def _addmm(call: Call) -> Work:
+    bias, a, b = call.args[:3]
+    return product(call, a, (a.shape[0], b.shape[1], a.shape[1]), extra_bytes=tensor_bytes(bias))
+
+
+def _bmm(call: Call) -> Work:
+    first = 0 if call.name == "aten.bmm" else 1
+    a, b = call.args[first : first + 2]
+    return product(call, a, (a.shape[1], b.shape[2], a.shape[2]), batch=a.shape[0])
+
+
+def _distances(call: Call) -> Work:
+    """Distances of all pairs of rows: the product of both, each with columns of squares and of ones."""
+    a, b = call.args[:2]
+    shape = (a.shape[-2], b.shape[-2], a.shape[-1] + 2)
+    return product(call, a, shape, batch=prod(a.shape[:-2]))
+
+
+def _recurrent(call: Call) -> Work:
+    """A layer of an LSTM over its tokens: a product by all weights at each, one after the other.
+
+    Twice that in a backward. Each step launches a product and what is made of it; the inputs of all steps are
+    multiplied at once, which is one launch more (the standard algorithm of cuDNN).
+    """
+    x, to_gates, again = call.args[:3]
+    passes = 2 if "backward" in call.name else 1
+    first, second = (1, 0) if call.named["batch_first"] else (0, 1)
+    n_steps, rows = x.shape[first], x.shape[second]
+    shape = (rows, to_gates.shape[0], to_gates.shape[1] + again.shape[1])
+    found = product(call, x, shape, batch=n_steps * passes)
+    return found._replace(kernels=(2 * n_steps + 1) * passes)
+
+
+def _grouped(call: Call) -> Work:
+    """Products of experts: rows of the one operand are dealt out over the members of the other.
+
+    As the call says, or evenly. One kernel in bf16 and fp8, and a product for each of the experts in
+    other types (``_grouped_mm_fallback`` in ATen/native/GroupedMMUtils.h). Weights of an expert without rows
+    are not read, its gradients are written all the same.
+    """
+    a, b = call.args[:2]
+    members = next(t.shape[0] for t in (b, a, *tensors_in(call.out)) if len(t.shape) == 3)
+    sides = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    along = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}.get((len(a.shape), len(b.shape)), "")
+    total = sides.get(along, 0)
+    flops = 2 * prod(sides.values()) * (1 if along else members)
+    if along:
+        sides[along] = max(total // members, 1)
+    found = product(call, a, (sides["m"], sides["n"], sides["k"]), batch=members)._replace(
+        flops=flops, kernels=1 if dtype_name(a) in _AT_ONCE else members
+    )
+    rows = rows_between(call.ends, members, total) if along else ()
+    if not rows:
+        return found
+    width, out_width = a.element_size(), next(iter(tensors_in(call.out))).element_size()
+    each = [{**sides, along: n} for n in rows]
+    read = sum(s["k"] * (s["m"] + s["n"]) for s in each if s[along])
+    written = sum(s["m"] * s["n"] for s in each)
+    return found._replace(bytes_moved=read * width + written * out_width, rows=rows, along=along)
+
+
+def rows_between(ends: Sequence[int], members: int, total: int) -> tuple[int, ...]:
+    """Return the rows of each of *members* from where each of them *ends*; none if *total* are too few.
+
+    >>> rows_between([3, 3, 4], 3, 5)
+    (3, 0, 1)
+    """
+    rows = tuple(after - before for before, after in pairwise((0, *ends)))
+    return rows if len(rows) == members and min(rows) >= 0 and sum(rows) <= total else ()
+
+
+def _convolution(call: Call) -> Work:
+    """A convolution as the matrix product that it is; a backward has one per gradient that is asked for.
+
+    Its matrix of neighbourhoods is never in memory: operands are read once. A transposed one has a product
+    for each element of its input, not of its result.
+    """
+    named = call.named
+    weight, data = named["weight"], named["input"]
+    backward = "grad_output" in named
+    result = named["grad_output"] if backward else next(iter(tensors_in(call.out)))
+    over = data if named["transposed"] else result
+    asked = sum(map(bool, named.get("output_mask", (True,))[:2])) if backward else 1
+    rows = over.shape[0] * prod(over.shape[2:]) * asked
+    all_of_them = product(call, data, (rows, weight.shape[0], prod(weight.shape[1:])))
+    moved = total_bytes([data, weight, result]) * asked
+    return all_of_them._replace(bytes_moved=moved, kernels=asked)
+
+
+_PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
+    {
+        "aten.mm": _mm,
+        "aten._int_mm": _mm,
+        "aten._scaled_mm": _mm,
+        "aten._scaled_mm_v2": _mm,
+        "aten._euclidean_dist": _distances,
+        "aten.mkldnn_rnn_layer": _recurrent,
+        "aten.mkldnn_rnn_layer_backward": _recurrent,
+        "aten.addmm": _addmm,
+        "aten.bmm": _bmm,
+        "aten.baddbmm": _bmm,
+        **DECOMPOSED,
+        **dict.fromkeys(GROUPED, _grouped),
+        "aten.convolution": _convolution,
+        "aten.convolution_backward": _convolution,
+    }
+)

@@ -1,0 +1,45 @@
+"""Whole numbers that one rank sends another in tensors: the one leaves them, the other reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.internals import makers
+from tracer.rehearse.peers.letters import ALL, MOST_NUMBERS, Address
+
+if TYPE_CHECKING:
+    from tracer.rehearse.values.stated import Stated
+
+
+def leave(stated: Stated, address: Address, tensor: Any) -> None:
+    """Leave the numbers of *tensor*, which is sent to *address*, for others to read, if they are few.
+
+    Those that other ranks are only taken to have sent are not left.
+    """
+    if tensor.is_floating_point() or tensor.numel() > MOST_NUMBERS or stated.numbers.is_shared(tensor):
+        return
+    constant = getattr(tensor, "constant", None)
+    own = stated.numbers.of(tensor) if constant is None else constant
+    if own is not None:
+        with stated.numbers.really():
+            stated.letters.leave(address, own.flatten().tolist())
+
+
+def arrive(stated: Stated, address: Address, tensor: Any) -> None:
+    """Let *tensor* have the numbers that were sent to *address*, if the sender has been rehearsed.
+
+    If it will not be, it has those of a transfer that is like this one.
+    """
+    letters = stated.letters
+    found = letters.read(address)
+    is_like, is_awaited = found is None, found is None and address.sender in letters.coming
+    if found is None and not is_awaited:
+        found = letters.alike(address)
+    if found is not None and len(found) == tensor.numel():
+        with stated.numbers.really():
+            real = makers().tensor(found, dtype=tensor.dtype).reshape(tensor.shape)
+        stated.forget([tensor])
+        if stated.numbers.fill([tensor], real, is_shared=is_like):
+            return
+    if is_awaited or address.receiver != ALL:
+        stated.is_from(address.sender, tensor)

@@ -1,0 +1,85 @@
+"""Puts the reducer of a rehearsal under ``DistributedDataParallel``, in place of that of torch."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.events.tape import HOST_WAIT
+from tracer.rehearse.peers.buckets import Bucket, Logger
+from tracer.rehearse.peers.reducer import Reducer
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+def install(session: RehearsalSession) -> None:
+    """Let DDP take this reducer, and send what it sends from C++ from here."""
+    import torch.distributed as dist
+    from torch.nn.parallel import distributed as module
+
+    anywhere: Any = dist
+    anywhere.Reducer, anywhere.Logger = _reducer_of(session), Logger
+    anywhere._broadcast_coalesced = _broadcast
+    anywhere._register_comm_hook = _register
+    names: Any = module
+    names._verify_param_shape_across_processes = lambda *args, **kwargs: None
+    original = module.DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        kept = dict(kwargs)
+        kept.pop("device_ids", None)
+        kept.pop("output_device", None)
+        own = (*module.parameters(), *module.buffers())
+        group = kept.get("process_group") or dist.group.WORLD
+        session.backends.check("DistributedDataParallel", group, own)
+        session.placement.put_left(own)
+        original(self, module, None, None, *args[2:], **kept)
+
+    names.DistributedDataParallel.__init__ = init
+    names.DistributedDataParallel._check_comm_hook = lambda self, hook: None  # asks for versions of NCCL
+
+
+def _reducer_of(session: RehearsalSession) -> type[Reducer]:
+    """Return the reducer of *session*."""
+
+    class ReducerOfSession(Reducer):
+        """Says how long it has buckets that are not those of later steps, and what they are for."""
+
+        def _set_static_graph(self) -> None:
+            super()._set_static_graph()
+            session.warm_up(2)
+
+        def _flat(self, bucket: Sequence[int]) -> Any:
+            found = super()._flat(bucket)
+            session.memory.move(found.untyped_storage(), "gradients")
+            return found
+
+        def _tell(self, lengths: Sequence[int]) -> None:
+            if session.warmup:
+                return
+            super()._tell(lengths)
+            session.tape.note(HOST_WAIT)
+
+    return ReducerOfSession
+
+
+def _broadcast(group: Any, tensors: Sequence[Any], size: int, src: int = 0) -> None:
+    """Send tensors as one per type, as the coalesced broadcast of C++ does up to *size* bytes."""
+    import torch.distributed as dist
+
+    del size
+    by_type: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for dtype, found in by_type.items():
+        flat = found[0].new_empty(sum(tensor.numel() for tensor in found), dtype=dtype)
+        dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
+
+
+def _register(reducer: Reducer, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
+    """Let *hook* reduce buckets."""
+    reducer.hook = functools.partial(hook, state)

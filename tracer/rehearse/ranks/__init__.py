@@ -1,0 +1,1 @@
+"""Which ranks are run, and the processes that act them out."""

@@ -1,0 +1,274 @@
+"""Processes that act out ranks: one loads torch, and splits itself into one per rank.
+
+Loading torch takes longer than most ranks do. It is done once, before anything is known of a rank, and as
+many ranks as there are processors are acted out at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tracer.rehearse.errors import RehearsalError, UnroutedError
+from tracer.rehearse.ranks.together import MOST_SENDERS
+
+Progress = Callable[[str], None]
+"""Told what is being done, in a few words."""
+
+
+class Loaded:
+    """The process that loads torch: for one rehearsal, or for several one after the other.
+
+    It has the environment and the folder of the moment in which it starts, which is when it is first needed.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(at_once=error is not None)
+
+    def start(self) -> None:
+        """Start it, if it does not run."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.end(at_once=True)
+        read, write = os.pipe()
+        root = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tracer.rehearse.ranks.child", str(write)],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write,),
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        os.close(write)
+        self._lines = os.fdopen(read, encoding="utf-8")
+
+    def end(self, *, at_once: bool) -> None:
+        """End it: when its ranks are done, or *at_once* with them."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        if at_once:
+            process.terminate()  # which ends the ranks, too
+        process.wait()
+        self._lines.close()
+        self._log.close()
+
+    def ask(self, spec: Mapping[str, Any]) -> None:
+        """Ask it to act out the rank of *spec*."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(spec).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def said(self) -> str:
+        """Return the next line that it or a rank says. Raises RehearsalError if it is gone."""
+        for line in self._lines:
+            return line.rstrip("\n")
+        self._log.seek(0)
+        status = self._process.wait() if self._process is not None else 0
+        last = _last_line(self._log.read().decode(errors="replace"))
+        raise RehearsalError(f"the process of all ranks died with status {status}: {last}")
+
+
+class Troupe:
+    """The ranks of a rehearsal.
+
+    Args:
+        spec: what every rank is told.
+        folder: where they write what they know.
+        tell: told about progress.
+        loaded: the process that acts them out.
+        adds: whether ranks are acted out that nobody has asked for, where one fails for want of what these
+            send it.
+    """
+
+    def __init__(
+        self, spec: Mapping[str, Any], folder: Path, tell: Progress, loaded: Loaded, *, adds: bool
+    ) -> None:
+        self._n_to_add = MOST_SENDERS if adds else 0
+        self._acted: set[int] = set()
+        self._spec, self._folder, self._tell, self._loaded = dict(spec), folder, tell, loaded
+        self._n_at_once = max(os.cpu_count() or 1, 1)
+        self._awaits: dict[int, int] = {}
+        self._n_left: dict[int, int] = {}
+        self._seen: dict[int, dict[int, int]] = {}
+        loaded.start()
+
+    def act(
+        self, ranks: Sequence[int], beside: int | None = None, later: Sequence[int] = ()
+    ) -> dict[int, dict[str, Any]]:
+        """Act out *ranks*; return what each of them knows.
+
+        Args:
+            ranks: those that are needed.
+            beside: one that may be needed later, if a processor would have nothing to do: it is none of the
+                result if it fails.
+            later: ranks that will be asked for: those that one of *ranks* needs are acted out with it.
+
+        Raises:
+            RehearsalError: one of *ranks* cannot be acted out.
+        """
+        has_room, under_way = len(ranks) < self._n_at_once, set[int]()
+        try:
+            return self._act(ranks, None if beside in ranks or not has_room else beside, later, under_way)
+        except BaseException:
+            if under_way:
+                self._loaded.end(at_once=True)
+            raise
+
+    def _act(
+        self, ranks: Sequence[int], beside: int | None, later: Sequence[int], under_way: set[int]
+    ) -> dict[int, dict[str, Any]]:
+        waiting = [*ranks, *([] if beside is None else [beside])]
+        found: dict[int, dict[str, Any]] = {}
+        repeats = dict.fromkeys(waiting, bool(self._spec["repeats"]))
+        while waiting or under_way:
+            while len(under_way) < self._n_at_once and (ready := self._ready(waiting, under_way)):
+                rank = ready[0]
+                waiting.remove(rank)
+                coming = {*waiting, *under_way, *later} - {*found, rank}
+                is_stuck = not under_way and not self._may_go_on(rank, waiting)
+                under_way.add(rank)
+                self._start(rank, repeats=repeats[rank], coming=[] if is_stuck else sorted(coming))
+            rank, status = self._ended()
+            under_way.discard(rank)
+            if rank == beside and not self._has_gone_well(rank):
+                self.forget(rank)
+                continue
+            outcome = self._outcome(rank, status)
+            if "awaits" in outcome:
+                awaited = self._awaits[rank] = outcome["awaits"]
+                self._n_left[rank] = outcome["n_left"]
+                if awaited not in {*waiting, *under_way, *found}:
+                    waiting.append(awaited)
+                    repeats[awaited] = bool(self._spec["repeats"])
+                waiting.append(rank)
+            elif "unlike" in outcome:
+                repeats[rank] = False
+                waiting.insert(0, rank)
+            else:
+                found[rank] = outcome
+                self._acted.add(rank)
+        return found
+
+    def _ready(self, waiting: Sequence[int], under_way: Collection[int]) -> list[int]:
+        """Return those of *waiting* that may go on; if none may, and nobody is under way, the first."""
+        ready = [rank for rank in waiting if self._may_go_on(rank, (*waiting, *under_way))]
+        return ready or ([] if under_way else list(waiting[:1]))
+
+    def _may_go_on(self, rank: int, still: Collection[int]) -> bool:
+        """Whether who *rank* needs is not *still* to be acted out, or has left more since *rank* began."""
+        awaited = self._awaits.get(rank)
+        if awaited is None or awaited not in still:
+            return True
+        return self._n_left.get(awaited, 0) > self._seen[rank].get(awaited, 0)
+
+    def _start(self, rank: int, *, repeats: bool, coming: Sequence[int]) -> None:
+        self._seen[rank] = dict(self._n_left)
+        asked = {"rank": rank, "log": str(self._log_of(rank)), "repeats": repeats, "coming": coming}
+        spec = {**self._spec, **asked}
+        self._loaded.ask(spec)
+
+    def _ended(self) -> tuple[int, int]:
+        """Return the next rank that has come to its end, and how; tell what others do meanwhile."""
+        while True:
+            kind, rank, words = self._loaded.said().split(" ", 2)
+            if kind == "ended":
+                return int(rank), int(words)
+            self._tell(f"rank {rank}: {words}")
+
+    def forget(self, rank: int) -> None:
+        """Take away what *rank* has told of itself, also to other ranks."""
+        self._told_by(rank).unlink(missing_ok=True)
+        stages_of(self._folder, rank).unlink(missing_ok=True)
+        letters_of(self._folder, rank).unlink(missing_ok=True)
+
+    def _has_gone_well(self, rank: int) -> bool:
+        file = self._told_by(rank)
+        return file.is_file() and not {"error", "unlike", "awaits", "unrouted"} & {
+            *json.loads(file.read_text(encoding="utf-8"))
+        }
+
+    def _outcome(self, rank: int, status: int) -> dict[str, Any]:
+        log, file = self._log_of(rank), self._told_by(rank)
+        if not file.is_file():
+            words = f": {last}" if (last := _last_words(log)) else ""
+            raise RehearsalError(
+                f"rank {rank} died of {_cause(status)}{words}; all of it is in {_kept_log(log)}"
+            )
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if "unrouted" in found:
+            raise UnroutedError(found["unrouted"])
+        if "error" in found and self._n_to_add and (missed := {*found["missed"]} - self._acted):
+            self._n_to_add -= 1
+            return {"awaits": min(missed), "n_left": 0}
+        if "error" in found:
+            kept = _kept_log(log)
+            raise RehearsalError(f"rank {rank}: {found['error'].replace(str(log), kept)}")
+        return found
+
+    def _told_by(self, rank: int) -> Path:
+        return self._folder / f"outcome-{rank:05d}.json"
+
+    def _log_of(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank:05d}.log"
+
+
+def stages_of(folder: Path, rank: int) -> Path:
+    """Return the file in which *rank* leaves what its stages of a pipeline send, for other ranks."""
+    return folder / f"stages-{rank:05d}.pickle"
+
+
+def letters_of(folder: Path, rank: int) -> Path:
+    """Return the file in which *rank* leaves what it has told other ranks (``letters.Letters``)."""
+    return folder / f"letters-{rank:05d}.pickle"
+
+
+def _cause(status: int) -> str:
+    """Return in words what a process died of.
+
+    >>> _cause(-11), _cause(1)
+    ('signal 11 (SIGSEGV)', 'status 1')
+    """
+    return f"status {status}" if status >= 0 else f"signal {-status} ({signal.Signals(-status).name})"
+
+
+def _last_words(log: Path) -> str:
+    """Return where a process was that died of a signal, by ``faulthandler``, else its last line."""
+    words = log.read_text(encoding="utf-8", errors="replace")
+    for line in words.splitlines():
+        if line.startswith('  File "'):
+            return "in " + line.strip()
+    return _last_line(words)
+
+
+def _last_line(words: str) -> str:
+    return " ".join(words.strip().splitlines()[-1:])
+
+
+def _kept_log(log: Path) -> str:
+    """Keep the output of a rank that failed, and return where."""
+    kept = Path(tempfile.gettempdir()) / f"foretrace-{os.getpid()}-{log.name}"
+    shutil.copy(log, kept)
+    return str(kept)

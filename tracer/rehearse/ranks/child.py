@@ -1,0 +1,300 @@
+"""The process that acts out ranks: ``python -m tracer.rehearse.ranks.child N``, with what to do on its input.
+
+Loads torch, then splits itself for every line of its input, which says what a rank is to do. Each of the
+parts prepares torch, runs the script, and writes what it would have done: how it ended to
+``outcome-RANK.json``; its output is the script's. Progress and ends of ranks are told to file descriptor N.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import resource
+import runpy
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, UnlikeError, UnroutedError
+from tracer.rehearse.peers.letters import Letters, leave, left
+from tracer.rehearse.ranks import launchers
+from tracer.rehearse.ranks.acting import letters_of, stages_of
+from tracer.rehearse.words import ending
+
+POLL_S: Final = 0.02
+"""Between two looks at whether a rank has ended."""
+
+
+def main() -> None:
+    """Act out a rank for every line of the input, each in a process of its own, until it ends."""
+    progress = int(sys.argv[1])
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    fake_mode = _load()
+    under_way: dict[int, int] = {}
+    rest, is_open = b"", True
+    while is_open or under_way:
+        if is_open and select.select([0], [], [], POLL_S if under_way else None)[0]:
+            said = os.read(0, 1 << 16)
+            is_open = bool(said)
+            if not is_open and under_way:  # whoever has asked is gone
+                os.killpg(0, signal.SIGKILL)
+            *lines, rest = (rest + said).split(b"\n")
+            for line in lines:
+                spec = {**json.loads(line), "progress": progress}
+                number = os.fork()
+                if number == 0:
+                    _act(spec, fake_mode)
+                under_way[number] = spec["rank"]
+        for number in list(under_way):
+            ended, status = os.waitpid(number, os.WNOHANG if is_open else 0)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                os.write(progress, f"ended {under_way.pop(number)} {code}\n".encode())
+
+
+def _load() -> Any:
+    """Load what every rank needs of torch; return the mode in which its tensors are fake."""
+    import torch
+
+    torch.set_num_threads(1)
+    fake_mode = _fake_mode()  # first of all: it loads the compiler, which wants to see torch as it is
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    return fake_mode
+
+
+def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
+    """Act out the rank of *spec* and end the process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    output = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.enable()  # a signal that ends the process leaves behind where it was
+    outcome: dict[str, Any]
+    try:
+        outcome = rehearse(spec, fake_mode)
+    except AwaitedError as error:
+        outcome = {"awaits": error.rank, "n_left": error.n_left}
+    except UnlikeError as error:
+        outcome = {"unlike": str(error)}
+    except UnroutedError as error:
+        outcome = {"unrouted": str(error)}
+    except RehearsalError as error:
+        traceback.print_exc()
+        outcome = {"error": str(error), "missed": error.missed}
+    except BaseException:
+        traceback.print_exc()
+        _end(1)
+    file = Path(spec["folder"]) / f"outcome-{spec['rank']:05d}.json"
+    file.write_text(json.dumps(outcome), encoding="utf-8")
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """End the process; nothing of a world that was not there needs to be taken down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
+    """Run the script of *spec* and write what its rank does; return what is known of the run.
+
+    Raises:
+        RehearsalError: the script cannot be rehearsed, or did no step.
+    """
+    began = time.process_time()
+    for name in launchers.inherited(os.environ):
+        del os.environ[name]
+    os.environ.update(launchers.environment(spec))
+    sys.argv = launchers.words_of(spec)
+    from tracer.record import activate
+    from tracer.rehearse.events.watch import Watcher
+    from tracer.rehearse.gpu import devices
+    from tracer.rehearse.gpu.moving import Moves
+    from tracer.rehearse.peers.world import World
+    from tracer.rehearse.script import files, started, threads
+    from tracer.rehearse.script.own_steps import RehearsedRecording
+    from tracer.rehearse.script.programs import Programs
+
+    session, world = _session(spec), World(spec["rank"], spec["world_size"])
+    world.install(session)
+    kept = _installed(spec, session)
+    started.install(session, spec)
+    watcher, moves = Watcher(session), Moves(session)
+    guard = files.Files(Path(spec["folder"]), spec["rank"])
+    programs = Programs(spec)
+    programs.install()
+    guard.install()
+    modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make))
+    session.steps.see(modes[-1])
+    activate(RehearsedRecording(session, Path(spec["folder"])))
+    with threads.Threads(session, modes, watcher.one_at_a_time).seen():
+        _run(spec, session, modes)
+    del kept
+    session.notes += [*guard.said(), *programs.said(), *session.steps.said(), *world.said()]
+    if session.position.step < 0 or not session.tape.n_events:
+        raise RehearsalError(
+            "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "
+            "would say where its steps are: nothing to rehearse; if it trains all the same, call "
+            f"foretrace.step() at the end of each step; {_noted(session)}what it printed is in {spec['log']}"
+        )
+    return _written(spec, session, world) | {"process_s": time.process_time() - began}
+
+
+def _noted(session: Any) -> str:
+    """Return what was noted so far of a rehearsal that ends in an error, which may be its cause."""
+    return "".join(f"{note}; " for note in session.notes)
+
+
+def _session(spec: Mapping[str, Any]) -> Any:
+    """Return the rehearsal of the rank of *spec*, which tells its progress."""
+    from tracer.rehearse.session import RehearsalSession
+    from tracer.rehearse.values.stated import Stated
+
+    letters = Letters(spec["rank"], left(Path(spec["folder"]), "letters"), spec["coming"])
+
+    def tell(words: str) -> None:
+        os.write(spec["progress"], f"says {spec['rank']} {words}\n".encode())
+
+    return RehearsalSession(
+        spec["rank"],
+        spec["world_size"],
+        stated=Stated(spec["expert_load"], letters, asks_choices=spec["asks_choices"]),
+        warmup=spec["warmup"],
+        steps=spec["steps"],
+        tell=tell,
+    )
+
+
+def _installed(spec: Mapping[str, Any], session: Any) -> Any:
+    """Put what acts out devices and libraries in the place of torch's; return what has to be kept alive."""
+    from tracer.rehearse.gpu import accelerators, devices, old_types, placement
+    from tracer.rehearse.gpu.streams import Streams
+    from tracer.rehearse.peers import sharding, under_ddp
+    from tracer.rehearse.script import shims
+
+    under_ddp.install(session)
+    sharding.install(session)
+    devices.install(Streams(session.tape), session.meter)
+    accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
+    old_types.install(session.placement)
+    kept = shims.install(session)
+    session.expect_pipeline(left(Path(spec["folder"]), "stages"), repeats=spec["repeats"])
+    if spec["accelerate"] is not None:
+        launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
+    placement.install(session)
+    return kept
+
+
+def _fake_mode() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
+    """Run the script under *modes* until it ends, or has done the steps that were asked for.
+
+    Raises:
+        UnlikeError: micro-batches have to be run that were not.
+        UnroutedError: choices of experts have to be made up.
+        AwaitedError: another rank has to be rehearsed first.
+        RehearsalError: the script cannot be rehearsed, even if it has caught what says so.
+    """
+    error: BaseException | None = None
+    try:
+        _play(spec, session, modes)
+    except Finished:
+        pass
+    except SystemExit as left:
+        error = left if left.code not in {None, 0} else None
+    except Exception as found:
+        error = found
+    error = session.failures.refusal() or error
+    missed = sorted(session.letters.missed)
+    if isinstance(error, AwaitedError):
+        error.n_left = len(session.letters.left)
+    if isinstance(error, AwaitedError) or (error is not None and missed):
+        leave(letters_of(Path(spec["folder"]), spec["rank"]), session.letters.left)
+    if isinstance(error, UnlikeError | AwaitedError | UnroutedError):
+        raise error
+    if error is not None:
+        raise RehearsalError(ending(error, spec, list(session.stated.told)), missed=missed) from error
+
+
+def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
+    """Run the script to its end."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        if spec["stub"]:
+            runpy.run_path(spec["stub"], run_name="__stub__")
+        if spec["module"]:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(spec["command"][0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
+            runpy.run_path(spec["command"][0], run_name="__main__")
+        session.is_over = True
+        session.steps.finish()
+
+
+def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any]:
+    """Write what the rank does; return what is known of it as JSON."""
+    from dataclasses import asdict
+
+    from tracer.process import versions
+    from traces.rehearsal import write_rank
+
+    folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.first_kept()
+    write_rank(folder, rank, session.tape.tables())
+    shapes = session.shapes
+    leave(stages_of(folder, rank), shapes.found if shapes is not None else {})
+    leave(letters_of(folder, rank), session.letters.left)
+    layout = session.groups.layout(rank)
+    routing = session.stated.routing
+    last = max(session.by_step, default=session.position.step)
+    return {
+        "groups": [asdict(group) for group in world.groups(session)],
+        "layout": None if layout is None else layout.degrees,
+        "model": session.model,
+        "job": {**session.job, "forwards_per_step": session.by_step.get(last, session.forwards)},
+        "first_step": first_step,
+        "steps": max(min(spec["steps"], session.position.step - first_step), 1),
+        "memory": session.memory.described(),
+        "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
+        "n_choices": 0 if routing is None else routing.n_choices,
+        "dealt_among": [] if routing is None else routing.groups,
+        "notes": [*session.notes, *session.stated.choices.doubts],
+        "sent": _shapes(shapes.found if shapes else {}),
+        "missed": sorted(session.letters.missed),
+        "taken": _shapes(shapes.taken if shapes else {}),
+        "versions": versions(),
+        "n_events": session.tape.n_events,
+        "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _shapes(metas: Mapping[int, Any]) -> dict[str, list[Any]]:
+    """Return shapes and types of what goes between stages, by stage."""
+    return {
+        str(stage): [[list(tensor.shape), str(tensor.dtype)] for tensor in meta.forward_metas]
+        for stage, meta in metas.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
+    _end(0)  # taking torch down would take a second

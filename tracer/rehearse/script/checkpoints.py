@@ -1,0 +1,151 @@
+"""Checkpoints of a rehearsal: nothing is written or read, for there are no numbers."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.script import loading
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+def install(session: RehearsalSession) -> None:
+    """Take the place of ``torch.save`` and of what saves and loads in ``torch.distributed.checkpoint``."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    anywhere: Any = torch
+    anywhere.save, anywhere.load = _files(session, torch.load)
+    for name, function in _distributed(session.warn).items():
+        for module in (dcp, *_modules()):
+            if hasattr(module, name):
+                setattr(module, name, function)
+    _shards()
+    _told_states()
+
+
+def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Return what takes the place of ``torch.save`` and, with the *original*, of ``torch.load``."""
+    import torch
+
+    saved: set[Path] = set()
+
+    @functools.wraps(torch.save)
+    def save(obj: Any, f: Any = None, *args: Any, **kwargs: Any) -> None:
+        del obj, args, kwargs
+        if isinstance(f, str | os.PathLike):
+            saved.add(Path(f).resolve())
+        session.warn("torch.save wrote nothing: a rehearsal has no numbers to keep")
+
+    @functools.wraps(original)
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        path = Path(f).resolve() if isinstance(f, str | os.PathLike) else None
+        if path in saved and not path.exists():
+            raise RehearsalError(
+                f"the script reads {os.fspath(f)}, which it has saved itself: a rehearsal writes no "
+                "checkpoints; ask for fewer steps (--steps), or leave saving or loading out by an argument "
+                "of the script"
+            )
+        where = kwargs.get("map_location", args[0] if args else None)
+        with loading.to(session, where):
+            return original(f, *args, **kwargs)
+
+    return save, load
+
+
+def _shards() -> None:
+    """Let FSDP1 collect states of parameters of which this rank has no part: it hears of them from others.
+
+    With original parameters a rank has states of those that lie in its shard.
+    """
+    from torch.distributed.fsdp import _optim_utils
+
+    anywhere: Any = _optim_utils
+    original = anywhere._map_param_key_to_optim_keys
+
+    def mapped(
+        states: Any, group: Any, params: Any, names: Any, shards: Mapping[str, Any], *, merge_keys: bool
+    ) -> tuple[list[Any], dict[Any, Any]]:
+        keys, own = original(states, group, params, names, shards, merge_keys=merge_keys)
+        if not (merge_keys and keys):
+            return keys, own
+        trained = (
+            anywhere._OptimStateKey(unflat_param_names=(name,), is_fsdp_managed=True)
+            for name, info in shards.items()
+            if info.param_requires_grad[info.param_indices[name]]
+        )
+        return sorted({*keys, *trained}), own
+
+    anywhere._map_param_key_to_optim_keys = mapped
+
+
+def _told_states() -> None:
+    """Let ranks that wait for states of rank 0 hear of what they hold themselves, in whole sizes.
+
+    Rank 0 tells them names, sizes and types as an object, and then broadcasts each tensor.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import _state_dict_utils as module
+    from torch.distributed.checkpoint import state_dict as user
+
+    anywhere: Any = module
+    original = anywhere._broadcast_state_dict
+
+    def broadcast(whole: Any, own: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        told = {
+            name: anywhere._TensorInfo(one.size(), one.dtype) if torch.is_tensor(one) and one.dim() else one
+            for name, one in own.items()
+        }
+
+        def tell(objects: list[Any], *_: Any, **__: Any) -> None:
+            if dist.get_rank():
+                objects[0] = told
+
+        hear, dist.broadcast_object_list = dist.broadcast_object_list, tell
+        try:
+            original(whole, own, *args, **kwargs)
+        finally:
+            dist.broadcast_object_list = hear
+
+    anywhere._broadcast_state_dict = user._broadcast_state_dict = broadcast
+
+
+def _modules() -> tuple[Any, ...]:
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    return state_dict_saver, state_dict_loader
+
+
+def _distributed(warn: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
+    """Return what saves and loads: parts are asked for their state, which may communicate."""
+
+    def save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        warn(
+            "torch.distributed.checkpoint wrote nothing: a rehearsal has no numbers to keep; "
+            "copies to the host and files take no time in it"
+        )
+        for part in state_dict.values():
+            if hasattr(part, "load_state_dict") and hasattr(part, "state_dict"):
+                part.state_dict()
+
+    def load(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        warn("torch.distributed.checkpoint read nothing: weights stay as they were made")
+
+    def async_save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Future[None]:
+        save(state_dict, *args, **kwargs)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    return {"save": save, "async_save": async_save, "load": load}

@@ -1,0 +1,151 @@
+"""What libraries do otherwise where tensors are fake: they ask whether they are, or write what is there."""
+# ruff: noqa: SLF001 - this module takes the place of parts of libraries
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.importing import Expectation
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.peers.engines import adam_of_deepspeed, pipeline_of_deepspeed
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+def install(session: RehearsalSession) -> list[Any]:
+    """Put everything in place as soon as a library is imported; return what has to be kept alive."""
+    return [
+        kept
+        for name, change in _CHANGES.items()
+        for kept in when_imported(name, functools.partial(change, session))
+    ]
+
+
+def when_imported(name: str, change: Callable[[Any], None]) -> list[Any]:
+    """Change the module *name* now, or once somebody has imported it; return what has to be kept alive."""
+    if name in sys.modules:
+        change(sys.modules[name])
+        return []
+    return [Expectation(name, change)]
+
+
+def everywhere(name: str, original: Any, replaced: Callable[..., Any]) -> None:
+    """Put *replaced* in the place of a function of torch in all modules that know it by this *name*."""
+    for module in list(sys.modules.values()):
+        if getattr(module, name, None) is original:
+            setattr(module, name, replaced)
+
+
+def _transformers(session: RehearsalSession, module: Any) -> None:
+    """Let transformers take the ways of real tensors.
+
+    A fake one is to it the sign of a graph that is traced: it would build a mask of all scores where a real
+    run asks for causal attention, and never look whether a batch is padded (``masking_utils.py``).
+    """
+    del session
+    module.is_fake_tensor = lambda x: False
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # other threads would load real weights, which nobody moves
+
+
+def _safetensors(session: RehearsalSession, module: Any) -> None:
+    """Let safetensors write nothing: it would write what it finds at the addresses of tensors."""
+
+    def nothing(*args: Any, **kwargs: Any) -> bytes:
+        del args, kwargs
+        session.warn("safetensors wrote nothing: a rehearsal has no numbers to keep")
+        return b""
+
+    module.save = module.save_file = nothing
+
+
+def _distributions(session: RehearsalSession, module: Any) -> None:
+    """Let distributions take their parameters for valid: whether they are is a question for numbers."""
+    del session
+    module.Distribution.set_default_validate_args(value=False)
+
+
+def _zero(session: RehearsalSession, module: Any) -> None:
+    """Let the optimizer that is cut over ranks collect its states: those of others are like these."""
+    del session
+    module._broadcast_object = lambda obj, *args, **kwargs: obj
+
+
+def _deepspeed(session: RehearsalSession, module: Any) -> None:
+    """Let ranks agree where DeepSpeed checks that they do: they ask each other, and hear what they have."""
+    del session
+    compared, told = module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0
+
+    def compare(lst: Any) -> None:
+        with suppress(RuntimeError):
+            compared(lst)
+
+    def tell(lst: Any) -> Any:
+        told(lst)
+        return lst
+
+    module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0 = compare, tell
+
+
+def _accelerate(session: RehearsalSession, module: Any) -> None:
+    """Let every rank look at the batches that the first one fetches for all, which tells it their shapes."""
+    kind = module.DataLoaderDispatcher
+    original = kind._fetch_batches
+
+    def fetch(self: Any, iterator: Any) -> Any:
+        own = self.state.process_index
+        if not own:
+            return original(self, iterator)
+        self.state.process_index = 0
+        try:
+            with session.aside():
+                _, shapes = original(self, iterator)
+        finally:
+            self.state.process_index = own
+        return None, shapes
+
+    kind._fetch_batches = fetch
+
+
+def _sharded_tensors(session: RehearsalSession, module: Any) -> None:
+    """Let shards of a tensor lie one upon the other: each rank is taken to have told of what this one has."""
+    del session
+    for name in ("validate_non_overlapping_shards_metadata", "check_tensor"):
+        everywhere(name, getattr(module, name), lambda *args, **kwargs: None)
+
+
+def _ray(session: RehearsalSession, module: Any) -> None:
+    """Refuse Ray's cluster: its workers are processes that are started by others than the script."""
+    del session
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        raise RehearsalError(
+            "Ray starts processes of its own, which a rehearsal does not see. Where they are the ranks: "
+            "rehearse what a worker runs, as torchrun would start it (Ray Train does so by "
+            "ScalingConfig(num_workers=0)). Where they run environments or load data for ranks that somebody "
+            "else starts: put what stands for ray into sys.modules in a stub file (--stub, docs/rehearse.md "
+            "section 6)"
+        )
+
+    module.init = init
+
+
+_CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
+    "transformers.utils.import_utils": _transformers,
+    "safetensors.torch": _safetensors,
+    "accelerate.data_loader": _accelerate,
+    "deepspeed.runtime.zero.utils": _deepspeed,
+    "deepspeed.runtime.pipe.engine": pipeline_of_deepspeed,
+    "deepspeed.ops.adam.fused_adam": adam_of_deepspeed,
+    "ray": _ray,
+    "torch.distributed._shard.sharded_tensor.api": _sharded_tensors,
+    "torch.distributions.distribution": _distributions,
+    "torch.distributed.optim.zero_redundancy_optimizer": _zero,
+}
+"""Modules, and what makes each of them do as on a GPU."""

@@ -1,0 +1,94 @@
+"""A script that records itself, or says where its steps end, in a rehearsal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Final
+
+from tracer.record import Recording, step
+from tracer.rehearse.events.lane import INPUT
+from tracer.rehearse.script.without_modules import StepsWithoutModules
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+NOT_YET: Final = (
+    "the script names foretrace.step(), which it had not called when the rehearsal ended: the steps are "
+    "those of its optimizers (--warmup N rehearses further; from the first call on, they are those of the "
+    "script)"
+)
+"""What to say where steps may be other ones than the script's."""
+
+MODULE: Final = "foretrace"
+
+
+class OwnSteps(StepsWithoutModules):
+    """Steps that a script may end itself: what it does before it first does so only warms up.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        super().__init__(session)
+        self._may_tell: bool | None = None
+
+    def optimizer_ends(self, optimizer: object) -> None:
+        """An optimizer has stepped, perhaps in a loop that ends steps itself."""
+        if self._may_tell is None:
+            self._may_tell = names_step(sys._getframe(1))  # noqa: SLF001 - the stack of the script
+        super().optimizer_ends(optimizer)
+
+    def told(self) -> None:
+        """The script says that a step is over."""
+        session = self._rehearsal
+        n_done = session.position.step - (self._end is not None)
+        if not self._is_told and session.position.step < 0:  # building is over, by which nothing warms up
+            session.warm_up(session.warmup + 1)
+            session.leave_out(1)
+            session.lane.owner = ("forward", INPUT)
+        elif not self._is_told and n_done:  # parts of it counted as steps
+            session.leave_out(n_done + 1)
+        super().told()
+
+    def said(self) -> list[str]:
+        """Return what to say of the steps at the end."""
+        return [NOT_YET] if self._may_tell and not self._is_told else []
+
+
+class RehearsedRecording(Recording):
+    """What ``foretrace.record`` yields in a rehearsal, where nothing is recorded.
+
+    Args:
+        session: the rehearsal.
+        folder: where the rehearsal writes.
+    """
+
+    def __init__(self, session: RehearsalSession, folder: Path) -> None:
+        super().__init__(folder, name="", flush_s=None)
+        self._rehearsal = session
+
+    def end_step(self) -> None:
+        """End a step of the rehearsal, as the script says."""
+        self._rehearsal.steps.told()
+
+
+def names_step(frame: FrameType | None) -> bool:
+    """Whether the code of *frame*, or of one that has called it, has a name for ``foretrace.step``.
+
+    Local variables are not asked for: a frame keeps what it has told of them, tensors that are gone included.
+    """
+    while frame is not None:
+        names, known = frame.f_code.co_names, frame.f_globals
+        if any(known.get(name) is step for name in names):
+            return True
+        if "step" in names and any(name == MODULE or _is_module(known.get(name)) for name in names):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, ModuleType) and value.__name__ == MODULE

@@ -1,0 +1,53 @@
+"""Programs that are on every machine with a GPU, and not here: scripts start ``nvidia-smi`` for their logs.
+
+What stands for it is found by its name, as the shell and ``subprocess`` look for programs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tracer.rehearse.script import nvidia_smi
+
+PROGRAM: Final = "nvidia-smi"
+
+ASKED: Final = (
+    f"{PROGRAM} is not here: the script was told of GPUs that are there, and 0 of what a driver measures"
+)
+"""What to say where a script has started it."""
+
+
+class Programs:
+    """What stands for programs of a machine with GPUs, for the script of one rank.
+
+    Args:
+        spec: what is to be rehearsed; ``folder`` is that of the rehearsal.
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._folder = Path(spec["folder"]) / f"programs-{spec['rank']:05d}"
+        self._asked = self._folder / "asked"
+        self._is_needed = spec["has_gpu"] and shutil.which(PROGRAM) is None
+        self._n_gpus = spec["local_world_size"]
+
+    def install(self) -> None:
+        """Let the script find what is missing."""
+        if not self._is_needed:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)  # of a rank that is acted out again
+        own = Path(nvidia_smi.__file__).resolve()
+        words = [sys.executable, "-I", str(own), str(self._asked), str(self._n_gpus)]
+        program = self._folder / PROGRAM
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        program.chmod(0o755)
+        os.environ["PATH"] = f"{self._folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+    def said(self) -> list[str]:
+        """Return what to say of programs that the script has started."""
+        return [ASKED] if self._asked.exists() else []

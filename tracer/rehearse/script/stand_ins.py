@@ -1,0 +1,297 @@
+"""Stands in for what of torch and Triton wants a GPU or other processes: kernels, graphs, norms, children."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.internals import makers
+from tracer.operators import dtype_name, tensor_bytes
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.events.tape import HOST_WAIT
+from tracer.rehearse.gpu import listed
+from tracer.rehearse.gpu.devices import is_foreign
+from tracer.rehearse.operators.calls import tensors_in
+from tracer.rehearse.operators.work import Work
+from tracer.rehearse.peers.waits import install_futures
+from tracer.rehearse.script import children, lazy
+from tracer.rehearse.script.libraries import when_imported
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+TRITON: Final = "triton.runtime.autotuner"
+"""The last of the modules that launch kernels of Triton to be imported."""
+
+
+def install(session: RehearsalSession) -> list[Any]:
+    """Put everything in place; return what has to be kept alive."""
+    _arrays(session)
+    _mapped_files(session)
+    _random_states(session)
+    _texts()
+    _shapes()
+    listed.install(session)
+    _copies()
+    _plain_tensors(session)
+    lazy.install(session)
+    install_futures()
+    children.install(session)
+    _graphs(session)
+    _synced_norms()
+    _grouped_products()
+    return when_imported(TRITON, lambda module: _triton(session, module))
+
+
+def _arrays(session: RehearsalSession) -> None:
+    """Let numpy have what a script takes to it: each element as it would be told."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+    anywhere: Any = torch.Tensor
+    numpy, array = anywhere.numpy, anywhere.__array__
+
+    def told(tensor: Any) -> Any:
+        if session.position.step >= 0 and not session.host.holds(tensor):
+            session.tape.note(HOST_WAIT)
+        own = session.stated.numbers.of(tensor) if tensor.constant is None else tensor.constant
+        value = session.stated.scalar(tensor) if own is None else 0
+        with unset_fake_temporarily():
+            if own is not None:
+                return numpy(own.clone())
+            return numpy(makers().full(tuple(tensor.shape), value, dtype=tensor.dtype))
+
+    def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return told(self) if type(self) is FakeTensor else numpy(self, *args, **kwargs)
+
+    def to_array(self: Any, dtype: Any = None) -> Any:
+        if type(self) is not FakeTensor:
+            return array(self, dtype)
+        return told(self) if dtype is None else told(self).astype(dtype, copy=False)
+
+    anywhere.numpy, anywhere.__array__ = to_numpy, to_array
+
+
+def _mapped_files(session: RehearsalSession) -> None:
+    """Let a file that is mapped into memory be read: its numbers are there, as in a loader."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    anywhere: Any = torch
+    original = anywhere.from_file
+
+    def from_file(filename: str, *args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            found = original(filename, *args, **kwargs)
+        return session.host.faked(found)
+
+    anywhere.from_file = from_file
+
+
+def _random_states(session: RehearsalSession) -> None:
+    """Let the generator take a state that has been on the device, as where a rank has sent its own."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    anywhere: Any = torch
+    original = anywhere.random.set_rng_state
+
+    def take(new_state: Any) -> None:
+        known = session.stated.numbers.of(new_state) if type(new_state) is FakeTensor else new_state
+        if known is not None:
+            original(known)
+
+    anywhere.set_rng_state = anywhere.random.set_rng_state = take
+
+
+def _texts() -> None:
+    """Let a tensor of one number be written as that number, as in ``f"{loss:.3f}"``."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    anywhere: Any = torch.Tensor
+    original = anywhere.__format__
+
+    def written(self: Any, how: str) -> str:
+        if type(self) is FakeTensor and not self.dim():
+            return format(self.detach().item(), how)
+        return str(original(self, how))
+
+    anywhere.__format__ = written
+
+
+def _shapes() -> None:
+    """Let a shape be had as a tensor on the host: torch writes it where a fake one has no memory."""
+    import torch
+
+    anywhere: Any = torch
+    anywhere._shape_as_tensor = lambda tensor: torch.tensor(tuple(tensor.shape), dtype=torch.int64)
+
+
+def _copies() -> None:
+    """Let models be copied: torch would copy storages that are not there, and the mode of all tensors.
+
+    That second copy also kills the process now and then: ``WeakIdKeyDictionary.__deepcopy__`` in
+    torch/utils/weak.py looks at storages that have been freed (valgrind names ``THPStorage_fix_weakref``).
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            with torch.no_grad():
+                found = self.detach().clone()
+            found.requires_grad_(self.requires_grad)
+            if getattr(self, "_is_param", False):
+                found._is_param = True
+            if self.grad is not None:
+                found.grad = copied(self.grad, memo)
+            memo[id(self)] = found
+        return memo[id(self)]
+
+    anywhere: Any = FakeTensor
+    anywhere.__deepcopy__ = copied
+    tensors: Any = torch.Tensor
+    original = tensors.__deepcopy__
+
+    def of_numbers(self: Any, memo: dict[int, Any]) -> Any:
+        if type(self) is not torch.Tensor:
+            return original(self, memo)
+        with _disable_current_modes():  # as the ranks of a mesh: its storage is there
+            return original(self, memo)
+
+    tensors.__deepcopy__ = of_numbers
+
+
+def _plain_tensors(session: RehearsalSession) -> None:
+    """Let a tensor that is put into a class of the script's stay a plain one: a fake one cannot change class.
+
+    Classes that see operators below autograd, whose numbers may be stored otherwise, are refused by torch.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    anywhere: Any = torch.Tensor
+    original, dispatched = anywhere.as_subclass, anywhere.__torch_dispatch__
+
+    def as_subclass(self: Any, kind: Any) -> Any:
+        is_torchs = kind.__module__.startswith("torch.") or kind.__torch_dispatch__ is not dispatched
+        if type(self) is not FakeTensor or is_torchs:
+            return original(self, kind)
+        session.warn(
+            f"tensors of the class {kind.__name__} that are made outside of a loader are plain ones here, "
+            "without what the class keeps or does"
+        )
+        return torch.ops.aten.alias(self)
+
+    wrapped = anywhere._make_wrapper_subclass
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_foreign(kwargs.get("device")):
+            kwargs["device"] = torch.device("cpu")  # as what it wraps
+        return wrapped(*args, **kwargs)
+
+    anywhere.as_subclass, anywhere._make_wrapper_subclass = as_subclass, staticmethod(wrapper)
+
+
+def _graphs(session: RehearsalSession) -> None:
+    """Refuse CUDA graphs, of which nobody says what they hold; callables stay as they are."""
+    import torch
+
+    class Refused:
+        """Stays a class, for scripts that name it in annotations."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise RehearsalError(
+                "CUDA graphs are not acted out: rehearse without them, by an argument of the script or by a "
+                "stub that takes torch.cuda.graph away (--stub, docs/rehearse.md section 6)"
+            )
+
+    def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        session.warn("torch.cuda.make_graphed_callables is left out: every kernel is launched by itself")
+        return callables
+
+    anywhere: Any = torch.cuda
+    anywhere.CUDAGraph = anywhere.graph = anywhere.graph_pool_handle = Refused
+    anywhere.make_graphed_callables = graphed
+
+
+def _synced_norms() -> None:
+    """Let SyncBatchNorm, which has kernels for GPUs only, be a norm that sends what the real one does.
+
+    Forward gathers mean, inverse deviation and count of each rank, backward sums two gradients per channel
+    (torch/nn/modules/_functions.py).
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.nn.modules import batchnorm
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Synced(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+        """Sends what ranks tell each other; changes nothing."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, group: Any) -> Any:
+            ctx.group, ctx.n_channels = group, x.shape[1]
+            own = x.new_empty(2 * ctx.n_channels + 1, dtype=torch.float32)
+            dist.all_gather_into_tensor(own.new_empty(dist.get_world_size(group) * len(own)), own, group)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            sums = grad.new_empty(2 * ctx.n_channels, dtype=torch.float32)
+            dist.all_reduce(sums, group=ctx.group)
+            return grad, None
+
+    def forward(self: Any, x: Any) -> Any:
+        group = self.process_group
+        if self.training and dist.is_initialized() and dist.get_world_size(group) > 1:
+            x = Synced.apply(x, group)
+        return batchnorm._BatchNorm.forward(self, x)
+
+    norms: Any = batchnorm.SyncBatchNorm
+    norms.forward = forward
+    ddp: Any = DistributedDataParallel
+    ddp._passing_sync_batchnorm_handle = lambda self, module: None
+
+
+def _grouped_products() -> None:
+    """Let products of experts be of any type, as on a GPU; torch says what they make for bf16 only."""
+    import torch
+    from torch import _meta_registrations as metas
+
+    anywhere: Any = metas
+    original = getattr(anywhere, "_meta_grouped_mm_common", None)
+    if original is None:  # before torch 2.8
+        return
+
+    def common(mat_a: Any, mat_b: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("scale_a") is not None or mat_a.dtype == torch.bfloat16:
+            return original(mat_a, mat_b, *args, **kwargs)
+        found = original(mat_a.to(torch.bfloat16), mat_b.to(torch.bfloat16), *args, **kwargs)
+        return found.to(kwargs.get("out_dtype") or mat_a.dtype)
+
+    anywhere._meta_grouped_mm_common = common
+
+
+def _triton(session: RehearsalSession, module: Any) -> None:
+    """Write down launches of Triton's kernels instead of compiling them: they fill what they are given."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        session.stated.numbers.forget(tensors)
+        name = f"triton.{getattr(self, '__name__', 'kernel')}"
+        size = sum(map(tensor_bytes, tensors))
+        dtype = dtype_name(tensors[0]) if tensors else ""
+        shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors[:4])
+        if session.position.step >= 0:
+            session.tape.op(
+                session.tape.number_of(Work(name, "memory", shapes, dtype, 0, size, is_known=False))
+            )
+
+    launching: Any = sys.modules["triton.runtime.jit"]
+    launching.JITFunction.run = run
+    module.Autotuner.run = lambda self, *args, **kwargs: self.fn.run(*args, **kwargs)

@@ -1,0 +1,265 @@
+"""Programs that a script starts in order to train: what they run is acted out in the script's own process.
+
+Command lines of libraries start torchrun, ``accelerate launch`` or Python on the file that trains, once per
+node or once per GPU, or call torch's launcher themselves. In a rehearsal that would be a real training, of
+processes that nobody sees. Every other program is started as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks import launchers
+from tracer.rehearse.words import asker
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+CAPTURED: Final = ("stdin", "stdout", "stderr")
+"""What a caller says who wants to talk to a program, which one that starts a training does not."""
+
+LOCAL_RANK: Final = "${local_rank}"
+"""What torch's launcher replaces by the number of a process on its node (``macros`` of its elastic API)."""
+
+
+def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
+    """Act out what the script of *spec* starts in order to train, told as torchrun would tell it."""
+    trainings = _Trainings(session, spec)
+    starts, shell = subprocess.Popen.__init__, os.system
+    anywhere: Any = subprocess.Popen
+
+    def init(self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
+        is_captured = any(kwargs.get(name) is not None for name in CAPTURED) or len(rest) > 1
+        code = None if is_captured else trainings.run(_words(args), kwargs.get("env"), kwargs.get("cwd"))
+        if code is None:
+            starts(self, args, *rest, **kwargs)
+        else:
+            _be_over(self, args, code)
+
+    def system(command: Any) -> int:
+        code = trainings.run(_words(command), None, None)
+        return shell(command) if code is None else code << 8
+
+    anywhere.__init__, os.system = init, system
+    for name in ("execv", "execve", "execvp", "execvpe"):
+        setattr(os, name, _replacing(getattr(os, name), trainings))
+    _launch(trainings, spec["rank"])
+
+
+def _launch(trainings: _Trainings, rank: int) -> None:
+    """Do the same for what calls torch's launcher in this process, as TRL's and Accelerate's commands do.
+
+    ``torchrun`` itself, ``accelerate launch`` and ``notebook_launcher`` come to this one function, with the
+    words of a program or with a function.
+    """
+    import torch.distributed.launcher.api
+
+    def launch_agent(_: Any, entrypoint: Any, args: Sequence[Any], *__: Any, **___: Any) -> dict[int, Any]:
+        return {rank: trainings.launch(entrypoint, args)}
+
+    anywhere: Any = torch.distributed.launcher.api
+    anywhere.launch_agent = launch_agent
+
+
+def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[..., Any]:
+    """Return what becomes another program as *original* does, in place if it is a training."""
+
+    def become(file: Any, args: Sequence[Any], *env: Any) -> None:
+        code = trainings.run([os.fspath(file), *map(str, args[1:])], env[0] if env else None, None)
+        if code is None:
+            original(file, args, *env)
+        sys.exit(code)
+
+    return become
+
+
+def _words(command: Any) -> list[str]:
+    """Return the words of a *command* as ``subprocess`` takes it, none of what is no line of words."""
+    if isinstance(command, str):
+        try:
+            return shlex.split(command)
+        except ValueError:  # quotes that do not close: it is for the shell to say so
+            return []
+    return [str(word) for word in command] if isinstance(command, Sequence) else []
+
+
+def _be_over(program: Any, args: Any, code: int) -> None:
+    """Let *program* be one that has ended with *code*."""
+    program.args, program.pid, program.returncode = args, os.getpid(), code
+    program.stdin = program.stdout = program.stderr = None
+    program._child_created = program._communication_started = False  # noqa: SLF001 - as Popen makes them
+    program._waitpid_lock, program._input = threading.Lock(), None  # noqa: SLF001
+    program.text_mode = program.encoding = program.errors = None
+
+
+class _Trainings:
+    """Runs in this process what is started in order to train."""
+
+    def __init__(self, session: RehearsalSession, spec: Mapping[str, Any]) -> None:
+        self._session, self._spec = session, spec
+
+    def run(self, command: Sequence[str], env: Mapping[str, str] | None, cwd: Any) -> int | None:
+        """Run the training that *command* starts; return how it ended, None if it starts none.
+
+        Raises:
+            RehearsalError: a launcher is told nothing that a rehearsal could run.
+        """
+        found = training_of(command)
+        if found is None:
+            return None
+        script, is_module = found
+        if not script:
+            raise RehearsalError(_unclear(command))
+        before = (*self._spec["launchers"], *launchers.launchers_of(command))
+        started = {**self._spec, "launchers": before, "command": script}
+        told = launchers.environment(started)
+        if env is not None and _is_anothers(env, told):
+            return 0
+        self._session.warn(
+            f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
+        )
+        flags = launchers.accelerate_flags(command)
+        with _surroundings({**(env or {}), **told}, cwd, launchers.words_of(started), is_module=is_module):
+            if flags is not None:
+                launchers.tell_accelerate(flags, self._spec["world_size"])
+            return _ended(script[0], is_module=is_module)
+
+    def launch(self, entrypoint: Any, args: Sequence[Any]) -> Any:
+        """Run what torch's launcher would start once per GPU, and return what that returns.
+
+        Args:
+            entrypoint: a function, or a program.
+            args: what the function is called with, or the words behind the program.
+
+        Raises:
+            RehearsalError: the program is none that a rehearsal could run.
+        """
+        told = launchers.environment({**self._spec, "launchers": (*self._spec["launchers"], "torchrun")})
+        if not callable(entrypoint):
+            words = [entrypoint, *(str(word).replace(LOCAL_RANK, told["LOCAL_RANK"]) for word in args)]
+            code = self.run(["torchrun", *words[1:]] if _is_interpreter(words[0]) else words, None, None)
+            if code is None:
+                raise RehearsalError(_unclear(words))
+            return sys.exit(code) if code else None
+        name = getattr(entrypoint, "__name__", "a function")
+        self._session.warn(f"{asker()} starts {name} once per GPU, which is run in its place")
+        with _own(told):
+            return entrypoint(*args)
+
+
+def _unclear(command: Sequence[str]) -> str:
+    """Return what to say of a *command* that trains, and does not tell what."""
+    started = f"{asker()} starts {' '.join(command[:2])}"
+    return f"{started}, and it is not clear what that runs; rehearse that command instead"
+
+
+def _is_anothers(env: Mapping[str, str], told: Mapping[str, str]) -> bool:
+    """Whether a training that is started in *env* is that of another rank than the one that is *told*.
+
+    A launcher that counts the GPUs of one node may say no more than ``RANK``.
+    """
+    own = [told[name] for name in ("LOCAL_RANK", "RANK") if name in told]
+    if not own:
+        return False
+    return env.get("LOCAL_RANK", own[0]) != own[0] or env.get("RANK", own[-1]) not in own
+
+
+def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
+    """Return script and arguments that *command* starts in order to train, and whether it names a module.
+
+    The script is empty where a launcher starts what cannot be told; None says that *command* is another.
+
+    >>> training_of(["/usr/bin/python3", "-m", "torch.distributed.run", "--nnodes", "8", "a.py", "-v"])
+    (('a.py', '-v'), False)
+    >>> training_of(["accelerate", "launch", "-m", "axolotl.cli.train", "a.yaml"])
+    (('axolotl.cli.train', 'a.yaml'), True)
+    >>> training_of(["python", "-u", "-W", "ignore", "a.py", "-v"])
+    (('a.py', '-v'), False)
+    >>> training_of(["torchrun", "--help"])
+    ((), False)
+    >>> training_of(["python", "-m", "pip", "install", "x"]) is training_of(["git", "status"]) is None
+    True
+    """
+    if not command:
+        return None
+    name, words = Path(command[0]).name, list(command[1:])
+    if is_python := _is_interpreter(command[0]):
+        name, words = "python", _past_options(words)
+    is_launcher = (
+        name in {"torchrun", "deepspeed"}
+        or (name == "accelerate" and "launch" in words[:1])
+        or (is_python and words[:1] == ["-m"] and words[1:2] and words[1] in launchers.MODULES)
+    )
+    if not is_launcher and not (is_python and words and words[0].endswith(".py")):
+        return None
+    script, is_module = launchers.script_of([name, *words])
+    return ((), False) if len(script) == len(words) + 1 else (script, is_module)
+
+
+def _is_interpreter(program: str) -> bool:
+    """Whether *program* is Python."""
+    return program == sys.executable or Path(program).name.startswith("python")
+
+
+def _past_options(words: Sequence[str]) -> list[str]:
+    """Return what Python is told behind its own options: a file, ``-m`` and a module, or ``-c`` and a text.
+
+    >>> _past_options(["-u", "-X", "dev", "-m", "a", "-u"])
+    ['-m', 'a', '-u']
+    """
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in {"-m", "-c", "-"}:
+        at += 2 if words[at] in {"-W", "-X"} else 1
+    return list(words[at:])
+
+
+@contextmanager
+def _surroundings(
+    env: Mapping[str, str], cwd: Any, script: Sequence[str], *, is_module: bool
+) -> Iterator[None]:
+    """Give what runs the surroundings of a program of its own: *env*, *cwd*, the command line *script*."""
+    with _own(env):
+        if cwd is not None:
+            os.chdir(cwd)
+        sys.argv = list(script)
+        sys.path.insert(0, str(Path.cwd() if is_module else Path(script[0]).resolve().parent))
+        yield
+
+
+@contextmanager
+def _own(env: Mapping[str, str]) -> Iterator[None]:
+    """Let *env* be in the environment, and what a process changes of itself be changed, for a while."""
+    kept = dict(os.environ), Path.cwd(), sys.argv, list(sys.path), sys.modules["__main__"]
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept[0])
+        os.chdir(kept[1])
+        sys.argv, sys.path[:], sys.modules["__main__"] = kept[2:]
+
+
+def _ended(script: str, *, is_module: bool) -> int:
+    """Run *script* as the main program; return the status with which it ends.
+
+    An error in it is the script's own, for nothing else would say where the training went wrong.
+    """
+    try:
+        if is_module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    return 0

@@ -1,0 +1,59 @@
+"""Random numbers that are compared: of one the likelier truth is told, of many the share that is true.
+
+A layer that is left out with a chance of 10 % is run then, as in nine of ten steps, and one that is left out
+never is run always. Which numbers a generator would have drawn does not matter, and no two rehearsals differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tracer.rehearse.values.known import Known
+
+DRAWS: Final = frozenset({"aten.rand", "aten.rand_like"})
+"""Operators that draw numbers evenly from 0 (included) to 1 (not included)."""
+
+COMPARES: Final = frozenset({"aten.lt", "aten.le", "aten.gt", "aten.ge"})
+"""Operators that compare numbers with a bound."""
+
+ABOVE: Final = frozenset({"aten.gt", "aten.ge"})
+
+VANISHING: Final = 1e-6
+"""Bounds up to which a script asks whether a number is as good as zero: a curvature, what it divides by."""
+
+
+def is_vanishing(name: str, bound: Any) -> bool:
+    """Whether the operator *name* asks if a number is above a *bound* that keeps it from zero only.
+
+    >>> is_vanishing("aten.gt", 1e-10), is_vanishing("aten.gt", 0.5), is_vanishing("aten.lt", 1e-10)
+    (True, False, False)
+    """
+    return name in ABOVE and isinstance(bound, float) and 0.0 < bound <= VANISHING
+
+
+def chance(name: str, bound: float, *, is_one: bool) -> float:
+    """Return the chance from 0 to 1 that such a number compares with *bound* as the operator *name* asks.
+
+    Args:
+        name: of the operator.
+        bound: with which the number is compared.
+        is_one: whether one number is compared: told is what is likelier then, 0 or 1.
+
+    >>> chance("aten.gt", 0.0, is_one=True), chance("aten.lt", 0.15, is_one=False)
+    (1.0, 0.15)
+    """
+    below = min(max(float(bound), 0.0), 1.0)
+    found = below if name in {"aten.lt", "aten.le"} else 1.0 - below
+    return float(found >= 0.5) if is_one else found
+
+
+def compared(name: str, args: Sequence[Any], known: Known, n: int) -> float | None:
+    """Return the mean of *n* truths that *name* makes of numbers and a bound, its *args*; None if unknown.
+
+    Known are those of random numbers, and of one number that nobody has beside a bound next to zero.
+    """
+    if known.mean is None and not known.n_values:
+        return 1.0 if n == 1 and is_vanishing(name, args[1]) else None
+    is_bound = known.is_drawn and isinstance(args[1], int | float)
+    return chance(name, args[1], is_one=n == 1) if is_bound else None

@@ -1,0 +1,97 @@
+"""Choices among columns, as routers make them of experts, and what is known of what they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tracer.rehearse.errors import UnroutedError
+from tracer.rehearse.values.known import Known
+from tracer.rehearse.values.loads import MOST_EXPERTS, Loads
+from tracer.rehearse.values.routing import Routing
+
+EVEN: Final = Loads("zipf:0")
+"""The shape of loads of which all experts have the same."""
+
+DOUBTED: Final = (
+    "{} reads choices of one among {} columns, told {} each: if those are experts, all tokens go to one of "
+    "them; say --expert-load with the share of each expert, as 1,1,..."
+)
+"""What to say where a script reads choices of which nothing says that they are of experts."""
+
+
+def asked(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
+    """Return along which dimension, and how many, the operator *name*, called with *args*, chooses.
+
+    None for the dimension: among all elements.
+
+    >>> asked("aten.topk", [None, 2]), asked("aten.argmax", [None]), asked("aten.multinomial", [None, 4])
+    ((-1, 2), (None, 1), (-1, 4))
+    """
+    numbers = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]
+    if name in {"aten.topk", "aten.multinomial"}:
+        return (numbers[1] if name == "aten.topk" and len(numbers) > 1 else -1), numbers[0]
+    if name == "aten.sort":
+        dim = numbers[0] if numbers else -1
+        return dim, int(args[0].shape[dim]) if args[0].dim() else 1
+    return (numbers[0] if numbers else None), 1
+
+
+class Choices:
+    """Follows operators that choose.
+
+    Args:
+        routing: makes up choices of experts; None where loads are one number.
+        asks: whether a rehearsal is to begin anew, with choices made up, where they are read.
+
+    Attributes:
+        inside: returns the module that runs, None outside of all.
+        n_routed: choices of experts of which only even shares are known.
+        doubts: what to say of choices that were read, and told.
+    """
+
+    def __init__(self, routing: Routing | None, *, asks: bool = False) -> None:
+        self._routing, self.asks = routing, asks
+        self.inside: Callable[[], Any] = lambda: None
+        self.n_routed = 0
+        self.doubts: list[str] = []
+
+    def choose(self, name: str, args: Sequence[Any], results: Sequence[Any], asker: str) -> Known | None:
+        """Return what is known of the places that *name* chooses, the last of *results*; None if made up."""
+        dim, n_chosen = asked(name, args)
+        scores, places = args[0], results[-1]
+        if dim is None:  # max makes the largest number then, not its place
+            return Known(n_values=int(scores.numel()) if name == "aten.argmax" else 0)
+        is_last = dim in (-1, scores.dim() - 1) and scores.is_floating_point() and scores.dim() > 0
+        routing = self._routing
+        is_made_up = is_last and routing is not None and (routing.is_even or name != "aten.sort")
+        of = scores, places, n_chosen, asker
+        if is_made_up and routing is not None and routing.choose(*of, self.inside()):
+            return None
+        n_values = int(scores.shape[dim]) if scores.dim() else 1
+        n_tokens = places.numel() // max(n_chosen, 1)
+        is_routed = is_last and routing is None and self._is_routed(n_values, n_tokens)
+        self.n_routed += is_routed
+        return Known(n_values=n_values, is_routed=is_routed)
+
+    def _is_routed(self, n_values: int, n_tokens: int) -> bool:
+        module = self.inside()
+        return n_values > 1 and EVEN.is_of(
+            n_values, n_tokens, "" if module is None else type(module).__name__
+        )
+
+    def need(self, asker: str) -> None:
+        """End this rehearsal for one in which choices are made up: *asker* needs them one by one.
+
+        Raises:
+            UnroutedError: choices are to be made up.
+        """
+        if self._routing is None and self.asks:
+            raise UnroutedError(asker)
+
+    def doubt(self, tensor: Any, n_values: int, value: Any, asker: str) -> None:
+        """Note that *asker* reads one of the choices of *tensor* among *n_values*, and is told *value*."""
+        n_read = tensor.untyped_storage().nbytes() // tensor.element_size()
+        said = DOUBTED.format(asker, n_values, value)
+        if 1 < n_values <= n_read and n_values <= MOST_EXPERTS and said not in self.doubts:
+            self.doubts.append(said)

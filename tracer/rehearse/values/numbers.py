@@ -1,0 +1,289 @@
+"""Numbers that a script makes by itself are computed, however fake the tensors that hold them.
+
+Lengths, places and choices that come of a random generator, a range, a list or a loader decide shapes and
+branches: where in a text a batch begins, which tokens are padding, whether a mask hides any. None of them
+needs a device. They are kept beside the storage of the fake tensor, and operators on nothing but such numbers
+are computed as well. What is filled with one number is kept as that until somebody looks at it. What comes of
+parameters that were trained and of activations stays unknown.
+"""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from tracer.internals import makers
+from tracer.rehearse.operators.calls import storage_key, tensors_in
+from tracer.rehearse.values.algebra import is_laborious
+from tracer.rehearse.values.computed import ABSORBS, BLANK, FACTORIES, FILLED, FRESH, LIKE, OVERWRITES
+from tracer.rehearse.values.held import Held, is_seen_as, seen
+from tracer.rehearse.values.ranges import Constant, Range, filled, is_rule
+
+MOST_ELEMENTS: Final = 1 << 18
+"""Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
+nobody looks at so many one by one."""
+
+MOST_ROUTED: Final = 1 << 24
+"""As many, where choices of experts are stated: a table has an element for each token, choice and expert."""
+
+
+class _UnknownError(Exception):
+    """An operand whose numbers nobody has."""
+
+
+class Numbers:
+    """The tensors of a rehearsal whose elements are known.
+
+    Args:
+        most: elements of a tensor above which its numbers are left out.
+    """
+
+    def __init__(self, most: int = MOST_ELEMENTS) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+        self._torch, self._kind, self.really = torch, FakeTensor, unset_fake_temporarily
+        self._make = makers()
+        self._held: dict[int, Held] = {}
+        self.most = most
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def of(self, tensor: Any) -> Any | None:
+        """Return the elements of *tensor* as a real one of its shape, None if they are not known."""
+        key = storage_key(tensor) if self._held else -1
+        found = self._held.get(key)
+        if found is None or not is_seen_as(found.numbers.dtype, tensor.dtype):
+            return None
+        with self.really():
+            numbers = found.numbers
+            if is_rule(numbers, self.most):
+                is_few = tensor.numel() <= self.most and numbers.dtype == tensor.dtype
+                return numbers.part(tensor) if is_few else None
+            if type(numbers) is Constant:
+                numbers = self._make.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
+                self._held[key] = found._replace(numbers=numbers)
+            return seen(numbers, tensor)
+
+    def fill_of(self, tensor: Any) -> float | None:
+        """Return the number that all elements of *tensor* are, None if it was not filled with one."""
+        found = self._held.get(storage_key(tensor))
+        return found.numbers.fill if found is not None and type(found.numbers) is Constant else None
+
+    def is_shared(self, tensor: Any) -> bool:
+        """Whether what is known of *tensor* is what other ranks are taken to have sent."""
+        found = self._held.get(storage_key(tensor))
+        return found is not None and found.is_shared
+
+    def keep(self, tensor: Any, real: Any, *, is_shared: bool = False, is_new: bool = False) -> None:
+        """Let *real* be the elements of the fake *tensor*, which has all of its storage, or is new.
+
+        A periodic window is all but the last element of one that is not, which nobody else sees.
+        """
+        storage = tensor.untyped_storage()
+        n_elements = storage.nbytes() // real.element_size()
+        if real.numel() > self.most or (n_elements != real.numel() and not is_new):
+            return
+        with self.really():
+            flat = self._make.zeros(n_elements, dtype=real.dtype)
+            flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
+        self._hold(storage, flat, is_shared=is_shared)
+
+    def adopt(self, view: Any, real: Any) -> None:
+        """Let a fake *view* of a *real* tensor, such as that of a mesh, have its numbers."""
+        if type(view) is not self._kind:
+            return
+        storage = view.untyped_storage()
+        n_elements = storage.nbytes() // real.element_size()
+        if n_elements <= self.most:
+            with self.really():
+                flat = real.as_strided((n_elements,), (1,), 0).clone()
+            self._hold(storage, flat)
+
+    def _hold(self, storage: Any, flat: Any, *, is_shared: bool = False) -> None:
+        """Let *flat* be all elements of *storage* for as long as it lives."""
+        key = int(storage._cdata)
+        gone = weakref.ref(storage, lambda _: self._held.pop(key, None))
+        self._held[key] = Held(flat, is_shared, gone)
+
+    def forget(self, tensors: Iterable[Any]) -> None:
+        """Take nothing to be known of *tensors* any more."""
+        if self._held:
+            for tensor in tensors:
+                self._held.pop(storage_key(tensor), None)
+
+    def drop(self, key: int) -> None:
+        """Take nothing to be known of the storage of that ``storage_key``."""
+        self._held.pop(key, None)
+
+    def computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
+        """Return what *func* makes of numbers, None if one of its operands is not known."""
+        try:
+            held = self._held.get(storage_key(args[0])) if func is self._torch.ops.aten.index.Tensor else None
+            if held is not None and type(held.numbers) is Range:
+                with self.really():
+                    return held.numbers.picked(args[0], self._real(args[1]))
+            real, named = self._real(args), {name: self._real(value) for name, value in kwargs.items()}
+        except _UnknownError:
+            return None
+        named = {
+            name: {"device": "cpu", "pin_memory": False}.get(name, value) for name, value in named.items()
+        }
+        with self.really(), suppress(RuntimeError, IndexError):  # what others are taken to have need not fit
+            return func(*real, **named)
+        return None
+
+    def follow(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        """Learn what *func*, called *name*, has made: tensors, or others in place."""
+        results = out if isinstance(out, list | tuple) else (out,)
+        if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
+            self._decide(results[0], by=ABSORBS[name])
+            return
+        if name in FILLED and self._is_filled(name, args, results[0]):
+            return
+        if self._is_ranged(name, func, args, results):
+            return
+        is_fresh = name in FRESH or (name in OVERWRITES and not self._is_known(args[:1]))
+        if any(type(one) is not self._kind or one.numel() > self.most for one in results):
+            return
+        if is_fresh:
+            args = [*self._shapes(args[:1]), *args[1:]] if name in LIKE or name in OVERWRITES else args
+        elif not self._is_known(args) or is_laborious(name, args, results[0]):
+            if func._schema.is_mutable:
+                self.forget(results)
+            return
+        real = self.computed(func, args, kwargs)
+        if real is None:
+            self.forget(results if func._schema.is_mutable else ())
+            return
+        is_shared = any(self.is_shared(tensor) for tensor in tensors_in(args))
+        for tensor, one in zip(results, real if isinstance(real, list | tuple) else (real,), strict=False):
+            if func._schema.is_mutable and not is_fresh:  # the numbers that were changed are those held
+                self._shared(tensor, is_shared=is_shared)
+            else:
+                self.keep(tensor, one, is_shared=is_shared, is_new=name in FACTORIES)
+
+    def _is_filled(self, name: str, args: Sequence[Any], result: Any) -> bool:
+        """Hold the number with which the operator *name* has filled *result*; return whether it could be."""
+        if storage_key(result) == -1:
+            return True
+        if (constant := filled(name, args, result) if type(result) is self._kind else None) is not None:
+            self._hold(result.untyped_storage(), constant)
+        return constant is not None or name in BLANK
+
+    def _is_ranged(self, name: str, func: Any, args: Sequence[Any], results: Sequence[Any]) -> bool:
+        """Hold a range that is too long to be made, no rule where is written; return whether it is held."""
+        if func._schema.is_mutable:
+            held = ((one, self._held.get(storage_key(one))) for one in results)
+            self.forget([one for one, found in held if found and is_rule(found.numbers, self.most)])
+            return False
+        made = results[0]
+        if name != "aten.arange" or type(made) is not self._kind or made.numel() <= self.most:
+            return False
+        found = Range.made_by(args, made.dtype)
+        if found is not None:
+            self._hold(made.untyped_storage(), found)
+        return found is not None
+
+    def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
+        """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""
+        if by and result.dtype != self._torch.bool:
+            return False
+        for value in args:
+            real = self.of(value) if type(value) is self._kind else None
+            with self.really():
+                if real is not None and bool((real == by).all()):
+                    return True
+        return False
+
+    def _decide(self, result: Any, *, by: bool) -> None:
+        """Let all elements of *result* be *by*: it may be a part of numbers that are known."""
+        held = self.of(result)
+        with self.really():
+            if held is not None:
+                held.fill_(by)
+                return
+            self.forget([result])
+            decided = self._make.full((), by, dtype=result.dtype)
+            self.keep(result, decided.expand(result.shape))  # which may be too large to be made
+
+    def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> bool:
+        """Follow a collective as ``Stated.exchange`` does; return whether *outputs* are known."""
+        real = self.of(source)
+        self.forget(outputs)
+        if real is None or factor is None:
+            return False
+        for tensor in outputs:
+            n, rest = divmod(tensor.numel(), max(real.numel(), 1))
+            if rest or tensor.dtype != real.dtype or (n > 1 and kind != "all_gather"):
+                return False
+            with self.really():
+                whole = (real.reshape(-1) * factor).to(real.dtype).repeat(n).reshape(tensor.shape)
+            self.keep(tensor, whole, is_shared=True)
+        return bool(outputs)
+
+    def fill(self, tensors: Sequence[Any], real: Any | None, *, is_shared: bool = True) -> bool:
+        """Let *real* be the elements of each of *tensors*, sent by other ranks; return whether they can be.
+
+        Of a list each tensor has its own. They may be parts of one storage, if together they are all of it.
+        *is_shared* is as of ``Held``.
+        """
+        whole: dict[int, list[tuple[Any, Any]]] = {}
+        if real is None:
+            return False
+        for tensor, one in zip(
+            tensors, real if isinstance(real, list) else [real] * len(tensors), strict=True
+        ):
+            whole.setdefault(storage_key(tensor), []).append((tensor, one))
+            if tensor.shape != one.shape or tensor.dtype != one.dtype:
+                return False
+        for parts in whole.values():
+            storage, dtype = parts[0][0].untyped_storage(), parts[0][0].dtype
+            n_elements = sum(part.numel() for part, _ in parts)
+            if n_elements > self.most or storage.nbytes() != n_elements * dtype.itemsize:
+                return False
+            with self.really():
+                flat = self._make.empty(n_elements, dtype=dtype)
+                for part, one in parts:
+                    flat.as_strided(part.shape, part.stride(), part.storage_offset()).copy_(one)
+            self._hold(storage, flat, is_shared=is_shared)
+        return True
+
+    def _shared(self, tensor: Any, *, is_shared: bool) -> None:
+        if is_shared and (held := self._held.get(storage_key(tensor))) is not None:
+            self._held[storage_key(tensor)] = held._replace(is_shared=True)
+
+    def _is_known(self, args: Sequence[Any]) -> bool:
+        """Whether the first tensor among *args* is known: most are activations, and this is asked often."""
+        for value in args:
+            first = value[0] if isinstance(value, list | tuple) and value else value
+            if type(first) is self._kind:
+                return storage_key(first) in self._held or first.constant is not None
+        return True
+
+    def _real(self, value: Any) -> Any:
+        """Return *value* with numbers in place of fake tensors, which raises where there are none."""
+        if isinstance(value, list | tuple):
+            return type(value)([self._real(one) for one in value])
+        if not hasattr(value, "element_size"):
+            return value
+        if type(value) is not self._kind:
+            if type(value) is not self._torch.Tensor or value.numel() > self.most:
+                raise _UnknownError
+            return value
+        real = value.constant if value.constant is not None else self.of(value)
+        if real is None:
+            raise _UnknownError
+        return real
+
+    def _shapes(self, args: Sequence[Any]) -> list[Any]:
+        """Return *args* with tensors of any numbers in place of fake ones."""
+        with self.really():
+            return [
+                self._make.empty(one.shape, dtype=one.dtype) if hasattr(one, "element_size") else one
+                for one in args
+            ]

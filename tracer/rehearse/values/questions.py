@@ -1,0 +1,268 @@
+"""Operators that ask for numbers which nobody has computed: each is answered, or ends the rehearsal."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.internals import makers
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.events.tape import HOST_WAIT
+from tracer.rehearse.operators.calls import tensors_in
+from tracer.rehearse.values.finite import are_same
+from tracer.rehearse.values.loads import ROUTERS
+from tracer.rehearse.words import asker
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+Kernel = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Handles a call of an operator: takes the operator, its arguments and those by name."""
+
+DATA_DEPENDENT: Final[Mapping[str, str]] = {
+    "aten._local_scalar_dense": "local_scalar_dense",
+    "aten.item": "local_scalar_dense",
+    "aten.nonzero": "nonzero",
+    "aten.masked_select": "masked_select",
+    "aten.index": "index",
+    "aten.repeat_interleave": "repeat_interleave",
+    "aten.bincount": "bincount",
+    "aten.histc": "histc",
+    "aten.isin": "isin",
+    "aten.equal": "equal",
+    "aten._ctc_loss": "ctc_loss",
+    "aten._pack_padded_sequence": "packed",
+}
+"""Operators that need numbers, and the method that handles each."""
+
+
+class Questions:
+    """Handlers of such operators.
+
+    Args:
+        session: the rehearsal.
+        indexed: handles indexing by numbers, which needs none.
+        write: writes down a kernel: takes the operator, its arguments, those by name, and what it made.
+    """
+
+    def __init__(self, session: RehearsalSession, indexed: Kernel, write: Callable[..., None]) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self._session, self._torch, self._FakeTensor = session, torch, FakeTensor
+        self._indexed, self._write = indexed, write
+
+    def local_scalar_dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a question for one number."""
+        tensor = args[0]
+        self._wait(tensor)
+        if not isinstance(tensor, self._FakeTensor) or tensor.constant is not None:
+            return func(*args, **kwargs)
+        return self._session.stated.scalar(tensor)
+
+    def nonzero(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle places that are not zero."""
+
+        def shape(mask: Any) -> tuple[int, ...] | None:
+            found = self._session.stated.count_true(mask)
+            return None if found is None else (found, mask.dim())
+
+        return self._sized(func, args, kwargs, shape)
+
+    def masked_select(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle elements that a mask selects."""
+
+        def shape(data: Any) -> tuple[int, ...] | None:
+            del data
+            found = self._session.stated.count_true(args[1])
+            return None if found is None else (found,)
+
+        return self._sized(func, args, kwargs, shape, dtype=args[0].dtype)
+
+    def index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle indexing: by a mask, as many rows come out as it is told to have."""
+        indices = args[1]
+        masks = [i for i in indices if i is not None and str(i.dtype) in {"torch.bool", "torch.uint8"}]
+        if not masks or not isinstance(args[0], self._FakeTensor):
+            return self._indexed(func, args, kwargs)
+
+        def shape(data: Any) -> tuple[int, ...] | None:
+            found = self._session.stated.count_true(masks[0]) if len(indices) == 1 else None
+            return None if found is None else (found, *data.shape[masks[0].dim() :])
+
+        return self._sized(func, args, kwargs, shape, dtype=args[0].dtype)
+
+    def repeat_interleave(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle rows that are repeated as often as a tensor says."""
+        stated = kwargs.get("output_size")
+
+        def shape(counts: Any) -> tuple[int, ...] | None:
+            found = stated or self._session.stated.sum_of(counts)
+            return None if found is None else (found,)
+
+        return self._sized(func, args, kwargs, shape, waits=not stated)
+
+    def bincount(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle counting: there are as many bins as the script says there are at least."""
+        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        return self._sized(func, args, kwargs, lambda data: (least,) if least else None)
+
+    def histc(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a histogram: of integers, too, as on CUDA."""
+        n_bins = kwargs.get("bins", args[1] if len(args) > 1 else 100)
+        own = self._session.stated.numbers.of(args[0]) if isinstance(args[0], self._FakeTensor) else None
+        if own is not None and not own.is_floating_point():
+            with self._session.stated.numbers.really():
+                real = func(own.double(), *args[1:], **kwargs).to(own.dtype)
+            out = self._fakes(real, [args[0]])
+            self._write(func, args, kwargs, out)
+            return out
+        return self._sized(func, args, kwargs, lambda data: (n_bins,), dtype=args[0].dtype, waits=False)
+
+    def isin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a search for given numbers, as a generation looks for tokens that end it: none is there."""
+        if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
+            return func(*args, **kwargs)
+        real = self._session.stated.numbers.computed(func, args, kwargs)
+        if real is not None:
+            out = self._fakes(real, tensors_in(args))
+        else:
+            shape = getattr(args[0], "shape", ())
+            out = tensors_in(args)[0].new_empty(shape, dtype=self._torch.bool)
+            self._session.stated.absent(out, is_inverted=kwargs.get("invert", False))
+        self._write(func, args, kwargs, out)
+        return out
+
+    def equal(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a question whether two tensors are equal: of other shapes never, the same elements always.
+
+        FSDP1 asks it of the states that ranks tell each other, which are those of this rank.
+        """
+        one, other = args[:2]
+        if one.shape == other.shape and not are_same(one, other):
+            return self.other(func, args, kwargs)
+        self._wait(one)
+        return bool(one.shape == other.shape)
+
+    def ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle the loss over alignments: its table has two places per label of the longest target, and one.
+
+        CUDA's kernel wants lengths on the host. Where nobody knows them, targets are as long as padded.
+        """
+        if not isinstance(args[0], self._FakeTensor):
+            return func(*args, **kwargs)
+        self._wait()
+        scores, targets, lengths = args[0], args[1], args[3]
+        n_steps, batch, _ = scores.shape
+        longest = self._session.stated.largest_of(lengths)
+        if longest is None:
+            longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)
+        out = (scores.new_empty(batch), scores.new_empty((batch, n_steps, 2 * longest + 1)))
+        self._write(func, args, kwargs, out)
+        return out
+
+    def packed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle sequences without their padding: as many rows as they are long, and how many at each step.
+
+        Those numbers stay real: recurrent layers read them where nobody can answer.
+        """
+        data, lengths = args[:2]
+        numbers = self._session.stated.numbers
+        known = numbers.of(lengths) if isinstance(lengths, self._FakeTensor) else lengths
+        if known is None or not isinstance(data, self._FakeTensor):
+            return func(*args, **kwargs)
+        with numbers.really():
+            steps = makers().arange(int(known.max()))
+            sizes = (known[None] > steps[:, None]).sum(dim=1)
+            total = int(sizes.sum())
+        out = data.new_empty((total, *data.shape[2:]))
+        self._write(func, args, kwargs, out)
+        return out, sizes
+
+    def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle an operator of which nothing is known but that it needs numbers: it has them, or fails."""
+        if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
+            return func(*args, **kwargs)
+        self._wait(tensors_in(args)[0])
+        numbers = self._session.stated.numbers
+        real = numbers.computed(func, args, kwargs)
+        if real is None:
+            self._asks_routers()
+            return func(*args, **kwargs)
+        out = self._fakes(real, tensors_in(args))
+        if tensors_in(out):
+            self._write(func, args, kwargs, out)
+        return out
+
+    def _sized(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shape: Callable[[Any], tuple[int, ...] | None],
+        *,
+        dtype: Any = None,
+        waits: bool = True,
+    ) -> Any:
+        """Return what *func* makes, computed if its operands are known, else as large as it is told to be.
+
+        Args:
+            func: the operator.
+            args: its arguments.
+            kwargs: those by name.
+            shape: returns the shape of the result from the first operand, None if nobody knows it.
+            dtype: of the result; whole numbers if not given.
+            waits: whether the host has to wait for the numbers, as it does where they size the result.
+
+        Raises:
+            RehearsalError: nobody knows the shape.
+        """
+        data = args[0]
+        if not isinstance(data, self._FakeTensor):
+            return func(*args, **kwargs)
+        if waits:
+            self._wait(data)
+        real = self._session.stated.numbers.computed(func, args, kwargs)
+        if real is not None:
+            out = self._fakes(real, tensors_in(args))
+        elif (found := shape(data)) is None:
+            raise self._depends(func)
+        else:
+            out = data.new_empty(found, dtype=dtype or self._torch.int64)
+            self._session.stated.note(".".join(func._schema.name.split("::")), args, out)
+        self._write(func, args, kwargs, out)
+        return out
+
+    def _fakes(self, real: Any, operands: list[Any]) -> Any:
+        """Return *real* results, made of *operands*, as fake tensors whose numbers are known."""
+        if isinstance(real, list | tuple):
+            return type(real)([self._fakes(one, operands) for one in real])
+        if not hasattr(real, "element_size"):
+            return real
+        numbers = self._session.stated.numbers
+        anchor = next(tensor for tensor in operands if isinstance(tensor, self._FakeTensor))
+        found = anchor.new_empty(tuple(real.shape), dtype=real.dtype)
+        numbers.keep(found, real, is_shared=any(map(numbers.is_shared, operands)))
+        return found
+
+    def _wait(self, tensor: Any = None) -> None:
+        """Write down that the host waits for the device, unless *tensor* is on the host."""
+        is_there = tensor is not None and self._session.host.holds(tensor)
+        if self._session.position.step >= 0 and not is_there:
+            self._session.tape.note(HOST_WAIT)
+
+    def _asks_routers(self) -> bool:
+        """Say whether numbers may come of what routers choose; begin anew with even loads where possible."""
+        if self._session.stated.routing is not None or not any(map(ROUTERS.search, self._session.classes())):
+            return False
+        self._session.stated.choices.need(asker())
+        return True
+
+    def _depends(self, func: Any) -> RehearsalError:
+        is_routed = self._asks_routers()
+        by_load = "say what routers choose, --expert-load zipf:0 for even loads, or " if is_routed else ""
+        return RehearsalError(
+            f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
+            f"{by_load}give it a size in a stub file (--stub, docs/rehearse.md section 6)"
+        )

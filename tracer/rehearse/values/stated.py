@@ -1,0 +1,295 @@
+"""What a script is told of numbers that nobody computed.
+
+A fake tensor has no elements. What a script makes by itself is computed all the same (``numbers``). Of other
+tensors a mean is known: a histogram of ``n`` choices over ``e`` bins has ``n / e`` in each. Such means are
+followed through the operators that routers of experts are made of, which is an even distribution of load; or,
+if so stated, this rank is that with the fullest experts, to which others send more than their share. If the
+share of each expert is stated (``loads``), the choices themselves are made up, and are numbers like others.
+Everything else is ``DEFAULTS``; every answer is kept, with the line of the script that asked.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from tracer.internals import makers
+from tracer.rehearse.operators.calls import is_in_part, storage_key, tensors_in
+from tracer.rehearse.peers.letters import Letters
+from tracer.rehearse.values.choosing import Choices
+from tracer.rehearse.values.ending import passing
+from tracer.rehearse.values.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
+from tracer.rehearse.values.finite import CHECKS, JOINS, joined, truth_of
+from tracer.rehearse.values.known import CHOOSES, DEFAULTS, EXCHANGE, Known
+from tracer.rehearse.values.loads import Loads, parsed
+from tracer.rehearse.values.means import OF_MEANS, made
+from tracer.rehearse.values.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
+from tracer.rehearse.values.routing import Routing, heard
+from tracer.rehearse.words import amount, asked_at, asker, number
+
+SHARED: Final = "as if other ranks had what this one has"
+"""Why a script is told a number that ranks have exchanged."""
+
+FOLLOWED: Final = KEEPS | CHOOSES | CHECKS | JOINS | OF_MEANS
+"""Operators of whose results something may be known."""
+
+
+class Stated:
+    """What is known of the tensors of a rehearsal, and what the script was told.
+
+    Args:
+        expert_load: what the experts of this rank are sent, over an even share; or the shape of loads of all
+            experts, as ``loads.parsed`` takes it.
+        letters: what other ranks have told this one.
+        asks_choices: as ``asks`` of ``Choices``.
+
+    Attributes:
+        choices: of experts and others.
+        numbers: tensors whose elements are known.
+        routing: makes up choices of experts; None where loads are one number.
+        told: what the script was told, and how often.
+    """
+
+    def __init__(
+        self, expert_load: float | str = 1.0, letters: Letters | None = None, *, asks_choices: bool = False
+    ) -> None:
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        load = parsed(expert_load)
+        shape = load if isinstance(load, Loads) else None
+        self.letters = Letters(0, {}, ()) if letters is None else letters
+        self._expert_load = 1.0 if isinstance(load, Loads) else load
+        self._real = unset_fake_temporarily
+        self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
+        self.told: dict[str, int] = {}
+        self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
+        self.choices = Choices(self.routing, asks=asks_choices)
+        self._known: dict[int, tuple[Known, Any]] = {}
+
+    def of(self, tensor: Any) -> Known:
+        """Return what is known of the elements of *tensor*."""
+        if (found := self._known.get(storage_key(tensor))) is not None:
+            return found[0]
+        own = getattr(tensor, "constant", None)
+        numbers = self.numbers.of(tensor) if own is None else own
+        if numbers is None and (fill := self.numbers.fill_of(tensor)) is not None:
+            return Known(mean=float(fill), is_own=True)
+        if numbers is None or not numbers.numel() or numbers.is_complex():
+            return Known()
+        with self._real():
+            return Known(mean=float(numbers.double().mean()), is_own=True)
+
+    def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> None:
+        """Follow a collective: other ranks are taken to have sent what *source* holds on this one.
+
+        Args:
+            kind: of collective.
+            source: what this rank sends.
+            outputs: what it gets.
+            factor: of a reduction, how many times its operand its result is; None if nobody knows.
+        """
+        known = self.of(source)
+        for tensor in outputs:
+            if getattr(tensor, "constant", None) is not None:
+                tensor.constant = None  # what it holds now came from others
+            self._known.pop(storage_key(tensor), None)
+        factor = 1.0 if kind in COPIES else factor
+        if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
+            return
+        for tensor in outputs:
+            self._set(tensor, replace(known, mean=known.mean * factor))
+
+    def is_from(self, sender: int, tensor: Any) -> None:
+        """Take *tensor* to have been sent by one other rank, and nothing else to be known of it."""
+        self.numbers.forget([tensor])
+        self._set(tensor, Known(sender=sender))
+
+    def deal(self, source: Any, outputs: Sequence[Any], rank: int, ranks: Sequence[int], sizes: Any) -> bool:
+        """Follow an all-to-all: all ranks send what this *rank* does; return whether *outputs* are known."""
+        if self.routing is not None:
+            return self.routing.exchange(source, outputs, rank, ranks, sizes)
+        return self.numbers.fill(outputs, heard(self.numbers, source, rank, ranks, sizes))
+
+    def forget(self, tensors: Iterable[Any]) -> None:
+        """Take nothing to be known of *tensors* any more: something was written to them."""
+        if self._known or len(self.numbers):
+            for key in map(storage_key, tensors):
+                self._known.pop(key, None)
+                self.numbers.drop(key)
+
+    def taint(self, args: Sequence[Any], out: Any) -> None:
+        """Note that what an operator has made of *args* comes of what routers choose, if one of them does."""
+        made_of = out if isinstance(out, list | tuple) else (out,)
+        results = [one for one in made_of if hasattr(one, "dtype") and not one.dtype.is_floating_point]
+        if results and any(self._is_routed(one) for one in tensors_in(args[:3])):
+            for one in results:
+                known = self._known.get(storage_key(one))
+                if known is not None or self.numbers.of(one) is None:
+                    self._set(one, replace(Known() if known is None else known[0], is_routed=True))
+
+    def _is_routed(self, tensor: Any) -> bool:
+        found = self._known.get(storage_key(tensor))
+        return found is not None and found[0].is_routed
+
+    def forget_mean(self, tensors: Iterable[Any]) -> None:
+        """Take nothing but numbers to be known of *tensors* any more: an operator in place has no rule."""
+        for tensor in tensors if self._known else ():
+            self._known.pop(storage_key(tensor), None)
+
+    def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """Follow an operator, named without its overload, whose results may be known."""
+        results = [out] if not isinstance(out, list | tuple) else list(out)
+        if not results or not hasattr(results[0], "numel") or not args or is_in_part(name, results[0]):
+            return
+        first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
+        if (name in CHECKS or name in JOINS) and self._is_truth(name, args, results[0]):
+            return
+        if name in CHOOSES:
+            found = self.choices.choose(name, args, results, asker())
+            if found is not None and found.n_values:
+                self._set(results[-1], found)
+        if name in OF_MEANS and (found := made(name, args, first, results[0], self.of)) is not None:
+            self._set(results[0], found)
+        elif name in KEEPS and hasattr(first, "numel"):
+            self._keep(name, args, first, results[0])
+
+    def _keep(self, name: str, args: tuple[Any, ...], first: Any, result: Any) -> None:
+        """Follow an operator that keeps means: *result* has that of the *first* operand."""
+        if name in PUTS_TOGETHER and result.numel() <= MOST_ELEMENTS:
+            with self._real():
+                joint = put_together(name, args, [self.of(one) for one in args[0]])
+            if joint is not None:
+                self._set(result, joint)
+                return
+        known = self.of(args[1] if name == "aten.copy_" else first)
+        if name == EXCHANGE and known.mean is not None and known.load == 1.0:
+            known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
+        if known.each is not None and (name not in COPIED or known.each.numel() != result.numel()):
+            return
+        if known.is_drawn and name not in COPIED:
+            known = replace(known, is_drawn=False)
+        if known.mean is not None or known.n_values:
+            self._set(result, known)
+
+    def _is_truth(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
+        """Follow a check of finite numbers, and what is made of its truths; return whether it is one."""
+        truth = truth_of(name, args)
+        if truth is not None and self.numbers.of(args[0]) is not None:
+            return True  # they are computed
+        if truth is not None:
+            self.tell(f"{asker()} asks whether numbers are finite: told that they are")
+        elif name in JOINS and str(result.dtype) == "torch.bool":
+            truth = joined(name, [self.of(one).mean for one in args if hasattr(one, "untyped_storage")])
+        if truth is None:
+            return False
+        self._truths(result, truth)
+        return True
+
+    def _truths(self, result: Any, truth: float) -> None:
+        """Let all elements of *result* be one *truth*, 1 or 0."""
+        if result.numel() > MOST_ELEMENTS:
+            self._set(result, Known(mean=truth))
+            return
+
+        with self._real():
+            self.numbers.keep(result, makers().full(tuple(result.shape), bool(truth)))
+
+    def absent(self, found: Any, *, is_inverted: bool) -> None:
+        """Let *found* say that numbers which nobody has are not among those that are looked for.
+
+        Args:
+            found: the truths.
+            is_inverted: whether they say of each number that it is not there.
+        """
+        self.tell(f"{asker()} looks for given numbers: told that none is there")
+        self._truths(found, float(is_inverted))
+
+    def scalar(self, tensor: Any) -> Any:
+        """Return the one element of *tensor*, or each of several, as the script is told it."""
+        kind = _kind(tensor)
+        if tensor.numel() == 1 and (own := self.numbers.of(tensor)) is not None:
+            return self._own(tensor, own, kind)
+        known = self.of(tensor)
+        mean = known.mean
+        if mean is None or (known.is_routed and kind is bool):
+            value, why = self._unknown(tensor, known, kind)
+        elif known.is_own:
+            value, why = kind(mean), SHARED
+        elif kind is int:
+            at = int(tensor.storage_offset())
+            with self._real():
+                value = share(mean, at) if known.each is None else int(known.each.view(-1)[at])
+            why = "an even share"
+        else:
+            value, why = (mean >= 0.5, "the likelier") if kind is bool else (kind(mean), "a mean")
+        if why == "an even share":
+            shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
+            self.tell(f"{asker()} reads counts: told {shares}, {mean:g} on average")
+        else:
+            self.tell(f"{asker()} reads {amount(tensor)}: told {number(value)} ({why})")
+        return value
+
+    def _unknown(self, tensor: Any, known: Known, kind: type) -> tuple[complex, str]:
+        """Return what a script is told of *tensor*, of which not its mean is *known*, and why."""
+        holds = passing(*asked_at()) if kind is bool else None
+        if holds is not None:
+            return holds, "a check that would end the script"
+        if known.is_routed and kind is not float:
+            self.choices.need(asker())
+        if known.n_values:
+            value = min(DEFAULTS[kind], known.n_values - 1)
+            self.choices.doubt(tensor, known.n_values, value, asker())
+            return value, f"one of {known.n_values}" if known.n_values > 1 else "there is no other"
+        if known.mean is not None:
+            return known.mean >= 0.5, "the likelier"
+        self.letters.await_(known.sender)
+        return DEFAULTS[kind], "another rank has sent it" if known.sender >= 0 else "nothing is known of it"
+
+    def count_true(self, mask: Any) -> int | None:
+        """Return how many elements of *mask* are not zero, None if nobody knows."""
+        if (own := self.numbers.of(mask)) is not None:
+            return int(self._own(mask, own, lambda real: int(real.count_nonzero())))
+        if (mean := self.of(mask).mean) is None:
+            return None
+        n = round(min(mean, 1.0) * int(mask.numel()))
+        self.tell(f"{asker()} selects by a mask: told {n} of {mask.numel()} elements, an even share")
+        return n
+
+    def sum_of(self, counts: Any) -> int | None:
+        """Return the sum of *counts*, None if nobody knows."""
+        if (own := self.numbers.of(counts)) is not None:
+            return int(self._own(counts, own, lambda real: int(real.sum())))
+        mean = self.of(counts).mean
+        return None if mean is None else round(mean * int(counts.numel()))
+
+    def largest_of(self, counts: Any) -> int | None:
+        """Return the largest of *counts*, a tensor or a list, None if nobody knows."""
+        if isinstance(counts, list | tuple):
+            return int(max(counts))
+        own = self.numbers.of(counts)
+        return None if own is None else int(self._own(counts, own, lambda real: int(real.max())))
+
+    def _own(self, tensor: Any, real: Any, asked: Callable[[Any], complex]) -> Any:
+        """Return what is *asked* of the numbers of *tensor*; say so if others are taken to have them, too."""
+        with self._real():
+            value = asked(real)
+        if self.numbers.is_shared(tensor):
+            self.tell(f"{asker()} reads {amount(tensor)}: told {number(value)} ({SHARED})")
+        return value
+
+    def _set(self, tensor: Any, known: Known) -> None:
+        """Let *known* be what is known of *tensor* for as long as its storage lives."""
+        key, storage = storage_key(tensor), tensor.untyped_storage()
+        self._known[key] = (known, weakref.ref(storage, lambda _: self._known.pop(key, None)))
+
+    def tell(self, sentence: str) -> None:
+        """Keep what the script was told."""
+        self.told[sentence] = self.told.get(sentence, 0) + 1
+
+
+def _kind(tensor: Any) -> type:
+    if tensor.dtype.is_complex:
+        return complex
+    return float if tensor.dtype.is_floating_point else bool if str(tensor.dtype) == "torch.bool" else int
