@@ -23,7 +23,7 @@ def pick(x: Tensor) -> Tensor:
 
 
 def graph(x: Tensor) -> Tensor:
-    """Capture, which is not acted out."""
+    """Capture, which cannot be rehearsed."""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         return x + 1
 

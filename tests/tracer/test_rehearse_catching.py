@@ -25,9 +25,9 @@ def _rehearsed(kind: str, folder: Path, loaded: Loaded, world_size: int = 2) -> 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("custom", r"catching.py:\d+: nobody has said what the custom operator catching::kernel makes"),
-        ("pick", r"catching.py:\d+: aten._unique2.default needs numbers"),
-        ("graph", r"catching.py:\d+: CUDA graphs are not acted out"),
+        ("custom", r"catching.py:\d+: the output of the custom operator catching::kernel is not described"),
+        ("pick", r"catching.py:\d+: aten._unique2.default needs values"),
+        ("graph", r"catching.py:\d+: CUDA graphs cannot be rehearsed"),
     ],
 )
 def test_what_no_real_run_would_catch_ends_the_rehearsal(

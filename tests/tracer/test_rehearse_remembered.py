@@ -145,7 +145,7 @@ model = nn.Sequential(nn.RMSNorm(64), nn.SiLU(), nn.Mish()).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
 def named(graph: torch.cuda.CUDAGraph | None = None) -> None:
-    "Names a class that is not acted out, as transformers does."
+    "Names a class that cannot be rehearsed, as transformers does."
 
 for _ in range(3):
     model(torch.ones(8, 64, device="cuda")).sum().backward()

@@ -58,13 +58,13 @@ HINTS: Final[Mapping[str, str]] = {
     f"examples/rehearse/stub_flash_attention_2.py ({STUB})",
     "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
     'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
-    "SymmetricMemory": "symmetric memory is not acted out; rehearse with collectives in its place, by an "
+    "SymmetricMemory": "symmetric memory cannot be rehearsed; run with collectives in its place, by an "
     f"argument of the script or in a stub file ({STUB})",
     "Creating a new Tensor subclass": "a parameter of a class of its own, as bitsandbytes has in 4 or 8 "
-    "bits, is not acted out; rehearse with weights in 16 bits",
+    "bits, cannot be rehearsed; run with weights in 16 bits",
     "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "
     f"the first node only where it is not, or put what it says into a stub file ({STUB})",
-    "SparseTensorImpl": "sparse tensors are not acted out; rehearse with dense gradients, as sparse=False",
+    "SparseTensorImpl": "sparse tensors cannot be rehearsed; run with dense gradients, as with sparse=False",
 }
 """What to say of errors of torch by what stands in them."""
 
@@ -153,14 +153,14 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
     if kind in DEPENDS:
         operator = getattr(error, "func", "an operator")
         return (
-            f"{where}: {operator} needs numbers, which a rehearsal does not have; say in a stub file what "
-            f"it makes ({STUB})"
+            f"{where}: {operator} needs values, which a rehearsal does not have; say in a stub file what "
+            f"it returns ({STUB})"
         )
     if is_of_fakes(error):
         operator = _operator(error)
         return (
-            f"{where}: nobody has said what the custom operator {operator} makes; in a stub file ({STUB}): "
-            f'@torch.library.register_fake("{operator}") def _(x, ...): return torch.empty_like(x)'
+            f"{where}: the output of the custom operator {operator} is not described; in a stub file "
+            f'({STUB}): @torch.library.register_fake("{operator}") def _(x, ...): return torch.empty_like(x)'
         )
     words = " ".join(str(error).split())[:200]
     if words.startswith("'FakeTensor'"):
@@ -186,7 +186,7 @@ def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> 
         return explain(cause, spec)
     words = " ".join(str(cause).split())[:200]
     lacking = f"{cause.name} is not installed here: install it" if cause.name else f"{words}; install it"
-    return f"{where}: {lacking}, or put what stands for it into sys.modules in a stub file ({STUB})"
+    return f"{where}: {lacking}, or put a stand-in for it into sys.modules in a stub file ({STUB})"
 
 
 def _root(error: BaseException) -> BaseException:

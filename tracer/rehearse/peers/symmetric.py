@@ -40,7 +40,7 @@ def by_parts(session: RehearsalSession, mode: Any, func: Any) -> Any:
         del func
         if name not in FUSED:
             raise RehearsalError(
-                f"{NAMESPACE}::{name} sends through symmetric memory, which is not acted out: rehearse with "
+                f"{NAMESPACE}::{name} sends through symmetric memory, which cannot be rehearsed: run with "
                 "the collective that it stands for, by an argument of the script or in a stub "
                 "(--stub, docs/rehearse.md section 6)"
             )

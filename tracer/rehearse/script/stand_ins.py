@@ -205,7 +205,7 @@ def _graphs(session: RehearsalSession) -> None:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             raise RehearsalError(
-                "CUDA graphs are not acted out: rehearse without them, by an argument of the script or by a "
+                "CUDA graphs cannot be rehearsed: run without them, by an argument of the script or by a "
                 "stub that takes torch.cuda.graph away (--stub, docs/rehearse.md section 6)"
             )
 
