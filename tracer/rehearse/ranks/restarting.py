@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tracer.rehearse.errors import RehearsalError, UnroutedError
 from tracer.rehearse.ranks.scratch import emptied
-from tracer.rehearse.values.loads import Loads, parsed
+from tracer.rehearse.values.choosing import EVEN
+from tracer.rehearse.values.loads import Loads
 from traces.rehearsal import Rehearsal
-
-EVEN: Final = "zipf:0"
-"""The shape of even loads, as ``--expert-load`` takes it."""
 
 Acting = Callable[..., Rehearsal]
 """Rehearses with a load of experts; takes, as ``asks``, whether it is to end where choices are read."""
@@ -44,11 +42,11 @@ def with_choices(act: Acting, load: float | Loads, folder: Path) -> Rehearsal:
         )
     emptied(folder)
     try:
-        found, how = act(parsed(EVEN), asks=False), f"rehearsed as with --expert-load {EVEN}"
+        found, how = act(EVEN, asks=False), f"rehearsed as with --expert-load {EVEN.text}"
     except RehearsalError as error:
         why = str(error)
         emptied(folder)
-        found, how = act(load, asks=False), f"told without, for --expert-load {EVEN} ends in: {why}"
+        found, how = act(load, asks=False), f"told without, for --expert-load {EVEN.text} ends in: {why}"
     return replace(found, notes=(*found.notes, f"{asker} needs which experts are chosen: {how}"))
 
 
