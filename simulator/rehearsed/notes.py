@@ -21,6 +21,12 @@ SHOWN: Final = 5
 SHOWN_TOLD: Final = 8
 """Numbers told to the script that a warning names."""
 
+ON_CPU: Final = (
+    "the script puts nothing on a GPU: a real run of it trains on CPUs, while these times are those of "
+    "{device}; time it on a CPU machine, as foretrace topology detect describes one"
+)
+"""What is said of the times of such a script on a machine with GPUs."""
+
 SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
@@ -43,6 +49,7 @@ def notes(
     """
     return [
         *_too_full(rehearsal, machine, tables),
+        *_elsewhere(rehearsal, machine),
         *_missing(joiner),
         *rehearsal.notes,
         *_told(rehearsal.stated),
@@ -63,6 +70,12 @@ def _too_full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankT
     if len(full) > 1:
         which = f"{len(full)} of {len(stages)} rehearsed ranks do not fit, rank {full[0]['rank']} least"
     return [f"{which}: {format_bytes(full[0]['peak_bytes'])} of {format_bytes(limit)}; largest: {words}"]
+
+
+def _elsewhere(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
+    """Return a sentence about a script for CPUs that is timed on GPUs."""
+    is_other = rehearsal.job.get("device") == "cpu" and machine.device.kind != "cpu"
+    return [ON_CPU.format(device=machine.device.name)] if is_other else []
 
 
 def _missing(joiner: Joiner) -> list[str]:

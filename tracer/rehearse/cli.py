@@ -17,6 +17,13 @@ from traces.report.format import format_si
 if TYPE_CHECKING:
     from traces.rehearsal import Rehearsal
 
+ON_CPU: Final = (
+    "the script puts nothing on a GPU, so a real run of it trains on CPUs: time it on a CPU machine "
+    "(foretrace topology detect -o here.toml, then --cluster here.toml); on any other the times are those of "
+    "its GPUs"
+)
+"""What is said of such a script before it is timed."""
+
 NOTABLE: Final = 0.01
 """Share of what is allocated from which what is kept on the host is said: a batch and a counter are not."""
 
@@ -137,7 +144,7 @@ def rehearse(
         wanted = {"output": str(path), "report": report, "calibration": calibration, "as_json": as_json}
         figures = machines["time"](str(path), {"cluster": cluster}, **wanted)
     if as_json:
-        click.echo(json.dumps({**_document(found, path), **figures}))
+        click.echo(json.dumps({**_document(found, path, is_timed=cluster is not None), **figures}))
 
 
 def _check_time(cluster: str | None, calibration: str | None, report: str | None) -> None:
@@ -153,7 +160,7 @@ def _check_time(cluster: str | None, calibration: str | None, report: str | None
         )
 
 
-def _document(found: Rehearsal, path: Path) -> dict[str, Any]:
+def _document(found: Rehearsal, path: Path, *, is_timed: bool) -> dict[str, Any]:
     """Return what ``--json`` prints of a rehearsal."""
     return {
         "rehearsal": str(path),
@@ -163,7 +170,7 @@ def _document(found: Rehearsal, path: Path) -> dict[str, Any]:
         "job": dict(found.job),
         "memory": dict(found.memory),
         "stated": list(found.stated),
-        "notes": list(found.notes),
+        "notes": list(_noted(found, is_timed=is_timed)),
         "checked": list(found.checked),
     }
 
@@ -180,6 +187,12 @@ def layout_words(found: Rehearsal) -> str:
     return f"groups {words}, with axes in an order of its own" if words else "layout unknown"
 
 
+def _noted(found: Rehearsal, *, is_timed: bool) -> tuple[str, ...]:
+    """Return what is noted of a rehearsal; who times it says for which machine the times are."""
+    on_cpu = found.job.get("device") == "cpu" and not is_timed
+    return (*found.notes, ON_CPU) if on_cpu else found.notes
+
+
 def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     """Print what was rehearsed, and everything in which it differs from the run that it stands for."""
     ranks = ", ".join(map(str, found.ranks[:8])) + (", ..." if len(found.ranks) > 8 else "")
@@ -190,7 +203,7 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
         kept = memory["host"]["peak_bytes"] if "host" in memory else 0
         host = f", and {format_si(kept, 'B')} on the host" if kept >= NOTABLE * memory["peak_bytes"] else ""
         click.echo(f"  rank {rank}: {format_si(memory['peak_bytes'], 'B')} allocated at most ({words}){host}")
-    for line in (*found.checked, *found.notes):
+    for line in (*found.checked, *_noted(found, is_timed=is_timed)):
         click.echo(f"  {line}")
     if found.stated:
         click.echo("  the script read numbers that a rehearsal does not compute, and was told:")

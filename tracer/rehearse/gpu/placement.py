@@ -25,6 +25,7 @@ from tracer.rehearse.gpu.askers import Askers
 from tracer.rehearse.gpu.devices import is_gpu, local_rank
 from tracer.rehearse.gpu.host import LEFT, MADE
 from tracer.rehearse.operators.calls import tensors_in
+from tracer.rehearse.peers.backends import STAGED, UNSAID
 from tracer.rehearse.script.libraries import everywhere
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Placement:
         self.asker = Askers()
         self.is_used = self._is_met = self.is_denied = self.is_shared = False
         self.chosen_gpu = 0  # on its node, as in a process that has chosen none
+        session.note_job(device="cpu")
         self._waiting: dict[int, weakref.ref[Any]] = {}
 
     @property
@@ -67,11 +69,26 @@ class Placement:
         if is_met and self.is_denied:
             raise RehearsalError("asks for a GPU; --without-gpu says that there is none")
         self._is_met = is_met
+        if is_met:
+            self._session.job.pop("device", None)
         if is_met and self._waiting:
             waiting, self._waiting = list(self._waiting.values()), {}
             for storage in (found() for found in waiting):
                 if storage is not None:
                     self._session.host.take(storage)
+
+    def use_default(self) -> None:
+        """Let a model be where torch puts it unasked, as ``fully_shard`` does: on a GPU where there is one.
+
+        Where gloo is named by a script that speaks of no GPU, host and device are not told apart.
+        """
+        if self.is_denied or self._is_met:
+            return
+        self._session.job.pop("device", None)
+        if self._session.backends.of() == UNSAID:
+            self.is_met = True
+        else:
+            self._session.warn(STAGED.format(call="fully_shard, which takes a GPU where it finds one"))
 
     def keep(self, tensor: Any) -> None:
         """Take the fake *tensor* to be on the host because somebody has said so."""

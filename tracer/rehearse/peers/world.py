@@ -225,8 +225,9 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         session.placement.is_met |= is_gpu(device_type)
-        is_hosts = session.placement.is_met and not is_gpu(device_type)
-        if is_hosts and not session.placement.asker.is_torch(sys._getframe(1)):  # which finds no GPU here
+        if session.placement.asker.is_torch(sys._getframe(1)):  # for ``fully_shard``, which is told no mesh
+            session.placement.use_default()
+        elif session.placement.is_met and not is_gpu(device_type):
             session.warn(HOST_MESH)
         return real(original)("cpu", *args, **kwargs)
 
