@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
 from simulator.flags import JobCommand, job_settings_options
+from traces.console import telling
 
 if TYPE_CHECKING:
     from simulator.job import Job
@@ -92,6 +91,7 @@ def simulate(
         foretrace simulate --rehearsal runs/script --cluster dgx-h100
     """
     from simulator.price import usd_per_gpu_hour
+    from simulator.rehearsed.cli import timed
     from simulator.render import document, show
     from simulator.simulate import simulate as run_simulation
     from traces.replacing import check_can_write
@@ -101,18 +101,12 @@ def simulate(
     _check_sources(configs, like_run, rehearsal)
     check_can_write(Path(report) if report else None)
     given = {name: value for name, value in flags.items() if value is not None}
-    console = Console(stderr=True, quiet=as_json)
     read: list[dict[str, Any]] = []
-    with console.status("simulating") if console.is_terminal else nullcontext() as status:
-        tell = None if status is None else status.update
+    with telling("simulating", quiet=as_json) as tell:
         if rehearsal is not None:
-            from simulator.rehearsed.cli import timed
-
             simulation = timed(rehearsal, given, tell, calibration=calibration, engine=engine)
         else:
-            job, read = (_job_like(like_run, given), read) if like_run is not None else job_of(configs, given)
-            if calibration is not None:
-                job = _calibrated(job, calibration)
+            job, read = _job(configs, like_run, given, calibration)
             simulation = run_simulation(job, tell, expanded=ranks == "all", engine=engine)
     if output is not None:
         simulation.write(output)
@@ -135,16 +129,20 @@ def _check_sources(configs: Sequence[str], like_run: str | None, rehearsal: str 
         raise click.UsageError(f"--rehearsal {rehearsal} and {[*configs, like_run][0]}: give one of them")
 
 
-def _job_like(path: str, given: Mapping[str, Any]) -> Job:
-    """Return the job that the run at *path* was, changed by flags."""
+def _job(
+    configs: Sequence[str], like_run: str | None, given: Mapping[str, Any], calibration: str | None
+) -> tuple[Job, list[dict[str, Any]]]:
+    """Return the job that a run or files describe, changed by flags, and how files of other tools were read.
+
+    Args:
+        configs: files of settings.
+        like_run: a run whose job it is, instead.
+        given: flags by name.
+        calibration: file of what was calibrated of the machine, if any.
+    """
+    from simulator.recorded.calibration import read_calibration
     from simulator.recorded.like import job_like
     from traces.store import open_run
 
-    return job_like(open_run(path), given)
-
-
-def _calibrated(job: Job, path: str) -> Job:
-    """Return *job* on its machine as the calibration in the file *path* found it."""
-    from simulator.recorded.calibration import read_calibration
-
-    return read_calibration(path).calibrated(job)
+    job, read = job_of(configs, given) if like_run is None else (job_like(open_run(like_run), given), [])
+    return (job if calibration is None else read_calibration(calibration).calibrated(job)), read

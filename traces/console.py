@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, Final, cast
 
 from rich.console import Console
@@ -26,6 +28,21 @@ def stdout(*, highlight: bool = False) -> Console:
         return Console(highlight=highlight)
     file = cast("IO[str]", _Unpadded(sys.stdout))
     return Console(file=file, width=None if "COLUMNS" in os.environ else FILE_WIDTH, highlight=highlight)
+
+
+@contextmanager
+def telling(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
+    """Show in a terminal *what* is being done; yield the function that changes these words.
+
+    They go to the error stream, so that what is printed can be piped. Where there is no terminal, or if
+    *quiet*, nothing is shown and None is yielded.
+    """
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with console.status(what) as status:
+        yield status.update
 
 
 class _Unpadded:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,16 +52,14 @@ def advise(*, as_json: bool, **flags: Any) -> None:
 
     foretrace advise --model llama2-13b --cluster dgx-a100 --gpus 4 --seq-len 4096
     """
-    from rich.console import Console
-
     from simulator.advise.ladder import climb
     from simulator.advise.words import sentence, verdict
     from simulator.config import job_settings
+    from traces.console import telling
 
     question = _question(flags)
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("trying") if console.is_terminal else nullcontext() as status:
-        rungs = climb(question, None if status is None else status.update)
+    with telling("trying", quiet=as_json) as tell:
+        rungs = climb(question, tell)
     found = {
         "question": _asked(question),
         "ladder": [

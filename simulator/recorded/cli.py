@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.flags import JobCommand, job_settings_options
-from traces.console import stdout
+from traces.console import stdout, telling
 from traces.report.format import format_share
 
 if TYPE_CHECKING:
@@ -81,8 +80,7 @@ def calibrate(
 
     opened = open_run(run)
     job = job_like(opened, given)
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("calibrating") if console.is_terminal else nullcontext():
+    with telling("calibrating", quiet=as_json):
         found = calibrate_on(opened, job, undisturbed=undisturbed)
     if output is not None:
         write_atomically(Path(output), found.calibration.to_toml())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
+
+from traces.console import telling
 
 if TYPE_CHECKING:
     from simulator.simulate import Progress, Simulation
@@ -84,9 +84,7 @@ def time_and_show(
     """Time the rehearsal at *path*, write the run, print it unless *as_json*; return the figures."""
     from simulator.render import document, show
 
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("simulating") if console.is_terminal else nullcontext() as status:
-        tell = None if status is None else status.update
+    with telling("simulating", quiet=as_json) as tell:
         simulation = timed(path, settings, tell, calibration=calibration)
     if output is not None:
         simulation.write(output)
@@ -121,12 +119,11 @@ def search_machines(ctx: click.Context, flags: Mapping[str, Any], *, as_json: bo
             f"--{others[0].replace('_', '-')}: a rehearsal has the layout, model and batch of its script; "
             "rehearse the script again with other arguments"
         )
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("simulating") if console.is_terminal else nullcontext() as status:
+    with telling("simulating", quiet=as_json) as tell:
         said = compared_machines(
             flags["rehearsal"],
             flags["cluster"],
-            None if status is None else status.update,
+            tell,
             links=tuple(LINKS) if flags["what_if"] else (AS_IS,),
             **{name: flags[name] for name in ("price", "tokens", "by")},
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,28 +177,23 @@ def _searching(
 
     Ray prints on stdout that a worker was lost, which is none of what a search says: it goes to stderr.
     """
-    from rich.console import Console
-
     from simulator.search.executors import Here, open_executor
     from simulator.search.parts import FEW, n_layouts, search_parts
+    from traces.console import telling
 
     named = flags["executor"]
     if named is None:
         executor = open_executor("local") if n_layouts(spaces) >= FEW else Here()
     else:
         executor = open_executor(named)
-    console = Console(stderr=True, quiet=quiet)
     try:
-        with (
-            redirect_stdout(sys.stderr),
-            console.status("searching") if console.is_terminal else nullcontext() as status,
-        ):
+        with redirect_stdout(sys.stderr), telling("searching", quiet=quiet) as tell:
             yield lambda some, top: search_parts(
                 some,
                 top,
                 weights=weights,
                 executor=executor,
-                progress=None if status is None else status.update,
+                progress=tell,
             )
     finally:
         executor.close()

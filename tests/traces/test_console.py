@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from rich.table import Table
 
 from foretrace import main
-from traces.console import FILE_WIDTH, stdout
+from traces.console import FILE_WIDTH, stdout, telling
 
 JOB = "simulate --model llama2-7b --cluster dgx-h100 --gpus 8 --tp 8 --global-batch 2".split()
 SEARCH = "search --model llama2-7b --cluster dgx-h100 --gpus 8 --global-batch 8 --top 3".split()
@@ -41,6 +41,22 @@ def test_the_environment_sets_another_width(columns: int, monkeypatch: pytest.Mo
     assert stdout().width == columns
     monkeypatch.setattr(sys, "stdout", _Terminal())
     assert stdout().width == columns
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_is_told_to_people_only(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a terminal, on the error stream; in a file, or with ``--json``, nobody is told anything."""
+    monkeypatch.setenv("TERM", "xterm")
+    for file in (_Terminal(), io.StringIO()):
+        printed = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", file)
+        monkeypatch.setattr(sys, "stdout", printed)
+        with telling("simulating", quiet=quiet) as tell:
+            assert (tell is not None) == (file.isatty() and not quiet)
+            if tell is not None:
+                tell("adding up")
+        assert ("adding up" in file.getvalue()) == (tell is not None)
+        assert not printed.getvalue()
 
 
 def test_a_table_in_a_pipe_says_what_it_says_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
 
+from traces.console import telling
 from traces.replacing import check_can_write
 from traces.report.format import format_si
 
@@ -134,9 +133,8 @@ def rehearse(
     chosen = wanted_ranks(ranks, world_size)
     asked = Asked(command=command, world_size=world_size, ranks=chosen, **settings)
     path = free_directory(command) if output is None else output
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("starting") if console.is_terminal else nullcontext() as status:
-        found = rehearse(asked, path, None if status is None else status.update)
+    with telling("starting", quiet=as_json) as tell:
+        found = rehearse(asked, path, tell)
     if not as_json:
         _show(found, path, is_timed=cluster is not None)
     figures: dict[str, Any] = {}
@@ -187,6 +185,13 @@ def layout_words(found: Rehearsal) -> str:
     return f"groups {words}, with axes in an order of its own" if words else "layout unknown"
 
 
+def steps_words(found: Rehearsal) -> str:
+    """Return which steps of the script were rehearsed, counted from 0, and the class of what they train."""
+    first, n_steps = found.job["first_step"], found.job["steps"]
+    steps = f"step {first}" if n_steps == 1 else f"steps {first} to {first + n_steps - 1}"
+    return f"{steps} of the script" + (f", training {found.model['name']}" if found.model else "")
+
+
 def _noted(found: Rehearsal, *, is_timed: bool) -> tuple[str, ...]:
     """Return what is noted of a rehearsal; who times it says for which machine the times are."""
     on_cpu = found.job.get("device") == "cpu" and not is_timed
@@ -197,6 +202,7 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     """Print what was rehearsed, and everything in which it differs from the run that it stands for."""
     ranks = ", ".join(map(str, found.ranks[:8])) + (", ..." if len(found.ranks) > 8 else "")
     click.echo(f"{path}: rank {ranks} of {found.world_size}, {layout_words(found)}")
+    click.echo(f"  {steps_words(found)}")
     for rank, memory in list(found.memory.items())[:8]:
         largest = sorted(memory["bytes"].items(), key=lambda item: -item[1])[:3]
         words = ", ".join(f"{name} {format_si(size, 'B')}" for name, size in largest)
