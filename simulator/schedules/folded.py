@@ -71,49 +71,67 @@ def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[tupl
     The first pair of the last rank is none: there, the backward waits for the forward.
     """
     down, up, above = rank, 2 * n_ranks - 1 - rank, n_ranks - rank - 1
-    script = Script()
-    pending: deque[int] = deque()  # stages whose weight gradients are due
-    paired: list[Action] = []
-
-    def write(kinds: str, *stages: int) -> None:
-        for kind, stage in zip(kinds, stages, strict=True):
-            if kind == "I":
-                pending.append(stage)
-            script.add(kind, stage)
-
-    def pair(forward: int, backward: int) -> None:
-        paired.append(script.add("F", forward))
-        script.add("B", backward)
-
-    def weights() -> None:
-        if pending:
-            script.add("W", pending.popleft())
-
+    script = _PairedScript()
     for _ in range(2 * above):
-        write("F", down)
+        script.add("F", down)
     for _ in range(rank + 1):
-        write("FF", down, up)
+        script.add("F", down)
+        script.add("F", up)
     for _ in range(above):
-        write("I", up)
-        weights()
-        write("F", up)
+        script.inputs(up)
+        script.weights()
+        script.add("F", up)
     for at in range(n_microbatches - 2 * n_ranks + rank + 1):
         if at == 0 and above == 0:
-            write("FB", down, up)
+            script.add("F", down)
+            script.add("B", up)
         else:
-            pair(down, up)
-        pair(up, down)
+            script.pair(down, up)
+        script.pair(up, down)
     for _ in range(above):
-        write("B", up)
-        pair(up, down)
+        script.add("B", up)
+        script.pair(up, down)
     for at in range(2 * (rank + 1)):
-        write("B" if at <= rank else "I", down if at % 2 else up)  # the second half is split
+        stage = down if at % 2 else up
+        if at <= rank:
+            script.add("B", stage)
+        else:
+            script.inputs(stage)
     for _ in range(above):
-        weights()
-        write("I", down)
-    while pending:
-        weights()
-    return tuple(script.actions), paired
+        script.weights()
+        script.inputs(down)
+    while script.due:
+        script.weights()
+    return tuple(script.actions), script.paired
+
+
+class _PairedScript(Script):
+    """Actions of one rank with forwards that run beside a backward, and weight gradients that wait.
+
+    Attributes:
+        paired: forwards that run together with the backward after them.
+        due: stages whose weight gradients are still to be computed, the oldest first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paired: list[Action] = []
+        self.due: deque[int] = deque()
+
+    def pair(self, forward: int, backward: int) -> None:
+        """Append a forward of one stage and a backward of another, to run together."""
+        self.paired.append(self.add("F", forward))
+        self.add("B", backward)
+
+    def inputs(self, stage: int) -> None:
+        """Append the input gradient of *stage*; its weight gradient is due from then on."""
+        self.due.append(stage)
+        self.add("I", stage)
+
+    def weights(self) -> None:
+        """Append the weight gradient that has been due longest, if there is one."""
+        if self.due:
+            self.add("W", self.due.popleft())
 
 
 def dualpipe(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:

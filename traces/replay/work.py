@@ -58,16 +58,7 @@ def collected(run: Run) -> tuple[Work, BoolArray]:
     Raises:
         RunError: there is no other step.
     """
-    table = run.spans()
-    chosen = is_one_of(table, "category", ("compute", "collective", "p2p", "host", "copy"))
-    chosen &= (int64(table, "step") >= 0) & ~is_one_of(table, "stream", ("idle",))
-    table = table.filter(chosen)
-    order = np.lexsort((int64(table, "start_ns"), int64(table, "step"), int64(table, "rank")))
-    table = table.take(order)
-    line = is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",))
-    untold = np.unique(int64(table, "step")[line & (int64(table, "microbatch") < 0)])
-    told = ~np.isin(int64(table, "step"), untold)
-    table, line = table.filter(told), line[told]
+    table, line = _told(_sorted(run.spans()))
     if not line.any():
         raise RunError(
             f"{run.path}: its passes do not say their micro-batch, so that it cannot be played again; "
@@ -77,11 +68,6 @@ def collected(run: Run) -> tuple[Work, BoolArray]:
     end = start + int64(table, "duration_ns")
     communication = is_one_of(table, "category", ("collective", "p2p"))
     instance = instances(table)
-    last = start.copy()
-    joined = instance >= 0
-    latest = np.full(int(instance.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(latest, instance[joined], start[joined])
-    last[joined] = latest[instance[joined]]
     what, names = _what(table)
     work = Work(
         rank=int64(table, "rank"),
@@ -95,12 +81,38 @@ def collected(run: Run) -> tuple[Work, BoolArray]:
         start_ns=start,
         end_ns=end,
         instance=instance,
-        work_ns=end - last,
+        work_ns=end - _begun(start, instance),
         is_communication=communication,
         is_transfer=is_one_of(table, "category", ("p2p",)),
         like=_like(table, what, line),
     )
     return work, line
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    """Return the spans of *table* in which a step works or moves data, by rank, step and start."""
+    chosen = is_one_of(table, "category", ("compute", "collective", "p2p", "host", "copy"))
+    chosen &= (int64(table, "step") >= 0) & ~is_one_of(table, "stream", ("idle",))
+    table = table.filter(chosen)
+    return table.take(np.lexsort((int64(table, "start_ns"), int64(table, "step"), int64(table, "rank"))))
+
+
+def _told(table: pa.Table) -> tuple[pa.Table, BoolArray]:
+    """Return the spans of the steps whose passes all say their micro-batch, and which spans are passes."""
+    line = is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",))
+    untold = np.unique(int64(table, "step")[line & (int64(table, "microbatch") < 0)])
+    told = ~np.isin(int64(table, "step"), untold)
+    return table.filter(told), line[told]
+
+
+def _begun(start: Int64Array, instance: Int64Array) -> Int64Array:
+    """Return when each span begins its work: a communication when the last of its ranks has started it."""
+    begun = start.copy()
+    joined = instance >= 0
+    latest = np.full(int(instance.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(latest, instance[joined], start[joined])
+    begun[joined] = latest[instance[joined]]
+    return begun
 
 
 def instances(table: pa.Table) -> Int64Array:
