@@ -51,12 +51,6 @@ def torchtitan(job: Job) -> str:
     """Return the TOML that torchtitan takes."""
     layout, is_pipeline = job.layout, job.layout.pp > 1
     shard, replicate = _degrees(job)
-    model: Table = {}
-    for (family, flavor), preset in FLAVORS.items():
-        if preset == job.model.name:
-            model |= {"name": family, "flavor": flavor}
-    if job.fp8:
-        model["converters"] = ["float8"]
     training: Table = {
         "local_batch_size": job.micro_batch * (job.n_microbatches if is_pipeline else 1),
         "global_batch_size": job.global_batch,
@@ -80,7 +74,7 @@ def torchtitan(job: Job) -> str:
     if is_pipeline:
         parallelism |= _pipeline(job)
     document = {
-        "model": model,
+        "model": _model(job),
         "training": training,
         "parallelism": parallelism,
         "activation_checkpoint": _checkpoints(job),
@@ -89,6 +83,15 @@ def torchtitan(job: Job) -> str:
     if job.fp8:
         document["float8"] = {"recipe_name": job.recipe or job.profile.fp8_recipe}
     return _toml(document)
+
+
+def _model(job: Job) -> Table:
+    """Return the model by the names that torchtitan has for it, if any, and what is converted in it."""
+    model: Table = {}
+    for (family, flavor), preset in FLAVORS.items():
+        if preset == job.model.name:
+            model |= {"name": family, "flavor": flavor}
+    return model | ({"converters": ["float8"]} if job.fp8 else {})
 
 
 def _degrees(job: Job) -> tuple[int, int]:

@@ -99,25 +99,19 @@ def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any]
         and not (experts is not None and is_of_experts(matrix.path))
     ]
     known = int(description.get("head_dim") or 0)
-    n_heads, n_kv_heads, head_dim = _heads(layered, attention, hidden, where, known)
+    heads = _heads(layered, attention, hidden, where, known)
     wide = [matrix.other_side(hidden) for matrix in mlp]
     if not wide and experts is None:
         raise LikeError(f"the layers of {where} have no MLP of width {hidden}: give --model")
-    norms = [entry for path, entry in structure.items() if _is_norm(path, entry)]
-    per_layer = sum(1 for path, entry in layered.items() if _is_norm(path, entry))
     routed: dict[str, Any] = {"gated": len(wide) >= 3} if experts is None else dict(experts.settings)
     model = Model(
         name=_name(description),
         n_layers=len(numbers),
         hidden=hidden,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
+        **heads,
         ffn_hidden=max(wide, default=routed.get("moe_ffn_hidden", 0)),
         vocab=vocab,
-        norm="rmsnorm" if any("rms" in entry["kind"].lower() for entry in norms) else "layernorm",
-        norm_bias=any("bias" in entry.get("shapes", {}) for entry in norms),
-        norms_per_layer=per_layer if per_layer in (1, 2, 4) else 2,
+        **_norms(structure, layered),
         qkv_bias=any(matrix.bias for matrix in attention),
         proj_bias=any(matrix.bias for matrix in attention if not _reads(matrix)),
         mlp_bias=any(matrix.bias for matrix in mlp),
@@ -126,6 +120,17 @@ def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any]
         **routed,  # gated: there are gate, up and down
     )
     return _checked(model, description, where, 0 if experts is None else experts.absent_params)
+
+
+def _norms(structure: Mapping[str, Any], layered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the norms of a model are, and how many of them one of its layers has."""
+    norms = [entry for path, entry in structure.items() if _is_norm(path, entry)]
+    per_layer = sum(1 for path, entry in layered.items() if _is_norm(path, entry))
+    return {
+        "norm": "rmsnorm" if any("rms" in entry["kind"].lower() for entry in norms) else "layernorm",
+        "norm_bias": any("bias" in entry.get("shapes", {}) for entry in norms),
+        "norms_per_layer": per_layer if per_layer in (1, 2, 4) else 2,
+    }
 
 
 def _checked(model: Model, description: Mapping[str, Any], where: str, absent: int) -> Model:
@@ -174,7 +179,7 @@ def _matrices(layered: Mapping[str, Any]) -> Iterator[Matrix]:
 
 def _heads(
     layered: Mapping[str, Any], attention: Sequence[Matrix], hidden: int, where: str, head_dim: int = 0
-) -> tuple[int, int, int]:
+) -> dict[str, int]:
     """Return query heads, key-value heads and the width of a head, which is *head_dim* if that is known."""
     query = next((m.other_side(hidden) for m in attention if _QUERY.search(m.path)), 0)
     key = next((m.other_side(hidden) for m in attention if _KEY.search(m.path)), 0)
@@ -198,7 +203,7 @@ def _heads(
         )
     n_heads = width_of_all // head_dim
     n_kv_heads = key // head_dim if key else (fused // head_dim - n_heads) // 2 if fused else n_heads
-    return n_heads, max(n_kv_heads, 1), head_dim
+    return {"n_heads": n_heads, "n_kv_heads": max(n_kv_heads, 1), "head_dim": head_dim}
 
 
 def _reads(matrix: Matrix) -> bool:

@@ -62,12 +62,7 @@ def _shaped(row: Row) -> Model:
             f"arch {row.text('arch')!r}: one stack of transformer layers, gpt, llama, moe or bert"
         )
     if "mla" in arch:
-        if base is None or not base.kv_lora_rank:
-            base = _latent(hidden, heads)
-        if base is None:
-            raise TableError(f"model {name!r}: the widths of its latent attention are not given")
-        dense = layers - row.integer("moe_layers", layers)
-        return replace(base, name=name, n_layers=layers, n_dense_layers=dense, n_mtp=_mtp(base, layers))
+        return _with_latent_attention(base, row, name, layers)
     if base is not None and (base.hidden, base.n_heads) == (hidden, heads):
         return _over(base, row, name=name, n_layers=layers)
     gpt = bool(GPT_LIKE.search(arch))
@@ -90,6 +85,16 @@ def _shaped(row: Row) -> Model:
         causal="bert" not in arch,
         **_experts(row, layers),
     )
+
+
+def _with_latent_attention(base: Model | None, row: Row, name: str, layers: int) -> Model:
+    """Return the model of *row*, whose latent attention is that of *base* or of a preset of its width."""
+    if base is None or not base.kv_lora_rank:
+        base = _latent(row.count("hidden"), row.count("heads"))
+    if base is None:
+        raise TableError(f"model {name!r}: the widths of its latent attention are not given")
+    dense = layers - row.integer("moe_layers", layers)
+    return replace(base, name=name, n_layers=layers, n_dense_layers=dense, n_mtp=_mtp(base, layers))
 
 
 def _mtp(base: Model, layers: int) -> int:

@@ -86,13 +86,7 @@ def document(
     else:
         views = [_view_of_window(run, labels, groups, window)]
     begins_with = groups[outlier(run).get("pick", 0) if other is None and not quick else 0]
-    seen = (begins_with, begins_with if partner is None else list(partner.values()))
-    shown = [
-        run_entry(view, kinds, pack, key, label=name, first=first)
-        for view, key, name, first in zip(views, KEYS, names, seen, strict=False)
-    ]
-    if partner is not None:
-        shown[1]["row_of"] = _rows_by_partner(shown[1]["row_of"], partner)
+    shown = _shown(views, names, kinds, pack, begins_with=begins_with, partner=partner)
     found = None if other is None else compare(run, other)
     return {
         "format": FORMAT,
@@ -119,6 +113,26 @@ def document(
         "labels": labels.entries,
         "names": labels.names,
     }
+
+
+def _shown(
+    views: Sequence[View],
+    names: Sequence[str],
+    kinds: Kinds,
+    pack: Pack,
+    *,
+    begins_with: Sequence[int],
+    partner: Mapping[int, int] | None,
+) -> list[dict[str, Any]]:
+    """Return the schedule of each run; its first rows are the ranks *begins_with*, or their partners."""
+    seen = (begins_with, begins_with if partner is None else list(partner.values()))
+    shown = [
+        run_entry(view, kinds, pack, key, label=name, first=first)
+        for view, key, name, first in zip(views, KEYS, names, seen, strict=False)
+    ]
+    if partner is not None:
+        shown[1]["row_of"] = _rows_by_partner(shown[1]["row_of"], partner)
+    return shown
 
 
 def _rows_by_partner(rows: Sequence[int], partner: Mapping[int, int]) -> list[int]:

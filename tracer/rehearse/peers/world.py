@@ -193,25 +193,17 @@ class NcclGroup:
 
 def _meshes_without_fakes(session: RehearsalSession) -> None:
     """Let meshes compute with real numbers: they ask for elements. Every device is the processor."""
-    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.distributed import device_mesh as module
-
-    def real(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            with unset_fake_temporarily():
-                return function(*args, **kwargs)
-
-        return inner
 
     kind: Any = module.DeviceMesh
     for name, value in list(vars(kind).items()):
         if name in UNPATCHED:
             continue
         if isinstance(value, staticmethod):
-            setattr(kind, name, staticmethod(real(value.__func__)))
+            setattr(kind, name, staticmethod(_with_real_numbers(value.__func__)))
         elif callable(value) and not isinstance(value, type | classmethod):
-            setattr(kind, name, real(value))
+            setattr(kind, name, _with_real_numbers(value))
     made, original = kind.__init__, module.init_device_mesh
 
     def known(ranks: Any) -> Any:
@@ -229,13 +221,25 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
             session.placement.use_default()
         elif session.placement.is_met and not is_gpu(device_type):
             session.warn(HOST_MESH)
-        return real(original)("cpu", *args, **kwargs)
+        return _with_real_numbers(original)("cpu", *args, **kwargs)
 
     kind.__init__ = init
     import torch.distributed.fsdp  # asks for it by a name of its own
 
     del torch
     everywhere("init_device_mesh", original, init_device_mesh)
+
+
+def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *function* as it computes outside of a rehearsal: the tensors that it makes have elements."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return inner
 
 
 def _reduce_as_nccl() -> None:

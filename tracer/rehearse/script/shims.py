@@ -92,16 +92,20 @@ def _loaders(session: RehearsalSession) -> None:
         finally:
             session.host.doing.is_loading = False
 
-        def faked(tensor: Any) -> Any:
-            if tensor.is_nested:
-                return jagged.of_parts(tensor, faked, faked)
-            found = session.host.faked(tensor)
-            is_pinned = pins.get(self) and session.placement.is_met and session.host.holds(found)
-            return session.host.pin(found) if is_pinned else found
-
-        return _pytree.tree_map_only(torch.Tensor, faked, batch)
+        is_pinned = bool(pins.get(self)) and session.placement.is_met
+        loaded = functools.partial(_loaded, session, is_pinned=is_pinned)
+        return _pytree.tree_map_only(torch.Tensor, loaded, batch)
 
     loader.__init__, loader.__iter__, anywhere.__next__ = init, iterate, next_batch
+
+
+def _loaded(session: RehearsalSession, tensor: Any, *, is_pinned: bool) -> Any:
+    """Return *tensor* of a batch as a rehearsal has it, in pinned memory if the loader *is_pinned*."""
+    if tensor.is_nested:
+        parts = functools.partial(_loaded, session, is_pinned=is_pinned)
+        return jagged.of_parts(tensor, parts, parts)
+    found = session.host.faked(tensor)
+    return session.host.pin(found) if is_pinned and session.host.holds(found) else found
 
 
 _WORKERS = frozenset(
