@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer import internals
 from tracer.groups import Groups, axis_of
-from tracer.wrapped import around, inside, said_by_holders
+from tracer.wrapped import around, inside, said_by_holders, said_by_parts
 from traces.layout import AXES
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
     model = inside(model)
     units = list(_units(model))
     if not units:
+        said, groups = said_by_parts(model)
+        if said:
+            return said, groups
         holder = around(model) if next(model.parameters(), None) is not None else None
         if holder is None:
             return {}, []

@@ -79,6 +79,13 @@ def said_by_holders(model: Any) -> tuple[dict[str, Any], list[Any]]:
     return {}, []
 
 
+def said_by_parts(model: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return the same of what is around parts of *model*: the settings of the first, the groups of all."""
+    found = [said_by_holders(part) for part in model.modules() if is_holder(part)]
+    said = [settings for settings, _ in found if settings]
+    return (said[0] if said else {}), [group for _, groups in found for group in groups]
+
+
 def _deepspeed(engine: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return the same of an engine of DeepSpeed, which may cut parameters over a clone of the group."""
     settings: dict[str, Any] = {"sharding": ZERO.get(engine.zero_optimization_stage(), "ddp")}

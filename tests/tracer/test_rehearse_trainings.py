@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsals import rehearse
+from tracer.rehearse.cli import steps_words
 from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import read_rank, rehearsal_folder
+from tracer.rehearse.script.trainings import BEFORE, FIRST, NEXT
+from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 
@@ -50,3 +52,36 @@ def test_steps_end_where_the_optimizer_of_a_training_before_is_kept(how: str, tm
     grown = {after - before for before, after in pairwise(allocated)}
     assert len(grown) == 1
     assert peaks[ALL[-1]] == peaks[STEPS - 1] + 2 * grown.pop() > peaks[STEPS - 1]
+
+
+UNLIKE = Path(__file__).parent / "unlike_trainings.py"
+SETTINGS = ("sharding", "reshard_after_forward", "input_shape", "forwards_per_step")
+
+
+def _kept(folder: Path, of_ddp: int, of_fsdp2: int, warmup: int) -> Rehearsal:
+    command = (str(UNLIKE), str(of_ddp), str(of_fsdp2))
+    return rehearse(Asked(command=command, world_size=2, ranks=(0,), samples=0, warmup=warmup), folder)
+
+
+def test_a_later_training_is_described_as_if_it_were_the_only_one(tmp_path: Path) -> None:
+    """Its model, how that is sharded, and its memory, are those of a script that has no other."""
+    alone = _kept(tmp_path / "alone", 0, 3, 1)
+    later = _kept(tmp_path / "later", 3, 3, 4)
+    assert later.model == alone.model
+    assert later.memory == alone.memory
+    for name in SETTINGS:
+        assert later.job.get(name) == alone.job.get(name)
+    said = BEFORE.format(name="Large", n_params=4 * (128 + 1) * 128, other="Small", n_others=65 * 64)
+    assert set(later.notes) - set(alone.notes) == {said}
+    assert steps_words(later) == "step 4 of the script, training Large"
+
+
+@pytest.mark.parametrize(("of_ddp", "kept"), [(3, "Small"), (2, "Small"), (1, "Large")])
+def test_where_one_training_follows_another_that_is_said(tmp_path: Path, of_ddp: int, kept: str) -> None:
+    """By default the second step is kept, of the first training or, where that has one, of the next."""
+    found = _kept(tmp_path, of_ddp, 3, 1)
+    assert found.model is not None
+    assert found.model["name"] == kept
+    assert (NEXT.format(next=3) in found.notes) == (of_ddp == 2)
+    assert (FIRST.format(step=1, next=2) in found.notes) == (of_ddp == 1)
+    assert (found.job["sharding"] == "fsdp") == (kept == "Large")

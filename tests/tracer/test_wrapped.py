@@ -91,6 +91,15 @@ def test_what_is_around_a_model_is_found_where_its_own_forward_is_called(name: s
     assert data_parallel(Net()) == ({}, [])
 
 
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_around_a_part_of_a_model_is_found(name: str) -> None:
+    """As DDP around a backbone, whose head is another's, or several around one part each."""
+    holder, _ = AROUND[name]
+    settings, groups = data_parallel(holder)
+    assert data_parallel(nn.Sequential(holder, Net())) == (settings, groups)
+    assert data_parallel(nn.Sequential(Float16Module(Net()), holder)) == (settings, groups)
+
+
 def test_what_deepspeed_has_cut_has_the_shape_that_it_had() -> None:
     """It numbers modules, too, which makes no layer another one than the next."""
     model = Net()

@@ -26,10 +26,12 @@ from tracer.rehearse.gpu.meter import Meter
 from tracer.rehearse.gpu.placement import Placement
 from tracer.rehearse.operators import calling
 from tracer.rehearse.operators.calls import is_wrapped
+from tracer.rehearse.peers.apart import Apart
 from tracer.rehearse.peers.backends import Backends
 from tracer.rehearse.script.failures import Failures
 from tracer.rehearse.script.own_steps import OwnSteps
 from tracer.rehearse.script.threads import passes_of_threads
+from tracer.rehearse.script.trainings import Trainings
 from tracer.rehearse.values.stated import Stated
 from tracer.rehearse.words import NO_STEPS
 from tracer.training import Training
@@ -86,7 +88,7 @@ class RehearsalSession(Training[IssueLane]):
         self.tape = Tape(self.lane, self.position)
         self.memory, self.meter = Memory(self._allocated), Meter()
         self.host, self.placement = Host(self), Placement(self)
-        self.backends = Backends(self)
+        self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
         self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
@@ -109,8 +111,7 @@ class RehearsalSession(Training[IssueLane]):
             repeats: whether micro-batches that do the same are written down again, not run again.
         """
 
-        def install(module: Any) -> None:
-            del module
+        def install(_: Any) -> None:
             from tracer.rehearse.events.repeating import Repeats
             from tracer.rehearse.peers.pipeline import RehearsedPipeline, StageShapes
 
@@ -125,9 +126,8 @@ class RehearsalSession(Training[IssueLane]):
         else:
             self.expectation = Expectation(internals.PIPELINING, install)
 
-    def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result]:
+    def guarded(self, _: str, function: Callable[..., _Result]) -> Callable[..., _Result]:
         """Return *function* as it is: in a rehearsal an error of a hook is an error."""
-        del name
         return function
 
     def disable(self, name: str, error: Exception) -> None:
@@ -144,6 +144,7 @@ class RehearsalSession(Training[IssueLane]):
         """Learn from a model that is called for the first time, and not inside of ``torch.func``."""
         if not any(map(is_wrapped, model.parameters())):
             calling.settle(self, model, args)
+        self.trainings.meet(model)
         return super().met_model(model, args)
 
     def sweep(self) -> None:
@@ -162,6 +163,7 @@ class RehearsalSession(Training[IssueLane]):
         is_long = self.tape.n_events - self.tape.n_repeated > LONG_STEP and self.job.get("sharding") != "ddp"
         if self.position.step == 1 and self.warmup == 1 and is_long:
             self._keep_first()
+        self.apart.step_ended(is_kept=self.position.step > self.warmup or self.is_over)
         if self.position.step >= self.warmup + self.n_steps:
             self.memory.look_no_more()
             raise Finished
@@ -245,6 +247,7 @@ class RehearsalSession(Training[IssueLane]):
         found = (trains, self._shared[module])
         if self._model is None or found > self._model_is:
             self._model, self._model_is, self.forwards = weakref.ref(module), found, 0
+            self.trainings.count(module, trains=trains)
             if "schedule" not in self.job:
                 self.note_input(args)
         self.forwards += self._model() is module and found == self._model_is

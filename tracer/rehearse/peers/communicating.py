@@ -213,6 +213,8 @@ class Communications:
             sequence = group.next_collective()
         if (position or session.position).step < 0:
             return -1
+        if kind != "barrier":
+            session.apart.sent(tensor, len(group.ranks))
         message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind, *splits)
         return session.tape.communication(message, sequence, position)
 

@@ -22,7 +22,7 @@ def install(session: RehearsalSession) -> None:
 
     anywhere: Any = dist
     anywhere.Reducer, anywhere.Logger = _reducer_of(session), Logger
-    anywhere._broadcast_coalesced = _broadcast
+    anywhere._broadcast_coalesced = functools.partial(_broadcast, session)
     anywhere._register_comm_hook = _register
     names: Any = module
     names._verify_param_shape_across_processes = lambda *args, **kwargs: None
@@ -49,6 +49,10 @@ def _reducer_of(session: RehearsalSession) -> type[Reducer]:
     class ReducerOfSession(Reducer):
         """Says how long it has buckets that are not those of later steps, and what they are for."""
 
+        def _reduced(self, number: int) -> Any:
+            with session.apart.of_ddp([self._params[at] for at in self._buckets[number]]):
+                return super()._reduced(number)
+
         def _set_static_graph(self) -> None:
             super()._set_static_graph()
             session.warm_up(2)
@@ -67,7 +71,9 @@ def _reducer_of(session: RehearsalSession) -> type[Reducer]:
     return ReducerOfSession
 
 
-def _broadcast(group: Any, tensors: Sequence[Any], size: int, src: int = 0) -> None:
+def _broadcast(
+    session: RehearsalSession, group: Any, tensors: Sequence[Any], size: int, src: int = 0
+) -> None:
     """Send tensors as one per type, as the coalesced broadcast of C++ does up to *size* bytes."""
     import torch.distributed as dist
 
@@ -77,7 +83,8 @@ def _broadcast(group: Any, tensors: Sequence[Any], size: int, src: int = 0) -> N
         by_type.setdefault(tensor.dtype, []).append(tensor)
     for dtype, found in by_type.items():
         flat = found[0].new_empty(sum(tensor.numel() for tensor in found), dtype=dtype)
-        dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
+        with session.apart.of_ddp():
+            dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
 
 
 def _register(reducer: Reducer, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:

@@ -277,7 +277,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "n_choices": 0 if routing is None else routing.n_choices,
         "dealt_among": [] if routing is None else routing.groups,
-        "notes": [*session.notes, *session.stated.choices.doubts],
+        "notes": [*session.notes, *session.trainings.said(first_step), *session.stated.choices.doubts],
         "sent": _shapes(shapes.found if shapes else {}),
         "missed": sorted(session.letters.missed),
         "taken": _shapes(shapes.taken if shapes else {}),

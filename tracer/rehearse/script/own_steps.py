@@ -39,7 +39,11 @@ class OwnSteps(StepsWithoutModules):
         """An optimizer has stepped, perhaps in a loop that ends steps itself."""
         if self._may_tell is None:
             self._may_tell = names_step(sys._getframe(1))  # noqa: SLF001 - the stack of the script
+        before, is_new = self._marker(), id(optimizer) in self.made
         super().optimizer_ends(optimizer)
+        self._rehearsal.apart.stepped(optimizer)
+        if is_new and before is not optimizer and self._marker() is optimizer:
+            self._rehearsal.trainings.begin()
 
     def told(self) -> None:
         """The script says that a step is over."""

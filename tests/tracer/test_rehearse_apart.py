@@ -1,0 +1,46 @@
+"""DDP around parts of a model: the layout is that of DDP, and parameters that nobody reduces are counted."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.peers.apart import APART, PARTLY
+from tracer.rehearse.rehearsing import Asked
+from traces.rehearsal import Rehearsal
+
+pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parent / "parts.py"
+BACKBONE, HEAD = 64 * 65, 8 * 65
+PART = PARTLY.format(n=BACKBONE, n_all=BACKBONE + HEAD)
+LEFT = APART.format(which=f"the other {HEAD:,}")
+NOTHING = APART.format(which=f"all {BACKBONE + HEAD:,} parameters")
+SAID = {
+    **dict.fromkeys(("all", "each", "frozen"), frozenset()),
+    **dict.fromkeys(("backbone", "beside", "norm"), frozenset({PART, LEFT})),
+    **dict.fromkeys(("hand", "flat", "averaged"), frozenset({PART})),
+    "none": frozenset({NOTHING}),
+}
+
+
+def _rehearsed(folder: Path, way: str, world_size: int = 2) -> Rehearsal:
+    return rehearse(Asked(command=(str(SCRIPT), way), world_size=world_size, ranks=(0,), samples=0), folder)
+
+
+@pytest.mark.parametrize(("way", "said"), SAID.items())
+def test_parameters_that_nobody_reduces_are_counted(tmp_path: Path, way: str, said: frozenset[str]) -> None:
+    """Where something is sent that may be their gradients, or they themselves, nothing is claimed."""
+    assert set(_rehearsed(tmp_path, way).notes) & {PART, LEFT, NOTHING} == said
+
+
+@pytest.mark.parametrize("way", [way for way in SAID if way != "none"])
+def test_ddp_around_parts_has_the_layout_of_ddp(tmp_path: Path, way: str) -> None:
+    found = _rehearsed(tmp_path, way)
+    assert found.layout is not None
+    assert found.layout.degrees["dp"] == 2
+    assert found.job["sharding"] == "ddp"
+
+
+def test_one_rank_cannot_drift(tmp_path: Path) -> None:
+    assert not set(_rehearsed(tmp_path, "none", world_size=1).notes) & {PART, LEFT, NOTHING}

@@ -1,0 +1,112 @@
+"""Several trainings in one script: of which one the steps are that are kept, and which model is described.
+
+The recorder describes the first model that is called. A rehearsal keeps few steps, and its model is the one
+that these train. What the script does after them is not run, so nobody knows whether it trains another one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tracer.parallelism import SHARDING, data_parallel
+from tracer.shape import describe_model
+from tracer.wrapped import inside
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+BEFORE: Final = (
+    "the steps that are kept train another model than steps before them: {name} of {n_params:,} parameters "
+    "is described; of {other}, of {n_others:,}, nothing is in the answer"
+)
+FIRST: Final = (
+    "step {step} is the first of a training that follows another one: what is built for it, and what its "
+    "optimizer makes for itself, counts as part of it; --warmup {next} keeps the step after it"
+)
+NEXT: Final = (
+    "an optimizer is made after the last step that is kept: if another training begins there, it is not in "
+    "the answer, but what is built for it by then is in the peak memory; --warmup {next} keeps its steps"
+)
+"""What is said of trainings that come before the steps that are kept, begin with them, or follow them."""
+
+
+class _Described(NamedTuple):
+    """A model that trains.
+
+    Attributes:
+        model: its description, as ``describe_model`` has it.
+        settings: how it is sharded, as ``data_parallel`` has it.
+    """
+
+    model: dict[str, Any]
+    settings: dict[str, Any]
+
+
+class Trainings:
+    """The trainings of a script so far.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        self._session = session
+        self._known: weakref.WeakKeyDictionary[Any, _Described] = weakref.WeakKeyDictionary()
+        self._now: weakref.ref[Any] | None = None
+        self._trained: dict[int, dict[str, Any]] = {}  # the description of the model of each step
+        self._begun: list[int] = []
+
+    def meet(self, model: Any) -> None:
+        """A *model* is called for the first time: the first of all is described.
+
+        The parameters of one that is built after the first step are no activations.
+        """
+        session = self._session
+        if session.model is None:
+            self._now = weakref.ref(inside(model))
+        for one in model.parameters() if session.position.step >= 0 else ():
+            session.memory.move(getattr(one, "_local_tensor", one).untyped_storage(), "parameters")
+
+    def count(self, module: Any, *, trains: bool) -> None:
+        """Describe *module*, the model of this step, if its pass *trains* and another one was described."""
+        session, inner = self._session, inside(module)
+        if not trains or session.is_pipelined or session.model is None or self._now is None:
+            return
+        if (before := self._now()) is not inner:
+            if before is not None:
+                self._known[before] = _Described(session.model, self._settings())
+            if inner not in self._known:
+                self._known[inner] = _Described(describe_model(module), data_parallel(module)[0])
+            self._describe(inner)
+        self._trained[session.position.step] = session.model
+
+    def _settings(self) -> dict[str, Any]:
+        """Return how the model that is described is sharded."""
+        return {name: value for name, value in self._session.job.items() if name in SHARDING}
+
+    def _describe(self, inner: Any) -> None:
+        """Let the known model *inner* be the one that is described."""
+        session, self._now = self._session, weakref.ref(inner)
+        for name in SHARDING:
+            session.job.pop(name, None)
+        session.model = self._known[inner].model
+        session.note_job(**self._known[inner].settings)
+
+    def begin(self) -> None:
+        """An optimizer that was made since the last step ends steps from now on, and has stepped once."""
+        if (step := self._session.position.step - 1) > 0:
+            self._begun.append(step)
+
+    def said(self, first_kept: int) -> list[str]:
+        """Return what to say of trainings, where *first_kept* is the first step that is kept."""
+        session, n_done = self._session, self._session.position.step
+        found = [FIRST.format(step=step, next=step + 1) for step in self._begun if step >= first_kept]
+        kept = [model for step, model in self._trained.items() if first_kept <= step < n_done]
+        before = [model for step, model in self._trained.items() if step < first_kept and model not in kept]
+        if before and kept:
+            own, other = kept[-1], before[-1]
+            told = {"name": own["name"], "n_params": own["n_params"]}
+            found.append(BEFORE.format(**told, other=other["name"], n_others=other["n_params"]))
+        goes_on = session.steps.made and n_done >= session.warmup + session.n_steps
+        return [*found, NEXT.format(next=n_done + 1)] if goes_on else found
