@@ -15,8 +15,9 @@ from simulator.job import Job
 from simulator.models.model import Model
 from simulator.models.sources import SHAPE_FIELDS, is_preset, load_model, model_fields, model_from_fields
 from simulator.nearest import near_name
+from simulator.other_files import other_file
 from simulator.profiles import OVERRIDABLE, load_framework
-from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked
+from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked, near_setting
 from simulator.variation import Variation
 from topologies.catalog import load_cluster
 from traces.layout import Layout
@@ -44,8 +45,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Paths of a model, a cluster or a schedule are taken from the directory of the file.
 
     Raises:
-        ConfigError: the file cannot be read or is not TOML, a key is unknown or given twice, a value has the
-            wrong type.
+        ConfigError: the file cannot be read, is not TOML, or describes no job but, for example, a machine; a
+            key is unknown or given twice, or a value has the wrong type.
     """
     path = Path(path)
     try:
@@ -54,6 +55,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    if said := other_file(str(path), document):
+        raise ConfigError(said)
     settings = {
         **_taken(document, "framework", CONVENTIONS, OVERRIDABLE),
         **_taken(document, "model", SHAPE, SHAPE_FIELDS),
@@ -208,7 +211,7 @@ def _flattened(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         elif key in KINDS:
             yield key, key, value
         else:
-            raise ConfigError(f"{path}: unknown key {key!r}; {near_name(key, KINDS)}")
+            raise ConfigError(f"{path}: unknown key {key!r}; {near_setting(key)}")
 
 
 def _plain(value: object) -> object:

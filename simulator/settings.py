@@ -6,13 +6,13 @@ may also sort settings into the tables of ``TABLES``. docs/simulation.md lists t
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Final
 
 from simulator.errors import ConfigError
-from simulator.nearest import near_name
 from simulator.variation import Variation
 
 TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
@@ -94,10 +94,20 @@ _TOML_NAMES: Final = {
 }
 
 
+def near_setting(name: str) -> str:
+    """Return the setting that *name* is most like, in words; where it is like none, where all are listed.
+
+    >>> near_setting("global_bacth"), near_setting("description")
+    ('did you mean global_batch?', 'foretrace simulate --help lists the settings of a job')
+    """
+    near = difflib.get_close_matches(name, KINDS, n=1)
+    return f"did you mean {near[0]}?" if near else "foretrace simulate --help lists the settings of a job"
+
+
 def checked(place: str, name: str, value: object) -> Any:
     """Return *value* if it has the type of setting *name*. Raises ConfigError if not."""
     if name not in KINDS:
-        raise ConfigError(f"unknown setting {name!r}; {near_name(name, KINDS)}")
+        raise ConfigError(f"unknown setting {name!r}; {near_setting(name)}")
     kind = KINDS[name]
     if kind is tuple and (listed := _whole_numbers(value)) is not None:
         return listed

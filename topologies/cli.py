@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+import tomllib
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
-
-    from rich.table import Table
-
-FILE_WIDTH: Final = 160
-"""Columns of what goes to a file or a pipe."""
 
 _GPUS = click.option(
     "--gpus", "n_gpus", type=click.IntRange(min=1), help="Number of GPUs; by default that of the file."
@@ -41,6 +37,7 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
     """
     from topologies.catalog import load_cluster, names
     from topologies.facts import bandwidth, row
+    from topologies.render import add_row, print_table, table_of
     from topologies.units import format_bytes
 
     if devices and links:
@@ -55,10 +52,10 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
     if not rows:
         click.echo(f"no machine of the catalogue has {' and '.join(words)} in its name, GPU or description")
         return
-    table = _table("name", "a node", "memory", "TFLOP/s", "per GPU", "per node", "USD/h")
+    table = table_of("name", "a node", "memory", "TFLOP/s", "per GPU", "per node", "USD/h")
     for facts in rows:
         price = facts["price_usd_per_gpu_hour"]
-        _add(
+        add_row(
             table,
             facts["name"],
             f"{facts['gpus_per_node']} {facts['device']}",
@@ -68,7 +65,7 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
             bandwidth(facts["node_bytes_per_s"]),
             "?" if price is None else f"{price:.2f}",
         )
-    _print(table)
+    print_table(table)
     click.echo(
         "TFLOP/s: dense peak in bf16 or fp16. per GPU: into its node, per node: through\n"
         "all NICs, each way. USD/h: list price of a GPU, ? where none was found;\n"
@@ -80,6 +77,7 @@ def _list_parts(words: tuple[str, ...], *, devices: bool, as_json: bool) -> None
     """List the devices, or the links, of the catalogue whose names have all *words*."""
     from topologies.catalog import device_names, link_names, load_device, load_link
     from topologies.facts import device_row, link_row
+    from topologies.render import add_row, print_table, table_of
 
     wanted = (one for one in (device_names() if devices else link_names()) if _named(one, words))
     rows = [device_row(load_device(one)) if devices else link_row(load_link(one)) for one in wanted]
@@ -91,10 +89,10 @@ def _list_parts(words: tuple[str, ...], *, devices: bool, as_json: bool) -> None
             f"no {'device' if devices else 'link'} of the catalogue has {' and '.join(words)} in its name"
         )
         return
-    table = _table(*rows[0])
+    table = table_of(*rows[0])
     for facts in rows:
-        _add(table, *facts.values())
-    _print(table)
+        add_row(table, *facts.values())
+    print_table(table)
 
 
 def _named(name: str, words: tuple[str, ...]) -> bool:
@@ -123,6 +121,7 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     """
     from topologies.catalog import load_cluster
     from topologies.facts import bandwidth, parts
+    from topologies.render import add_row, print_table, table_of
     from topologies.tiers import tiers
     from topologies.units import format_time
 
@@ -135,17 +134,17 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     click.echo(f"{cluster.name}: {cluster.description}" if cluster.description else cluster.name)
     size = f"{_count(cluster.n_gpus, 'device')} in {_count(cluster.n_nodes, 'node')}"
     click.echo(f"{size}, fabric {cluster.fabric_spec.kind}\n")
-    table = _table("what one device can send, all at once", "per direction", "one way")
+    table = table_of("what one device can send, all at once", "per direction", "one way")
     for tier in distances:
-        _add(table, _DISTANCE[tier.name], bandwidth(tier.bytes_per_s), format_time(tier.latency_s))
-    _print(table)
+        add_row(table, _DISTANCE[tier.name], bandwidth(tier.bytes_per_s), format_time(tier.latency_s))
+    print_table(table)
     numbers: dict[str, int] = {}
     for title, facts, sources in parts(cluster):
-        table = _table(title, "", "source")
+        table = table_of(title, "", "source")
         for key, value in facts.items():
             source = sources.get(key) or next((s for k, s in sources.items() if k.startswith(f"{key}.")), "")
-            _add(table, key, value, f"[{numbers.setdefault(source, len(numbers) + 1)}]" if source else "")
-        _print(table)
+            add_row(table, key, value, f"[{numbers.setdefault(source, len(numbers) + 1)}]" if source else "")
+        print_table(table)
     for source, number in numbers.items():
         click.echo(f"[{number}] {source}")
 
@@ -212,7 +211,8 @@ def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
     "--device", default="", help="Device of the catalogue, where the file does not say which it is."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the machine to this TOML file.")
-def read(path: str, *, device: str, output: str | None) -> None:
+@_JSON
+def read(path: str, *, device: str, output: str | None, as_json: bool) -> None:
     """Read a machine from NCCL's topology XML or `nvidia-smi topo -m`.
 
     For example: nvidia-smi topo -m > topo.txt; foretrace topology read topo.txt -o mine.toml
@@ -220,11 +220,14 @@ def read(path: str, *, device: str, output: str | None) -> None:
     from topologies.discover import discover, to_toml
 
     text = to_toml(discover(path), device)
-    if output is None:
+    if output is not None:
+        _write(output, text)
+    if as_json:
+        click.echo(json.dumps({"machine": tomllib.loads(text), "toml": text, "file": output}))
+    elif output is None:
         click.echo(text, nl=False)
-        return
-    _write(output, text)
-    click.echo(f"{output}: try foretrace topology check {output}")
+    else:
+        click.echo(f"{output}: try foretrace topology check {output}")
 
 
 def _count(n: int, what: str, plural: str = "s") -> str:
@@ -267,34 +270,3 @@ _DISTANCE: Mapping[str, str] = {
 
 _WIRES: Mapping[str, str] = {"nvlink": "NVLink ", "pcie": "PCIe ", "xgmi": "Infinity Fabric "}
 """What joins the GPUs of a domain, for people."""
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in columns:
-        table.add_column(escape(column), no_wrap=True)
-    return table
-
-
-def _add(table: Table, *cells: str) -> None:
-    """Add a row of plain text: what a file calls things is never markup."""
-    from rich.markup import escape
-
-    table.add_row(*map(escape, cells))
-
-
-def _print(table: Table) -> None:
-    """Print *table*; what goes to a file or a pipe has no spaces at the ends of its lines."""
-    from rich.console import Console
-
-    console = Console()
-    if console.is_terminal:
-        console.print(table)
-        return
-    with console.capture() as held:
-        console.print(table, width=FILE_WIDTH)
-    click.echo("\n".join(line.rstrip() for line in held.get().splitlines()))

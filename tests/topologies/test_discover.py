@@ -1,5 +1,7 @@
 """Machines read from what a node's own tools print."""
 
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,18 @@ def test_the_verb_writes_a_machine_that_checks(tmp_path: Path) -> None:
     assert {*tmp_path.iterdir()} == {source, target}
     checked = runner.invoke(topology, ["check", str(target)], catch_exceptions=False)
     assert "4 GPUs in 1 NVLink domain," in checked.stdout
+
+
+def test_the_machine_as_one_json_object(tmp_path: Path) -> None:
+    """With and without a file to write: the same machine as the TOML holds, and the TOML itself."""
+    source, target = written(tmp_path, SWITCHED), tmp_path / "mine.toml"
+    runner = CliRunner()
+    text = runner.invoke(topology, ["read", str(source)], catch_exceptions=False).stdout
+    for words, file in (([], None), (["-o", str(target)], str(target))):
+        done = runner.invoke(topology, ["read", str(source), "--json", *words], catch_exceptions=False)
+        assert json.loads(done.stdout) == {"machine": tomllib.loads(text), "toml": text, "file": file}
+        assert done.stdout.count("\n") == 1
+    assert target.read_text(encoding="utf-8") == text
 
 
 def test_the_maker_of_the_processor_is_read(tmp_path: Path) -> None:
