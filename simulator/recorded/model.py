@@ -179,7 +179,7 @@ def _matrices(layered: Mapping[str, Any]) -> Iterator[Matrix]:
 
 def _heads(
     layered: Mapping[str, Any], attention: Sequence[Matrix], hidden: int, where: str, head_dim: int = 0
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Return query heads, key-value heads and the width of a head, which is *head_dim* if that is known."""
     query = next((m.other_side(hidden) for m in attention if _QUERY.search(m.path)), 0)
     key = next((m.other_side(hidden) for m in attention if _KEY.search(m.path)), 0)
