@@ -1,12 +1,12 @@
-"""Programs that are on every machine with a GPU, and not here: scripts start ``nvidia-smi`` for their logs.
+"""Programs that are on every machine with a GPU, and not here, or that a rehearsal must not run.
 
-What stands for it is found by its name, as the shell and ``subprocess`` look for programs.
+Scripts start ``nvidia-smi`` for their logs, and install packages. What stands for these programs is found by
+its name, as the shell and ``subprocess`` look for programs.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracer.rehearse.script import nvidia_smi
+from tracer.rehearse.script.installers import Installers, put
 
 PROGRAM: Final = "nvidia-smi"
 
@@ -35,19 +36,18 @@ class Programs:
         self._asked = self._folder / "asked"
         self._is_needed = spec["has_gpu"] and shutil.which(PROGRAM) is None
         self._n_gpus = spec["local_world_size"]
+        self._installers = Installers(self._folder)
 
     def install(self) -> None:
-        """Let the script find what is missing."""
-        if not self._is_needed:
-            return
+        """Let the script find what is missing, and what is not to be run, before anything else."""
         self._folder.mkdir(parents=True, exist_ok=True)  # of a rank that is acted out again
-        own = Path(nvidia_smi.__file__).resolve()
-        words = [sys.executable, "-I", str(own), str(self._asked), str(self._n_gpus)]
-        program = self._folder / PROGRAM
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        program.chmod(0o755)
+        if self._is_needed:
+            own = Path(nvidia_smi.__file__).resolve()
+            words = [sys.executable, "-I", str(own), str(self._asked), str(self._n_gpus)]
+            put(self._folder / PROGRAM, words)
+        self._installers.install()
         os.environ["PATH"] = f"{self._folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
     def said(self) -> list[str]:
         """Return what to say of programs that the script has started."""
-        return [ASKED] if self._asked.exists() else []
+        return [*([ASKED] if self._asked.exists() else []), *self._installers.said()]

@@ -147,7 +147,7 @@ class _Trainings:
         told = launchers.environment({**self._spec, "launchers": (*self._spec["launchers"], "torchrun")})
         if not callable(entrypoint):
             words = [entrypoint, *(str(word).replace(LOCAL_RANK, told["LOCAL_RANK"]) for word in args)]
-            code = self.run(["torchrun", *words[1:]] if _is_interpreter(words[0]) else words, None, None)
+            code = self.run(["torchrun", *words[1:]] if is_interpreter(words[0]) else words, None, None)
             if code is None:
                 raise RehearsalError(_unclear(words))
             return sys.exit(code) if code else None
@@ -193,8 +193,8 @@ def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
     if not command:
         return None
     name, words = Path(command[0]).name, list(command[1:])
-    if is_python := _is_interpreter(command[0]):
-        name, words = "python", _past_options(words)
+    if is_python := is_interpreter(command[0]):
+        name, words = "python", past_options(words)
     is_launcher = (
         name in {"torchrun", "deepspeed"}
         or (name == "accelerate" and "launch" in words[:1])
@@ -206,15 +206,15 @@ def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
     return ((), False) if len(script) == len(words) + 1 else (script, is_module)
 
 
-def _is_interpreter(program: str) -> bool:
+def is_interpreter(program: str) -> bool:
     """Whether *program* is Python."""
     return program == sys.executable or Path(program).name.startswith("python")
 
 
-def _past_options(words: Sequence[str]) -> list[str]:
+def past_options(words: Sequence[str]) -> list[str]:
     """Return what Python is told behind its own options: a file, ``-m`` and a module, or ``-c`` and a text.
 
-    >>> _past_options(["-u", "-X", "dev", "-m", "a", "-u"])
+    >>> past_options(["-u", "-X", "dev", "-m", "a", "-u"])
     ['-m', 'a', '-u']
     """
     at = 0
