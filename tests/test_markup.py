@@ -19,6 +19,9 @@ from traces.timeline import timeline
 SAID = "[/x] [bold] [lr=1e-3]"
 """A tag that closes nothing, as gloo's errors have; one that would be eaten; one that people write."""
 
+LINE = "a.py:100: told"
+"""A line of a file between colons, which rich would take for the name of a picture."""
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
@@ -33,7 +36,7 @@ def run(tmp_path: Path) -> Path:
         "duration_ns": [10, 5],
         "step": [0, 0],
     }
-    info = RunInfo(origin="recorded", world_size=1, name=SAID, warnings=(SAID,))
+    info = RunInfo(origin="recorded", world_size=1, name=SAID, warnings=(SAID, LINE))
     return write_run(tmp_path / SAID, info, timeline(columns))
 
 
@@ -56,7 +59,7 @@ def flags(tmp_path: Path) -> list[str]:
 def test_analyze_prints_names_and_warnings_as_they_are(run: Path) -> None:
     shown = printed("analyze", run)
     assert shown.startswith(SAID)
-    assert f"! {SAID}" in shown
+    assert f"! {SAID} ! {LINE}" in shown
     assert f"exposed {SAID}" in shown
 
 

@@ -29,7 +29,7 @@ def add_row(table: Table, *cells: str) -> None:
 
 def print_table(table: Table) -> None:
     """Print *table*; what goes to a file or a pipe has no spaces at the ends of its lines."""
-    console = Console()
+    console = Console(emoji=False)
     if console.is_terminal:
         console.print(table)
         return

@@ -22,12 +22,13 @@ def stdout(*, highlight: bool = False) -> Console:
 
     A table that is cut or wrapped at 80 columns is of no use to ``grep`` or a page of documentation.
     ``COLUMNS`` in the environment is obeyed in both cases. With *highlight* rich colours numbers and paths
-    in a terminal.
+    in a terminal. Names of pictures (``:100:``) are not replaced: a line of a script may be written so.
     """
     if sys.stdout.isatty():
-        return Console(highlight=highlight)
+        return Console(highlight=highlight, emoji=False)
     file = cast("IO[str]", _Unpadded(sys.stdout))
-    return Console(file=file, width=None if "COLUMNS" in os.environ else FILE_WIDTH, highlight=highlight)
+    width = None if "COLUMNS" in os.environ else FILE_WIDTH
+    return Console(file=file, width=width, highlight=highlight, emoji=False)
 
 
 @contextmanager

@@ -207,7 +207,7 @@ def _show(measured: Bench, promised: Any) -> None:
         if promised:
             cells += ["-", "-"] if time_us is None else [f"{time_us:,.1f}", _percent(time_us / one.time_us)]
         table.add_row(*cells)
-    Console(width=WIDTH).print(table)
+    Console(width=WIDTH, emoji=False).print(table)
     if promised:
         _verdict(measured, promised)
     else:
