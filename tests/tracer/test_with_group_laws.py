@@ -1,0 +1,177 @@
+"""Recordings that begin and end with a process group: laws of how functions are led, without a group."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tracer import with_group
+from tracer.run_directory import REFUSED
+
+
+class Recorded:
+    """A recording as this module sees one: says what it was asked, in the order of all that happens."""
+
+    def __init__(self, events: list[str], target: Path, error: Exception | None = None) -> None:
+        self.events, self.target, self.error = events, target, error
+        self.is_due = True
+
+    def begin_if_due(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        due, self.is_due = self.is_due, False
+        self.events.append("begins" if due else "has begun")
+        return due
+
+    def leave_group(self) -> None:
+        self.events.append("ends")
+
+    def leave(self) -> None:
+        self.events.append("left")
+
+    def note_error(self, error: BaseException) -> None:
+        self.events.append(f"notes {error}")
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return where is written what happens; nothing of it stays behind in this process."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(with_group, "_torch", {})
+    monkeypatch.setattr(with_group, "_expecting", [])
+    monkeypatch.setattr(sys, "excepthook", lambda *_: happened.append("shown"))
+    ending = SimpleNamespace(register=lambda _: happened.append("ends with the process"))
+    monkeypatch.setattr(with_group, "atexit", ending)  # torch uses the true one while it is imported
+    happened: list[str] = []
+    return happened
+
+
+TORCH = """
+def init_process_group(backend, *, rank=-1):
+    'Join a group.'
+    events.append(f"joins {backend} {rank}")
+
+def destroy_process_group(group=None):
+    events.append(f"leaves {group}")
+"""
+
+
+def torch_like(events: list[str]) -> Any:
+    """Return a module with the two functions, which write to *events* what they are given."""
+    module = ModuleType("torch_like")
+    vars(module)["events"] = events
+    exec(TORCH, vars(module))
+    return module
+
+
+def test_a_recording_begins_behind_the_join_and_ends_before_the_leave(
+    events: list[str], tmp_path: Path
+) -> None:
+    """Also where somebody has bound the functions by their names before."""
+    module = torch_like(events)
+    joins, leaves = module.init_process_group, module.destroy_process_group
+    with_group.expect(Recorded(events, tmp_path), module)  # type: ignore[arg-type]
+    joins("gloo", rank=3)
+    leaves()
+    assert events == ["joins gloo 3", "begins", "ends with the process", "ends", "leaves None"]
+
+
+def test_a_function_that_is_led_looks_and_does_as_before(events: list[str]) -> None:
+    module = torch_like(events)
+    before = inspect.signature(module.init_process_group)
+    with_group.follow(module)
+    assert inspect.signature(module.init_process_group) == before
+    assert module.init_process_group.__doc__ == "Join a group."
+    module.init_process_group("nccl")  # with the defaults of its keywords
+    assert events == ["joins nccl -1"]
+
+
+def test_functions_are_led_once(events: list[str], tmp_path: Path) -> None:
+    module = torch_like(events)
+    recording = Recorded(events, tmp_path)
+    with_group.expect(recording, module)  # type: ignore[arg-type]
+    with_group.follow(module)
+    module.init_process_group("gloo")
+    assert events.count("joins gloo -1") == events.count("begins") == 1
+
+
+def test_the_end_of_a_smaller_group_ends_nothing(events: list[str], tmp_path: Path) -> None:
+    module = torch_like(events)
+    with_group.expect(Recorded(events, tmp_path), module)  # type: ignore[arg-type]
+    module.destroy_process_group("two ranks of four")
+    assert events == ["leaves two ranks of four"]
+
+
+def test_a_forgotten_recording_stays_out_of_it(events: list[str], tmp_path: Path) -> None:
+    module = torch_like(events)
+    kept, gone = Recorded(events, tmp_path), Recorded([], tmp_path)
+    for one in (gone, kept):
+        with_group.expect(one, module)  # type: ignore[arg-type]
+    for _ in range(2):  # forgetting twice is once
+        with_group.forget(gone)  # type: ignore[arg-type]
+    module.init_process_group("gloo")
+    module.destroy_process_group()
+    assert gone.events == []
+    assert events == ["joins gloo -1", "begins", "ends with the process", "ends", "leaves None"]
+
+
+def test_what_has_begun_does_not_begin_again(events: list[str], tmp_path: Path) -> None:
+    recording: Any = Recorded(events, tmp_path)
+    for _ in range(2):
+        with_group.begin_now(recording)
+    assert events == ["begins", "ends with the process", "has begun"]
+
+
+def test_an_uncaught_exception_is_noted_and_then_shown(events: list[str], tmp_path: Path) -> None:
+    recording: Any = Recorded(events, tmp_path)
+    with_group.begin_now(recording)
+    error = ValueError("out of data")
+    sys.excepthook(ValueError, error, None)
+    assert events[2:] == ["notes out of data", "shown"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_recording_that_cannot_begin_lets_the_training_go_on(
+    events: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], is_there: bool
+) -> None:
+    """It says why in one line, and leaves it for the end of the command if there is a directory."""
+    target = tmp_path if is_there else tmp_path / "missing"
+    recording: Any = Recorded(events, target, OSError("the disk is full\nand more"))
+    with_group.begin_now(recording)
+    assert capsys.readouterr().err == "foretrace: not recording: the disk is full\n"
+    assert [path.read_text() for path in tmp_path.glob(REFUSED)] == ["the disk is full"] * is_there
+    assert events == []
+
+
+def test_what_a_handler_of_signals_raises_goes_through(
+    events: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script may end its training by an exception of its own, whatever runs just then."""
+
+    class TimeIsUpError(Exception):
+        pass
+
+    def handler(number: int, frame: object) -> None:
+        raise TimeIsUpError
+
+    recording: Any = Recorded(events, tmp_path)
+    recording.begin_if_due = interrupted_by(handler)
+    with pytest.raises(TimeIsUpError):
+        with_group.begin_now(recording)
+    assert capsys.readouterr().err == ""
+
+
+def interrupted_by(handler: Callable[[int, object], None]) -> Callable[[], bool]:
+    """Return a function that Python interrupts to call *handler*, as it does when a signal arrives."""
+
+    def interrupted() -> bool:
+        handler(15, sys._getframe())
+        return True
+
+    return interrupted
