@@ -82,10 +82,45 @@ def test_a_rank_that_nobody_tells_is_named_with_its_launcher(
         _rehearsed(body, tmp_path, loaded, *words)
 
 
+EXPORTED = """
+rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["WORLD_SIZE"])
+per_node = int(os.environ["SLURM_GPUS_ON_NODE"])
+assert per_node == torch.cuda.device_count() and int(os.environ["SLURM_CPUS_PER_TASK"]) > 0
+dist.init_process_group("nccl", rank=rank, world_size=world)
+torch.cuda.set_device(rank - per_node * (rank // per_node))
+print(rank, world)
+train()
+"""
+
+
+@pytest.mark.parametrize("env", [("env",), ()])
+def test_a_script_is_told_what_stands_before_its_launcher(
+    env: tuple[str, ...], tmp_path: Path, loaded: Loaded
+) -> None:
+    """As a file of a batch job exports it; what the launcher sets itself is the launcher's."""
+    words = (*env, "WORLD_SIZE=4", "SLURM_PROCID=0", "srun", "python")
+    found, said = _rehearsed(EXPORTED, tmp_path, loaded, *words)
+    assert said.split() == ["3", "4"]
+    assert not found.notes
+
+
+def test_a_variable_that_no_launcher_sets_is_named_with_where_to_write_it(
+    tmp_path: Path, loaded: Loaded
+) -> None:
+    """Behind srun there is no use in naming torchrun, which starts one task per node, nor srun again."""
+    line = "KeyError of 'WORLD_SIZE', which srun does not set: .* -- env WORLD_SIZE=4 srun python train.py"
+    with pytest.raises(RehearsalError, match=line):
+        _rehearsed(EXPORTED, tmp_path, loaded, "srun", "python")
+    body = 'os.environ["SLURM_MEM_PER_NODE"]\n'
+    with pytest.raises(RehearsalError, match=r"-- env SLURM_MEM_PER_NODE=\.\.\. srun python train.py"):
+        _rehearsed(body, tmp_path, loaded, "srun", "python")
+
+
 def test_srun_beside_torchrun_starts_a_task_per_node() -> None:
     """Of nodes of two ranks, the last rank is in the second task; alone it is the fourth."""
     spec = {"rank": 3, "world_size": RANKS, "local_world_size": PER_NODE}
     names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "RANK")
+    assert environment({**spec, "launchers": ("srun", "torchrun")})["SLURM_GPUS_ON_NODE"] == str(PER_NODE)
 
     def told(*command: str) -> list[str | None]:
         found = environment({**spec, "launchers": launchers_of((*command, "train.py"))})

@@ -13,6 +13,7 @@ from typing import Any
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
 from tracer.rehearse.ranks.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
+from tracer.rehearse.ranks.exported import exported
 from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, script_of
 from tracer.rehearse.ranks.restarting import check_choices, with_choices
 from tracer.rehearse.ranks.scratch import scratch_in
@@ -211,6 +212,7 @@ class _Acted:
             "command": command,
             "module": is_module,
             "launchers": launchers_of(asked.command),
+            "exported": exported(asked.command),
             "accelerate": accelerate_flags(asked.command),
             "repeats": not asked.every_microbatch,
             "has_gpu": asked.has_gpu,

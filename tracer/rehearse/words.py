@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Final
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks.exported import missing
 
 DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
 """Errors of fake tensors where an operator needs numbers."""
@@ -69,20 +70,6 @@ HINTS: Final[Mapping[str, str]] = {
 """What to say of errors of torch by what stands in them."""
 
 
-SETS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun"),
-    "SLURM_": "srun",
-    **dict.fromkeys(("OMPI_", "PMI_", "MPI_", "MV2_"), "mpirun"),
-}
-"""How names of variables begin, and which launcher sets them."""
-
-BY: Final[Mapping[str, str]] = {
-    "torchrun": "train.py",
-    "srun": "python train.py",
-    "mpirun": "python train.py",
-}
-"""What stands behind a launcher on a command line."""
-
 FOREIGN: Final = (
     "KeyError of a parameter, which torch raises as well: an optimizer holds one that the model no longer "
     "has, as FSDP1 puts its own in place; make the optimizer after wrapping, or pass use_orig_params=True"
@@ -90,19 +77,13 @@ FOREIGN: Final = (
 """What to say where a parameter is looked for among others, as for the state of an optimizer."""
 
 
-def _hint(error: BaseException, words: str) -> str:
-    """Return what to say of *error* instead of its *words*, empty if they say it."""
+def _hint(error: BaseException, words: str, spec: Mapping[str, Any]) -> str:
+    """Return what to say of *error* instead of its *words*, empty if they say it; *spec* as ``explain``."""
     if isinstance(error, KeyError) and words.startswith("Parameter("):
         return FOREIGN
-    if isinstance(error, KeyError) and (launcher := _launcher_of(str(error.args[0]) if error.args else "")):
-        example = f"-- {launcher} {BY[launcher]}"
-        return f"KeyError of {words}, which {launcher} sets: write it before the script, as in {example}"
+    if isinstance(error, KeyError) and (what := missing(str(error.args[0]) if error.args else "", spec)):
+        return f"KeyError of {words}, {what}"
     return next((hint for sign, hint in HINTS.items() if sign in words), "")
-
-
-def _launcher_of(variable: str) -> str:
-    """Return what sets a *variable* of the environment that says which task of all a process is."""
-    return next((launcher for sign, launcher in SETS.items() if variable.startswith(sign)), "")
 
 
 def _behind(error: ModuleNotFoundError) -> BaseException:
@@ -172,7 +153,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
             f"{where}: an extension cannot be compiled here ({words}); in a stub file ({STUB}), put what "
             "stands for it in place of torch.utils.cpp_extension.load"
         )
-    if hint := _hint(error, words):
+    if hint := _hint(error, words, spec):
         return f"{where}: {hint}"
     if (root := _root(error)) is not error:
         words += f" (from {type(root).__name__}: {' '.join(str(root).split())[:200]})"

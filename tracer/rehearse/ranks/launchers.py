@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks.exported import started
 
 LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 """First words of commands that start a script."""
@@ -35,6 +36,9 @@ OLD: Final = "torch.distributed.launch"
 MOST_READ: Final = 4096
 """Bytes of a file that are read: its first lines name who runs it, by way of a shell if the name is long."""
 
+CPUS_PER_TASK: Final = 8
+"""Processors that a task of SLURM is told to have; loaders, which ask for them, work in the rank itself."""
+
 TOLD: Final = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "FP8_")
 """How names of variables begin by which Accelerate's launcher tells its library what to do."""
 
@@ -46,10 +50,11 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
     start one torchrun per node.
 
     Args:
-        spec: ``rank``, ``world_size``, ``local_world_size`` and ``launchers``, as ``launchers_of`` has them.
+        spec: ``rank``, ``world_size``, ``local_world_size`` and ``launchers``, as ``launchers_of`` has them,
+            and what the command sets itself, ``exported``.
     """
     rank, n_ranks, n_local = spec["rank"], spec["world_size"], spec["local_world_size"]
-    found: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    found: dict[str, object] = {**spec.get("exported", {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
     families = [OF_TASKS[name] for name in spec["launchers"] if name in OF_TASKS]
     is_per_rank = not families or spec["launchers"][-1] not in {*OF_TASKS, "python", "python3"}
     if is_per_rank:
@@ -57,6 +62,8 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
     task = (rank // n_local, -(-n_ranks // n_local), 1) if is_per_rank else (rank, n_ranks, n_local)
     for family in families:
         found |= _OF_FAMILY[family](*task)
+    if "SLURM" in families:
+        found["SLURM_GPUS_ON_NODE"] = n_local  # also where a task of a node starts torchrun on them
     return {name: str(value) for name, value in found.items()}
 
 
@@ -110,7 +117,11 @@ def _of_slurm(task: int, n_tasks: int, n_local: int) -> dict[str, object]:
         **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"), nodes),
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), 1),
         "SLURM_STEP_ID": 0,
+        "SLURM_JOB_NAME": "rehearsal",
         "SLURM_NTASKS_PER_NODE": n_local,
+        "SLURM_GPUS_ON_NODE": n_local,
+        "SLURM_CPUS_ON_NODE": CPUS_PER_TASK * n_local,
+        "SLURM_CPUS_PER_TASK": CPUS_PER_TASK,
         "SLURM_TASKS_PER_NODE": f"{n_local}(x{n_nodes})" if n_nodes > 1 else n_local,
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURMD_NODENAME": f"node{task // n_local}",
@@ -189,7 +200,12 @@ def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     (('package.train',), True)
     >>> script_of(["srun", "-m", "cyclic", "python", "train.py"])
     (('train.py',), False)
+    >>> script_of(["env", "WORLD_SIZE=64", "srun", "python", "train.py"])
+    (('train.py',), False)
     """
+    command = started(command)
+    if not command:
+        return ("",), False
     if Path(command[0]).name in OF_TASKS:
         of_python = (at for at, word in enumerate(command) if Path(word).name in LAUNCHERS)
         command = command[next(of_python, 0) :]
