@@ -22,6 +22,7 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "gemm_memory_fraction": "gemm.memory_fraction",
         "gemm_split_share": "gemm.split_share",
         "gemm_fp4_share": "gemm.fp4_share",
+        "gemm_fp32_share": "gemm.fp32_share",
         "memory_bound_fraction": "memory_bound.fraction",
         "memory_bound_latency_s": "memory_bound.latency",
         "attention_efficiency_forward": "attention.efficiency_forward",
@@ -44,6 +45,7 @@ NOT_GIVEN: Final[Mapping[str, tuple[float, str]]] = MappingProxyType(
         "training_clock_fraction": (1.0, "none of the clock is lost beside that"),
         "gemm_split_share": (1.0, "as fast as with one accumulator"),
         "gemm_fp4_share": (1.0, "as near to the peak as other products"),
+        "gemm_fp32_share": (1.0, "as near to the peak as other products"),
         "reserved_bytes": (0, "nothing is taken"),
         "compute_capability": (0.0, "none of NVIDIA's"),
         "host_bytes_per_s": (25e9, "PCIe 4.0 x16, 32 GB/s less what packets cost"),
@@ -56,6 +58,7 @@ _FRACTIONS: Final = (
     "gemm_memory_fraction",
     "gemm_split_share",
     "gemm_fp4_share",
+    "gemm_fp32_share",
     "memory_bound_fraction",
     "attention_efficiency_forward",
     "attention_efficiency_backward",
@@ -85,6 +88,8 @@ class Device:
         gemm_split_share: rate of an 8-bit product that adds to a second accumulator now and then, over that
             of one that does not; 1 where sums are exact anyway.
         gemm_fp4_share: share of the 4-bit peak that products come as close to as they do to other peaks.
+        gemm_fp32_share: the same of the fp32 peak, which the processors of GeForce count twice: half of their
+            fp32 units share an issue port with integer arithmetic.
         memory_bound_fraction: share of memory bandwidth that an element-wise operation reaches.
         memory_bound_latency_s: fixed part of an element-wise operation.
         attention_efficiency_forward: share of the bf16 peak, causal half of the FLOPs counted.
@@ -123,6 +128,7 @@ class Device:
     sustained_after_s: float = 0.0
     gemm_split_share: float = 1.0
     gemm_fp4_share: float = 1.0
+    gemm_fp32_share: float = 1.0
     training_clock_fraction: float = 1.0
     reserved_bytes: int = 0
     host_bytes_per_s: float = 25e9

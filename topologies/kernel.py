@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from topologies.errors import CatalogError
+
+MOST_EFFICIENT: Final = 1.25
+"""Most of its data sheet's peak that a card can reach: GeForce cards run up to a fifth above its clock."""
 
 
 def _check(where: str, values: Mapping[str, float], shares: tuple[str, ...]) -> None:
@@ -26,7 +29,8 @@ class GemmTiles:
     Attributes:
         processors: streaming multiprocessors.
         tiles: sizes (rows, columns) of an output tile that the library can choose from.
-        efficiency: share of the peak that the main loop of an endlessly large tile reaches.
+        efficiency: share of the peak that the main loop of an endlessly large tile reaches; above 1 on
+            cards that run above the clock of their data sheet, which states the peak.
         operand_side: a tile of ``m x n`` loses ``operand_side (m + n) / (m n)`` to loading its operands.
         tile_overhead_s: start and end of a tile.
         memory_fraction: share of memory bandwidth that operands are read at.
@@ -51,7 +55,11 @@ class GemmTiles:
         if not self.tiles or min(min(tile) for tile in self.tiles) < 1 or self.processors < 1:
             raise CatalogError("[tiles]: give at least one tile and one processor, each at least 1")
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tiles"}
-        _check("[tiles]", numbers, ("efficiency", "memory_fraction"))
+        _check("[tiles]", numbers, ("memory_fraction",))
+        if not 0 < self.efficiency <= MOST_EFFICIENT:
+            raise CatalogError(
+                f"[tiles]: efficiency = {self.efficiency} is above 0, at most {MOST_EFFICIENT}"
+            )
         if not 0 <= self.wave_overlap <= 1 or self.blend < 1:
             raise CatalogError(
                 f"[tiles]: wave_overlap = {self.wave_overlap} is from 0 to 1, blend = {self.blend} at least 1"

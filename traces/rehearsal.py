@@ -53,6 +53,10 @@ OUTSIDE: Final = ("loss", "input", "gradients")
 TO_HOST, TO_DEVICE, ON_HOST = HOST_KINDS = ("to_host", "to_device", "on_host")
 """Kinds of works that are none of the device: copies from and to it, and what a processor computes."""
 
+CONVERSION: Final = "cudnn.nchw_to_nhwc"
+"""Name of the work that copies tensors of a convolution into the layout of tensor cores and back, where a GPU
+has them for its type."""
+
 WORKS: Final = pa.schema(
     [
         pa.field("name", pa.string(), nullable=False),  # operator, e.g. aten.mm

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from simulator.compute.convolution import CONVOLUTION, direct_s
 from simulator.compute.grouped import members, members_s, plain_bytes
 from simulator.compute.tiling import Rates, tiled_s
 from simulator.workload.ops import DTYPE_BYTES, Op, result_bytes
@@ -72,7 +73,7 @@ def clock_of(op: Op, device: Device) -> float:
 
 def _fed_share(op: Op, device: Device) -> float:
     """Return the share of the peak that operands arrive for."""
-    return device.gemm_fp4_share if op.dtype == "fp4" else 1.0
+    return {"fp4": device.gemm_fp4_share, "fp32": device.gemm_fp32_share}.get(op.dtype, 1.0)
 
 
 def roofline_s(op: Op, device: Device) -> float:
@@ -95,6 +96,8 @@ def gemm_s(op: Op, device: Device) -> float:
     ``SPACING_S`` at least; or, with the kernel ``"torch"``, one kernel over all members at
     ``TORCH_GROUPED_SHARE`` of the rate, also where members have unlike rows (``simulator.compute.grouped``).
     """
+    if op.kernel == CONVOLUTION and op.batch > 1:
+        return _grouped_convolution_s(op, device)
     if is_unaligned(op):
         return op.flops / (UNALIGNED_SHARE * device.peak("fp32")) + op.count * device.gemm_latency_s
     if device.gemm_tiles is None or min(op.m, op.n, op.k) < 1:
@@ -105,6 +108,12 @@ def gemm_s(op: Op, device: Device) -> float:
     elif op.grouped and op.batch > 1:
         busy = op.batch * max(busy / op.batch + MEMBER_S, SPACING_S)
     return busy + op.count * device.gemm_latency_s
+
+
+def _grouped_convolution_s(op: Op, device: Device) -> float:
+    """Return the time of a convolution by groups: the faster of products by group and of a direct kernel."""
+    by_products = roofline_s(op, device) if device.gemm_tiles is None else _tiled_s(device, op)
+    return min(by_products, direct_s(op, device)) + op.count * device.gemm_latency_s
 
 
 def is_unaligned(op: Op) -> bool:

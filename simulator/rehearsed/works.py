@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, STATE_BYTES
+from simulator.compute.convolution import CONVOLUTION
 from simulator.compute.timing import ComputeModel
 from simulator.engine.slowdown import MILLION
 from simulator.errors import JobError
 from simulator.program import Int64Array
 from simulator.workload.ops import DTYPE_BYTES, Op
 from topologies.device import Device
-from traces.rehearsal import HOST_KINDS, ON_HOST
+from traces.rehearsal import CONVERSION, HOST_KINDS, ON_HOST
 
 ATTENTION_KERNEL: Final = "flash2"
 """Kernel that ``scaled_dot_product_attention`` takes first on a GPU, as in frameworks/torchtitan.toml."""
@@ -31,6 +32,13 @@ PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Operators for which a calibration has a factor of its own (``compute.timing.factor_of``)."""
 
+
+CONVOLUTIONS: Final = ("aten.convolution", "aten.convolution_backward")
+"""Operators whose products may have groups of channels as members."""
+
+TENSOR_CORES_SINCE: Final[Mapping[str, float]] = MappingProxyType({"fp16": 7.0, "bf16": 8.0, "tf32": 8.0})
+"""Compute capability from which on a GPU of NVIDIA has tensor cores for a type (CUDA C++ Programming Guide,
+"Compute Capabilities")."""
 
 RECURRENT: Final = "aten.mkldnn_rnn_layer"
 """A recurrent layer over all its tokens: one operation, whose kernels cuDNN launches, two a token."""
@@ -85,7 +93,7 @@ def op_of(row: Mapping[str, Any], device: Device) -> Op:
         grouped="grouped" in name,
         v_dim=row["v_dim"],
         causal=row["causal"],
-        kernel="torch" if "grouped" in name else _kernel(device) if is_attention else "",
+        kernel=_kernel(name, device) if is_attention or "grouped" in name or name in CONVOLUTIONS else "",
         rows=tuple(row["rows"] or ()),
         along=row["along"] or "",
     )
@@ -96,7 +104,12 @@ def _type_on(device: Device, dtype: str) -> str:
     return "fp32" if dtype == "tf32" and dtype not in device.peak_flops_per_s else dtype
 
 
-def _kernel(device: Device) -> str:
+def _kernel(name: str, device: Device) -> str:
+    """Return how a product by groups runs, or attention."""
+    if name in CONVOLUTIONS:
+        return CONVOLUTION
+    if "grouped" in name:
+        return "torch"
     return ATTENTION_KERNEL if ATTENTION_KERNEL in device.attention_kernels else ""
 
 
@@ -106,9 +119,9 @@ def priced(works: pa.Table, compute: ComputeModel, sharing: int = 1) -> Priced:
     return Priced(
         seconds=[_seconds(row, compute, sharing) for row in rows],
         bound=[MILLION if row["kind"] == "memory" else 0 for row in rows],
-        kernels=[_launched(row) for row in rows],
+        kernels=[0 if _is_needless(row, compute.device) else _launched(row) for row in rows],
         flops=[row["flops"] for row in rows],
-        bytes_moved=[row["bytes_moved"] for row in rows],
+        bytes_moved=[0 if _is_needless(row, compute.device) else row["bytes_moved"] for row in rows],
         dtypes=[row["dtype"] for row in rows],
         names=[row["name"] for row in rows],
         is_known=[row["is_known"] for row in rows],
@@ -121,8 +134,15 @@ def _launched(row: Mapping[str, Any]) -> int:
     return 1 if row["name"].startswith(RECURRENT) else int(row["kernels"])
 
 
+def _is_needless(row: Mapping[str, Any], device: Device) -> bool:
+    """Whether a work prepares operands for tensor cores that *device* does not have for their type."""
+    return row["name"] == CONVERSION and device.compute_capability < TENSOR_CORES_SINCE[row["dtype"]]
+
+
 def _seconds(row: Mapping[str, Any], compute: ComputeModel, sharing: int) -> float:
     size = float(row["bytes_moved"])
+    if _is_needless(row, compute.device):
+        return 0.0
     if row["kind"] == ON_HOST:
         return size * sharing / HOST_BYTES_PER_S
     if row["kind"] in HOST_KINDS:

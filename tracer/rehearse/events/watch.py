@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from tracer.rehearse.events import in_place
+from tracer.rehearse.events.converting import CONVOLUTIONS, converting
 from tracer.rehearse.events.counted import Counted
 from tracer.rehearse.events.remembered import Memo
 from tracer.rehearse.events.tape import HOST_WAIT
@@ -153,6 +154,8 @@ class Watcher:
             return self._decomposing
         if full in SILENT:
             return self._allocating
+        if full in CONVOLUTIONS:
+            return converting(self._session, self._pricing, full, self._computing(full), self._is_ours)
         return self._grouping(full) if full == "aten._grouped_mm" else self._computing(full)
 
     def _grouping(self, name: str) -> Kernel:

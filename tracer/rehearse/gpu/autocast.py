@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 IN_FP32: Final = frozenset(
@@ -20,18 +21,39 @@ IN_FP32: Final = frozenset(
 """Functions that autocast of CUDA runs in fp32: documentation of ``torch.amp``, "CUDA Ops that can autocast
 to float32"; the list of the processor is another."""
 
+SOFTMAX: Final[Mapping[str, str]] = MappingProxyType({"softmax": "_softmax", "log_softmax": "_log_softmax"})
+"""Functions whose kernels on a GPU read fp16 and write fp32 at once (``half_to_float``), and the kernels."""
 
-def in_fp32(torch: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Return what makes fp32 of the low-precision tensors among arguments, positional and by name."""
+TOLD: Final = frozenset({*SOFTMAX, "cumprod", "cumsum", "prod", "sum"})
+"""Those of ``IN_FP32`` that are told the type of their result, in place of a cast of what they read
+(``fp32_set_opt_dtype`` in ATen/autocast_mode.h)."""
+
+
+def in_fp32(torch: Any) -> Callable[[str, Any, Any], tuple[Any, Any]]:
+    """Return what gives the arguments with which a function of ``IN_FP32``, by its name, results in fp32."""
     low = (torch.float16, torch.bfloat16)
 
     def one(value: Any) -> Any:
         return value.float() if isinstance(value, torch.Tensor) and value.dtype in low else value
 
-    def cast(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return tuple(map(one, args)), {name: one(value) for name, value in kwargs.items()}
+    def cast(
+        name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        is_first_low = bool(args) and isinstance(args[0], torch.Tensor) and args[0].dtype in low
+        if name in TOLD and is_first_low:
+            return args, {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
+        return tuple(map(one, args)), {key: one(value) for key, value in kwargs.items()}
 
     return cast
+
+
+def softmax(torch: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the softmax in fp32 of a tensor in fp16 as the one kernel that a GPU has for it, else None."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    is_one = kwargs.get("dtype") is torch.float32 and isinstance(dim, int)
+    if not is_one or not args or args[0].dtype is not torch.float16:
+        return None
+    return getattr(torch, SOFTMAX[name])(args[0], dim, True)  # noqa: FBT003 - torch's own signature
 
 
 def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:

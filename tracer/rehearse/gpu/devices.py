@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.rehearse.gpu import attention, autocast, old_types
-from tracer.rehearse.gpu.autocast import IN_FP32
+from tracer.rehearse.gpu.autocast import IN_FP32, SOFTMAX
 from tracer.rehearse.gpu.meter import CAPACITY_BYTES
 from tracer.rehearse.ranks.launchers import on_node
 
@@ -104,6 +104,11 @@ def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return ("cuda", *args) if is_bare else args
 
 
+OUTERMOST: Final = frozenset({"group_norm"})
+"""Functions whose kernels on a GPU take channels outermost only, and copy what has them innermost; those of
+the processor take both (ATen/native/group_norm.cpp)."""
+
+
 def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
     """Return a mode under which functions of torch make and keep tensors on the processor.
 
@@ -135,8 +140,13 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
                 return named(*_numbered(args), **(kwargs or {}))
             if func in makes or (kwargs and "device" in kwargs and getattr(func, "__name__", "") != ASKING):
                 return making(func, args, kwargs or {})
-            if getattr(func, "__name__", "") in IN_FP32 and is_autocast("cpu"):
-                args, kwargs = cast(args, kwargs or {})
+            name = getattr(func, "__name__", "")
+            if name in IN_FP32 and is_autocast("cpu"):
+                args, kwargs = cast(name, args, kwargs or {})
+            if name in OUTERMOST and args:
+                args = (args[0].contiguous(), *args[1:])
+            if name in SOFTMAX and (one := autocast.softmax(torch, name, args, kwargs or {})) is not None:
+                return one
             return func(*args, **(kwargs or {}))
 
     mode, run_backward = DeviceMode(), internals.swap_run_backward()

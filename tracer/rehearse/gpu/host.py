@@ -135,15 +135,17 @@ class Host:
         finally:
             self.doing.makes = before
 
-    def moved(self, tensor: Any, dtype: Any, *, to_host: bool, non_blocking: bool) -> Any:
-        """Return *tensor* on the other side; a blocking copy holds up the host.
+    def moved(self, tensor: Any, dtype: Any, *, to_host: bool, non_blocking: bool, layout: Any = None) -> Any:
+        """Return *tensor* on the other side, in another memory *layout* if one is given.
+
+        A blocking copy holds up the host.
 
         Another *dtype* is made on the device, or on the host by a blocking copy (``copy_kernel_cuda`` in
         ATen/native/cuda/Copy.cu).
         """
         is_first = to_host == non_blocking
         source = tensor.to(dtype) if dtype is not None and is_first else tensor
-        out = self._moved.apply(source, to_host, non_blocking)
+        out = self._moved.apply(source, to_host, non_blocking, layout)
         if not to_host and isinstance(tensor, self._parameter):
             self._session.memory.move(out.untyped_storage(), "parameters")
         if to_host and non_blocking:  # ``_to_copy`` in ATen/native/TensorConversions.cpp
@@ -159,12 +161,12 @@ class Host:
             return written.copy_(cast, non_blocking=non_blocking)
         return written.copy_(self._move(read, to_host=to_host, non_blocking=non_blocking))
 
-    def _move(self, tensor: Any, *, to_host: bool, non_blocking: bool) -> Any:
+    def _move(self, tensor: Any, *, to_host: bool, non_blocking: bool, layout: Any = None) -> Any:
         import torch
 
         self.doing.direction = TO_HOST if to_host else TO_DEVICE
         try:
-            return torch.ops.aten._to_copy.default(tensor, non_blocking=non_blocking)
+            return torch.ops.aten._to_copy.default(tensor, non_blocking=non_blocking, memory_format=layout)
         finally:
             self.doing.direction = ""
 
@@ -263,12 +265,12 @@ def _moved(move: Callable[..., Any]) -> Any:
         """The gradient is moved by a copy that blocks."""
 
         @staticmethod
-        def forward(ctx: Any, tensor: Any, to_host: bool, non_blocking: bool) -> Any:  # noqa: FBT001
+        def forward(ctx: Any, tensor: Any, to_host: bool, non_blocking: bool, layout: Any) -> Any:  # noqa: FBT001
             ctx.to_host = to_host
-            return move(tensor, to_host=to_host, non_blocking=non_blocking)
+            return move(tensor, to_host=to_host, non_blocking=non_blocking, layout=layout)
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            return move(gradient, to_host=not ctx.to_host, non_blocking=False), None, None
+            return move(gradient, to_host=not ctx.to_host, non_blocking=False), None, None, None
 
     return Moved

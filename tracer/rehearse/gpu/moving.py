@@ -137,7 +137,8 @@ class Moves:
             return self._plain(func, args, kwargs)
         place.is_used |= not to_host
         dtype, non_blocking = self._how(args, kwargs)
-        return host.moved(tensor, dtype, to_host=to_host, non_blocking=non_blocking)
+        layout = kwargs.get("memory_format")
+        return host.moved(tensor, dtype, to_host=to_host, non_blocking=non_blocking, layout=layout)
 
     def _target(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asks: FrameType

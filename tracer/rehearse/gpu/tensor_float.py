@@ -51,3 +51,8 @@ def _is_allowed(role: str) -> bool:
 def rounded(work: Work) -> Work:
     """Return *work*, of an operator for which ``is_asked`` holds, in the type that it is computed in."""
     return work._replace(dtype=NAME) if work.dtype == "fp32" else work
+
+
+def type_of(dtype: str, name: str) -> str:
+    """Return the type that the operator *name* computes in, of operands in *dtype*."""
+    return NAME if dtype == "fp32" and is_asked(name) else dtype

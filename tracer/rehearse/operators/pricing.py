@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse.gpu import tensor_float
-from tracer.rehearse.operators.calls import Call
+from tracer.rehearse.operators import layouts
+from tracer.rehearse.operators.calls import Call, tensors_in
 from tracer.rehearse.operators.work import Work
 from tracer.rehearse.operators.works import BY_NUMBERS, GROUPED, work_of
 from tracer.rehearse.words import STUB, asker
@@ -25,6 +26,7 @@ class Pricing:
     def __init__(self, session: RehearsalSession) -> None:
         self._session = session
         self._numbers: dict[Any, int] = {}
+        self._conversions: dict[Any, int] = {}
         self._found_empty = False
 
     def number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
@@ -43,12 +45,22 @@ class Pricing:
             self._numbers[key] = self._session.tape.number_of(work)
         return self._numbers[key]
 
+    def conversion(
+        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> int:
+        """Return the number of the work that converts what a convolution reads and writes, -1 for none."""
+        strides = tuple(tensor.stride() for tensor in tensors_in((args, kwargs)))
+        is_rounded = tensor_float.is_asked(name)
+        key = (func, _signature(args), _signature(tuple(kwargs.values())), strides, is_rounded)
+        if key not in self._conversions:
+            call = _call(name, func, args, kwargs, out)
+            work = layouts.conversion(call, tensor_float.type_of(layouts.type_of(call), name))
+            self._conversions[key] = -1 if work is None else self._session.tape.number_of(work)
+        return self._conversions[key]
+
     def work(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
         """Return the work of a call."""
-        names = [argument.name for argument in func._schema.arguments]
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
-        positional = (*args, *(value for key, value in kwargs.items() if key != "out"))
-        return work_of(Call(name, positional, named, out, self._ends(name, args, kwargs)))
+        return work_of(_call(name, func, args, kwargs, out)._replace(ends=self._ends(name, args, kwargs)))
 
     def _ends(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Return where the rows of each expert or sequence end, none if that is not known."""
@@ -67,6 +79,13 @@ class Pricing:
             return ()
         with numbers.really():
             return tuple(real.tolist())
+
+
+def _call(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Call:
+    names = [argument.name for argument in func._schema.arguments]
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    positional = (*args, *(value for key, value in kwargs.items() if key != "out"))
+    return Call(name, positional, named, out)
 
 
 def _is_list_of_whole(value: Any) -> bool:

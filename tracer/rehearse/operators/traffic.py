@@ -75,6 +75,27 @@ def _embedding_backward(call: Call) -> int:
     return 3 * tensor_bytes(call.args[0]) + tensor_bytes(call.args[1]) + total_bytes(tensors_in(call.out))
 
 
+def _normalised(call: Call) -> int:
+    """A normalisation over more than a processor can hold reads its input for the moments, then once more.
+
+    Of a batch norm that does not train the moments are known.
+    """
+    again = 0 if call.named.get("training") is False else tensor_bytes(call.args[0])
+    return _operands(call) + again
+
+
+def _normalised_backward(call: Call) -> int:
+    """The gradient and the input are read for two sums over them, and once more for the input's gradient.
+
+    Those of a layer norm, over a row, stay in a processor; its sums over all rows for the weight and the bias
+    are a kernel of their own (``layer_norm_kernel.cu``).
+    """
+    named = call.named
+    needs_sums = named.get("train", True) and ("layer" not in call.name or any(named["output_mask"][1:]))
+    again = total_bytes(tensors_in([named["grad_out"], named["input"]])) if needs_sums else 0
+    return _operands(call) + again
+
+
 def _adam(call: Call) -> int:
     """Parameters, gradients and two moments are read; all but the gradients are written."""
     lists = [tensors_in(value) for value in call.args[:4]]
@@ -126,6 +147,12 @@ _TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
         "aten._embedding_bag_dense_backward": _bag_backward,
         "aten.nll_loss_forward": _one_of_each_row,
         "aten.nll_loss_backward": _written,
+        "aten.native_batch_norm": _normalised,
+        "aten._native_batch_norm_legit": _normalised,
+        "aten.native_group_norm": _normalised,
+        "aten.native_batch_norm_backward": _normalised_backward,
+        "aten.native_group_norm_backward": _normalised_backward,
+        "aten.native_layer_norm_backward": _normalised_backward,
         "aten._fused_adam_": _adam,
         "aten._fused_adamw_": _adam,
         "fsdp.all_gather_copy_in": _gathered,

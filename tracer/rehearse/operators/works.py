@@ -163,16 +163,18 @@ def _convolution(call: Call) -> Work:
     """A convolution as the matrix product that it is; a backward has one per gradient that is asked for.
 
     Its matrix of neighbourhoods is never in memory: operands are read once. A transposed one has a product
-    for each element of its input, not of its result.
+    for each element of its input, not of its result. Groups of channels are the members of a batch.
     """
     named = call.named
+    groups = int(named.get("groups", 1))
     weight, data = named["weight"], named["input"]
     backward = "grad_output" in named
     result = named["grad_output"] if backward else next(iter(tensors_in(call.out)))
     over = data if named["transposed"] else result
     asked = sum(map(bool, named.get("output_mask", (True,))[:2])) if backward else 1
     rows = over.shape[0] * prod(over.shape[2:]) * asked
-    all_of_them = product(call, data, (rows, weight.shape[0], prod(weight.shape[1:])))
+    shape = (rows, weight.shape[0] // groups, prod(weight.shape[1:]))
+    all_of_them = product(call, data, shape, batch=groups)
     moved = total_bytes([data, weight, result]) * asked
     return all_of_them._replace(bytes_moved=moved, kernels=asked)
 
