@@ -12,6 +12,7 @@ from tracer.rehearse.operators.calls import storage_key
 from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.values.chances import chance
 from tracer.rehearse.values.following import following
+from tracer.rehearse.values.known import Known
 from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
 from tracer.rehearse.values.stated import Stated
 from traces.rehearsal import rehearsal_folder
@@ -131,6 +132,22 @@ def test_what_an_operator_only_reads_stays_known(name: str, call: Any) -> None:
     handler(func, *call(data, places, rows))
     assert stated.numbers.of(data) is None
     assert _elements(stated, places) == [0, 2]
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_mean_is_lost_where_numbers_are_written_and_nowhere_else(is_named: bool) -> None:
+    """``torch.add(counts, 1, out=other)`` writes to *other*, ``counts.add_(1)`` to *counts*."""
+    stated = Stated()
+    with fakes.FakeTensorMode():
+        counts, other = torch.empty(4), torch.empty(4)
+    for one in (counts, other):
+        stated._set(one, Known(mean=8.0))
+    func = torch.ops.aten.add.out if is_named else torch.ops.aten.add_.Tensor
+    name, kwargs = ("aten.add", {"out": other}) if is_named else ("aten.add_", {})
+    written, read = (other, counts) if is_named else (counts, other)
+    following(stated, name, func, lambda func, args, kwargs: written)(func, (counts, 1), kwargs)
+    assert stated.of(written).mean is None
+    assert stated.of(read).mean == 8.0
 
 
 def test_ranks_hear_what_they_send_to_each_other() -> None:
