@@ -14,6 +14,8 @@ import pytest
 from tracer import with_group
 from tracer.run_directory import REFUSED
 
+dist = pytest.importorskip("torch.distributed")
+
 
 class Recorded:
     """A recording as this module sees one: says what it was asked, in the order of all that happens."""
@@ -42,7 +44,6 @@ class Recorded:
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return where is written what happens; nothing of it stays behind in this process."""
-    pytest.importorskip("torch")
     monkeypatch.setattr(with_group, "_torch", {})
     monkeypatch.setattr(with_group, "_expecting", [])
     monkeypatch.setattr(sys, "excepthook", lambda *_: happened.append("shown"))
@@ -106,6 +107,18 @@ def test_the_end_of_a_smaller_group_ends_nothing(events: list[str], tmp_path: Pa
     with_group.expect(Recorded(events, tmp_path), module)  # type: ignore[arg-type]
     module.destroy_process_group("two ranks of four")
     assert events == ["leaves two ranks of four"]
+
+
+def test_the_group_of_all_ranks_may_be_named(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``destroy_process_group(dist.group.WORLD)`` is the end of it as well."""
+    module, world = torch_like(events), object()
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(with_group, "_meeting", SimpleNamespace(leave=lambda: events.append("parts")))
+    with_group.expect(Recorded(events, tmp_path), module)  # type: ignore[arg-type]
+    module.destroy_process_group(dist.group.WORLD)
+    assert events == ["ends", "parts", f"leaves {world}"]
 
 
 def test_a_forgotten_recording_stays_out_of_it(events: list[str], tmp_path: Path) -> None:
