@@ -77,7 +77,27 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
 
     anywhere._restore_device_fake_mode = restored
     try:
-        with session.host.making(HOST if place.is_met else ""):
+        with session.host.making(HOST if place.is_met else ""), _nothing_remembered():
             yield
     finally:
         anywhere._restore_device_fake_mode = original
+
+
+@contextmanager
+def _nothing_remembered() -> Iterator[None]:
+    """Let torch remember no operators of fake tensors for a while.
+
+    It remembers them by their arguments. Of what puts a tensor upon a storage that is the storage itself,
+    which would then count as memory for good, long after the script has let go of what it has read.
+    """
+    import torch
+
+    mode: Any = torch._guards.detect_fake_mode(None)
+    before = mode is not None and mode.cache_enabled
+    if before:
+        mode.cache_enabled = False
+    try:
+        yield
+    finally:
+        if before:
+            mode.cache_enabled = True
