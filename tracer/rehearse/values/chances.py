@@ -2,6 +2,7 @@
 
 A layer that is left out with a chance of 10 % is run then, as in nine of ten steps, and one that is left out
 never is run always. Which numbers a generator would have drawn does not matter, and no two rehearsals differ.
+One that is read is in the middle of what it is drawn from: what a script makes of it, as a place in a list, fits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from tracer.rehearse.values.known import Known
 
 DRAWS: Final = frozenset({"aten.rand", "aten.rand_like"})
 """Operators that draw numbers evenly from 0 (included) to 1 (not included)."""
+
+EVENLY: Final = "aten.uniform_"
+"""Operator that draws numbers evenly between two bounds, 0 and 1 unless it is told others."""
 
 COMPARES: Final = frozenset({"aten.lt", "aten.le", "aten.gt", "aten.ge"})
 """Operators that compare numbers with a bound."""
@@ -46,6 +50,19 @@ def chance(name: str, bound: float, *, is_one: bool) -> float:
     below = min(max(float(bound), 0.0), 1.0)
     found = below if name in {"aten.lt", "aten.le"} else 1.0 - below
     return float(found >= 0.5) if is_one else found
+
+
+def drawn(name: str, args: Sequence[Any]) -> Known | None:
+    """Return what is known of numbers that the operator *name* draws evenly; None of those around zero.
+
+    A parameter is drawn around zero, as a rule, and a number next to zero is a divisor that nobody has.
+
+    >>> drawn("aten.uniform_", (None, 0.0, 3.0)).mean, drawn("aten.uniform_", (None, -0.1, 0.1))
+    (1.5, None)
+    """
+    low, high = (*args[1:3], *(0.0, 1.0)[len(args[1:3]) :]) if name == EVENLY else (0.0, 1.0)
+    mean = (low + high) / 2
+    return Known(mean=mean, is_drawn=(low, high) == (0.0, 1.0)) if mean else None
 
 
 def compared(name: str, args: Sequence[Any], known: Known, n: int) -> float | None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tracer.rehearse.values.chances import COMPARES, DRAWS, compared
+from tracer.rehearse.values.chances import COMPARES, DRAWS, EVENLY, compared, drawn
 from tracer.rehearse.values.known import COUNTS, SCATTERS, SUMS, Known
 
-OF_MEANS: Final = COUNTS | SUMS | DRAWS | COMPARES | SCATTERS | {"aten.eq", "aten.ne"}
+OF_MEANS: Final = COUNTS | SUMS | DRAWS | COMPARES | SCATTERS | {EVENLY, "aten.eq", "aten.ne"}
 """Operators that have a rule here."""
 
 
@@ -34,8 +34,8 @@ def made(name: str, args: Sequence[Any], first: Any, result: Any, of: Callable[[
         known = of(first)
         factor = first.numel() / n_made
         return None if known.mean is None else replace(known, mean=known.mean * factor, is_drawn=False)
-    if name in DRAWS:
-        return Known(mean=0.5, is_drawn=True)
+    if name in DRAWS or name == EVENLY:
+        return drawn(name, args)
     mean = _truths(name, args, of(first), result.numel())
     return None if mean is None else Known(mean=mean)
 
