@@ -107,6 +107,17 @@ def test_a_rank_that_has_left_the_collective_behind_has_come(tmp_path: Path) -> 
     assert "all have come" in wait.text
 
 
+@pytest.mark.parametrize("sender", [0, 2])
+def test_collectives_of_a_rank_are_no_transfers(tmp_path: Path, sender: int) -> None:
+    """It has issued five collectives of the group and no transfer: the one that it should send is missing."""
+    transfer = {"category": "p2p", "peer": sender, "axis": "pp", "start_ns": 8_000_000_000}
+    path = run_with(
+        tmp_path / "run", told(sender, 5), told(1, 5, under_way(0, "recv", **transfer)), world_size=3
+    )
+    (wait,) = hang(path, open_run(path))
+    assert (wait.waiting, wait.missing) == ((1,), (sender,))
+
+
 def test_ranks_that_do_not_agree_are_told(tmp_path: Path) -> None:
     """The same number of a group, but another operation."""
     path = run_with(

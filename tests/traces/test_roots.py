@@ -87,7 +87,7 @@ def test_the_words_name_the_root_and_say_that_others_are_late_because_of_it() ->
     assert one.text.startswith(
         "rank 3 computes 5.00 times as long as the other ranks: 3 others wait for it, most along"
     )
-    assert "67 % of that behind ranks that it makes late" in one.text
+    assert ", 67 % of that behind ranks that it makes late" in one.text
     loads = held_up(chain("load"))[0]
     assert "comes late for reasons outside of its kernels" in loads.text
 

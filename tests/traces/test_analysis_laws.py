@@ -1,0 +1,129 @@
+"""Laws of single figures of an analysis: what each counts, what it leaves out, and for how many ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.config import job_from
+from simulator.simulate import simulate
+from tests.traces.hand_made import in_memory
+from traces.analysis.collectives import bandwidths, collectives
+from traces.analysis.critical_path import critical_path
+from traces.analysis.device_time import device_times
+from traces.analysis.findings import findings
+from traces.analysis.gaps import gaps_on_path
+from traces.analysis.held_up import held_up
+from traces.analysis.kernels import kernel_groups, kernels
+from traces.info import RunInfo
+from traces.layout import Group
+from traces.run import Run
+from traces.timeline import timeline
+
+MS = 1_000_000
+
+
+def span(rank: int, start: int, end: int, kind: str = "forward", **more: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {"rank": rank, "start_ns": start, "duration_ns": end - start, "kind": kind}
+    row |= {"category": "compute", "name": kind, "stream": "compute", "step": 0}
+    return row | {"axis": "", "group": -1, "sequence": -1, "size_bytes": 0} | more
+
+
+def reduced(rank: int, start: int, end: int, group: int = 0, **more: Any) -> dict[str, Any]:
+    said = {"category": "collective", "stream": "dp", "axis": "dp", "group": group, "sequence": 0}
+    return span(rank, start, end, "all_reduce", **said | more)
+
+
+def idle(rank: int, start: int, end: int, cause: str) -> dict[str, Any]:
+    return span(rank, start, end, cause, category="host", stream="idle", name="load")
+
+
+def made(rows: list[dict[str, Any]], *groups: tuple[int, ...], **more: Any) -> Run:
+    columns: dict[str, object] = {name: [row[name] for row in rows] for name in rows[0]}
+    info = RunInfo(
+        origin="ingested",
+        world_size=1 + max(row["rank"] for row in rows),
+        groups=tuple(Group(id=i, axis="dp", ranks=ranks) for i, ranks in enumerate(groups)),
+        **more,
+    )
+    return in_memory(info, timeline(columns))
+
+
+def test_the_limit_of_a_row_is_that_of_its_narrowest_group() -> None:
+    """Ranks 0 and 1 meet over the links of a node, 0 and 2 over half a NIC: one row has both."""
+    nodes = {
+        "gpus_per_node": 2,
+        "intra": {"bandwidth_bytes_per_s": 100e9},
+        "nic": {"bandwidth_bytes_per_s": 10e9},
+        "nics_per_node": 1,
+    }
+    rows = [reduced(rank, 0, MS, 0, size_bytes=8 * MS) for rank in (0, 1)]
+    rows += [reduced(rank, MS, 2 * MS, 1, size_bytes=8 * MS) for rank in (0, 2)]
+    (row,) = bandwidths(made(rows, (0, 1), (0, 2), cluster=nodes))
+    assert (row["count"], row["limit_bytes_per_s"]) == (2, 10e9)
+
+
+def test_a_rank_that_stands_for_others_waits_for_each_of_them() -> None:
+    """Waiting for transfers between stages is the same in a folded run as in one of all ranks."""
+    job = job_from({"model": "llama3-8b", "cluster": "dgx-h100", "pp": 2, "dp": 4, "global_batch": 16})
+    waits = []
+    for folded in (True, False):
+        rows = collectives(simulate(job, folded=folded).run).to_pylist()
+        waits.append(sum(row["waiting_ns"] for row in rows if row["axis"] == "pp"))
+    assert waits[0] == waits[1] > 0
+
+
+def test_a_rank_without_a_device_is_left_out() -> None:
+    rows = [span(0, 0, 10), span(1, 0, 10, "load", category="host", stream="host")]
+    assert [one.rank for one in device_times(made(rows))] == [0]
+
+
+def test_idle_devices_are_said_by_cause_with_their_share_of_the_step() -> None:
+    """20 of 100 ms the host is late, 10 launches take; what no word is for is not said."""
+    rows = [span(0, 0, 60 * MS), span(0, 95 * MS, 100 * MS), idle(0, 60 * MS, 80 * MS, "host")]
+    rows += [idle(0, 80 * MS, 90 * MS, "launch"), idle(0, 90 * MS, 95 * MS, "moon")]
+    found = {one.what: one.share for one in findings(made(rows)) if one.what.startswith("idle:")}
+    assert found == pytest.approx({"idle:host": 0.2, "idle:launch": 0.1})
+
+
+def test_pauses_beside_work_on_the_critical_path_explain_no_gap_of_it() -> None:
+    """Another stream of rank 0 is idle from 5 on; the path has a gap from 10 to 30 only."""
+    rows = [span(0, 0, 10), span(0, 30, 40), idle(0, 5, 25, "host")]
+    run = made(rows)
+    assert gaps_on_path(run, critical_path(run, 0)) == {"host": 15}
+
+
+def test_kernels_count_each_launch_and_their_groups_add_them_up() -> None:
+    """Three products of 1, 2 and 3 ms under two names, and a copy of 4."""
+    names = [("sgemm_a", 1), ("sgemm_a", 3), ("sgemm_b", 2), ("Memcpy HtoD", 4)]
+    rows = [span(0, at * 5 * MS, (at * 5 + ms) * MS, name=name) for at, (name, ms) in enumerate(names)]
+    run = made(rows)
+    of = {row["name"]: row for row in kernels(run)}
+    assert of["sgemm_a"]["count"] == 2
+    assert [of["sgemm_a"][name] for name in ("total_s", "mean_s", "longest_s")] == [4e-3, 2e-3, 3e-3]
+    groups = {row["group"]: (row["count"], row["total_s"]) for row in kernel_groups(run)}
+    assert groups == {"gemm": (3, pytest.approx(6e-3)), "copy and layout": (1, pytest.approx(4e-3))}
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_many_collectives_of_unknown_size_are_said_if_they_are_short(short: bool) -> None:
+    """120 in a step, of 0.5 or of 2 ms: only short ones may be small."""
+    each = MS // 2 if short else 2 * MS
+    rows = [span(rank, 0, MS) for rank in (0, 1)]
+    for rank in (0, 1):
+        rows += [reduced(rank, MS + n * each, MS + (n + 1) * each, sequence=n) for n in range(120)]
+    found = [one for one in findings(made(rows, (0, 1))) if one.what == "small:dp"]
+    assert len(found) == short
+    for one in found:
+        assert "of unknown size" in one.text
+        assert one.share == pytest.approx(60 / 61)
+
+
+def test_the_bubble_of_a_pipeline_is_nobodys_fault() -> None:
+    """All stages wait for others; only what one causes beyond the one in the middle is held against it."""
+    run = simulate(
+        job_from({"model": "llama3-8b", "cluster": "dgx-h100", "pp": 4, "dp": 2, "global_batch": 16})
+    ).run
+    waiting_ns = sum(row["waiting_ns"] for row in collectives(run).to_pylist())
+    assert 0 < sum(one.cost_ns for one in held_up(run)) < 0.5 * waiting_ns
