@@ -170,7 +170,7 @@ def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
     tell(anywhere.backends.cudnn, "version", _wheel()[2] if has_gpu else None)
     usual = gpu if has_gpu else cpu
     anywhere.get_device_module = lambda device=None: module_of(usual if device is None else device)
-    anywhere.accelerator.device_index = lambda device: nullcontext()
+    anywhere.accelerator.device_index = anywhere.cuda.device if has_gpu else lambda device: nullcontext()
 
 
 def _profilers() -> None:

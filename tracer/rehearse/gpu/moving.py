@@ -82,6 +82,7 @@ class Moves:
             self._placement.keep(made)
         elif is_gpu(device):
             self._placement.put(made)
+            ordinals.made(self._session, made, device)
         elif isinstance(device, self._torch.device):  # that of a tensor, by torch's own code
             self._placement.put(made, is_said=False)
 
@@ -152,6 +153,7 @@ class Moves:
             return bool(func is methods.cpu)
         given = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
         if isinstance(given, methods):
+            ordinals.move_to(args[0], given)
             return self._beside(args[0], given)
         if isinstance(given, bool) or not isinstance(given, self._kinds):
             return None
@@ -161,8 +163,10 @@ class Moves:
 
     def _place(self, tensor: Any, device: Any) -> None:
         """Hold the GPU that *tensor* goes to, None for that which is chosen, against those of other ranks."""
+        given = "cuda" if device is None else device
         if isinstance(tensor, self._torch.nn.Parameter):
-            ordinals.place(self._session, "cuda" if device is None else device)
+            ordinals.place(self._session, given)
+        ordinals.move(self._session, tensor, given)
         ordinals.meet_others(self._session)
 
     def _to_cpu(self, tensor: Any, given: Any, asks: FrameType) -> bool | None:

@@ -4,10 +4,12 @@ A rehearsal takes every GPU to be that of its rank. A script that takes its rank
 through then on as many nodes as one likes, where a real run ends on the second one. So does one that never
 chooses a GPU: each of its ranks has its model on the first one of the node, where NCCL finds a duplicate.
 """
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.gpu.devices import is_gpu
@@ -20,12 +22,40 @@ if TYPE_CHECKING:
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 """By which a process sees one GPU of its node alone, and that as the first one."""
 
-SHARED: Final = (
-    "the model of each rank is on GPU 0 of its node, for no rank chooses one (torch.cuda.set_device, "
+NUMBER: Final = "rehearsed_gpu"
+"""Attribute of a storage that was made on a GPU: the number of that."""
+
+_SHARED: Final = (
+    "{what} of each rank is on GPU 0 of its node, for no rank chooses one (torch.cuda.set_device, "
     'torch.device("cuda", LOCAL_RANK)): a real run over NCCL ends there (Duplicate GPU detected); it is '
     "taken to be on the rank's"
 )
+SHARED: Final = _SHARED.format(what="the model")
+SENT: Final = _SHARED.format(what="a tensor that is sent")
 """What is said of a script whose ranks would share a GPU."""
+
+
+def install(session: RehearsalSession) -> None:
+    """Note which GPU is chosen, by ``torch.cuda.set_device`` or, for a while, by ``torch.cuda.device``."""
+    import torch
+
+    anywhere: Any = torch.cuda
+    choose_device = anywhere.set_device
+
+    def chosen(device: Any) -> None:
+        session.placement.is_met = True
+        meet(session, device)
+        choose(session, device)
+        choose_device(device)
+
+    def exchanged(device: int) -> int:
+        before = session.placement.chosen_gpu
+        if device >= 0:
+            choose(session, device)
+        return before
+
+    anywhere.set_device = chosen
+    anywhere._exchange_device = anywhere._maybe_exchange_device = exchanged
 
 
 def number_of(device: Any) -> int | None:
@@ -59,21 +89,71 @@ def place(session: RehearsalSession, device: Any) -> None:
 
     Whether the ranks sum over NCCL is known once they have met: until then the parameter is remembered.
     """
-    placement = session.placement
     if is_gpu(device):
-        number = number_of(device)
-        own, n_gpus = on_node()
-        placed = placement.chosen_gpu if number is None else number
-        placement.is_shared = not placed and own > 0 and n_gpus > 1 and not _sees_one()
+        session.placement.is_shared = not _placed(session, device) and _has_others()
+
+
+def made(session: RehearsalSession, tensor: Any, device: Any) -> None:
+    """Note that *tensor* was made on *device*."""
+    if is_gpu(device):
+        setattr(_storage(tensor), NUMBER, _placed(session, device))
+
+
+def move(session: RehearsalSession, tensor: Any, device: Any) -> None:
+    """Note that *tensor* goes to *device*: one that was made on a GPU may go to another one."""
+    if _number_of(tensor) is not None:
+        setattr(_storage(tensor), NUMBER, _placed(session, device) if is_gpu(device) else None)
+
+
+def move_to(tensor: Any, other: Any) -> None:
+    """Note that *tensor* goes where the tensor *other* is."""
+    if _number_of(tensor) is not None:
+        setattr(_storage(tensor), NUMBER, _number_of(other))
+
+
+def look(session: RehearsalSession, tensors: Iterable[Any], said: str) -> None:
+    """Say what is *said* of *tensors* that each rank of a group of NCCL has made on the first GPU."""
+    if _has_others() and any(_number_of(tensor) == 0 for tensor in tensors) and _is_nccl():
+        session.warn(said)
 
 
 def meet_others(session: RehearsalSession) -> None:
     """Say that ranks share a GPU, where they do and are in a group of NCCL."""
-    import torch.distributed as dist
-
-    if session.placement.is_shared and dist.is_initialized() and "nccl" in str(dist.get_backend()):
+    if session.placement.is_shared and _is_nccl():
         session.placement.is_shared = False
         session.warn(SHARED)
+
+
+def _number_of(tensor: Any) -> int | None:
+    """Return the number of the GPU that *tensor* was made on, None if nobody knows."""
+    storage = _storage(tensor)
+    found: int | None = None if storage is None else vars(storage).get(NUMBER)
+    return found
+
+
+def _storage(tensor: Any) -> Any:
+    """Return the storage of *tensor*, or of the part of it that this rank holds; None if it has none."""
+    own = getattr(tensor, "_local_tensor", tensor)
+    return None if getattr(own, "is_nested", False) or own.is_sparse else own.untyped_storage()
+
+
+def _placed(session: RehearsalSession, device: Any) -> int:
+    """Return the number of the GPU that *device* is: that which is chosen, where it has none."""
+    number = number_of(device)
+    return session.placement.chosen_gpu if number is None else number
+
+
+def _has_others() -> bool:
+    """Whether this is not the first rank of its node, and its process sees the GPUs of all."""
+    own, n_gpus = on_node()
+    return own > 0 and n_gpus > 1 and not _sees_one()
+
+
+def _is_nccl() -> bool:
+    """Whether the ranks are in a group of NCCL."""
+    import torch.distributed as dist
+
+    return bool(dist.is_initialized()) and "nccl" in str(dist.get_backend())
 
 
 def _sees_one() -> bool:

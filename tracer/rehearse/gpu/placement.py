@@ -283,17 +283,12 @@ def _defaults(placement: Placement) -> None:
     from torch.utils._device import DeviceContext
 
     anywhere: Any = torch
-    choose, original = anywhere.cuda.set_device, anywhere.get_default_device
+    original = anywhere.get_default_device
 
     def default() -> Any:
         modes = reversed(overrides._get_current_function_mode_stack())
         chosen = next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
         return placement.device if is_gpu(chosen) else original()
 
-    def chosen(device: Any) -> None:
-        placement.is_met = True
-        ordinals.meet(placement._session, device)
-        ordinals.choose(placement._session, device)
-        choose(device)
-
-    anywhere.get_default_device, anywhere.cuda.set_device = default, chosen
+    anywhere.get_default_device = default
+    ordinals.install(placement._session)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.gpu import ordinals
+
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
@@ -62,10 +64,12 @@ class Apart:
         from torch.distributed.fsdp import FlatParameter
         from torch.distributed.tensor import DTensor
 
-        for one in (one for group in optimizer.param_groups for one in group["params"]):
+        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        for one in trained:
             if one.grad is not None:
                 self._trained[id(one)] = one.numel()
                 self._is_sharded |= isinstance(one, DTensor | FlatParameter)
+        ordinals.look(self._session, trained, ordinals.SHARED)
 
     def step_ended(self, *, is_kept: bool) -> None:
         """A step is over: say what is certain of it, if it is kept."""

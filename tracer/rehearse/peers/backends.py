@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.gpu import ordinals
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -51,12 +52,16 @@ class Backends:
             group: of torch.
             tensors: what it sends; those that are not fake are on the host.
         """
+        from torch.nn import Parameter
+
         session = self._session
         if not session.placement.is_met:
             return
         asked = self.of(str(group.group_name))
-        by_device = self._by_device(asked)
-        for tensor in tensors:
+        by_device, sent = self._by_device(asked), list(tensors)
+        ordinals.look(session, (one for one in sent if isinstance(one, Parameter)), ordinals.SHARED)
+        ordinals.look(session, (one for one in sent if not isinstance(one, Parameter)), ordinals.SENT)
+        for tensor in sent:
             kind = "cpu" if session.host.holds(tensor) else "cuda"
             if kind not in by_device:
                 raise RehearsalError(self._refusal(call, group, asked, is_host=kind == "cpu"))
