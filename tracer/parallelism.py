@@ -70,6 +70,22 @@ def name_axes(groups: Groups, mesh: Any) -> None:
             groups.name_axis(group, axis)
 
 
+def tensor_parallel(model: Any) -> list[Any]:
+    """Return the groups over whose ranks matrices of *model* are cut by columns, as ``RowwiseParallel`` does.
+
+    So they are found where a mesh has no names: FSDP cuts rows, unless asked for another dimension.
+    """
+    found = {}
+    for parameter in model.parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is None or parameter.dim() != 2:  # experts have three
+            continue
+        for i, placement in enumerate(parameter.placements):
+            if placement.is_shard(dim=1):
+                found[id(mesh), i] = mesh.get_group(i)
+    return list(found.values())
+
+
 def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return how *model* is sharded over data-parallel ranks, and over which process groups.
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tracer.inputs import tensors_inside
-from tracer.parallelism import data_parallel
+from tracer.parallelism import data_parallel, tensor_parallel
 from tracer.precision import Precision
 from tracer.process import process_groups
 from tracer.records import Block, Position
 from tracer.shape import describe_model
 from tracer.steps import Steps
+from traces.layout import AXES
 from traces.model_parts import joined_models
+
+UNNAMED: Final = (
+    "matrices are cut by columns over a mesh whose dimensions have no names: its ranks are taken for those "
+    "of tensor parallelism, which work on the same rows"
+)
+"""What to say where the axis of a group follows from how parameters are cut."""
 
 
 class _Lane(Protocol):
@@ -46,6 +53,7 @@ class Training(Generic[_AnyLane]):
 
     lane: _AnyLane
     steps: Steps
+    warn: Callable[[str], None]
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -76,6 +84,7 @@ class Training(Generic[_AnyLane]):
         settings, groups = data_parallel(model)
         for group in groups:
             self.groups.name_axis(group, "dp")
+        self._name_tensor_parallel(model)
         is_first = self.model is None
         if is_first or self.is_pipelined:
             self.note_job(**settings)
@@ -85,6 +94,13 @@ class Training(Generic[_AnyLane]):
         if is_first:
             self.note_input(args)
         return settings
+
+    def _name_tensor_parallel(self, model: Any) -> None:
+        """Name the groups of tensor parallelism that no mesh names; those of data parallelism have a name."""
+        for group in tensor_parallel(model):
+            if self.groups.of(group).axis not in AXES:
+                self.groups.name_axis(group, "tp")
+                self.warn(UNNAMED)
 
     def _computes_in(self, dtype: str) -> None:
         """The products of the model that is described are of *dtype*."""

@@ -1,0 +1,32 @@
+"""Meshes without names: how parameters are cut tells which axis they serve, and so who shares rows."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.rehearsed.figures import rows_and_tokens
+from tests.rehearsals import rehearse
+from tests.tracer.unnamed import ROWS
+from tracer.rehearse.rehearsing import Asked
+from tracer.training import UNNAMED
+from traces.layout import Layout
+
+SCRIPT, RANKS = Path(__file__).parent / "unnamed.py", 4
+
+
+@pytest.mark.parametrize(
+    ("way", "layout", "shares", "is_said"),
+    [
+        ("tp", Layout(tp=RANKS), 1, True),
+        ("dp", Layout(dp=RANKS), RANKS, False),
+        ("columns", None, RANKS, False),
+    ],
+)
+def test_matrices_cut_by_columns_are_of_tensor_parallelism(
+    tmp_path: Path, way: str, layout: Layout | None, shares: int, is_said: bool
+) -> None:
+    """``RowwiseParallel`` cuts columns: its ranks work on the same rows, those of FSDP on their own."""
+    found = rehearse(Asked(command=(str(SCRIPT), way), world_size=RANKS, ranks=(0,), samples=0), tmp_path)
+    assert found.layout == layout
+    assert rows_and_tokens(found)[0] == ROWS * shares
+    assert (UNNAMED in found.notes) == is_said

@@ -1,0 +1,38 @@
+"""Trains two matrices over a mesh whose dimension has no name: ``unnamed.py tp|columns|dp``."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import Linear, ReLU, Sequential
+
+ROWS = 4
+PLANS = {
+    "tp": {"0": ColwiseParallel(), "2": RowwiseParallel()},
+    "columns": {"0": ColwiseParallel(output_layouts=Replicate())},
+}
+
+
+def main() -> None:
+    """Cut the model as the first argument says, and take three steps."""
+    way = sys.argv[1]
+    dist.init_process_group("nccl")
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    model = Sequential(Linear(16, 32), ReLU(), Linear(32, 16)).cuda()
+    if way == "dp":
+        fully_shard(model, mesh=mesh)
+    else:
+        parallelize_module(model, mesh, PLANS[way])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    for _ in range(3):
+        model(torch.rand(ROWS, 16, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main()
