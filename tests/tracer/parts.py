@@ -3,7 +3,8 @@
 ``all``: DDP is around the model. ``each``: around both parts, one by one. ``backbone``: around that alone; so
 it is with all others but ``none``. ``frozen``: the head does not train. ``beside``: the script calls one part
 after the other. ``hand``: it reduces the gradients of the head, ``flat``: in one tensor. ``norm``: it sums a
-norm of them. ``averaged``: it averages the head after the step.
+norm of them. ``averaged``: it averages the head after the step. ``seldom``: DDP is around nothing, and the
+model is averaged after the second step alone.
 """
 
 import os
@@ -26,7 +27,7 @@ class Model(nn.Module):  # type: ignore[misc]  # torch is untyped here
         backbone, head = nn.Linear(WIDTH, WIDTH).cuda(), nn.Linear(WIDTH, 8).cuda()
         if way == "frozen":
             head.requires_grad_(False)
-        is_part = way not in {"all", "none"}
+        is_part = way not in {"all", "none", "seldom"}
         self.backbone = DistributedDataParallel(backbone) if is_part else backbone
         self.head = DistributedDataParallel(head) if way == "each" else head
 
@@ -56,12 +57,15 @@ def main(way: str) -> None:
     model = DistributedDataParallel(parts) if way == "all" else parts
     called = (lambda rows: parts.head(parts.backbone(rows))) if way == "beside" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         called(torch.randn(4, WIDTH, device="cuda")).sum().backward()
         reduce(way, parts.head)
         optimizer.step()
         if way == "averaged":
             for parameter in parts.head.parameters():
+                dist.all_reduce(parameter.data)
+        if way == "seldom" and step == 1:
+            for parameter in model.parameters():
                 dist.all_reduce(parameter.data)
         optimizer.zero_grad()
 

@@ -44,3 +44,15 @@ def test_ddp_around_parts_has_the_layout_of_ddp(tmp_path: Path, way: str) -> Non
 
 def test_one_rank_cannot_drift(tmp_path: Path) -> None:
     assert not set(_rehearsed(tmp_path, "none", world_size=1).notes) & {PART, LEFT, NOTHING}
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "is_said"), [(0, 1, True), (0, 2, False), (0, 3, False), (1, 1, False), (2, 1, True)]
+)
+def test_an_average_in_one_of_the_steps_that_are_kept_is_seen(
+    tmp_path: Path, warmup: int, steps: int, is_said: bool
+) -> None:
+    """Local training that averages seldom: what is sent after the second step, before the third forward."""
+    command = (str(SCRIPT), "seldom")
+    asked = Asked(command=command, world_size=2, ranks=(0,), samples=0, warmup=warmup, steps=steps)
+    assert (NOTHING in rehearse(asked, tmp_path).notes) == is_said

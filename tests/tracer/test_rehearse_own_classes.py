@@ -102,3 +102,12 @@ def test_a_cluster_that_starts_the_ranks_is_refused_with_what_to_do(tmp_path: Pa
     (tmp_path / "ray.py").write_text("def init():\n    raise SystemExit('started')\n")
     with pytest.raises(RehearsalError, match=r"Ray starts processes of its own.*num_workers=0.*stub file"):
         _acted(tmp_path / "train.py", "import ray\nray.init()\n")
+
+
+def test_remote_calls_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """Torch's own words were that two ranks share a name, for each was told its own."""
+    with pytest.raises(RehearsalError, match=r"torch\.distributed\.rpc cannot be rehearsed.*stub file"):
+        _acted(
+            tmp_path / "train.py",
+            "from torch.distributed import rpc\nrpc.init_rpc('a', rank=0, world_size=2)\n",
+        )

@@ -26,6 +26,9 @@ APART: Final = (
 )
 """What is said of parameters that DDP has not; a parameter is one number, as in the size of a model."""
 
+SAID_OF_ALL: Final = APART.partition("{")[0]
+"""How it begins, which is of all steps that are kept: one that sends takes it back."""
+
 
 class Apart:
     """Holds what is trained in a step against what is sent in it.
@@ -36,7 +39,7 @@ class Apart:
 
     def __init__(self, session: RehearsalSession) -> None:
         self._session = session
-        self._is_ddps, self._sends = False, False
+        self._is_ddps, self._sends, self._has_sent = False, False, False
         self._reduced: set[int] = set()
         self._trained: dict[int, int] = {}
         self._is_sharded = False
@@ -72,14 +75,17 @@ class Apart:
         ordinals.look(self._session, trained, ordinals.SHARED)
 
     def step_ended(self, *, is_kept: bool) -> None:
-        """A step is over: say what is certain of it, if it is kept."""
+        """A step is over: say what is certain of all that were kept so far, if it is kept."""
         session = self._session
+        if is_kept and self._sends and not self._has_sent:
+            self._has_sent = True
+            session.notes[:] = [note for note in session.notes if not note.startswith(SAID_OF_ALL)]
         n_all = sum(self._trained.values())
         n = sum(size for number, size in self._trained.items() if number in self._reduced)
         is_said = is_kept and n < n_all and session.world_size > 1 and not self._is_sharded
         if is_said and n:
             session.warn(PARTLY.format(n=n, n_all=n_all))
-        if is_said and not self._sends and _is_joined():
+        if is_said and not self._has_sent and _is_joined():
             session.warn(APART.format(which=f"the other {n_all - n:,}" if n else f"all {n_all:,} parameters"))
         self._sends, self._is_sharded = False, False
         self._reduced.clear()

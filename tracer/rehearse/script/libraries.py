@@ -136,6 +136,21 @@ def _ray(session: RehearsalSession, module: Any) -> None:
     module.init = init
 
 
+def _rpc(session: RehearsalSession, module: Any) -> None:
+    """Refuse remote calls: what one rank asks another to run is run by nobody here."""
+    del session
+
+    def init_rpc(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        raise RehearsalError(
+            "torch.distributed.rpc cannot be rehearsed: no rank runs here what another one asks of it. "
+            "Rehearse the part that trains with collectives, as trainers of a parameter server do with DDP: "
+            "put what stands for the remote calls into a stub file (--stub, docs/rehearse.md section 6)"
+        )
+
+    module.init_rpc = init_rpc
+
+
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
     "safetensors.torch": _safetensors,
@@ -145,6 +160,7 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "deepspeed.ops.adam.fused_adam": adam_of_deepspeed,
     "ray": _ray,
     "torch.distributed._shard.sharded_tensor.api": _sharded_tensors,
+    "torch.distributed.rpc": _rpc,
     "torch.distributions.distribution": _distributions,
     "torch.distributed.optim.zero_redundancy_optimizer": _zero,
 }
