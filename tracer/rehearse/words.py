@@ -20,14 +20,9 @@ UNSUPPORTED: Final = frozenset({"UnsupportedOperatorException", "UnsupportedFake
 """Errors of fake tensors where nobody has said what an operator makes."""
 
 OURS: Final = str(Path(__file__).parents[1]) + os.sep
-LIBRARIES: Final = (
-    "/site-packages/torch/",
-    "/dist-packages/torch/",
-    "/typing_extensions.py",
-    "/subprocess.py",
-    "/contextlib.py",
-)
-"""Parts of the paths of files that are not of a script."""
+STANDARD: Final = str(Path(os.__file__).parent) + os.sep
+LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_extensions.py")
+"""Parts of the paths of files that are not of a script; ``STANDARD`` is where those of Python are."""
 
 NO_STEPS: Final = (
     "no optimizer of torch.optim stepped: all that the script did is one step, for nothing says where it ends"
@@ -227,7 +222,8 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _is_library(name: str) -> bool:
-    return name.startswith((OURS, "<")) or any(part in name for part in LIBRARIES)
+    is_standard = name.startswith(STANDARD) and "-packages" + os.sep not in name
+    return is_standard or name.startswith((OURS, "<")) or any(part in name for part in LIBRARIES)
 
 
 def _module(frame: FrameType) -> str:
