@@ -1,1 +1,1 @@
-"""Numbers: which are known, which are computed, and what the script is told of the others."""
+"""Numbers: which are known, which are computed, and what a script gets that reads the others."""

@@ -1,7 +1,7 @@
-"""Operators on fractions through which constants are followed: those of each element, and linear algebra.
+"""Operators on fractions whose results are computed: those on each element, and linear algebra.
 
 Libraries compute constants while they build a model: bases of irreducible representations, tables of angles,
-filters. Their sizes may come of those numbers, as the eigenvectors whose eigenvalue is 0 do.
+filters. Shapes may depend on these numbers: on how many eigenvalues are 0, for example.
 """
 # ruff: noqa: SLF001 - this module asks torch about its operators
 
@@ -49,10 +49,10 @@ MOST_FRACTIONS: Final = 1 << 17
 
 
 def is_followed(name: str, func: Any) -> bool:
-    """Whether numbers are followed through the operator *func*, called *name*, of which no list says so.
+    """Whether the operator *func*, called *name*, is computed on known numbers although no list names it.
 
-    Those are operators of each element that draw nothing. Such as are made of others are followed through
-    those: in place they would be computed twice.
+    This holds for operators on each element that draw no random numbers. An operator that is composed of
+    others is followed through these instead: in place it would be computed twice.
     """
     import torch
 
@@ -66,7 +66,7 @@ def is_followed(name: str, func: Any) -> bool:
 
 
 def is_laborious(name: str, args: Sequence[Any], result: Any) -> bool:
-    """Whether the operator *name* of *args* takes long for its first *result*, one of other lists never."""
+    """Whether the operator *name* of *args* takes long for its first *result*; never if a list names it."""
     if name not in FOLLOWED and result.numel() > MOST_FRACTIONS:
         return True
     if name in PRODUCTS:

@@ -1,8 +1,8 @@
-"""Random numbers that are compared: of one the likelier truth is told, of many the share that is true.
+"""Comparisons of random numbers: of one number the likelier answer, of many the share that is true.
 
-A layer that is left out with a chance of 10 % is run then, as in nine of ten steps, and one that is left out
-never is run always. Which numbers a generator would have drawn does not matter, and no two rehearsals differ.
-One that is read is in the middle of what it is drawn from: what a script makes of it, as a place in a list, fits.
+A layer that is dropped with a probability of 10 % is run, as in nine of ten steps; one that is never dropped
+is always run. No number is drawn, so that two rehearsals never differ. A script that reads one random number
+gets the middle of the range: an index that it computes from this is valid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VANISHING: Final = 1e-6
 
 
 def is_vanishing(name: str, bound: Any) -> bool:
-    """Whether the operator *name* asks if a number is above a *bound* that keeps it from zero only.
+    """Whether the operator *name* asks if a number is above a *bound* that only excludes zero.
 
     >>> is_vanishing("aten.gt", 1e-10), is_vanishing("aten.gt", 0.5), is_vanishing("aten.lt", 1e-10)
     (True, False, False)
@@ -37,12 +37,12 @@ def is_vanishing(name: str, bound: Any) -> bool:
 
 
 def chance(name: str, bound: float, *, is_one: bool) -> float:
-    """Return the chance from 0 to 1 that such a number compares with *bound* as the operator *name* asks.
+    """Return the probability that a number drawn evenly from 0 to 1 compares with *bound* as *name* asks.
 
     Args:
         name: of the operator.
         bound: with which the number is compared.
-        is_one: whether one number is compared: told is what is likelier then, 0 or 1.
+        is_one: whether a single number is compared; the answer is then the likelier one, 0 or 1.
 
     >>> chance("aten.gt", 0.0, is_one=True), chance("aten.lt", 0.15, is_one=False)
     (1.0, 0.15)
@@ -53,7 +53,7 @@ def chance(name: str, bound: float, *, is_one: bool) -> float:
 
 
 def drawn(name: str, args: Sequence[Any]) -> Known | None:
-    """Return what is known of numbers that the operator *name* draws evenly; None of those around zero.
+    """Return what is known of numbers that the operator *name* draws evenly; nothing of those around zero.
 
     A parameter is drawn around zero, as a rule, and a number next to zero is a divisor that nobody has.
 
@@ -66,9 +66,9 @@ def drawn(name: str, args: Sequence[Any]) -> Known | None:
 
 
 def compared(name: str, args: Sequence[Any], known: Known, n: int) -> float | None:
-    """Return the mean of *n* truths that *name* makes of numbers and a bound, its *args*; None if unknown.
+    """Return the share of true results when *name* compares *n* numbers with a bound, its *args*.
 
-    Known are those of random numbers, and of one number that nobody has beside a bound next to zero.
+    None if unknown. It is known for random numbers, and for one unknown number and a bound next to zero.
     """
     if known.mean is None and not known.n_values:
         return 1.0 if n == 1 and is_vanishing(name, args[1]) else None

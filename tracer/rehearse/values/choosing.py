@@ -1,4 +1,4 @@
-"""Choices among columns, as routers make them of experts, and what is known of what they choose."""
+"""Operators that choose among columns, as routers choose experts, and what is known of their choices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DOUBTED: Final = (
 
 
 def asked(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
-    """Return along which dimension, and how many, the operator *name*, called with *args*, chooses.
+    """Return the dimension along which the operator *name*, called with *args*, chooses, and how many.
 
-    None for the dimension: among all elements.
+    A dimension of None means: among all elements.
 
     >>> asked("aten.topk", [None, 2]), asked("aten.argmax", [None]), asked("aten.multinomial", [None, 4])
     ((-1, 2), (None, 1), (-1, 4))
@@ -41,13 +41,13 @@ class Choices:
     """Follows operators that choose.
 
     Args:
-        routing: makes up choices of experts; None where loads are one number.
-        asks: whether a rehearsal is to begin anew, with choices made up, where they are read.
+        routing: makes up choices of experts; None if the expert load is one number.
+        asks: whether the rehearsal starts again with made-up choices if the script reads them.
 
     Attributes:
-        inside: returns the module that runs, None outside of all.
+        inside: returns the module that runs, None outside of all modules.
         n_routed: choices of experts of which only even shares are known.
-        doubts: what to say of choices that were read, and told.
+        doubts: warnings about choices that the script read.
     """
 
     def __init__(self, routing: Routing | None, *, asks: bool = False) -> None:
@@ -81,7 +81,7 @@ class Choices:
         )
 
     def need(self, asker: str) -> None:
-        """End this rehearsal for one in which choices are made up: *asker* needs them one by one.
+        """Start the rehearsal again with made-up choices: the line *asker* reads them one by one.
 
         Raises:
             UnroutedError: choices are to be made up.
@@ -90,7 +90,7 @@ class Choices:
             raise UnroutedError(asker)
 
     def doubt(self, tensor: Any, n_values: int, value: Any, asker: str) -> None:
-        """Note that *asker* reads one of the choices of *tensor* among *n_values*, and is told *value*."""
+        """Note that the line *asker* reads a choice of *tensor* among *n_values*, and gets *value*."""
         n_read = tensor.untyped_storage().nbytes() // tensor.element_size()
         said = DOUBTED.format(asker, n_values, value)
         if 1 < n_values <= n_read and n_values <= MOST_EXPERTS and said not in self.doubts:

@@ -1,4 +1,4 @@
-"""Operators through which numbers are followed, by how: those that make, fill, compute, and overwrite."""
+"""Operators whose results are computed on known numbers, by kind: they create, fill, compute or overwrite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checks that end a script if they fail: of numbers that nobody has it is told what lets it go on.
+"""Checks that end a script if they fail: if their numbers are unknown, the answer is the one that passes.
 
 ``if not (right >= left).all(): raise ValueError(...)`` and ``assert mask.any()`` hold in a training that goes
-well. Found in the source of the line that asks; importing this module does not import torch.
+well. Such a check is found in the source of the line that asks. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1024)
 def passing(name: str, line: int) -> bool | None:
-    """Return the truth that does not end the script where *line* of the file *name* asks for one.
+    """Return the answer that does not end the script, for the condition in *line* of the file *name*.
 
-    None if the line is in no such check, or if more than one truth of it could be meant.
+    None if the line is in no such check, or if it has several conditions that could be meant.
     """
     for test, wanted in _checks(name):
         if _covers(test, line):

@@ -1,4 +1,4 @@
-"""Counts of which a mean is known, dealt out to a whole number each."""
+"""Counts of which only the mean is known, rounded so that each is a whole number and the sum is right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COPIES: Final = frozenset({"all_gather", "broadcast", "gather", "scatter"})
 
 
 def share(mean: float, at: int) -> int:
-    """Return how many of what is dealt out evenly, *mean* to each, number *at* gets.
+    """Return the whole count at place *at*, where counts have the mean *mean* and are as even as possible.
 
     >>> [share(2.5, at) for at in range(4)]
     [2, 3, 2, 3]
@@ -42,9 +42,9 @@ def share(mean: float, at: int) -> int:
 
 
 def put_together(name: str, args: Sequence[Any], found: Sequence[Known]) -> Known | None:
-    """Return what is known of what *name*, called with *args*, makes of counts of which that was *found*.
+    """Return what is known of the result of *name*, called with *args*, if *found* is known of its operands.
 
-    None if it has one mean, or if nobody knows.
+    None if the result has a single mean, or if nothing is known.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Checks of numbers that nobody has computed: they are finite, as those of a training that goes well.
+"""Checks whether unknown numbers are finite: they are, as in a training that goes well.
 
-A script that skips steps, or stops, where a loss or a gradient is not finite would otherwise be told by
-chance of how it asks. Pure functions of arguments; importing this module does not import torch.
+Otherwise a script that skips a step, or stops, if a loss or a gradient is not finite would get an answer that
+depends on how it asks. Pure functions of arguments; this module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CHECKS: Final = NEVER | frozenset(COMPARED)
 
 
 def truth_of(name: str, args: Sequence[Any]) -> float | None:
-    """Return whether the check *name* of *args* is true (1) or false (0) of finite numbers.
+    """Return whether the check *name* of *args* is true (1) or false (0) for finite numbers.
 
-    None if it is no such check. A number is compared with itself, or with an infinite one.
+    None if it is no such check. Comparing a number with itself, or with infinity, is such a check.
     """
     if name in NEVER:
         return 0.0
@@ -42,7 +42,7 @@ def truth_of(name: str, args: Sequence[Any]) -> float | None:
 
 
 def joined(name: str, truths: Sequence[float | None]) -> float | None:
-    """Return the truth of what *name* makes of operands of such *truths*, None if it is not known.
+    """Return the result of *name* on operands that are these *truths* (1, 0, None: unknown); None if unknown.
 
     >>> joined("aten.any", [0.0]), joined("aten.mul", [1.0, None]), joined("aten.logical_or", [1.0, None])
     (0.0, None, 1.0)

@@ -1,4 +1,4 @@
-"""Handlers of operators that also learn what is known of numbers, or forget it where something is written."""
+"""Handlers of operators that also keep track of known numbers: computed, or forgotten where overwritten."""
 # ruff: noqa: SLF001 - this module asks operators what they do
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
-    """Return *handler* with what is *known* of numbers followed through an operator.
+    """Return *handler*, which then also updates what is *known* of the operator's numbers.
 
     Args:
         known: of the tensors of the rehearsal.

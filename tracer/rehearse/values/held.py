@@ -1,4 +1,4 @@
-"""Numbers that are held of a storage, and how a tensor that looks at it sees them."""
+"""The known numbers of a storage, and how a tensor that views the storage sees them."""
 # ruff: noqa: SLF001 - torch has no public name for a negative view
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ class Held(NamedTuple):
 
     Attributes:
         numbers: its elements; shape ``(n,)``, a ``Constant`` or a ``Range``.
-        is_shared: whether they came from other ranks, which are taken to have what this one has.
-        storage: a weak reference to the storage, which takes the entry along when it goes.
+        is_shared: whether they came from other ranks, which are assumed to have the same numbers as this one.
+        storage: a weak reference to the storage; the entry is removed with it.
     """
 
     numbers: Any
@@ -21,9 +21,9 @@ class Held(NamedTuple):
 
 
 def is_seen_as(held: Any, asked: Any) -> bool:
-    """Whether elements of the dtype *held* are what a tensor of the dtype *asked* sees.
+    """Whether a tensor of dtype *asked* can view elements of dtype *held*.
 
-    A complex number is seen as its two parts, and two parts as a complex number; no other bits are read.
+    A complex number can be viewed as its two parts, and two parts as a complex number; nothing else can.
     """
     if held == asked:
         return True
@@ -31,7 +31,7 @@ def is_seen_as(held: Any, asked: Any) -> bool:
 
 
 def seen(numbers: Any, tensor: Any) -> Any:
-    """Return real *numbers*, all of a storage, as the fake *tensor* sees them: a view, written through."""
+    """Return the real *numbers* of a whole storage as the fake *tensor* views them, without a copy."""
     flat = numbers if numbers.dtype == tensor.dtype else numbers.view(tensor.dtype)
     found = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     found = found.conj() if tensor.is_conj() else found

@@ -1,4 +1,4 @@
-"""What may be known of the elements of a tensor that nobody computed, and operators that make it known."""
+"""What may be known of the elements of a tensor that is not computed, and the operators that tell it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Known:
 
     Attributes:
         mean: of its elements, None if unknown.
-        n_values: from how many values its elements are chosen, 0 if unknown.
-        load: how many times an even share they are.
-        is_own: whether it is of numbers that this rank has, and has told others.
-        sender: the one other rank that has sent them, where nobody has them; -1 if there is none.
+        n_values: number of values that its elements are chosen from, 0 if unknown.
+        load: its elements as a multiple of an even share.
+        is_own: whether these are numbers that this rank has, and has sent to others.
+        sender: the one other rank that sent them, if that rank's numbers are unknown; -1 if there is none.
         is_drawn: whether they are drawn evenly from 0 to 1.
-        each: what each element is told to be, where their means differ; shape of the tensor.
-        is_routed: whether it comes of what routers of experts choose.
+        each: the value given for each element if their means differ; shape of the tensor.
+        is_routed: whether it depends on what routers of experts choose.
     """
 
     mean: float | None = None

@@ -1,10 +1,10 @@
-"""How many tokens go to each expert, where nobody computes a router.
+"""How many tokens go to each expert, since routers are not computed.
 
-A number is what the experts of a rank are sent over an even share (``Stated``). A shape says more: the share
-of each expert, listed, or after Zipf's law, by which expert ``e`` has a share proportional to
-``(e + 1) ** -s`` (G. K. Zipf, Human Behavior and the Principle of Least Effort, 1949). Then the choices of
-routers are made up so that shares come out to a token, and everything a script counts, sorts and exchanges is
-computed from them.
+A number is the tokens sent to the experts of a rank, as a multiple of an even share (``Stated``). A shape
+says more: the share of each expert, either listed or by Zipf's law, where expert ``e`` has a share
+proportional to ``(e + 1) ** -s`` (G. K. Zipf, Human Behavior and the Principle of Least Effort, 1949). The
+choices of routers are then made up so that the shares are right to a token, and everything that a script
+counts, sorts and exchanges is computed from them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Loads:
     Attributes:
         text: as ``parsed`` takes it.
         shares: of each expert, adding up to one; empty if ``exponent`` tells them.
-        exponent: of Zipf's law; 0 is even.
+        exponent: of Zipf's law; 0 means even.
     """
 
     text: str
@@ -106,7 +106,7 @@ class Loads:
 
 
 def parsed(text: str | float) -> float | Loads:
-    """Return what ``--expert-load`` says: a number, or a shape.
+    """Return the value of ``--expert-load``: a number, or a shape.
 
     Raises:
         RehearsalError: it is none of these.

@@ -1,4 +1,4 @@
-"""What operators make of numbers of which a mean is known: counts, sums, comparisons."""
+"""Results of operators on numbers of which only the mean is known: counts, sums, comparisons."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OF_MEANS: Final = COUNTS | SUMS | DRAWS | COMPARES | SCATTERS | {EVENLY, "aten.e
 
 
 def made(name: str, args: Sequence[Any], first: Any, result: Any, of: Callable[[Any], Known]) -> Known | None:
-    """Return what is known of the *result* of an operator, None if nothing is.
+    """Return what is known of the *result* of an operator, None if nothing is known.
 
     Args:
         name: of the operator, one of ``OF_MEANS``.
         args: its arguments.
         first: the first tensor among them.
-        result: what it has made.
+        result: its result.
         of: returns what is known of a tensor.
     """
     n_made = max(result.numel(), 1)

@@ -1,10 +1,10 @@
-"""Numbers that a script makes by itself are computed, however fake the tensors that hold them.
+"""Numbers that a script makes by itself are computed, although the tensors that hold them are fake.
 
-Lengths, places and choices that come of a random generator, a range, a list or a loader decide shapes and
+Lengths, positions and choices from a random generator, a range, a list or a loader decide shapes and
 branches: where in a text a batch begins, which tokens are padding, whether a mask hides any. None of them
-needs a device. They are kept beside the storage of the fake tensor, and operators on nothing but such numbers
-are computed as well. What is filled with one number is kept as that until somebody looks at it. What comes of
-parameters that were trained and of activations stays unknown.
+needs a device. They are kept beside the storage of the fake tensor, and operators whose operands are all
+known are computed as well. A tensor filled with one number is kept as that number until its elements are
+read. Results of trained parameters and of activations stay unknown.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -38,7 +38,7 @@ class Numbers:
     """The tensors of a rehearsal whose elements are known.
 
     Args:
-        most: elements of a tensor above which its numbers are left out.
+        most: largest number of elements of a tensor whose numbers are kept.
     """
 
     def __init__(self, most: int = MOST_ELEMENTS) -> None:
@@ -70,19 +70,19 @@ class Numbers:
             return seen(numbers, tensor)
 
     def fill_of(self, tensor: Any) -> float | None:
-        """Return the number that all elements of *tensor* are, None if it was not filled with one."""
+        """Return the number that *tensor* was filled with, None if it was not filled with one."""
         found = self._held.get(storage_key(tensor))
         return found.numbers.fill if found is not None and type(found.numbers) is Constant else None
 
     def is_shared(self, tensor: Any) -> bool:
-        """Whether what is known of *tensor* is what other ranks are taken to have sent."""
+        """Whether the numbers of *tensor* came from other ranks, assumed to have the same as this one."""
         found = self._held.get(storage_key(tensor))
         return found is not None and found.is_shared
 
     def keep(self, tensor: Any, real: Any, *, is_shared: bool = False, is_new: bool = False) -> None:
-        """Let *real* be the elements of the fake *tensor*, which has all of its storage, or is new.
+        """Keep *real* as the elements of the fake *tensor*, which covers its whole storage, or is new.
 
-        A periodic window is all but the last element of one that is not, which nobody else sees.
+        A periodic window is all but the last element of a symmetric one, which nothing else views.
         """
         storage = tensor.untyped_storage()
         n_elements = storage.nbytes() // real.element_size()
@@ -94,7 +94,7 @@ class Numbers:
         self._hold(storage, flat, is_shared=is_shared)
 
     def adopt(self, view: Any, real: Any) -> None:
-        """Let a fake *view* of a *real* tensor, such as that of a mesh, have its numbers."""
+        """Keep the numbers of a *real* tensor, such as that of a mesh, for its fake *view*."""
         if type(view) is not self._kind:
             return
         storage = view.untyped_storage()
@@ -111,17 +111,17 @@ class Numbers:
         self._held[key] = Held(flat, is_shared, gone)
 
     def forget(self, tensors: Iterable[Any]) -> None:
-        """Take nothing to be known of *tensors* any more."""
+        """Drop the numbers of *tensors*."""
         if self._held:
             for tensor in tensors:
                 self._held.pop(storage_key(tensor), None)
 
     def drop(self, key: int) -> None:
-        """Take nothing to be known of the storage of that ``storage_key``."""
+        """Drop the numbers of the storage with this ``storage_key``."""
         self._held.pop(key, None)
 
     def computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
-        """Return what *func* makes of numbers, None if one of its operands is not known."""
+        """Return the result of *func* on known numbers, None if one of its operands is not known."""
         try:
             held = self._held.get(storage_key(args[0])) if func is self._torch.ops.aten.index.Tensor else None
             if held is not None and type(held.numbers) is Range:
@@ -138,7 +138,7 @@ class Numbers:
         return None
 
     def follow(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        """Learn what *func*, called *name*, has made: tensors, or others in place."""
+        """Keep the numbers that *func*, called *name*, has computed, in new tensors or in place."""
         results = out if isinstance(out, list | tuple) else (out,)
         if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
             self._decide(results[0], by=ABSORBS[name])
@@ -227,10 +227,10 @@ class Numbers:
         return bool(outputs)
 
     def fill(self, tensors: Sequence[Any], real: Any | None, *, is_shared: bool = True) -> bool:
-        """Let *real* be the elements of each of *tensors*, sent by other ranks; return whether they can be.
+        """Keep *real* as the elements of each of *tensors*, sent by other ranks; return whether they fit.
 
-        Of a list each tensor has its own. They may be parts of one storage, if together they are all of it.
-        *is_shared* is as of ``Held``.
+        If *real* is a list, each tensor gets its own. Tensors may be parts of one storage if together they
+        cover it. *is_shared* is as in ``Held``.
         """
         whole: dict[int, list[tuple[Any, Any]]] = {}
         if real is None:

@@ -1,4 +1,4 @@
-"""Operators that ask for numbers which nobody has computed: each is answered, or ends the rehearsal."""
+"""Operators that need numbers which are not known: each gets an answer, or ends the rehearsal."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Questions:
 
     Args:
         session: the rehearsal.
-        indexed: handles indexing by numbers, which needs none.
-        write: writes down a kernel: takes the operator, its arguments, those by name, and what it made.
+        indexed: handles indexing by integers, for which no numbers are needed.
+        write: records a kernel: takes the operator, its positional and keyword arguments, and its result.
     """
 
     def __init__(self, session: RehearsalSession, indexed: Kernel, write: Callable[..., None]) -> None:
@@ -62,7 +62,7 @@ class Questions:
         return self._session.stated.scalar(tensor)
 
     def nonzero(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle places that are not zero."""
+        """Handle ``nonzero``."""
 
         def shape(mask: Any) -> tuple[int, ...] | None:
             found = self._session.stated.count_true(mask)
@@ -71,7 +71,7 @@ class Questions:
         return self._sized(func, args, kwargs, shape)
 
     def masked_select(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle elements that a mask selects."""
+        """Handle ``masked_select``."""
 
         def shape(data: Any) -> tuple[int, ...] | None:
             del data
@@ -81,7 +81,7 @@ class Questions:
         return self._sized(func, args, kwargs, shape, dtype=args[0].dtype)
 
     def index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle indexing: by a mask, as many rows come out as it is told to have."""
+        """Handle indexing. By a mask, the result has as many rows as the mask is said to select."""
         indices = args[1]
         masks = [i for i in indices if i is not None and str(i.dtype) in {"torch.bool", "torch.uint8"}]
         if not masks or not isinstance(args[0], self._FakeTensor):
@@ -94,7 +94,7 @@ class Questions:
         return self._sized(func, args, kwargs, shape, dtype=args[0].dtype)
 
     def repeat_interleave(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle rows that are repeated as often as a tensor says."""
+        """Handle ``repeat_interleave``, whose counts are in a tensor."""
         stated = kwargs.get("output_size")
 
         def shape(counts: Any) -> tuple[int, ...] | None:
@@ -104,12 +104,12 @@ class Questions:
         return self._sized(func, args, kwargs, shape, waits=not stated)
 
     def bincount(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle counting: there are as many bins as the script says there are at least."""
+        """Handle ``bincount``: the result has as many bins as the script asks for at least."""
         least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
         return self._sized(func, args, kwargs, lambda data: (least,) if least else None)
 
     def histc(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a histogram: of integers, too, as on CUDA."""
+        """Handle a histogram, also of integers, as on CUDA."""
         n_bins = kwargs.get("bins", args[1] if len(args) > 1 else 100)
         own = self._session.stated.numbers.of(args[0]) if isinstance(args[0], self._FakeTensor) else None
         if own is not None and not own.is_floating_point():
@@ -121,7 +121,7 @@ class Questions:
         return self._sized(func, args, kwargs, lambda data: (n_bins,), dtype=args[0].dtype, waits=False)
 
     def isin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a search for given numbers, as a generation looks for tokens that end it: none is there."""
+        """Handle a search for given numbers, such as the end token of a generation: none is found."""
         if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
             return func(*args, **kwargs)
         real = self._session.stated.numbers.computed(func, args, kwargs)
@@ -135,9 +135,9 @@ class Questions:
         return out
 
     def equal(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a question whether two tensors are equal: of other shapes never, the same elements always.
+        """Handle ``equal``: false for different shapes, true for the same elements of one storage.
 
-        FSDP1 asks it of the states that ranks tell each other, which are those of this rank.
+        FSDP1 asks this about the states that ranks send each other, assumed to be those of this rank.
         """
         one, other = args[:2]
         if one.shape == other.shape and not are_same(one, other):
@@ -146,9 +146,9 @@ class Questions:
         return bool(one.shape == other.shape)
 
     def ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle the loss over alignments: its table has two places per label of the longest target, and one.
+        """Handle the CTC loss: its table has ``2 n + 1`` places for the longest target of *n* labels.
 
-        CUDA's kernel wants lengths on the host. Where nobody knows them, targets are as long as padded.
+        CUDA's kernel needs lengths on the host. If they are unknown, targets are as long as their padding.
         """
         if not isinstance(args[0], self._FakeTensor):
             return func(*args, **kwargs)
@@ -163,9 +163,9 @@ class Questions:
         return out
 
     def packed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle sequences without their padding: as many rows as they are long, and how many at each step.
+        """Handle packing sequences without their padding: the rows of all steps, and how many each step has.
 
-        Those numbers stay real: recurrent layers read them where nobody can answer.
+        These counts stay real tensors: recurrent layers read them where no question could be answered.
         """
         data, lengths = args[:2]
         numbers = self._session.stated.numbers
@@ -181,7 +181,7 @@ class Questions:
         return out, sizes
 
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle an operator of which nothing is known but that it needs numbers: it has them, or fails."""
+        """Handle any other operator that needs numbers: it is computed if they are known, else it fails."""
         if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
             return func(*args, **kwargs)
         self._wait(tensors_in(args)[0])

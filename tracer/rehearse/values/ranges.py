@@ -1,4 +1,4 @@
-"""Elements of which a rule says what they are: none is made before somebody looks at it."""
+"""Elements given by a rule, a constant or a range: none is created before it is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracer.rehearse.values.computed import BLANK, FILLS
 
 
 class Constant(NamedTuple):
-    """Elements that are all the same, made when somebody looks at them: most are states and gradients.
+    """Elements that are all the same, created when they are read: most are optimizer states and gradients.
 
     Attributes:
         fill: what each of them is.
@@ -28,7 +28,7 @@ class Constant(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What ``torch.arange`` of whole numbers makes: places of a text, too many to be made, few of them read.
+    """The result of ``torch.arange`` of integers: positions in a text, too many to create, few of them read.
 
     Attributes:
         start: the first element.
@@ -72,14 +72,14 @@ class Range(NamedTuple):
 
 
 def is_rule(numbers: Any, most: int) -> bool:
-    """Whether *numbers* are too many to be made, more than *most*: a rule tells what one of them is."""
+    """Whether *numbers* are given by a rule and are too many to create, more than *most*."""
     return type(numbers) is Range or (type(numbers) is Constant and numbers.n_elements > most)
 
 
 def filled(name: str, args: Sequence[Any], result: Any) -> Constant | None:
     """Return the elements of the storage of *result*, filled by the operator *name*, called with *args*.
 
-    None if nobody knows them, or if it is a part of them only.
+    None if they are unknown, or if *result* is only a part of the storage.
     """
     n_bytes, element_bytes = result.untyped_storage().nbytes(), result.element_size()
     if name in BLANK:

@@ -1,4 +1,4 @@
-"""Makes up what routers of experts choose, so that each expert has the load that is stated."""
+"""Makes up the choices of routers, so that each expert gets the stated load."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Routing:
     """Choices of experts.
 
     Args:
-        loads: of each expert.
-        numbers: keeps the choices, and all that is computed from them.
-        tell: takes what the script was told.
-        told: where that is kept, and taken back.
+        loads: load of each expert.
+        numbers: keeps the choices, and everything that is computed from them.
+        tell: called with a sentence for each answer that the script got.
+        told: where these sentences are kept, and removed again.
 
     Attributes:
-        is_even: whether all experts have the same.
-        n_choices: calls of operators for which experts were chosen.
-        groups: members of groups among which counts of choices were exchanged: each holds experts of its own.
+        is_even: whether all experts have the same load.
+        n_choices: number of operator calls for which experts were chosen.
+        groups: members of groups that exchanged counts of choices; each member holds experts of its own.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Routing:
         self.groups: list[tuple[int, ...]] = []
 
     def choose(self, scores: Any, places: Any, top_k: int, asker: str, module: Any = None) -> bool:
-        """Make up *places*, those of the largest *top_k* of *scores* along the last dimension, in *module*.
+        """Make up *places*, the indices of the *top_k* largest *scores* along the last dimension.
 
         Returns:
             Whether it is a choice of experts.
@@ -102,7 +102,7 @@ class Routing:
 
 
 def heard(numbers: Numbers, source: Any, rank: int, ranks: Sequence[int], sizes: Any) -> Any | None:
-    """Return what *rank* gets of an all-to-all of *source*, which all *ranks* of the group send alike.
+    """Return what *rank* receives from an all-to-all in which each of *ranks* sends the same *source*.
 
     Args:
         numbers: that are known.
@@ -112,8 +112,7 @@ def heard(numbers: Numbers, source: Any, rank: int, ranks: Sequence[int], sizes:
         sizes: rows to each rank; empty or None: even.
 
     Returns:
-        Numbers: what it gets of all ranks, or of one of them where there is a tensor for each; None if
-        nobody knows.
+        What it receives from all ranks, or from one of them if there is a tensor for each; None if unknown.
     """
     place, n_ranks = ranks.index(rank), len(ranks)
     if isinstance(source, list | tuple):

@@ -1,11 +1,11 @@
-"""What a script is told of numbers that nobody computed.
+"""Answers to a script that reads numbers which were not computed.
 
-A fake tensor has no elements. What a script makes by itself is computed all the same (``numbers``). Of other
-tensors a mean is known: a histogram of ``n`` choices over ``e`` bins has ``n / e`` in each. Such means are
-followed through the operators that routers of experts are made of, which is an even distribution of load; or,
-if so stated, this rank is that with the fullest experts, to which others send more than their share. If the
-share of each expert is stated (``loads``), the choices themselves are made up, and are numbers like others.
-Everything else is ``DEFAULTS``; every answer is kept, with the line of the script that asked.
+A fake tensor has no elements. Numbers that the script makes by itself are computed anyway (``numbers``). Of
+some other tensors the mean is known: a histogram of ``n`` choices over ``e`` bins has ``n / e`` in each bin.
+Such means are followed through the operators that routers of experts consist of. This gives an even load; or,
+if so stated, this rank has the fullest experts, to which others send more than an even share. If the share of
+each expert is stated (``loads``), the choices themselves are made up, and are known numbers like others. The
+answer to everything else is in ``DEFAULTS``. Each answer is kept, with the line of the script that asked.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ FOLLOWED: Final = KEEPS | CHOOSES | CHECKS | JOINS | OF_MEANS
 
 
 class Stated:
-    """What is known of the tensors of a rehearsal, and what the script was told.
+    """What is known of the tensors of a rehearsal, and the answers that the script got.
 
     Args:
-        expert_load: what the experts of this rank are sent, over an even share; or the shape of loads of all
-            experts, as ``loads.parsed`` takes it.
-        letters: what other ranks have told this one.
+        expert_load: tokens sent to the experts of this rank, as a multiple of an even share; or the shape of
+            the loads of all experts, as ``loads.parsed`` takes it.
+        letters: what other ranks have sent to this one.
         asks_choices: as ``asks`` of ``Choices``.
 
     Attributes:
-        choices: of experts and others.
+        choices: choices of experts and others.
         numbers: tensors whose elements are known.
-        routing: makes up choices of experts; None where loads are one number.
-        told: what the script was told, and how often.
+        routing: makes up choices of experts; None if the expert load is one number.
+        told: each answer that the script got, as a sentence, and how often.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Stated:
             return Known(mean=float(numbers.double().mean()), is_own=True)
 
     def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> None:
-        """Follow a collective: other ranks are taken to have sent what *source* holds on this one.
+        """Follow a collective: other ranks are assumed to send what *source* holds on this one.
 
         Args:
             kind: of collective.
             source: what this rank sends.
             outputs: what it gets.
-            factor: of a reduction, how many times its operand its result is; None if nobody knows.
+            factor: of a reduction, its result as a multiple of its operand; None if unknown.
         """
         known = self.of(source)
         for tensor in outputs:
@@ -102,25 +102,25 @@ class Stated:
             self._set(tensor, replace(known, mean=known.mean * factor))
 
     def is_from(self, sender: int, tensor: Any) -> None:
-        """Take *tensor* to have been sent by one other rank, and nothing else to be known of it."""
+        """Note that *tensor* was sent by the rank *sender*, and that nothing else is known of it."""
         self.numbers.forget([tensor])
         self._set(tensor, Known(sender=sender))
 
     def deal(self, source: Any, outputs: Sequence[Any], rank: int, ranks: Sequence[int], sizes: Any) -> bool:
-        """Follow an all-to-all: all ranks send what this *rank* does; return whether *outputs* are known."""
+        """Follow an all-to-all in which all ranks send the same; return whether *outputs* are known."""
         if self.routing is not None:
             return self.routing.exchange(source, outputs, rank, ranks, sizes)
         return self.numbers.fill(outputs, heard(self.numbers, source, rank, ranks, sizes))
 
     def forget(self, tensors: Iterable[Any]) -> None:
-        """Take nothing to be known of *tensors* any more: something was written to them."""
+        """Drop what is known of *tensors*: something unknown was written to them."""
         if self._known or len(self.numbers):
             for key in map(storage_key, tensors):
                 self._known.pop(key, None)
                 self.numbers.drop(key)
 
     def taint(self, args: Sequence[Any], out: Any) -> None:
-        """Note that what an operator has made of *args* comes of what routers choose, if one of them does."""
+        """Mark the results of an operator as depending on choices of routers if one of its *args* does."""
         made_of = out if isinstance(out, list | tuple) else (out,)
         results = [one for one in made_of if hasattr(one, "dtype") and not one.dtype.is_floating_point]
         if results and any(self._is_routed(one) for one in tensors_in(args[:3])):
@@ -134,7 +134,7 @@ class Stated:
         return found is not None and found[0].is_routed
 
     def forget_mean(self, tensors: Iterable[Any]) -> None:
-        """Take nothing but numbers to be known of *tensors* any more: an operator in place has no rule."""
+        """Drop the means of *tensors*, not their numbers: an operator writes to them in place."""
         for tensor in tensors if self._known else ():
             self._known.pop(storage_key(tensor), None)
 
@@ -197,17 +197,17 @@ class Stated:
             self.numbers.keep(result, makers().full(tuple(result.shape), bool(truth)))
 
     def absent(self, found: Any, *, is_inverted: bool) -> None:
-        """Let *found* say that numbers which nobody has are not among those that are looked for.
+        """Let *found*, the result of a search among unknown numbers, say that none was found.
 
         Args:
-            found: the truths.
-            is_inverted: whether they say of each number that it is not there.
+            found: one truth for each number.
+            is_inverted: whether true means that the number is not there.
         """
         self.tell(f"{asker()} looks for given numbers: told that none is there")
         self._truths(found, float(is_inverted))
 
     def scalar(self, tensor: Any) -> Any:
-        """Return the one element of *tensor*, or each of several, as the script is told it."""
+        """Return the answer to a script that reads the only element of *tensor*, or any of several."""
         kind = _kind(tensor)
         if tensor.numel() == 1 and (own := self.numbers.of(tensor)) is not None:
             return self._own(tensor, own, kind)
@@ -248,7 +248,7 @@ class Stated:
         return DEFAULTS[kind], "another rank has sent it" if known.sender >= 0 else "nothing is known of it"
 
     def count_true(self, mask: Any) -> int | None:
-        """Return how many elements of *mask* are not zero, None if nobody knows."""
+        """Return how many elements of *mask* are not zero, None if unknown."""
         if (own := self.numbers.of(mask)) is not None:
             return int(self._own(mask, own, lambda real: int(real.count_nonzero())))
         if (mean := self.of(mask).mean) is None:
@@ -258,14 +258,14 @@ class Stated:
         return n
 
     def sum_of(self, counts: Any) -> int | None:
-        """Return the sum of *counts*, None if nobody knows."""
+        """Return the sum of *counts*, None if unknown."""
         if (own := self.numbers.of(counts)) is not None:
             return int(self._own(counts, own, lambda real: int(real.sum())))
         mean = self.of(counts).mean
         return None if mean is None else round(mean * int(counts.numel()))
 
     def largest_of(self, counts: Any) -> int | None:
-        """Return the largest of *counts*, a tensor or a list, None if nobody knows."""
+        """Return the largest of *counts*, a tensor or a list, None if unknown."""
         if isinstance(counts, list | tuple):
             return int(max(counts))
         own = self.numbers.of(counts)
@@ -285,7 +285,7 @@ class Stated:
         self._known[key] = (known, weakref.ref(storage, lambda _: self._known.pop(key, None)))
 
     def tell(self, sentence: str) -> None:
-        """Keep what the script was told."""
+        """Keep a *sentence* about an answer that the script got."""
         self.told[sentence] = self.told.get(sentence, 0) + 1
 
 
