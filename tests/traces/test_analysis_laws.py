@@ -122,8 +122,8 @@ def test_many_collectives_of_unknown_size_are_said_if_they_are_short(short: bool
 
 def test_the_bubble_of_a_pipeline_is_nobodys_fault() -> None:
     """All stages wait for others; only what one causes beyond the one in the middle is held against it."""
-    run = simulate(
-        job_from({"model": "llama3-8b", "cluster": "dgx-h100", "pp": 4, "dp": 2, "global_batch": 16})
-    ).run
+    job = job_from({"model": "llama3-8b", "cluster": "dgx-h100", "pp": 4, "dp": 2, "global_batch": 16})
+    run = simulate(job, folded=False).run
     waiting_ns = sum(row["waiting_ns"] for row in collectives(run).to_pylist())
     assert 0 < sum(one.cost_ns for one in held_up(run)) < 0.5 * waiting_ns
+    assert held_up(run)[0].text.startswith("stage 3 (rank 6-7) computes")  # which has the head of the model
