@@ -240,6 +240,8 @@ class RehearsalSession(Training[IssueLane]):
         before one of this rank alone, as tables of embeddings that are dealt out: its rows are of all ranks.
         """
         trains = self.lane.trains
+        if trains:
+            self.trainings.call(module)
         if self._model is not None and trains != self._model_is[0] and self.position.step >= self.warmup:
             self.warn("passes without gradients, as of an evaluation, are in the time, not in rows and MFU")
         if module not in self._shared:

@@ -265,12 +265,11 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     leave(letters_of(folder, rank), session.letters.left)
     layout = session.groups.layout(rank)
     routing = session.stated.routing
-    last = max(session.by_step, default=session.position.step)
     return {
         "groups": [asdict(group) for group in world.groups(session)],
         "layout": None if layout is None else layout.degrees,
         "model": session.model,
-        "job": {**session.job, "forwards_per_step": session.by_step.get(last, session.forwards)},
+        "job": {**session.job, **session.trainings.counts()},
         "first_step": first_step,
         "steps": max(min(spec["steps"], session.position.step - first_step), 1),
         "memory": session.memory.described(),

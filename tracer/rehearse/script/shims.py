@@ -68,6 +68,7 @@ def _loaders(session: RehearsalSession) -> None:
     loader: Any = DataLoader
     following, made, iterated = anywhere.__next__, loader.__init__, loader.__iter__
     pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+    owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     @functools.wraps(made)  # whoever makes a loader anew reads there what to take over
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -81,7 +82,7 @@ def _loaders(session: RehearsalSession) -> None:
             found = iterated(self)
         if said := loaders.without_batches(self):
             session.warn(said)
-        pins[found] = pins.get(self, False)
+        pins[found], owners[found] = pins.get(self, False), id(self)
         return found
 
     def next_batch(self: Any) -> Any:
@@ -91,6 +92,7 @@ def _loaders(session: RehearsalSession) -> None:
                 batch = following(self)
         finally:
             session.host.doing.is_loading = False
+        session.trainings.loaded.note(owners.get(self, 0), batch)
 
         is_pinned = bool(pins.get(self)) and session.placement.is_met
         loaded = functools.partial(_loaded, session, is_pinned=is_pinned)

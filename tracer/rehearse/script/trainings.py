@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.parallelism import SHARDING, data_parallel
+from tracer.rehearse.script.loaders import AGAIN, Loaded
 from tracer.shape import describe_model
 from tracer.wrapped import inside
 
@@ -48,13 +49,17 @@ class Trainings:
 
     Args:
         session: the rehearsal.
+
+    Attributes:
+        loaded: rows that loaders have given.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
-        self._session = session
+        self._session, self.loaded = session, Loaded(session.position)
         self._known: weakref.WeakKeyDictionary[Any, _Described] = weakref.WeakKeyDictionary()
         self._now: weakref.ref[Any] | None = None
-        self._trained: dict[int, dict[str, Any]] = {}  # the description of the model of each step
+        self._trained: dict[int, tuple[int, dict[str, Any]]] = {}  # of each step: the model, its description
+        self._called: dict[int, set[int]] = {}  # the models that each step calls
         self._begun: list[int] = []
 
     def meet(self, model: Any) -> None:
@@ -79,7 +84,11 @@ class Trainings:
             if inner not in self._known:
                 self._known[inner] = _Described(describe_model(module), data_parallel(module)[0])
             self._describe(inner)
-        self._trained[session.position.step] = session.model
+        self._trained[session.position.step] = (id(inner), session.model)
+
+    def call(self, module: Any) -> None:
+        """Note that the present step trains *module*, be it the model of that step or another one."""
+        self._called.setdefault(self._session.position.step, set()).add(id(inside(module)))
 
     def _settings(self) -> dict[str, Any]:
         """Return how the model that is described is sharded."""
@@ -93,6 +102,17 @@ class Trainings:
         session.model = self._known[inner].model
         session.note_job(**self._known[inner].settings)
 
+    def counts(self) -> dict[str, int]:
+        """Return what ``RunInfo.job`` has of the passes and rows of the last step, and say what is odd."""
+        session = self._session
+        step = max(session.by_step, default=session.position.step)
+        found = {"forwards_per_step": session.by_step.get(step, session.forwards)}
+        if rows := self.loaded.once({**session.job, **found}, step):
+            passes = session.job["input_shape"][0] * found["forwards_per_step"] // rows
+            session.warn(AGAIN.format(rows=rows, n=passes))
+            found["rows_per_step"] = rows
+        return found
+
     def begin(self) -> None:
         """An optimizer that was made since the last step ends steps from now on, and has stepped once."""
         if (step := self._session.position.step - 1) > 0:
@@ -102,8 +122,10 @@ class Trainings:
         """Return what to say of trainings, where *first_kept* is the first step that is kept."""
         session, n_done = self._session, self._session.position.step
         found = [FIRST.format(step=step, next=step + 1) for step in self._begun if step >= first_kept]
-        kept = [model for step, model in self._trained.items() if first_kept <= step < n_done]
-        before = [model for step, model in self._trained.items() if step < first_kept and model not in kept]
+        kept = [model for step, (_, model) in self._trained.items() if first_kept <= step < n_done]
+        called = set().union(*(own for step, own in self._called.items() if first_kept <= step < n_done))
+        earlier = [found for step, found in self._trained.items() if step < first_kept]
+        before = [model for number, model in earlier if number not in called and model not in kept]
         if before and kept:
             own, other = kept[-1], before[-1]
             told = {"name": own["name"], "n_params": own["n_params"]}

@@ -1,0 +1,87 @@
+"""Throughput counts the rows that a step trains on: once, however many passes take them."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.rehearsed.figures import rows_and_tokens
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
+from tracer.rehearse.script.loaders import AGAIN
+
+pytest.importorskip("torch")
+
+ROWS, RANKS = 6, 4
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+dist.init_process_group("nccl")
+data = [torch.ones({shape}) for _ in range(200)]
+loader, other = DataLoader(data, batch_size=6), DataLoader(data, batch_size=10)
+{made}
+generator, critic = (DistributedDataParallel(one.cuda()) for one in made())
+of_generator, of_critic = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (generator, critic))
+batches = iter(loader)
+for step in range(3):
+{step}
+"""
+FLAT = "made = lambda: (torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))"
+PICTURES = "made = lambda: (torch.nn.Conv2d(3, 3, 1), torch.nn.Conv2d(3, 1, 1))"
+WORDS = "made = lambda: (torch.nn.Embedding(9, 4), torch.nn.Embedding(9, 4))"
+
+GAN = """
+    real = next(batches).cuda()
+    fake = generator(torch.randn_like(real))
+    (critic(real).mean() - critic(fake.detach()).mean()).backward()
+    of_critic.step()
+    critic(fake).mean().backward()
+    of_generator.step()
+"""
+VIEWS = """
+    real = next(batches).cuda()
+    (critic(real) - critic(real + 1)).sum().backward()
+    of_critic.step()
+"""
+SAMPLED = "    next(iter(other))\n" + VIEWS
+GATHERED = """
+    for _ in range(2):
+        critic(next(batches).cuda()).sum().backward()
+    of_critic.step()
+"""
+PARTS = """
+    for part in next(batches).cuda().split(2):
+        critic(part).sum().backward()
+    of_critic.step()
+"""
+PAIRS = """
+    words = next(batches).long().cuda()
+    (critic(words) - critic(words)).sum().backward()
+    of_critic.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "step", "rows", "passes"),
+    [
+        ((FLAT, "8"), GAN, ROWS, 3),
+        ((PICTURES, "3, 4, 4"), GAN, ROWS, 3),
+        ((PICTURES, "3, 4, 4"), VIEWS, ROWS, 2),
+        ((PICTURES, "3, 4, 4"), SAMPLED, ROWS, 2),
+        ((PICTURES, "3, 4, 4"), GATHERED, 2 * ROWS, 0),
+        ((PICTURES, "3, 4, 4"), PARTS, ROWS, 0),
+        ((WORDS, "8"), PAIRS, 2 * ROWS, 0),
+    ],
+)
+def test_rows_are_those_of_the_loader(
+    data: tuple[str, str], step: str, rows: int, passes: int, tmp_path: Path
+) -> None:
+    """Where passes take the same rows; micro-batches have rows of their own, of words every pass counts."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(made=data[0], shape=data[1], step=step.strip("\n")))
+    found = rehearse(Asked(command=(str(script),), world_size=RANKS, ranks=(0,)), tmp_path / "run")
+    assert rows_and_tokens(found)[0] == rows * RANKS
+    assert list(found.notes) == [AGAIN.format(rows=ROWS, n=passes)] * bool(passes)
