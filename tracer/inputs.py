@@ -29,3 +29,26 @@ def tensors_inside(values: Iterable[Any], depth: int = MOST_DEEP) -> Iterator[An
         if isinstance(value, list | tuple | Mapping) and not hasattr(value, "shape"):
             entries = value.values() if isinstance(value, Mapping) else value
             yield from tensors_inside(islice(entries, MOST_ENTRIES), depth - 1)
+
+
+def input_of(values: Iterable[Any]) -> Any:
+    """Return the tensor among *values* that tells rows and tokens: the first, or the tokens behind labels.
+
+    Arguments by name may begin with one number per row, as with the labels of texts; then it is the first
+    matrix of whole numbers with as many rows.
+
+    >>> from types import SimpleNamespace
+    >>> labels, tokens = SimpleNamespace(shape=(8,)), SimpleNamespace(shape=(8, 16))
+    >>> input_of([{"labels": labels, "input_ids": tokens}]) is tokens
+    True
+    """
+    found = list(islice(tensors_inside(values), MOST_ENTRIES))
+    if not found or len(found[0].shape) != 1:
+        return found[0] if found else None
+    rows = found[0].shape[0]
+    return next((one for one in found[1:] if _is_matrix_of_numbers(one) and one.shape[0] == rows), found[0])
+
+
+def _is_matrix_of_numbers(tensor: Any) -> bool:
+    """Whether *tensor* has two dimensions and holds whole numbers, as tokens are."""
+    return len(tensor.shape) == 2 and not getattr(tensor, "is_floating_point", bool)()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.averaged import Averaged
-from tracer.inputs import tensors_inside
+from tracer.inputs import input_of
 from tracer.wrapped import whole_shape
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class Trained:
         self._calls += 1
 
     def note(self, values: Iterable[Any]) -> bool:
-        """Note the first tensor in *values*, the arguments of a call; return whether there is one.
+        """Note the input among *values*, the arguments of a call; return whether there is one.
 
         Where a model is traced or exported, sizes are no numbers but part of the graph: those do not count.
         """
-        value = next(tensors_inside(values), None)
+        value = input_of(values)
         if value is None or not all(type(n) is int for n in value.shape):
             return False
         key = tuple(value.shape), bool(value.is_floating_point())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from tracer.inputs import tensors_inside
+from tracer.inputs import input_of
 from tracer.parallelism import data_parallel, tensor_parallel
 from tracer.precision import Precision
 from tracer.process import process_groups
@@ -122,11 +122,11 @@ class Training(Generic[_AnyLane]):
             self.note_input(values)
 
     def note_input(self, values: Iterable[Any]) -> None:
-        """Note the shape of the first tensor in *values*, the arguments of the model, batches included.
+        """Note the shape of the input among *values*, the arguments of the model, batches included.
 
         Of rows of many lengths that lie one behind the other, it is that of one row of them all.
         """
-        tensor = next(tensors_inside(values), None)
+        tensor = input_of(values)
         is_nested = getattr(tensor, "is_nested", False)
         shape = None if tensor is None else [1, *tensor.values().shape] if is_nested else list(tensor.shape)
         self.note_job(input_shape=shape)

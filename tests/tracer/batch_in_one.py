@@ -36,6 +36,7 @@ def main() -> None:
         for _ in range(3):
             tokens = torch.randint(100, (ROWS, TOKENS), device="cuda")
             batch = {"dict": {"tokens": tokens}, "list": [None, {"tokens": tokens}], "tensor": tokens}
+            batch["labels"] = {"labels": torch.zeros(ROWS, device="cuda"), "tokens": tokens}
             optimizer.zero_grad()
             model(batch[sys.argv[1]]).backward()
             optimizer.step()

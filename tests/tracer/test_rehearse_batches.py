@@ -14,9 +14,9 @@ SCRIPT = Path(__file__).parent / "batch_in_one.py"
 WORLD, ROWS, TOKENS = 8, 4, 32
 
 
-@pytest.mark.parametrize("kind", ["tensor", "dict", "list"])
+@pytest.mark.parametrize("kind", ["tensor", "dict", "list", "labels"])
 def test_rows_are_those_of_the_batch_wherever_it_is(kind: str, tmp_path: Path) -> None:
-    """A tensor in a dictionary or a list is the input as one that is handed over by itself."""
+    """A tensor in a dictionary or a list, also behind labels, is the input as one handed over by itself."""
     found = rehearse(Asked(command=(str(SCRIPT), kind), world_size=WORLD, ranks=(0,)), tmp_path / "run")
     assert found.job["input_shape"] == [ROWS, TOKENS]
     assert rows_and_tokens(found) == (WORLD * ROWS, WORLD * ROWS * TOKENS)
