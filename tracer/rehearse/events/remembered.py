@@ -1,9 +1,9 @@
-"""Results of operators that were called before with tensors of the same shapes: they need no second look.
+"""A cache of operator results: a call with the same shapes as before is answered from it.
 
-Most of a rehearsal is finding out what operators make. That depends on nothing but shapes, strides, types and
-plain numbers, so the results of the second of eighty equal layers are made from what was found for the first:
-each is the tensor that was changed, a view of an operand, or new memory. Whatever is none of these is asked
-for every time.
+Most of the time of a rehearsal goes into finding the outputs of operators. They depend only on shapes,
+strides, dtypes and plain numbers. So the second of eighty equal layers gets its results from those of the
+first: each is the tensor that was written to, a view of an operand, or new memory. Anything else is not
+cached.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -24,7 +24,7 @@ _SLICE: Final = (None, 0, None, None, 1)
 
 
 class Made(NamedTuple):
-    """A result that can be made again.
+    """A result that can be created again.
 
     Attributes:
         source: number of the operand that it is, or whose memory it shares; -1: new memory.
@@ -48,7 +48,7 @@ class Made(NamedTuple):
 
 
 class Remembered:
-    """A call that can be answered.
+    """A call that can be answered from the cache.
 
     Attributes:
         results: what it makes: tensors, None, or numbers, which are the same again.

@@ -1,8 +1,9 @@
-"""Micro-batches of a pipeline stage that do what those before them did: written down again, not run again.
+"""Micro-batches of a pipeline stage that repeat earlier ones: their events are copied, they are not run.
 
-Of every stage the first three micro-batches of a step are run, and the last. If the third did what the second
-did, to the event and to the byte, those between are taken to do so, too. The first differs by nature, for it
-gathers parameters and makes gradients; so may the last. A stage whose micro-batches differ is run in full.
+Of each stage, the first three micro-batches of a step are run, and the last. If the third issues what the
+second did, event by event and byte by byte, those between are assumed to do the same. The first is different
+because it gathers parameters and creates gradients; the last may be different, too. A stage whose
+micro-batches differ is run in full.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -39,7 +40,7 @@ LANE_KINDS: Final = {
 
 
 class Repeats:
-    """Decides which micro-batches are run, and writes down the others.
+    """Decides which micro-batches are run, and copies the events of the others.
 
     Args:
         session: the rehearsal.

@@ -1,7 +1,7 @@
-"""Parts of what a rank issues, in a form in which two can be compared, and one repeated.
+"""Segments of what a rank issues, in a form in which two can be compared and one can be repeated.
 
-What differs between two equal parts is numbers only: of events, marks and collectives, of the micro-batch,
-and how much memory was in use when they began.
+Two equal segments differ only in numbers: those of events, marks, collectives and the micro-batch, and the
+memory in use when they began.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Owned = tuple[str, int]
 
 
 class Result(NamedTuple):
-    """A tensor that a part leaves behind.
+    """A tensor that remains after a segment.
 
     Attributes:
         shape, stride, dtype: of it.

@@ -1,1 +1,1 @@
-"""Which ranks are run, and the processes that act them out."""
+"""Which ranks are run, and the processes that run them."""

@@ -1,4 +1,4 @@
-"""Begins a rehearsal anew where the script reads what its routers choose: with choices that are made up."""
+"""Starts a rehearsal again with made-up choices of experts if the script reads what its routers choose."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Acting = Callable[..., Rehearsal]
 
 
 def with_choices(act: Acting, load: float | Loads, folder: Path) -> Rehearsal:
-    """Rehearse with a *load*, and with choices of experts if the script reads them.
+    """Rehearse with a *load*, and with made-up choices of experts if the script reads them.
 
-    Even loads are those of choices which are made up evenly. Where these cannot be made up, the script is
-    told what it is told of other choices, and that is said.
+    For an even load the choices are made up evenly. If that is not possible, the script gets the answers that
+    it gets about other choices, and this is reported.
 
     Args:
-        act: rehearses.
+        act: runs the rehearsal.
         load: of experts, as ``loads.parsed`` returns it.
-        folder: in which ranks leave what they know; it is emptied before a rehearsal begins anew.
+        folder: in which ranks write their results; it is emptied before a rehearsal starts again.
 
     Raises:
         RehearsalError: the script cannot be rehearsed, or reads choices although the load is one number.

@@ -1,4 +1,4 @@
-"""Rehearses ranks once more that tell each other numbers, until each has heard those that it needs."""
+"""Rehearses ranks again that send each other numbers, until each has received those that it needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNSETTLED: Final = "what ranks {} tell each other still changed after {} rehears
 def hear_senders(
     act: Callable[[Sequence[int]], None], outcomes: Mapping[int, Mapping[str, Any]], *, adds: bool
 ) -> list[str]:
-    """Rehearse again, in the order of stages, who took other shapes or numbers than are sent.
+    """Rehearse ranks again, in the order of stages, that assumed other shapes or numbers than are sent.
 
     Args:
         act: rehearses ranks, whether or not they have been.
@@ -75,16 +75,16 @@ def together(
     *,
     adds: bool,
 ) -> tuple[list[tuple[int, ...]], list[str]]:
-    """Rehearse those again who tell each other different numbers.
+    """Rehearse ranks again that send each other different numbers.
 
     Args:
         act: rehearses ranks, whether or not they have been.
         outcomes: what is known of ranks that have been rehearsed; *act* adds to it.
-        folder: in which ranks leave what they tell others.
-        adds: whether members are rehearsed that have not been, and it is said where there are too many.
+        folder: in which ranks write what they send to others.
+        adds: whether members that have not been rehearsed are added; too many are reported instead.
 
     Returns:
-        Groups whose members were all rehearsed for this reason; what to say.
+        Groups whose members were all rehearsed for this reason; sentences to report.
     """
     if not any(SHARED in told for one in outcomes.values() for told in one["stated"]):
         return [], []
@@ -105,7 +105,7 @@ def together(
 
 
 def differing(letters: Mapping[Any, bytes]) -> set[int]:
-    """Return the groups in which ranks have told each other different numbers."""
+    """Return the groups in which ranks have sent each other different numbers."""
     seen: dict[Any, set[bytes]] = {}
     for address, content in letters.items():
         if isinstance(address, Address) and address.kind in KINDS:
