@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from tracer import internals
 from tracer.importing import Expectation
-from tracer.inputs import tensors_inside
+from tracer.inputs import input_of, tensors_inside
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.events.lane import IssueLane
@@ -209,13 +209,13 @@ class RehearsalSession(Training[IssueLane]):
         )
 
     def note_input(self, values: Iterable[Any]) -> None:
-        """Note shape and type of the first tensor among *values*, the arguments of the model."""
+        """Note shape and type of the input among *values*, the arguments of the model."""
         import torch
 
         tensors = [value for value in tensors_inside(values) if isinstance(value, torch.Tensor)]
         super().note_input(tensors)
         if tensors:
-            self.note_job(input_is_embedded=tensors[0].is_floating_point())
+            self.note_job(input_is_embedded=input_of(tensors).is_floating_point())
 
     def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
         """A module is called with *args*; kept to say where an error happened."""
