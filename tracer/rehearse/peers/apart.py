@@ -21,8 +21,8 @@ FEW: Final = 16
 
 PARTLY: Final = "DistributedDataParallel reduces the gradients of {n:,} of {n_all:,} trained parameters"
 APART: Final = (
-    "each rank trains {which} on its own, so that the ranks drift apart: nothing of that size is sent in the "
-    "steps that are kept (averages that the script takes in other steps are not seen)"
+    "each rank trains {which} on its own, and the ranks drift apart unless other steps average them: nothing "
+    "of that size is sent in the steps that are kept"
 )
 """What is said of parameters that DDP has not; a parameter is one number, as in the size of a model."""
 
