@@ -1,9 +1,8 @@
 """Micro-batches of a pipeline stage that repeat earlier ones: their events are copied, they are not run.
 
 Of each stage, the first three micro-batches of a step are run, and the last. If the third issues what the
-second did, event by event and byte by byte, those between are assumed to do the same. The first is different
-because it gathers parameters and creates gradients; the last may be different, too. A stage whose
-micro-batches differ is run in full.
+second did, event by event and byte by byte, those between are assumed to do the same. The first differs: it
+gathers parameters and creates gradients; so may the last. A stage that differs otherwise is run in full.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
