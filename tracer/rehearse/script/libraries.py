@@ -70,6 +70,20 @@ def _distributions(session: RehearsalSession, module: Any) -> None:
     module.Distribution.set_default_validate_args(value=False)
 
 
+def _metrics(session: RehearsalSession, module: Any) -> None:
+    """Let metrics of torchmetrics take what they get for valid: whether numbers are classes nobody knows."""
+
+    def valid(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        session.warn(
+            "torchmetrics checks no values, as with validate_args=False: a real run sorts them for it, and "
+            "waits for the GPU"
+        )
+
+    for name in [name for name in vars(module) if name.endswith("_tensor_validation")]:
+        setattr(module, name, valid)
+
+
 def _zero(session: RehearsalSession, module: Any) -> None:
     """Let the optimizer that is cut over ranks collect its states: those of others are like these."""
     del session
@@ -151,6 +165,16 @@ def _rpc(session: RehearsalSession, module: Any) -> None:
     module.init_rpc = init_rpc
 
 
+_CHECKED: Final = (
+    "calibration_error",
+    "confusion_matrix",
+    "hinge",
+    "precision_recall_curve",
+    "ranking",
+    "stat_scores",
+)
+"""Modules of torchmetrics that have functions which check values."""
+
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
     "safetensors.torch": _safetensors,
@@ -163,5 +187,6 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "torch.distributed.rpc": _rpc,
     "torch.distributions.distribution": _distributions,
     "torch.distributed.optim.zero_redundancy_optimizer": _zero,
+    **{f"torchmetrics.functional.classification.{name}": _metrics for name in _CHECKED},
 }
 """Modules, and what makes each of them do as on a GPU."""
