@@ -126,13 +126,8 @@ def simulate(
     changes = changes_of(job)
     factors = _straggler_factors(job, network)
     special = sorted({*factors, *ranks_of(changes)})
-    every_rank = partial(build, job, network, compute, folded=False, groups=groups)
-    if program is None:
-        program = build(job, network, compute, groups=groups, special=special) if folded else every_rank()
-    if expanded and program.uneven:
-        folded = False
-        tell(f"building every rank, because groups of {', '.join(program.uneven)} differ in speed")
-        program = every_rank()
+    building = partial(build, job, network, compute, groups=groups)
+    program, folded = _program(building, program, special, tell, folded=folded, expanded=expanded)
     program = replace(program, duration_ns=straggling(program, factors))
     stands_for = representatives(job.layout, special) if folded else None
     needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
@@ -154,12 +149,40 @@ def simulate(
     if job.variation.is_random:
         tell(f"drawing {job.variation.samples} steps")
         sampler = choose(engine, program.n_tasks * job.variation.samples, tell, **needs)
-        with_links = {} if above is None else {"above": above}
-        drawn = sampler.Clock(program, changes, **with_links)
-        summary["step_time_distribution"] = _distribution(job, program, stands_for, drawn)
+        clock = sampler.Clock(program, changes, **({} if above is None else {"above": above}))
+        summary["step_time_distribution"] = _distribution(job, program, stands_for, clock)
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
+
+
+def _program(
+    building: Callable[..., Program],
+    built: Program | None,
+    special: Sequence[int],
+    tell: Progress,
+    *,
+    folded: bool,
+    expanded: bool,
+) -> tuple[Program, bool]:
+    """Return the program to run, and whether ranks in it represent others.
+
+    If every rank is stored (*expanded*) and groups differ in speed, ranks are no copies: all are built.
+
+    Args:
+        building: builds the program of the job.
+        built: its folded program, if there is one already.
+        special: ranks that are simulated themselves.
+        tell: notified of what is built.
+        folded: let ranks represent those that behave alike.
+        expanded: every rank will be stored.
+    """
+    if built is None:
+        built = building(special=special) if folded else building(folded=False)
+    if expanded and built.uneven:
+        tell(f"building every rank, because groups of {', '.join(built.uneven)} differ in speed")
+        return building(folded=False), False
+    return built, folded
 
 
 def _network(job: Job) -> Network:
