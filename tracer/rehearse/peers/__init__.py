@@ -1,1 +1,1 @@
-"""The world that is not there: groups, collectives, stores, and what other ranks would have said."""
+"""The world of which one rank is run: groups, collectives, stores, and what other ranks would send."""

@@ -1,4 +1,4 @@
-"""Which backend would carry a tensor: the one of its group for the kind of device that it is on."""
+"""Which backend would send a tensor: that of its group for the type of its device."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class Backends:
         self._known: dict[str, Mapping[str, str]] = {UNSAID: ON_GPU}
 
     def ask(self, group: str, backend: str) -> None:
-        """Remember the *backend* of the *group* that torch calls so, ``""`` for that of the world."""
+        """Keep the *backend* that was asked for, for the *group* of that name in torch; ``""``: the world."""
         self._asked[group] = backend
         self._session.placement.is_met |= "nccl" in backend
 
     def of(self, group: str = "") -> str:
-        """Return the backend that was asked for, of a group of which nobody has said it that of the world."""
+        """Return the backend that was asked for; if none was, that of the world."""
         return self._asked.get(group, self._asked[""])
 
     def check(self, call: str, group: Any, tensors: Iterable[Any]) -> None:
-        """Raise RehearsalError if *call* sends *tensors* in *group* that none of its backends carries.
+        """Raise RehearsalError if *call* sends *tensors* in *group* for which it has no backend.
 
         Args:
             call: what is called, for the message.
             group: of torch.
-            tensors: what it sends; those that are not fake are on the host.
+            tensors: what it sends; real tensors are on the host.
         """
         from torch.nn import Parameter
 

@@ -1,4 +1,4 @@
-"""Whether operands of a collective fit its group, as NCCL asks: scripts may be written for one size of it."""
+"""Checks that the operands of a collective fit its group, as NCCL does: a script may assume one size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ words a real run ends where types or sizes differ (``ProcessGroupNCCL.cpp`` of P
 
 
 def check(name: str, args: tuple[Any, ...], n_ranks: int) -> None:
-    """Raise what PyTorch does if operands of the operator *name* do not fit *n_ranks*.
+    """Raise PyTorch's own error if operands of the operator *name* do not fit *n_ranks*.
 
     Raises:
         TypeError: their types differ.
@@ -42,9 +42,9 @@ def check(name: str, args: tuple[Any, ...], n_ranks: int) -> None:
 
 
 def check_splits(exchange: Exchange, n_ranks: int) -> None:
-    """Raise what PyTorch does if rows of an all-to-all of one tensor are not those that its splits add up to.
+    """Raise PyTorch's own error if the rows of an all-to-all are not the sum of its splits.
 
-    Without any splits, and of lists, NCCL asks nothing (``ProcessGroupNCCL::alltoall_base``, ``alltoall``,
+    Without splits, and for lists, NCCL checks nothing (``ProcessGroupNCCL::alltoall_base``, ``alltoall``,
     ``checkSplitSizes``): it would write past the end of what is filled, or wait for what nobody sends.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Whole numbers that all ranks of a group send each other, where all of those have been rehearsed.
+"""Integers that all ranks of a group send each other, if all of these ranks have been rehearsed.
 
-Else all are taken to send what this rank does. A rank leaves what it sends; if numbers of ranks differ, they
-are rehearsed again, and hear each other (``together``).
+If not, all ranks are assumed to send what this one does. A rank writes what it sends to a file; if the
+numbers of ranks differ, they are rehearsed again and read each other's (``together``).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MOST_GATHERED: Final = 1 << 16
 
 
 def gathered(stated: Stated, group: Any, rank: int, source: Any, outputs: Sequence[Any]) -> None:
-    """Follow an all-gather in *group* of *source*, of which *rank* gets one of each member as *outputs*.
+    """Follow an all-gather of *source* in *group*, from which *rank* gets *outputs*.
 
-    These are a tensor for each of them, or one of all.
+    These are one tensor per member, or one tensor for all.
     """
     heard = _heard(stated, "all_gather", group, rank, own_numbers(stated, source))
     if heard is None:
@@ -37,7 +37,7 @@ def gathered(stated: Stated, group: Any, rank: int, source: Any, outputs: Sequen
 
 
 def exchanged(stated: Stated, group: Any, rank: int, exchange: Exchange) -> bool:
-    """Follow an all-to-all in *group*; return whether what is filled is what others have sent *rank*."""
+    """Follow an all-to-all in *group*; return whether the outputs are what others have sent to *rank*."""
     source, outputs = exchange.source, tensors_in(exchange.filled)
     heard = _heard(
         stated, "all_to_all", group, rank, _parts(stated, source, len(group.ranks), exchange.rows_in)
@@ -62,7 +62,7 @@ def _heard(stated: Stated, kind: str, group: Any, rank: int, content: Any) -> li
 
 
 def own_numbers(stated: Stated, tensor: Any) -> list[int] | None:
-    """Return the whole numbers of *tensor*; None if they are not this rank's own, or too many."""
+    """Return the integers of *tensor*; None if they are not this rank's own, or too many."""
     numbers = stated.numbers
     if tensor.is_floating_point() or tensor.numel() > MOST_GATHERED or numbers.is_shared(tensor):
         return None

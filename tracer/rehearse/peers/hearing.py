@@ -1,4 +1,4 @@
-"""Whole numbers that one rank sends another in tensors: the one leaves them, the other reads them."""
+"""Integers that one rank sends to another in tensors: the sender writes them, the receiver reads them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def leave(stated: Stated, address: Address, tensor: Any) -> None:
-    """Leave the numbers of *tensor*, which is sent to *address*, for others to read, if they are few.
+    """Write the numbers of *tensor*, which is sent to *address*, for other ranks, if they are few.
 
-    Those that other ranks are only taken to have sent are not left.
+    Numbers that other ranks are only assumed to have sent are not written.
     """
     if tensor.is_floating_point() or tensor.numel() > MOST_NUMBERS or stated.numbers.is_shared(tensor):
         return
@@ -26,9 +26,9 @@ def leave(stated: Stated, address: Address, tensor: Any) -> None:
 
 
 def arrive(stated: Stated, address: Address, tensor: Any) -> None:
-    """Let *tensor* have the numbers that were sent to *address*, if the sender has been rehearsed.
+    """Give *tensor* the numbers that were sent to *address*, if the sender has been rehearsed.
 
-    If it will not be, it has those of a transfer that is like this one.
+    If the sender will not be rehearsed, it gets those of a similar transfer.
     """
     letters = stated.letters
     found = letters.read(address)

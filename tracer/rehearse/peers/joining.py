@@ -1,7 +1,7 @@
-"""What a script says of the world that it joins, held against the one that is rehearsed.
+"""Compares the rank and world size that a script joins with, and those that are rehearsed.
 
-A script that takes its rank from elsewhere than a rehearsal tells it would train as another rank, or in
-another world, than the one that is written down.
+A script that takes its rank from somewhere else than the environment of the rehearsal would otherwise train
+as another rank, or in another world, than the recorded one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ UNSAID: Final = -1
 
 
 def told(arguments: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the rank and the number of ranks that a call of ``init_process_group`` says, or its environment.
+    """Return rank and number of ranks from a call of ``init_process_group``, or from its environment.
 
-    ``UNSAID`` where the launcher says so, as MPI, or the store.
+    ``UNSAID`` if the launcher, such as MPI, or the store says it instead.
 
     Raises:
-        ValueError: nobody says it; in the words of torch (``_env_rendezvous_handler``).
+        ValueError: nothing says it; in the words of torch (``_env_rendezvous_handler``).
     """
     found = [UNSAID if (n := arguments.get(name)) is None else int(n) for name in ("rank", "world_size")]
     if arguments.get("store") is not None or str(arguments.get("backend")) == "mpi":
@@ -53,7 +53,7 @@ def told(arguments: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def check(session: RehearsalSession, found: tuple[int, int]) -> None:
-    """Hold the rank and the number of ranks that a script has *found* against those of *session*.
+    """Compare the rank and the number of ranks that a script has *found* with those of *session*.
 
     Raises:
         RehearsalError: it joins another world.

@@ -1,7 +1,8 @@
-"""What one rank tells another outside of its tensors' shapes: small whole numbers, objects, keys of a store.
+"""Values that one rank sends to another: a few integers in tensors, objects, keys of a store.
 
-Ranks are rehearsed one by one. One that has been leaves what it told others, and they read it where it
-arrives: the shape that a stage sends ahead of its activations, the length of a batch that rank 0 has drawn.
+Ranks are rehearsed one by one. A rehearsed rank writes the values that it sends to a file, and other ranks
+read them where they receive them: the shape that a stage sends ahead of its activations, for example, or the
+length of a batch that rank 0 has drawn.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ ALL: Final = -1
 
 
 class Address(NamedTuple):
-    """Which of all messages one is: sender and receiver count alike.
+    """Identifies a message; sender and receiver number their messages alike.
 
     Attributes:
         kind: of message.
         group: its number.
         sender: a global rank.
-        receiver: another, or ``ALL``.
-        sequence: how many such came before between the two.
+        receiver: another global rank, or ``ALL``.
+        sequence: number of such messages between the two before this one.
     """
 
     kind: str
@@ -40,7 +41,7 @@ class Address(NamedTuple):
     sequence: int
 
     def resembles(self, other: Address) -> bool:
-        """Whether *other* is to this one as between ranks that stand for these two."""
+        """Whether *other* is the same message between two ranks that represent these two."""
         return (
             (self.kind, self.sequence) == (other.kind, other.sequence)
             and ALL not in {self.receiver, other.receiver}
@@ -49,14 +50,14 @@ class Address(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A tensor in an object that is sent, as it is made anew by who gets it.
+    """A tensor inside an object that is sent, described so that the receiver can create it again.
 
     Attributes:
         shape: its sizes.
         dtype: of its elements.
-        device: where it is, as a script names it.
-        is_trained: whether its gradient is asked for.
-        numbers: its elements in order; None if they are not known.
+        device: its device, as a script names it.
+        is_trained: whether it requires a gradient.
+        numbers: its elements in order; None if unknown.
     """
 
     shape: tuple[int, ...]
@@ -67,7 +68,7 @@ class Described(NamedTuple):
 
     @staticmethod
     def make(*described: Any) -> Any:
-        """Return a tensor that is so *described*."""
+        """Return a new tensor as *described*."""
         import torch
 
         own = Described(*described)
@@ -77,17 +78,17 @@ class Described(NamedTuple):
 
 
 class Letters:
-    """What ranks have told each other, as far as they have been rehearsed.
+    """Values that ranks have sent each other, as far as they have been rehearsed.
 
     Args:
-        rank: who is acted out.
-        found: what other ranks have left.
-        coming: ranks that are still to be rehearsed, or have not come to their end.
+        rank: the rank that is rehearsed.
+        found: values that other ranks have written.
+        coming: ranks that are still to be rehearsed, or have not ended yet.
 
     Attributes:
         coming: those ranks.
-        left: what this rank has told others so far.
-        missed: ranks that had left nothing yet when it was needed.
+        left: values that this rank has sent so far.
+        missed: ranks whose values were needed before they were written.
     """
 
     def __init__(self, rank: int, found: Mapping[Any, bytes], coming: Iterable[int]) -> None:
@@ -97,7 +98,7 @@ class Letters:
         self.missed: set[int] = set()
 
     def next(self, kind: str, group: int, sender: int, receiver: int = ALL) -> Address:
-        """Return the address of the next message of a *kind* that nobody else counts."""
+        """Return the address of the next message of a *kind* that is only numbered here."""
         key = (kind, group, sender, receiver)
         self._counts[key] += 1
         return Address(*key, self._counts[key] - 1)
@@ -105,10 +106,10 @@ class Letters:
     def leave(
         self, address: Any, content: Any, described: Callable[[Any], Described | None] = lambda _: None
     ) -> None:
-        """Leave *content* for others; not if it cannot be written.
+        """Keep *content* for other ranks, unless it cannot be written.
 
-        Tensors in it are made anew where it is read, by what they are *described* as; content with one for
-        which that is None is not left.
+        Its tensors are created again where it is read, as *described*. If that is None for one of them, the
+        content is not kept.
         """
         written = io.BytesIO()
         try:
@@ -118,22 +119,22 @@ class Letters:
         self.left[address] = written.getvalue()
 
     def read(self, address: Any) -> Any | None:
-        """Return what has been left at *address*; None if nothing has."""
+        """Return what was sent to *address*; None if nothing was."""
         found = self._found.get(address)
         return None if found is None else pickle.loads(found)
 
     def alike(self, address: Address) -> Any | None:
-        """Return what a rank has left for one that is as far from it; None if none has."""
+        """Return what a rank sent to one at the same distance from it; None if none has."""
         like = (key for key in self._found if isinstance(key, Address) and address.resembles(key))
         return next((self.read(key) for key in like), None)
 
     def await_(self, sender: int) -> None:
-        """End this rank for now if *sender*, or one that may stand for it, is still to be rehearsed.
+        """End this rank for now if *sender*, or a rank that may represent it, is still to be rehearsed.
 
-        Else note that it was missed. A negative *sender* is nobody.
+        Else note that it was missed. A negative *sender* means no rank.
 
         Raises:
-            AwaitedError: it is.
+            AwaitedError: it is still to be rehearsed.
         """
         if sender < 0:
             return
@@ -145,7 +146,7 @@ class Letters:
             self.missed.add(sender)
 
     def await_any(self) -> None:
-        """Do that for any rank that is to come. Raises AwaitedError if there is one."""
+        """End this rank for now if any is still to be rehearsed. Raises AwaitedError then."""
         if self.coming:
             _ended(min(self.coming))
 
@@ -171,14 +172,14 @@ def _ended(sender: int) -> NoReturn:
 
 
 def leave(file: Path, found: Mapping[Any, Any]) -> None:
-    """Write what a rank has *found* to *file* for others, all of it or nothing."""
+    """Write what a rank has *found* to *file* for other ranks, all of it or nothing."""
     if found:
         file.with_suffix(".part").write_bytes(pickle.dumps(dict(found)))
         file.with_suffix(".part").replace(file)
 
 
 def left(folder: Path, kind: str) -> dict[Any, Any]:
-    """Return what other ranks have left of a *kind*: what stages were found to send, or letters."""
+    """Return what other ranks have written of a *kind*: outputs of stages, or values sent."""
     found: dict[Any, Any] = {}
     for file in sorted(folder.glob(f"{kind}-*.pickle")):
         found |= pickle.loads(file.read_bytes())

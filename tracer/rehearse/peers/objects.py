@@ -1,4 +1,4 @@
-"""Collectives of Python objects, in a world of which only one rank is there."""
+"""Collectives of Python objects in a world in which only one rank is run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Collectives:
         self._dist, self._sent = dist, _Sent(dist, session)
 
     def all_gather(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        """Every rank has what this one has."""
+        """Handle an all-gather: every rank is assumed to send what this one has."""
         object_list[:] = [obj] * self._dist.get_world_size(group)
 
     def gather(
@@ -48,7 +48,7 @@ class _Collectives:
         group: Any = None,
         **_: Any,
     ) -> None:
-        """Gather what this rank has, so many times, on the rank that gathers."""
+        """Handle a gather: every rank is assumed to send what this one has."""
         del dst
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * self._dist.get_world_size(group)
@@ -61,7 +61,7 @@ class _Collectives:
         group: Any = None,
         group_src: int | None = None,
     ) -> None:
-        """Take this rank's part of what one rank has left."""
+        """Handle a scatter: take this rank's part of what the sender has written."""
         mine = self._dist.get_rank(group)
         found = self._sent.by_one("scatter", scatter_object_input_list, src, group, group_src)
         if found is not None:
@@ -77,7 +77,7 @@ class _Collectives:
         device: Any = None,
         group_src: int | None = None,
     ) -> None:
-        """Take what one rank has left, or keep what is there."""
+        """Handle a broadcast: take what the sender has written, or keep this rank's own."""
         del device
         found = self._sent.by_one(
             "objects", object_list, src, group, group_src, is_there=None not in object_list
@@ -95,7 +95,7 @@ class _Collectives:
         device: Any = None,
         group_dst: int | None = None,
     ) -> None:
-        """Leave objects for one rank."""
+        """Handle a send: write objects for one rank."""
         del device
         self._sent.to_one(object_list, dst, group, group_dst)
 
@@ -107,7 +107,7 @@ class _Collectives:
         device: Any = None,
         group_src: int | None = None,
     ) -> int:
-        """Take what one rank has left for this one; return who it is."""
+        """Handle a receive: take what a rank has written for this one; return the sender."""
         del device
         found, sender = self._sent.from_one(src, group, group_src)
         if found is not None:
@@ -169,7 +169,7 @@ class _Sent:
         return found, sender
 
     def kept(self, found: list[Any], does: str) -> None:
-        """Say that the script is told what it has *found* itself."""
+        """Report that the script gets back what it has *found* itself."""
         self._session.stated.tell(f"{asker()} {does}: told what it has itself, {reprlib.repr(found)}")
 
     def _described(self, tensor: Any) -> Described | None:

@@ -1,4 +1,4 @@
-"""Pipelines in a rehearsal: stages agree on shapes without talking to each other."""
+"""Pipelines in a rehearsal: stages get the shapes of their inputs without communication."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RehearsedPipeline(PipelineHook):
         self._transfers: dict[tuple[str, int], tuple[Position, Block]] = {}
 
     def announced(self, kind: str, tensor: Any) -> tuple[Position, Block]:
-        """Return stage and micro-batch of a transfer that is being issued, and what it carries."""
+        """Return stage and micro-batch of a transfer that is being issued, and what is sent."""
         found = self._transfers.pop((kind, id(tensor)), None)
         if found is None:
             return self._session.position, self._session.lane.block
@@ -39,19 +39,19 @@ class RehearsedPipeline(PipelineHook):
 
 
 class StageShapes:
-    """What stages send to each other, where no peer can be asked.
+    """Shapes that stages send to each other, since no other rank can be asked.
 
-    The input of a stage is the output of the one before it, if a rank that holds that one has been rehearsed;
-    else that of the first stage, which in a transformer is the same for all but the last. What was taken
-    and what then came is compared by whoever has started the rehearsals.
+    The input of a stage is the output of the stage before, if a rank that holds it has been rehearsed; else
+    that of the first stage, which in a transformer is the same for all but the last. The process that started
+    the rehearsals compares these assumptions with what is sent.
 
     Args:
         session: the rehearsal.
-        known: outputs of stages that other ranks have found, by stage.
+        known: outputs of stages on other ranks, by stage.
 
     Attributes:
         found: outputs of the stages of this rank, by stage.
-        taken: inputs that were taken for stages of this rank, by stage.
+        taken: inputs that were assumed for stages of this rank, by stage.
     """
 
     def __init__(self, session: RehearsalSession, known: dict[int, Any]) -> None:
@@ -99,7 +99,7 @@ class StageShapes:
         kind._warmup_forward_vote, kind._warmup_backward_result = forward_vote, result
 
     def input_of(self, stage: int) -> Any:
-        """Return what comes in for *stage*.
+        """Return the inputs of *stage*.
 
         Raises:
             RehearsalError: nothing is known of any stage before it.
