@@ -20,6 +20,7 @@ from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.events.lane import IssueLane
 from tracer.rehearse.events.tape import Tape
+from tracer.rehearse.gpu.fused import Fused
 from tracer.rehearse.gpu.host import Host
 from tracer.rehearse.gpu.memory import Memory
 from tracer.rehearse.gpu.meter import Meter
@@ -87,7 +88,7 @@ class RehearsalSession(Training[IssueLane]):
         self.warmup, self.n_steps, self.tell = warmup, steps, tell
         self.tape = Tape(self.lane, self.position)
         self.memory, self.meter = Memory(self._allocated), Meter()
-        self.host, self.placement = Host(self), Placement(self)
+        self.host, self.placement, self.fused = Host(self), Placement(self), Fused(self)
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
         self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
@@ -226,6 +227,8 @@ class RehearsalSession(Training[IssueLane]):
             if next(module.parameters(), None) is not None:  # a loss has none
                 self._count(module, args)
         modules.append(module)
+        if self.fused.is_used:
+            self.fused.entered(module)
 
     def has_gradients(self) -> bool:
         """Whether what is called now is differentiated, be it by a function that does so itself."""
@@ -261,8 +264,12 @@ class RehearsalSession(Training[IssueLane]):
     def left(self, module: Any) -> None:
         """A module has returned."""
         modules = self.lane.modules
-        while modules and modules.pop() is not module:
-            pass
+        while modules:
+            last = modules.pop()
+            if self.fused.is_used:
+                self.fused.left(last)
+            if last is module:
+                break
         self.lane.trains = self.lane.trains or not modules
 
     @contextmanager

@@ -31,12 +31,13 @@ def converting(
         handler: handles the convolution itself.
         is_ours: whether a call is one of the device.
     """
-    host, tape, position = session.host, session.tape, session.position
+    host, tape, position, fused = session.host, session.tape, session.position, session.fused
 
     def handled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_host = host.is_used and bool(host.part(name, args))
         out = handler(func, args, kwargs)
-        if position.step >= 0 and not is_host and is_ours(args, kwargs, out):
+        is_chosen = fused.is_used and fused.is_inside()  # a compiler lets all tensors be in that layout
+        if position.step >= 0 and not is_host and not is_chosen and is_ours(args, kwargs, out):
             number = pricing.conversion(name, func, args, kwargs, out)
             if number >= 0:
                 tape.op(number)

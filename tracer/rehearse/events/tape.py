@@ -168,6 +168,10 @@ class Tape:
         """Return the number by which ``op`` knows *work*."""
         return self._works.number(work)
 
+    def work(self, number: int) -> Work:
+        """Return the work that ``op`` knows by *number*."""
+        return self._works.listed[number]
+
     def op(self, number: int) -> None:
         """A kernel is launched; *number* is that of its work."""
         self._events.extend((OP, number, self._place(), self._lane.stream, -1, self.allocated_bytes))

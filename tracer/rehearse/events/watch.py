@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
 """Operators in place that a fake tensor cannot go through, and need not."""
 
+COMMUNICATING: Final = frozenset({"c10d", "_c10d_functional", "_dtensor"})
+"""Namespaces of collectives and transfers."""
+
 ON_CUDA: Final = frozenset({"aten._fused_rms_norm", "aten.mish_backward", "aten.silu_backward"})
 """Operators that are made of others only where a device has no kernel of them, which CUDA has: both ``CUDA``
 and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
@@ -117,6 +120,7 @@ class Watcher:
         """Return what handles *func*, found once."""
         self._session.fakes.pop(func._schema.name, lambda: None)()
         handler, name = self._choose(func), ".".join(func._schema.name.split("::"))
+        handler = self._reading(handler) if func.namespace in COMMUNICATING else handler
         handler = agreeing.checking(name, handler) if self._fake else handler
         if self._fake:
             handler = following(self._session.stated, name, func, handler)
@@ -127,13 +131,24 @@ class Watcher:
         self._handlers[func] = handler
         return handler
 
+    def _reading(self, handler: Kernel) -> Kernel:
+        """Return the *handler* of a communication, which reads what compiled kernels then have to write."""
+        fused, position = self._session.fused, self._session.position
+
+        def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if fused.is_used and position.step >= 0:
+                fused.used(args)
+            return handler(func, args, kwargs)
+
+        return read
+
     def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
         namespace, name = func.namespace, func._schema.name.partition("::")[2]
         full = f"{namespace}.{name}"
         if namespace == "c10d":
             operator = OPERATORS.get(name)
             return _through if operator is None else self._communications.eager(operator, func)
-        if namespace in {"_c10d_functional", "_dtensor"}:
+        if namespace in COMMUNICATING:
             if name == "wait_tensor":
                 return self._communications.wait_tensor
             return self._communications.functional(FUNCTIONAL[name]) if name in FUNCTIONAL else _through
@@ -180,6 +195,7 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
+        fused = session.fused
         by_numbers = name in BY_NUMBERS or name in tensor_float.ROLES
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -199,7 +215,10 @@ class Watcher:
                     number = self._pricing.number(name, func, args, kwargs, out)
                     if known is not None:
                         known.work = number
-                tape.op(number)
+                if fused.is_used:
+                    fused.op(number, name, args, kwargs, out)
+                else:
+                    tape.op(number)
             return out
 
         return handler

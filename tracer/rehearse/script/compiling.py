@@ -1,42 +1,60 @@
-"""Takes the place of ``torch.compile``: what is compiled runs as it is written."""
+"""Takes the place of ``torch.compile``: what it is given runs as it is written and counts as if fused."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
+
+FUSES: Final = (None, "inductor")
+"""Compilers that fuse kernels, by the name under which they are asked for; others run what is written."""
 
 
 def install(session: RehearsalSession) -> None:
     """Leave compilation out, and say so: of a function once it is called, as libraries decorate theirs."""
     import torch
 
-    def left_out() -> None:
+    def left_out(backend: Any) -> None:
+        how = "as the kernels that the compiler would fuse" if backend in FUSES else "as in eager mode"
         session.warn(
-            "torch.compile is left out: kernels are those of eager mode, so that element-wise work takes "
-            "longer than fused and the host has more to launch"
+            f"torch.compile is not run: element-wise work of what it compiles is counted {how}, memory as in "
+            "eager mode"
         )
+
+    def marked(module: Any, backend: Any) -> None:
+        left_out(backend)
+        if backend in FUSES:
+            session.fused.add(module)
 
     @functools.wraps(torch.compile)
     def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        backend = kwargs.get("backend")
         if model is None:
-            return compiled
-        if isinstance(model, torch.nn.Module | type):
-            left_out()
+            return functools.partial(compiled, **kwargs)
+        if kwargs.get("disable"):
+            return model
+        if isinstance(model, torch.nn.Module):
+            marked(model, backend)
+            return model
+        if isinstance(model, type):
+            left_out(backend)
             return model
 
         @functools.wraps(model)
         def called(*args: Any, **kwargs: Any) -> Any:
-            left_out()
-            return model(*args, **kwargs)
+            left_out(backend)
+            if backend not in FUSES:
+                return model(*args, **kwargs)
+            with session.fused.function():
+                return model(*args, **kwargs)
 
         return called
 
     def in_place(self: Any, *args: Any, **kwargs: Any) -> None:
-        del self, args, kwargs
-        left_out()
+        del args
+        marked(self, kwargs.get("backend"))
 
     anywhere: Any = torch
     anywhere.compile = compiled

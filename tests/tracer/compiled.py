@@ -1,0 +1,105 @@
+"""Trains a small model: ``compiled.py MODEL HOW``; HOW is eager, module, in_place, function or aot_eager.
+
+``built`` makes model and input, so that a test can have the compiler itself look at the same model.
+"""
+
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WIDTH, TOKENS, VOCABULARY = 256, 128, 4096
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Pre-norm block: causal attention and an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return hidden states of the shape of *x*, ``(batch, tokens, WIDTH)``."""
+        parts = self.qkv(self.norms[0](x)).split(WIDTH, 2)
+        q, k, v = (part.view(*x.shape[:2], 4, WIDTH // 4).transpose(1, 2) for part in parts)
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+
+class Language(nn.Module):  # type: ignore[misc]
+    """Two blocks and the loss over a vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.blocks, self.norm = nn.Sequential(Attention(), Attention()), nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the loss of the next token."""
+        logits = self.head(self.norm(self.blocks(self.embedding(tokens[:, :-1]))))
+        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+class Written(nn.Module):  # type: ignore[misc]
+    """A norm and an activation written out, line by line, around two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean square of what comes out."""
+        norm = self.scale * (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt()
+        y = self.up(norm)
+        y = 0.5 * y * (1 + torch.tanh(0.8 * (y + 0.04 * y * y * y)))
+        return (x + self.down(y)).square().mean()
+
+
+class Chain(nn.Module):  # type: ignore[misc]
+    """A product, so many element-wise operators, and another product."""
+
+    def __init__(self, n_operators: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.n_operators = n_operators
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what comes out."""
+        x = self.first(x)
+        for _ in range(self.n_operators):
+            x = torch.sigmoid(x)
+        return self.last(x)
+
+
+def built(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """Return the model *name* and its input."""
+    if name == "language":
+        return Language(), torch.zeros(8, TOKENS + 1, dtype=torch.int64)
+    if name == "written":
+        return Written(), torch.randn(8 * TOKENS, WIDTH)
+    return Chain(int(name.removeprefix("chain"))), torch.randn(8 * TOKENS, WIDTH)
+
+
+if __name__ == "__main__":
+    model, data = built(sys.argv[1])
+    model, data, called = model.cuda(), data.cuda(), None
+    match sys.argv[2]:
+        case "module":
+            called = torch.compile(model)
+        case "in_place":
+            model.compile()
+        case "function":
+            called = torch.compile(model.forward)
+        case "aot_eager":
+            called = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        out = (called or model)(data)
+        (out if out.dim() == 0 else out.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,0 +1,70 @@
+"""Element-wise work of what ``torch.compile`` compiles is counted as the kernels that it would fuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
+from traces.rehearsal import read_rank, rehearsal_folder
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parent / "compiled.py"
+ROWS, WIDTH = 1024, 256
+ONE_PASS = 4 * ROWS * WIDTH
+"""Bytes of the hidden states of a chain, in fp32."""
+
+
+def _done(folder: Path, model: str, how: str) -> list[dict[str, Any]]:
+    """Return the works of forward and backward of the second step, one for each time that they are done."""
+    run = folder / f"{model}-{how}"
+    rehearse(Asked(command=(str(SCRIPT), model, how), world_size=1, ranks=(0,)), run)
+    tables = read_rank(rehearsal_folder(run), 0)
+    places, works = tables.places.to_pylist(), tables.works.to_pylist()
+    kept = [e for e in tables.events.to_pylist() if e["what"] == 0 and places[e["place"]]["step"] == 1]
+    return [works[e["item"]] for e in kept if places[e["place"]]["kind"] in {"forward", "backward"}]
+
+
+def _traffic(done: list[dict[str, Any]], kind: str = "memory") -> int:
+    """Return the bytes of the works of a *kind*."""
+    return sum(work["bytes_moved"] for work in done if work["kind"] == kind)
+
+
+def _products(done: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(work["name"], work["flops"]) for work in done if work["kind"] != "memory"]
+
+
+@pytest.mark.parametrize("how", ["module", "in_place", "function"])
+def test_element_wise_operators_between_two_products_are_one_pass(tmp_path: Path, how: str) -> None:
+    """Forward reads and writes once; backward reads what was multiplied, a gradient, and what went in.
+
+    However many operators there are; in eager mode each of them adds five passes.
+    """
+    few, many = (_traffic(_done(tmp_path, f"chain{n}", how)) for n in (2, 9))
+    assert many == few
+    eager_few, eager_many = (_traffic(_done(tmp_path, f"chain{n}", "eager")) for n in (2, 9))
+    assert eager_many - eager_few == 7 * 5 * ONE_PASS
+
+
+def test_one_operator_alone_is_the_same_compiled(tmp_path: Path) -> None:
+    assert _traffic(_done(tmp_path, "chain1", "module")) == _traffic(_done(tmp_path, "chain1", "eager"))
+
+
+@pytest.mark.parametrize("model", ["language", "written"])
+def test_products_are_those_of_eager_mode(tmp_path: Path, model: str) -> None:
+    assert _products(_done(tmp_path, model, "module")) == _products(_done(tmp_path, model, "eager"))
+
+
+def test_compilers_that_fuse_nothing_change_nothing(tmp_path: Path) -> None:
+    assert _done(tmp_path, "written", "aot_eager") == _done(tmp_path, "written", "eager")
+
+
+@pytest.mark.parametrize(("model", "least"), [("language", 1.1), ("written", 3.0)])
+def test_traffic_is_near_what_the_compiler_itself_counts(tmp_path: Path, model: str, least: float) -> None:
+    """Within a fifth of what Inductor's scheduler counts for a CPU; in eager mode *least* times that."""
+    counted = pytest.importorskip("tests.tracer.inductor").counted(model)
+    compiled, eager = (_traffic(_done(tmp_path, model, how)) for how in ("module", "eager"))
+    assert 0.8 * counted < compiled < 1.05 * counted
+    assert eager > least * counted

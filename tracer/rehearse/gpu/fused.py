@@ -1,0 +1,232 @@
+"""Element-wise work of what ``torch.compile`` compiles: as the kernels that it would fuse, not one by one.
+
+Nothing is compiled in a rehearsal. Operators of a compiled part run one by one, and what the compiler would
+have made of them is counted, by four rules of its scheduler (``torch/_inductor/scheduler.py`` and
+``torch/_functorch/partitioners.py``):
+
+- Element-wise operators between two kernels that are not fused (a product, attention) are one kernel. It
+  reads each tensor in memory once, and keeps what lies between in registers.
+- A result is written only if another kernel reads it: a product, a later kernel, what is not compiled.
+- A later kernel, as in a backward, computes a result again where what it is made of takes less to read than
+  the result takes to be written and read; otherwise the result is written.
+- A reduction ends a kernel if it is over other dimensions than the last ones, as that of a bias: all of its
+  operand is read for it. Its result is small and is written.
+"""
+# ruff: noqa: SLF001 - only autograd's engine knows which node it computes
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tracer.operators import dtype_name
+from tracer.rehearse.operators.calls import tensors_in
+from tracer.rehearse.operators.fusible import gathers, is_fused, is_random, is_sum, passes_over
+from tracer.rehearse.operators.work import Work
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+WRITE: Final = "compiled.write"
+"""Name of the operation by which a kernel writes what another one reads."""
+
+
+class _Value:
+    """A result that is in no memory yet.
+
+    Attributes:
+        n_bytes: its size.
+        dtype: type of its elements.
+        kernel: number of the kernel that computes it.
+        roots: what in memory it is made of: bytes to read by what they are of.
+    """
+
+    __slots__ = ("dtype", "kernel", "n_bytes", "roots")
+
+    def __init__(self, n_bytes: int, dtype: str, kernel: int, roots: Mapping[object, int]) -> None:
+        self.n_bytes, self.dtype, self.kernel, self.roots = n_bytes, dtype, kernel, dict(roots)
+
+
+class Fused:
+    """What is compiled, and what its kernels read and write.
+
+    Args:
+        session: the rehearsal.
+
+    Attributes:
+        is_used: whether anything is compiled.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        self.is_used = False
+        self._session = session
+        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._depth, self._starts, self._ends = 0, list[int](), list[int]()
+        self._kernel, self._n_read, self._read = 0, 0, set[object]()
+        self._values: dict[int, _Value] = {}
+        self._tokens: dict[int, tuple[int, Any]] = {}
+        self._n_tokens = 0
+        self._works: dict[tuple[int, int, int], int] = {}
+
+    def add(self, module: Any) -> None:
+        """From now on *module* counts as compiled."""
+        self.is_used = True
+        self._modules.add(module)
+
+    def entered(self, module: Any) -> None:
+        """A module is called."""
+        if module in self._modules:
+            self._enter()
+
+    def left(self, module: Any) -> None:
+        """A module has returned."""
+        if module in self._modules:
+            self._leave()
+
+    @contextmanager
+    def function(self) -> Iterator[None]:
+        """What runs inside is a compiled function."""
+        self.is_used = True
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def op(self, number: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Write an operator down whose work is *number*."""
+        tape = self._session.tape
+        if self.is_inside() and is_fused(name, tape.work(number)):
+            self._fuse(number, name, args, kwargs, out)
+            return
+        for tensor in tensors_in((args, kwargs)):
+            self._written(tensor)
+        self._next_kernel()
+        tape.op(number)
+
+    def used(self, tensors: Any) -> None:
+        """Something that is not compiled, as a collective, reads *tensors*."""
+        for tensor in tensors_in(tensors):
+            self._written(tensor)
+
+    def _enter(self) -> None:
+        import torch
+
+        if not self._depth:
+            self._starts.append(torch._C._autograd._get_sequence_nr())
+            self._ends.append(self._starts[-1])
+        self._depth += 1
+
+    def _leave(self) -> None:
+        self._depth = max(self._depth - 1, 0)
+
+    def is_inside(self) -> bool:
+        """Whether what is issued now is part of a compiled forward, or of the backward of one."""
+        import torch
+
+        if self._depth:
+            self._ends[-1] = torch._C._autograd._get_sequence_nr()
+            return True
+        node = torch._C._current_autograd_node()
+        if node is None or not self._starts:
+            return False
+        number = node._sequence_nr()
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._ends[at]
+
+    def _fuse(self, number: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Add an operator to the kernel that is open."""
+        tape = self._session.tape
+        operands = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        results = [tensor for tensor in tensors_in(out) if tensor.dim()]
+        roots: dict[object, int] = {}
+        n_bytes = 0
+        if gathers(name):  # rows of a table: what is read is as large as what they make
+            operands = operands[1:]
+            roots = {("rows", self._key(one)): _size(one) for one in results}
+            n_bytes += sum(roots.values())
+        over = passes_over(name, args, kwargs, results)
+        again = sum(map(_size, over))
+        for tensor in operands if not is_random(name) and not is_sum(name, over) else ():
+            read, made_of = self._reading(tensor)
+            n_bytes += read
+            roots.update(made_of)
+        largest = max(map(_size, operands), default=0)
+        for tensor in results:
+            is_small = bool(operands) and 4 * tensor.numel() <= max(one.numel() for one in operands)
+            key = self._key(tensor)
+            is_changed = key not in self._values and any(self._key(one) == key for one in operands)
+            if is_changed or (is_small and largest > _size(tensor)):
+                self._values.pop(key, None)
+                n_bytes += _size(tensor)
+            else:
+                self._make(tensor, roots)
+        opened = int(n_bytes > 0 and not self._n_read)
+        self._n_read += n_bytes
+        tape.op(self._cost(number, n_bytes + again, opened + bool(over)))
+
+    def _reading(self, tensor: Any) -> tuple[int, Mapping[object, int]]:
+        """Return what the open kernel has to read for *tensor*, and what that is made of."""
+        key, size = self._key(tensor), _size(tensor)
+        found = self._values.get(key)
+        if found is None:
+            return self._once({key: size}), {key: size}
+        if found.kernel == self._kernel:
+            return 0, found.roots
+        if sum(found.roots.values()) > 2 * found.n_bytes:
+            self._written(tensor)
+            return self._once({key: size}), {key: size}
+        return self._once(found.roots), found.roots
+
+    def _once(self, sizes: Mapping[object, int]) -> int:
+        """Return the bytes of what the open kernel has not read yet, and read it."""
+        fresh = {key: size for key, size in sizes.items() if key not in self._read}
+        self._read.update(fresh)
+        return sum(fresh.values())
+
+    def _make(self, tensor: Any, roots: Mapping[object, int]) -> None:
+        """Let *tensor* be a result that is in no memory yet."""
+        value = _Value(_size(tensor), dtype_name(tensor), self._kernel, roots)
+        self._values[self._key(tensor)] = value
+
+    def _key(self, tensor: Any) -> int:
+        """Return the number of the storage of *tensor*, which no other one has had or will have."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._tokens:
+            number, self._n_tokens = self._n_tokens, self._n_tokens + 1
+            self._tokens[address] = (number, weakref.ref(storage, lambda _: self._gone(address)))
+        return self._tokens[address][0]
+
+    def _gone(self, address: int) -> None:
+        number, _ = self._tokens.pop(address, (-1, None))
+        self._values.pop(number, None)
+
+    def _written(self, tensor: Any) -> None:
+        """Have *tensor* in memory."""
+        value, tape = self._values.pop(self._key(tensor), None), self._session.tape
+        if value is not None:
+            self._n_read += value.n_bytes
+            work = Work(WRITE, "memory", "", value.dtype, 0, value.n_bytes, kernels=0)
+            tape.op(tape.number_of(work))
+
+    def _next_kernel(self) -> None:
+        if self._n_read:
+            self._kernel, self._n_read, self._read = self._kernel + 1, 0, set()
+
+    def _cost(self, number: int, n_bytes: int, kernels: int) -> int:
+        """Return the number of a work like the one of *number* with other traffic and launches."""
+        key = (number, n_bytes, kernels)
+        if key not in self._works:
+            tape = self._session.tape
+            changed = tape.work(number)._replace(bytes_moved=n_bytes, kernels=kernels)
+            self._works[key] = tape.number_of(changed)
+        return self._works[key]
+
+
+def _size(tensor: Any) -> int:
+    """Return the bytes of *tensor* that are in memory: none twice where it is expanded."""
+    return min(int(tensor.numel()) * int(tensor.element_size()), int(tensor.untyped_storage().nbytes()))
