@@ -1,10 +1,13 @@
 """What is known of numbers follows them through views, copies, writes and collectives, and no further."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from tracer.rehearse.errors import UnroutedError
 from tracer.rehearse.values.even import share
+from tracer.rehearse.values.following import following
 from tracer.rehearse.values.known import EXCHANGE
 from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
 from tracer.rehearse.values.stated import Stated
@@ -272,6 +275,21 @@ def test_experts_are_chosen_by_scores_along_the_last_dimension(dtype: Any, dim: 
     stated.choices.inside = lambda: router
     stated.note("aten.argmax", (fake(8, 4, dtype=dtype), dim), out)
     assert (stated.numbers.of(out) is not None) == is_choice
+
+
+@pytest.mark.parametrize("is_of_router", [True, False])
+def test_what_is_computed_of_choices_of_experts_needs_them_when_it_is_read(is_of_router: bool) -> None:
+    """A mask of the tokens of expert 1, or places shifted by one: the rehearsal begins again with choices."""
+    stated, places = Stated(asks_choices=True), fake(8)
+    router = type("Router", (torch.nn.Module,), {})()
+    stated.choices.inside = lambda: router
+    choice = (fake(8, 4, dtype=torch.float32), -1) if is_of_router else (fake(8, 4), -1)
+    stated.note("aten.argmax", choice, places)
+    for func, dtype in ((aten.eq.Scalar, torch.bool), (aten.add.Tensor, LONG)):
+        name, out = func.name().replace("::", ".").rpartition(".")[0], fake(8, dtype=dtype)
+        following(stated, name, func, lambda *_, out=out: out)(func, (places, 1), {})
+        with pytest.raises(UnroutedError) if is_of_router else nullcontext():
+            stated.scalar(out[0])
 
 
 def test_no_more_elements_are_true_than_there_are() -> None:
