@@ -17,7 +17,7 @@ from traces.model_parts import joined_models
 
 UNNAMED: Final = (
     "matrices are cut by columns over a mesh whose dimensions have no names: its ranks are taken for those "
-    "of tensor parallelism, which work on the same rows"
+    "of tensor parallelism"
 )
 """What to say where the axis of a group follows from how parameters are cut."""
 

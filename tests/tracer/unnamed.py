@@ -1,4 +1,4 @@
-"""Trains two matrices over a mesh whose dimension has no name: ``unnamed.py tp|columns|dp``."""
+"""Trains two matrices over a mesh whose dimension has no name: ``unnamed.py tp|cut|columns|dp``."""
 
 import sys
 
@@ -6,13 +6,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import Linear, ReLU, Sequential
 
 ROWS = 4
 PLANS = {
     "tp": {"0": ColwiseParallel(), "2": RowwiseParallel()},
+    "cut": {"0": ColwiseParallel(input_layouts=Shard(0)), "2": RowwiseParallel(output_layouts=Shard(0))},
     "columns": {"0": ColwiseParallel(output_layouts=Replicate())},
 }
 

@@ -180,11 +180,12 @@ def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     """Put what acts out devices and libraries in the place of torch's; return what has to be kept alive."""
     from tracer.rehearse.gpu import accelerators, devices, old_types, placement
     from tracer.rehearse.gpu.streams import Streams
-    from tracer.rehearse.peers import sharding, under_ddp
+    from tracer.rehearse.peers import cut_inputs, sharding, under_ddp
     from tracer.rehearse.script import shims
 
     under_ddp.install(session)
     sharding.install(session)
+    cut_inputs.install(session)
     devices.install(Streams(session.tape), session.meter)
     accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
     old_types.install(session.placement)
