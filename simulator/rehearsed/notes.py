@@ -27,6 +27,16 @@ ON_CPU: Final = (
 )
 """What is said of the times of such a script on a machine with GPUs."""
 
+ALONE: Final = (
+    "{n} transfers go to or come from ranks that were not rehearsed ({peers}), so that waiting for them is "
+    "not in the times: rehearse them, too, those of a pipeline with --ranks auto, others by their numbers"
+)
+ONE_SIDE: Final = (
+    "{n} transfers with ranks that were rehearsed ({peers}) have no other side in the steps that are kept, "
+    "so that waiting for them is not in the times: it is in another step, or before the first forward"
+)
+"""What is said of transfers of which one side is nobody's."""
+
 SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
@@ -50,7 +60,7 @@ def notes(
     return [
         *_too_full(rehearsal, machine, tables),
         *_elsewhere(rehearsal, machine),
-        *_missing(joiner),
+        *_missing(joiner, rehearsal.ranks),
         *rehearsal.notes,
         *_told(rehearsal.stated),
         *_unknown(tables, costs),
@@ -78,17 +88,22 @@ def _elsewhere(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
     return [ON_CPU.format(device=machine.device.name)] if is_other else []
 
 
-def _missing(joiner: Joiner) -> list[str]:
-    """Return a sentence about transfers whose other side was not rehearsed."""
-    alone = joiner.alone()
-    if not alone:
-        return []
-    peers = sorted({meeting.peer for _, meeting in alone})
-    shown = ", ".join(map(str, peers[:SHOWN])) + (", ..." if len(peers) > SHOWN else "")
-    words = (
-        f"{len(alone)} transfers go to or come from ranks that were not rehearsed ({shown}), so that waiting"
-    )
-    return [f"{words} for them is not in the times: rehearse with --ranks auto"]
+def _missing(joiner: Joiner, rehearsed: Sequence[int]) -> list[str]:
+    """Return a sentence about transfers whose other side was not *rehearsed*, and one about others."""
+    alone = [meeting.peer for _, meeting in joiner.alone()]
+    strangers = [peer for peer in alone if peer not in rehearsed]
+    found = []
+    if strangers:
+        found.append(ALONE.format(n=len(strangers), peers=_ranks(strangers)))
+    if n := len(alone) - len(strangers):
+        known = _ranks([peer for peer in alone if peer in rehearsed])
+        found.append(ONE_SIDE.format(n=n, peers=known))
+    return found
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = sorted({*ranks})
+    return ", ".join(map(str, listed[:SHOWN])) + (", ..." if len(listed) > SHOWN else "")
 
 
 def _told(stated: Sequence[str]) -> list[str]:

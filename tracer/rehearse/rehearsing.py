@@ -12,6 +12,7 @@ from typing import Any
 
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
+from tracer.rehearse.ranks.chains import acted_chain
 from tracer.rehearse.ranks.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
 from tracer.rehearse.ranks.exported import exported
 from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, script_of
@@ -139,6 +140,7 @@ class _Acted:
         self.outcomes: dict[int, dict[str, Any]] = {}
         self._noted: list[str] = []  # by ranks that others stand for
         self._dealt: list[tuple[int, ...]] = []  # groups whose members tell each other different numbers
+        self._chain: tuple[int, ...] = ()  # stages of a pipeline that the script names nowhere
 
     def all(self, loaded: Loaded) -> Rehearsal:
         """Act out every rank that is asked for, or one of each class: the first, then the others.
@@ -152,6 +154,8 @@ class _Acted:
         last = None if asked.ranks or not asked.samples else asked.world_size - 1
         early = troupe.act(ranks[:1], beside=last, later=ranks[1:])
         self.outcomes = {ranks[0]: early.pop(ranks[0])}
+        if not asked.ranks:
+            self._chain = acted_chain(troupe, self.outcomes, ranks[0], also=early)
         classes = self._classes(ranks[0])
         samples = [] if asked.ranks else list(classes.samples(asked.samples))
         wanted = [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)]
@@ -161,6 +165,8 @@ class _Acted:
             else:
                 troupe.forget(rank)
         self._act(troupe, wanted)
+        if asked.ranks:
+            self._chain = acted_chain(troupe, self.outcomes, ranks[0])
 
         def act(again: Sequence[int]) -> None:
             self.outcomes |= troupe.act(again)
@@ -173,13 +179,14 @@ class _Acted:
             self._act(troupe, [at for at, _ in samples])
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
-        self._act(troupe, [peer for rank in kept for peer in peers_of(rank, groups_of(self.outcomes))])
+        groups = groups_of(self.outcomes, self._chain)
+        self._act(troupe, [peer for rank in kept for peer in peers_of(rank, groups)])
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
 
     def _classes(self, first: int) -> Classes:
         """Return the classes of ranks that *first* has shown: where loads have a shape, also by experts."""
-        groups, dealt = groups_of(self.outcomes), [*self._dealt]
+        groups, dealt = groups_of(self.outcomes, self._chain), [*self._dealt]
         if isinstance(self._load, Loads):
             dealt += [tuple(ranks) for one in self.outcomes.values() for ranks in one["dealt_among"]]
             dealt += [group.ranks for group in groups if group.axis == "ep"]
@@ -226,7 +233,7 @@ class _Acted:
         for rank, stands in samples:
             found = differences(read_rank(self._folder, stands), read_rank(self._folder, rank))
             if found:
-                peers = ", ".join(map(str, peers_of(rank, groups_of(self.outcomes))))
+                peers = ", ".join(map(str, peers_of(rank, groups_of(self.outcomes, self._chain))))
                 itself = f"itself, with its pipeline (ranks {peers})" if peers else "itself"
                 said.append(f"rank {rank} differs from rank {stands}, and stands for {itself}: {found}")
             else:
@@ -242,6 +249,8 @@ class _Acted:
         notes = list(dict.fromkeys(note for one in outcomes.values() for note in one["notes"]))
         notes += [note for note in dict.fromkeys(self._noted) if note not in notes]
         layout = next((one["layout"] for one in outcomes.values() if one["layout"]), None)
+        if layout is None and len(self._chain) == self._asked.world_size:
+            layout = {"pp": len(self._chain)}
         job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
         return Rehearsal(
             world_size=self._asked.world_size,
@@ -250,7 +259,7 @@ class _Acted:
             name=Path(script[0]).stem,
             command=script,
             layout=Layout(**layout) if layout else None,
-            groups=groups_of(self.outcomes),
+            groups=groups_of(self.outcomes, self._chain),
             model=joined_models([one["model"] for one in outcomes.values()]),
             job={
                 **job,

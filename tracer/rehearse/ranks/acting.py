@@ -1,7 +1,7 @@
-"""Processes that act out ranks: one loads torch, and splits itself into one per rank.
+"""Processes that run ranks: one process loads torch and forks a child for each rank.
 
-Loading torch takes longer than most ranks do. It is done once, before anything is known of a rank, and as
-many ranks as there are processors are acted out at a time.
+Loading torch takes longer than running most ranks. It is done once, and as many ranks run at a time as there
+are processors.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from typing import Any, Self
 
 from tracer.rehearse.errors import RehearsalError, UnroutedError
 from tracer.rehearse.ranks.together import MOST_SENDERS
+from traces.rehearsal import RankTables, read_rank
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
 
 
 class Loaded:
-    """The process that loads torch: for one rehearsal, or for several one after the other.
+    """The process that loads torch, for one rehearsal or for several one after the other.
 
-    It has the environment and the folder of the moment in which it starts, which is when it is first needed.
+    It starts when it is first needed, with the environment and the working directory of that moment.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Loaded:
         self.end(at_once=error is not None)
 
     def start(self) -> None:
-        """Start it, if it does not run."""
+        """Start the process unless it runs."""
         if self._process is not None and self._process.poll() is None:
             return
         self.end(at_once=True)
@@ -63,7 +64,7 @@ class Loaded:
         self._lines = os.fdopen(read, encoding="utf-8")
 
     def end(self, *, at_once: bool) -> None:
-        """End it: when its ranks are done, or *at_once* with them."""
+        """End the process when its ranks are done, or *at_once* together with them."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -76,13 +77,13 @@ class Loaded:
         self._log.close()
 
     def ask(self, spec: Mapping[str, Any]) -> None:
-        """Ask it to act out the rank of *spec*."""
+        """Ask the process to run the rank of *spec*."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps(spec).encode() + b"\n")
             self._process.stdin.flush()
 
     def said(self) -> str:
-        """Return the next line that it or a rank says. Raises RehearsalError if it is gone."""
+        """Return the next line from the process or a rank. Raises RehearsalError if it has ended."""
         for line in self._lines:
             return line.rstrip("\n")
         self._log.seek(0)
@@ -95,12 +96,11 @@ class Troupe:
     """The ranks of a rehearsal.
 
     Args:
-        spec: what every rank is told.
-        folder: where they write what they know.
-        tell: told about progress.
-        loaded: the process that acts them out.
-        adds: whether ranks are acted out that nobody has asked for, where one fails for want of what these
-            send it.
+        spec: what every rank needs to know.
+        folder: where ranks write their results.
+        tell: called with progress, in a few words.
+        loaded: the process that runs them.
+        adds: whether ranks that were not asked for are run if another fails without what they send.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class Troupe:
     def act(
         self, ranks: Sequence[int], beside: int | None = None, later: Sequence[int] = ()
     ) -> dict[int, dict[str, Any]]:
-        """Act out *ranks*; return what each of them knows.
+        """Run *ranks*; return the result of each.
 
         Args:
             ranks: those that are needed.
-            beside: one that may be needed later, if a processor would have nothing to do: it is none of the
-                result if it fails.
-            later: ranks that will be asked for: those that one of *ranks* needs are acted out with it.
+            beside: one that may be needed later, run if a processor is free; if it fails, it is left out of
+                the result.
+            later: ranks that will be asked for later: those that one of *ranks* needs are run with it.
 
         Raises:
-            RehearsalError: one of *ranks* cannot be acted out.
+            RehearsalError: one of *ranks* cannot be rehearsed.
         """
         has_room, under_way = len(ranks) < self._n_at_once, set[int]()
         try:
@@ -198,8 +198,17 @@ class Troupe:
                 return int(rank), int(words)
             self._tell(f"rank {rank}: {words}")
 
+    @property
+    def world_size(self) -> int:
+        """Ranks of the world."""
+        return int(self._spec["world_size"])
+
+    def tables(self, rank: int) -> RankTables:
+        """Return what *rank* did, which has been acted out."""
+        return read_rank(self._folder, rank)
+
     def forget(self, rank: int) -> None:
-        """Take away what *rank* has told of itself, also to other ranks."""
+        """Delete the files of *rank*, including what it sent to other ranks."""
         self._told_by(rank).unlink(missing_ok=True)
         stages_of(self._folder, rank).unlink(missing_ok=True)
         letters_of(self._folder, rank).unlink(missing_ok=True)
@@ -236,12 +245,12 @@ class Troupe:
 
 
 def stages_of(folder: Path, rank: int) -> Path:
-    """Return the file in which *rank* leaves what its stages of a pipeline send, for other ranks."""
+    """Return the file in which *rank* writes what its pipeline stages send, for other ranks to read."""
     return folder / f"stages-{rank:05d}.pickle"
 
 
 def letters_of(folder: Path, rank: int) -> Path:
-    """Return the file in which *rank* leaves what it has told other ranks (``letters.Letters``)."""
+    """Return the file in which *rank* writes what it sends to other ranks (``letters.Letters``)."""
     return folder / f"letters-{rank:05d}.pickle"
 
 

@@ -1,4 +1,4 @@
-"""Which ranks of a world behave alike, by the groups that a run has shown, and whether they do."""
+"""Which ranks of a world behave alike, derived from their process groups, and checks whether they do."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SHOWN = 3
 
 
 class Line:
-    """The group of one rank, to which those of others are alike.
+    """The group of one rank, of which the groups of other ranks are copies.
 
     Args:
-        groups: ranks of each group that is known.
+        groups: ranks of each known group.
         first: the rank whose group it is.
 
     Attributes:
-        ranks: of the longest group that *first* is in, in order; itself if there is none.
+        ranks: ranks of the longest group that *first* is in, in order; only *first* if there is none.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]], first: int) -> None:
@@ -33,9 +33,9 @@ class Line:
     def place(self, rank: int) -> int:
         """Return the place of *rank* in its group.
 
-        Groups that are not known are taken to be cut like the one that is: its ranks come at even
-        distances, and the next such groups fill the gaps, then follow. Of one with other distances, ranks
-        between two neighbours belong to the first of them.
+        Unknown groups are assumed to be laid out like the known one: its ranks are evenly spaced, and the
+        next such groups fill the gaps, then follow. If they are not evenly spaced, ranks between two
+        neighbours belong to the first of them.
         """
         if rank in self._places:
             return self._places[rank]
@@ -47,17 +47,17 @@ class Line:
 
 
 class Classes:
-    """Classes of ranks: those at the same place of a pipeline, with the same experts, are one.
+    """Classes of ranks: ranks at the same stage of a pipeline, with the same experts, form one class.
 
     Args:
         world_size: ranks of the world.
-        groups: process groups that the first rank has shown.
-        first: the rank that has shown them.
-        dealt: ranks of groups over which experts of unlike loads are dealt out; none where loads are alike.
+        groups: process groups that the first rank has used.
+        first: that rank.
+        dealt: ranks of groups over which experts of unequal loads are spread; empty if loads are equal.
 
     Attributes:
-        pipeline: the ranks of the first one's pipeline, in order; itself if there is none.
-        members: a rank of each class: those of the pipeline, each with the ranks that have the other experts.
+        pipeline: the ranks of the pipeline of *first*, in order; only *first* if there is none.
+        members: one rank of each class: those of the pipeline, and for each the ranks with the other experts.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Classes:
         self.members = tuple(rank for rank in shifted if 0 <= rank < world_size)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Return the places of *rank* in its pipeline, and among those over which experts are dealt out."""
+        """Return the place of *rank* in its pipeline, and among the ranks over which experts are spread."""
         return self._stages.place(rank), self._experts.place(rank)
 
     def representatives(self, acted: Sequence[int]) -> list[int]:
-        """Return for every rank the one of *acted* that stands for it: of its place, or else the nearest."""
+        """Return for every rank the one of *acted* that represents it: one at its place, else the nearest."""
         of_place: dict[tuple[int, int], int] = {}
         for rank in acted:
             of_place.setdefault(self.place(rank), rank)
@@ -91,7 +91,7 @@ class Classes:
         return found
 
     def samples(self, n: int) -> Iterator[tuple[int, int]]:
-        """Yield ranks that others stand for, the last of a class each, and who stands for them."""
+        """Yield represented ranks, the last one of each class, with the rank that represents them."""
         stands = self.representatives(self.members)
         for representative in [*dict.fromkeys((self.members[0], self.members[-1]))][:n]:
             members = [rank for rank, other in enumerate(stands) if other == representative != rank]
@@ -99,23 +99,29 @@ class Classes:
                 yield members[-1], representative
 
 
-def groups_of(outcomes: Mapping[int, Mapping[str, Any]]) -> tuple[Group, ...]:
-    """Return every group that ranks of which these are the *outcomes* have shown, once."""
+def groups_of(outcomes: Mapping[int, Mapping[str, Any]], chain: Sequence[int] = ()) -> tuple[Group, ...]:
+    """Return every group that ranks of which these are the *outcomes* have shown, once.
+
+    Ranks of a *chain*, which hand results on by hand, are one more, as stages of a pipeline.
+    """
     found: dict[int, Group] = {}
     for outcome in outcomes.values():
         for one in outcome["groups"]:
             found.setdefault(one["id"], Group(id=one["id"], axis=one["axis"], ranks=tuple(one["ranks"])))
+    if chain:
+        number = max(found, default=-1) + 1
+        found[number] = Group(id=number, axis="pp", ranks=tuple(chain))
     return tuple(found[number] for number in sorted(found))
 
 
 def peers_of(rank: int, groups: Sequence[Group]) -> list[int]:
-    """Return the other ranks of the pipeline of *rank*: it waits for them, and they for it."""
+    """Return the other ranks of the pipeline of *rank*."""
     line = Line([group.ranks for group in groups if group.axis == "pp"], rank)
     return [other for other in line.ranks if other != rank]
 
 
 def shapes_that_differ(outcomes: Mapping[int, Mapping[str, Any]], only: int | None = None) -> list[str]:
-    """Return a sentence for each stage, of the rank *only* if given, that got what is not sent to it."""
+    """Return a sentence for each stage, of the rank *only* if given, that received what is not sent to it."""
     sent = {stage: shape for one in outcomes.values() for stage, shape in one["sent"].items()}
     return [
         f"stage {stage} was given {taken} as its input, but stage {int(stage) - 1} sends {sent[before]}"
@@ -127,9 +133,9 @@ def shapes_that_differ(outcomes: Mapping[int, Mapping[str, Any]], only: int | No
 
 
 def differences(one: RankTables, other: RankTables) -> str:
-    """Return in what two ranks differ, in words; empty if they do the same work and communication.
+    """Return how two ranks differ, in words; empty if they do the same work and communication.
 
-    Groups and peers are others by nature; kinds, sizes and numbers are held against each other.
+    Groups and peers always differ; kinds, sizes and counts are compared.
     """
     ours, theirs = _counted(one), _counted(other)
     found = [
