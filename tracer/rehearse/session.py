@@ -19,6 +19,7 @@ from tracer.inputs import input_of, tensors_inside
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.events.lane import IssueLane
+from tracer.rehearse.events.rounds import Rounds
 from tracer.rehearse.events.tape import Tape
 from tracer.rehearse.gpu.fused import Fused
 from tracer.rehearse.gpu.host import Host
@@ -90,6 +91,7 @@ class RehearsalSession(Training[IssueLane]):
         self.memory, self.meter = Memory(self._allocated), Meter()
         self.host, self.placement, self.fused = Host(self), Placement(self), Fused(self)
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
+        self.rounds = Rounds(self)
         self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
@@ -160,6 +162,7 @@ class RehearsalSession(Training[IssueLane]):
     def step_ended(self) -> None:
         """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
         self.failures.step_ended()
+        self.rounds.step_ended()
         self.by_step[self.position.step - 1] = self.forwards
         is_long = self.tape.n_events - self.tape.n_repeated > LONG_STEP and self.job.get("sharding") != "ddp"
         if self.position.step == 1 and self.warmup == 1 and is_long:

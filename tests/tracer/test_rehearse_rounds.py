@@ -1,0 +1,56 @@
+"""Steps that are not alike: what a step that warms up does, and those that are kept do not, is said."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.events.rounds import UNLIKE
+from tracer.rehearse.rehearsing import Asked
+
+pytest.importorskip("torch")
+
+EVERY, N_GENERATED = 3, 12
+
+SCRIPT = f"""
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(8):
+    rows = torch.randn(4, 64, device="cuda", requires_grad=True)
+    if step % {EVERY} == 0:
+        with torch.no_grad():
+            for _ in range({N_GENERATED}):
+                model(rows)
+    model(rows).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def _ratio(kept: int, rounds: int) -> float:
+    """Return what the first step has over a mean of steps: three products each, more where it generates."""
+    return (3 + N_GENERATED) / (3 + N_GENERATED * rounds / kept)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "said"),
+    [
+        (0, 1, ""),
+        (1, 1, UNLIKE.format(step=0, ratio=_ratio(1, 0), kept="step 1")),
+        (1, 2, UNLIKE.format(step=0, ratio=_ratio(2, 0), kept="each of steps 1 to 2")),
+        (1, 3, UNLIKE.format(step=0, ratio=_ratio(3, 1), kept="each of steps 1 to 3")),
+        (3, 1, ""),
+    ],
+)
+def test_a_step_before_that_did_more_is_said(tmp_path: Path, warmup: int, steps: int, said: str) -> None:
+    """It generates in every third step: one round of three has a third of that."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    found = rehearse(
+        Asked(command=(str(script),), world_size=1, warmup=warmup, steps=steps), tmp_path / "run"
+    )
+    assert [note for note in found.notes if note.startswith("steps are not alike")] == (
+        [said] if said else []
+    )
