@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -43,6 +45,16 @@ UNALIGNED_SHARE: Final = 0.4
 wide took about 15 ms per layer and micro-batch longer than with 104 to 224: 8 of 19.5 TFLOP/s on A100.
 """
 
+
+UNALIGNED: Final = "unaligned"
+"""``Op.kernel`` of a plain product of which rows of a matrix are not aligned."""
+
+UNALIGNED_FLOPS_PER_S: Final = 0.7e12
+"""What a processor computes of such a product in 16 bit at most, as elements are loaded one by one.
+
+GPT-2 with 50257 tokens against 50304, in eager mode on A100 (rasbt/LLMs-from-scratch fa5348d, ch05/10: steps 7 to
+9 of its README): 0.68. Squares of 2055 to 2073 on RTX 4090, 107 to 116 TFLOP/s (pytorch/pytorch issue 181718): 0.87.
+"""
 
 TORCH_GROUPED_SHARE: Final = 0.71
 """Rate of ``torch._grouped_mm`` over that of one product of as many rows.
@@ -107,13 +119,33 @@ def gemm_s(op: Op, device: Device) -> float:
         busy /= TORCH_GROUPED_SHARE
     elif op.grouped and op.batch > 1:
         busy = op.batch * max(busy / op.batch + MEMBER_S, SPACING_S)
+    elif op.kernel == UNALIGNED:
+        busy = max(busy, op.flops / unaligned_rate(op, device))
     return busy + op.count * device.gemm_latency_s
 
 
 def _grouped_convolution_s(op: Op, device: Device) -> float:
-    """Return the time of a convolution by groups: the faster of products by group and of a direct kernel."""
-    by_products = roofline_s(op, device) if device.gemm_tiles is None else _tiled_s(device, op)
-    return min(by_products, direct_s(op, device)) + op.count * device.gemm_latency_s
+    """Return the time of a convolution by groups: the faster of products by group and of a direct kernel.
+
+    A product may take several narrow groups at once, as wide as the narrowest tile: outside of their own
+    channels it multiplies zeros.
+    """
+    tiles = device.gemm_tiles
+    if tiles is None:
+        return min(roofline_s(op, device), direct_s(op, device)) + op.count * device.gemm_latency_s
+    narrowest = min(columns for _, columns in tiles.tiles)
+    joined = [n for n in range(1, op.batch + 1) if op.batch % n == 0 and (n == 1 or n * op.n <= narrowest)]
+    products = [replace(op, n=n * op.n, k=n * op.k, batch=op.batch // n) for n in joined]
+    busy_s = min(*(_tiled_s(device, product) for product in products), direct_s(op, device))
+    return busy_s + op.count * device.gemm_latency_s
+
+
+def unaligned_rate(op: Op, device: Device) -> float:
+    """Return the FLOP/s that loads of single elements can feed tensor cores with; plain cores are not held up."""
+    tiles = device.gemm_tiles
+    if tiles is None or op.dtype == "fp32":
+        return math.inf
+    return UNALIGNED_FLOPS_PER_S * tiles.processors * device.peak(op.dtype) / device.peak("bf16")
 
 
 def is_unaligned(op: Op) -> bool:

@@ -62,6 +62,17 @@ def test_wide_groups_run_as_products_and_are_never_slower_than_without_tensor_co
     assert rates == sorted(rates, reverse=True)
 
 
+def test_narrow_groups_are_multiplied_several_at_once() -> None:
+    """No longer than as fewer, wider groups that hold zeros beside their own channels."""
+    compute = ComputeModel(load_device("rtx-3090"), "fp16")
+    narrow = convolution(64)  # 4 channels each
+    for joined in (2, 4, 8):
+        wide = replace(narrow, n=4 * joined, k=4 * joined * TAPS, batch=64 // joined, kernel="")
+        assert compute.op_s(narrow) <= compute.op_s(wide) + 1e-12
+    eight = replace(narrow, n=32, k=32 * TAPS, batch=8, kernel="")
+    assert compute.op_s(narrow) == pytest.approx(compute.op_s(eight))
+
+
 def _row(dtype: str) -> dict[str, Any]:
     empty = {field.name: 0 for field in WORKS}
     texts = {"name": CONVERSION, "kind": "memory", "shapes": "", "dtype": dtype, "along": "", "rows": []}

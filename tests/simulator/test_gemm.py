@@ -130,7 +130,7 @@ def test_measured_products_are_met(name: str, shape: tuple[int, int, int], measu
     assert seconds * 1e6 == pytest.approx(measured_us, rel=0.12)
 
 
-@pytest.mark.parametrize(("field", "value"), [("efficiency", 1.2), ("wave_overlap", 2.0), ("tiles", ())])
+@pytest.mark.parametrize(("field", "value"), [("efficiency", 1.3), ("wave_overlap", 2.0), ("tiles", ())])
 def test_impossible_tiles_are_refused(field: str, value: object) -> None:
     with pytest.raises(CatalogError, match="tiles"):
         replace(TILES, **{field: value})  # type: ignore[arg-type]
