@@ -54,6 +54,15 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 TORCH = """
+import functools
+
+def logged(function):
+    @functools.wraps(function)
+    def logging(*args, **kwargs):
+        events.append("logs")
+        return function(*args, **kwargs)
+    return logging
+
 def init_process_group(backend, *, rank=-1):
     'Join a group.'
     events.append(f"joins {backend} {rank}")
@@ -91,6 +100,31 @@ def test_a_function_that_is_led_looks_and_does_as_before(events: list[str]) -> N
     assert module.init_process_group.__doc__ == "Join a group."
     module.init_process_group("nccl")  # with the defaults of its keywords
     assert events == ["joins nccl -1"]
+
+
+def test_what_decorates_a_function_stays_around_it(events: list[str], tmp_path: Path) -> None:
+    """As torch's loggers of errors and times are around ``init_process_group``."""
+    module = torch_like(events)
+    module.init_process_group = module.logged(module.init_process_group)
+    with_group.expect(Recorded(events, tmp_path), module)  # type: ignore[arg-type]
+    module.init_process_group("gloo")
+    assert events[:3] == ["logs", "joins gloo -1", "begins"]
+
+
+def test_a_group_is_joined_where_ranks_of_an_earlier_one_do_not_wait(
+    events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``Meeting``, which waits until the store of that group has gone."""
+
+    def join(function: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        events.append("waits")
+        function(*args, **kwargs)
+
+    module = torch_like(events)
+    monkeypatch.setattr(with_group, "_meeting", SimpleNamespace(join=join))
+    with_group.follow(module)
+    module.init_process_group("gloo")
+    assert events == ["waits", "joins gloo -1"]
 
 
 def test_functions_are_led_once(events: list[str], tmp_path: Path) -> None:
