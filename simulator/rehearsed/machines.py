@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from simulator.errors import ConfigError, JobError, SimulationError
 from simulator.goodput.training import parse_count
+from simulator.rehearsed.notes import elsewhere
 from simulator.rehearsed.run import simulate_rehearsal
 from simulator.search.what_if import half_as_fast
 from simulator.simulate import Progress
@@ -41,7 +42,7 @@ def compared_machines(
     """Return what ``foretrace search --rehearsal`` says: one row per machine, best first.
 
     A machine that the script does not fit into comes after all that it fits into; one that cannot be timed is
-    in ``left_out``, with the reason.
+    in ``left_out``, with the reason. ``warnings`` are sentences about the times of all.
 
     Args:
         path: run directory with the rehearsal.
@@ -58,7 +59,8 @@ def compared_machines(
         JobError: no machine can run it.
     """
     tell = progress or (lambda _: None)
-    n_ranks = read_rehearsal(path).world_size
+    rehearsal = read_rehearsal(path)
+    n_ranks, timed = rehearsal.world_size, list[Cluster]()
     rows: list[dict[str, Any]] = []
     left_out: list[str] = []
     for name in dict.fromkeys(clusters):
@@ -70,6 +72,7 @@ def compared_machines(
             except (SimulationError, TopologyError) as error:
                 left_out.append(f"{name}: {error}")
                 continue
+            timed.append(cluster)
             rows.append({"cluster": cluster.name, "gpus": n_ranks, "links": kind} | _row(summary or {}))
             rows[-1] |= _cost(rows[-1], cluster, price, tokens)
     if not rows:
@@ -79,7 +82,7 @@ def compared_machines(
     key = "usd_per_1b_tokens" if by == "cost" else "step_time_s"
     rows.sort(key=lambda row: (not row["fits"], row[key], row["cluster"]))
     found: dict[str, Any] = json.loads(json.dumps({"rehearsal": str(path), "machines": rows}))
-    return {**found, "left_out": left_out}
+    return {**found, "left_out": left_out, "warnings": elsewhere(rehearsal, timed)}
 
 
 def _given(cluster: Cluster, n_gpus: int) -> Cluster:

@@ -59,7 +59,7 @@ def notes(
     """
     return [
         *_too_full(rehearsal, machine, tables),
-        *_elsewhere(rehearsal, machine),
+        *elsewhere(rehearsal, [machine]),
         *_missing(joiner, rehearsal.ranks),
         *rehearsal.notes,
         *_told(rehearsal.stated),
@@ -82,10 +82,11 @@ def _too_full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankT
     return [f"{which}: {format_bytes(full[0]['peak_bytes'])} of {format_bytes(limit)}; largest: {words}"]
 
 
-def _elsewhere(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
-    """Return a sentence about a script for CPUs that is timed on GPUs."""
-    is_other = rehearsal.job.get("device") == "cpu" and machine.device.kind != "cpu"
-    return [ON_CPU.format(device=machine.device.name)] if is_other else []
+def elsewhere(rehearsal: Rehearsal, machines: Sequence[Cluster]) -> list[str]:
+    """Return a sentence about a script for CPUs that is timed on *machines* with other devices."""
+    others = [machine.device.name for machine in machines if machine.device.kind != "cpu"]
+    is_for_cpus = rehearsal.job.get("device") == "cpu"
+    return [ON_CPU.format(device=", ".join(dict.fromkeys(others)))] if others and is_for_cpus else []
 
 
 def _missing(joiner: Joiner, rehearsed: Sequence[int]) -> list[str]:

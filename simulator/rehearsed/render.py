@@ -47,5 +47,7 @@ def show_machines(said: Mapping[str, Any]) -> None:
             *(amount(row[one]) for one in costs),
         )
     console.print(table)
+    for sentence in said["warnings"]:
+        console.print(f"[yellow]![/] {escape(sentence)}", highlight=False)
     for sentence in said["left_out"]:
         console.print(f"left out: {sentence}", markup=False)

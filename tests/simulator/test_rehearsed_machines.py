@@ -13,6 +13,7 @@ import foretrace
 from simulator.errors import ConfigError, JobError
 from simulator.rehearsed.cli import time_and_show, timed
 from simulator.rehearsed.machines import LINKS, compared_machines
+from simulator.rehearsed.notes import ON_CPU
 from simulator.simulate import Simulation
 from traces.layout import Group, Layout
 from traces.rehearsal import (
@@ -176,3 +177,13 @@ def test_the_verb_prints_a_table_or_one_object(rehearsed: Path) -> None:
     missing = _asked("--cluster", "dgx-h100")
     assert missing.exit_code == 2
     assert "--model" in missing.output
+
+
+@pytest.mark.parametrize("device", ["cpu", ""])
+def test_a_script_for_cpus_is_ranked_with_a_warning(rehearsed: Path, device: str) -> None:
+    """One sentence for all machines, which names their GPUs; none about a script for GPUs."""
+    found = read_rehearsal(rehearsed)
+    job = {**found.job, "device": device} if device else found.job
+    write_rehearsal(rehearsed / "rehearsal", replace(found, job=job))
+    said = compared_machines(rehearsed, ["dgx-h100", "dgx-a100"], links=tuple(LINKS))["warnings"]
+    assert said == ([ON_CPU.format(device="h100-sxm, a100-80gb")] if device else [])

@@ -85,3 +85,31 @@ def test_where_one_training_follows_another_that_is_said(tmp_path: Path, of_ddp:
     assert (NEXT.format(next=3) in found.notes) == (of_ddp == 2)
     assert (FIRST.format(step=1, next=2) in found.notes) == (of_ddp == 1)
     assert (found.job["sharding"] == "fsdp") == (kept == "Large")
+
+
+TEACHER = """
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+teacher = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 16)).cuda()
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 16).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    rows = torch.randn(4, 8, device="cuda")
+    with torch.no_grad():
+        wanted = teacher(rows)
+    (model(rows) - wanted).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_model_that_trains_is_described_not_one_that_teaches_it(tmp_path: Path) -> None:
+    """Also where the teacher is called first, which trains in no step."""
+    (tmp_path / "train.py").write_text(TEACHER)
+    asked = Asked(command=(str(tmp_path / "train.py"),), world_size=2, ranks=(0,), samples=0)
+    found = rehearse(asked, tmp_path / "run")
+    assert found.model is not None
+    assert (found.model["name"], found.model["n_params"]) == ("Linear", 16 * 9)
+    assert found.job["sharding"] == "ddp"
+    assert not any(note.startswith(BEFORE.partition(":")[0]) for note in found.notes)
