@@ -38,9 +38,9 @@ def _ratio(kept: int, rounds: int) -> float:
     ("warmup", "steps", "said"),
     [
         (0, 1, ""),
-        (1, 1, UNLIKE.format(step=0, ratio=_ratio(1, 0), kept="step 1")),
-        (1, 2, UNLIKE.format(step=0, ratio=_ratio(2, 0), kept="each of steps 1 to 2")),
-        (1, 3, UNLIKE.format(step=0, ratio=_ratio(3, 1), kept="each of steps 1 to 3")),
+        (1, 1, UNLIKE.format(step=0, ratio=_ratio(1, 0), what="FLOPs", kept="step 1")),
+        (1, 2, UNLIKE.format(step=0, ratio=_ratio(2, 0), what="FLOPs", kept="each of steps 1 to 2")),
+        (1, 3, UNLIKE.format(step=0, ratio=_ratio(3, 1), what="FLOPs", kept="each of steps 1 to 3")),
         (3, 1, ""),
     ],
 )
@@ -54,3 +54,13 @@ def test_a_step_before_that_did_more_is_said(tmp_path: Path, warmup: int, steps:
     assert [note for note in found.notes if note.startswith("steps are not alike")] == (
         [said] if said else []
     )
+
+
+def test_many_small_operations_count_too(tmp_path: Path) -> None:
+    """Tokens that are generated one by one have few FLOPs, and launch as much as a batch each."""
+    script = tmp_path / "train.py"
+    one_by_one = SCRIPT.replace("model(rows)\n    model", "model(rows[:1])\n    model")
+    script.write_text(one_by_one.replace(f"range({N_GENERATED})", f"range({N_GENERATED - 1})"))
+    found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run")
+    (said,) = [note for note in found.notes if note.startswith("steps are not alike")]
+    assert "times the operations of step 1" in said

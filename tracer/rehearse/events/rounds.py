@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 ALIKE: Final = 2.0
 """Below so many times the FLOPs of another a step is like it: evaluations differ, and lengths of batches."""
 
+FLOPS: Final = "FLOPs"
+LAUNCHES: Final = "operations"
+"""What is counted of a step: texts are generated token by token, with few FLOPs for many operations."""
+
 UNLIKE: Final = (
-    "steps are not alike: step {step}, not in the answer, has {ratio:.2g} times the FLOPs of {kept}: "
+    "steps are not alike: step {step}, not in the answer, has {ratio:.2g} times the {what} of {kept}: "
     "where the script does other work now and then, as generation, keep whole rounds (--warmup, --steps)"
 )
 """What is said of a step before those that are kept."""
@@ -34,28 +38,32 @@ class Rounds:
 
     def __init__(self, session: RehearsalSession) -> None:
         self._session = session
-        self._flops: dict[int, int] = {}
+        self._counted: dict[int, dict[str, int]] = {}
 
     def step_ended(self) -> None:
         """A step is over, and still written down; after the last one it is said whether they are alike."""
         session = self._session
         step, first = session.position.step - 1, session.warmup
-        self._flops[step] = self._of(step)
-        kept = [flops for at, flops in self._flops.items() if at >= first]
-        before = {at: flops for at, flops in self._flops.items() if at < first}
-        mean = sum(kept) / max(len(kept), 1)
-        if len(kept) < session.n_steps or not before or not mean:
+        self._counted[step] = self._of(step)
+        kept = [counted for at, counted in self._counted.items() if at >= first]
+        before = [at for at in self._counted if at < first]
+        if len(kept) < session.n_steps or not before:
             return
-        most = max(before, key=before.__getitem__)
-        ratio = before[most] / mean
-        if ratio >= ALIKE:
-            which = f"step {first}" if len(kept) == 1 else f"each of steps {first} to {step}"
-            session.warn(UNLIKE.format(step=most, ratio=ratio, kept=which))
+        which = f"step {first}" if len(kept) == 1 else f"each of steps {first} to {step}"
+        for what in (FLOPS, LAUNCHES):
+            most = max(before, key=lambda at: self._counted[at][what])
+            mean = sum(counted[what] for counted in kept) / len(kept)
+            if mean and self._counted[most][what] >= ALIKE * mean:
+                ratio = self._counted[most][what] / mean
+                session.warn(UNLIKE.format(step=most, ratio=ratio, what=what, kept=which))
+                return
 
-    def _of(self, step: int) -> int:
-        """Return the FLOPs of *step*, which is written down."""
+    def _of(self, step: int) -> dict[str, int]:
+        """Return what is counted of *step*, which is written down: of its operations, those of no optimizer."""
         tables = self._session.tape.tables()
         what, items, places = (tables.events[name].to_numpy() for name in ("what", "item", "place"))
         steps = np.array(tables.places["step"].to_pylist(), np.int64)
-        mine = items[(what == WHAT.index("op")) & (steps[places] == step)]
-        return int(tables.works["flops"].to_numpy()[mine].sum())
+        is_own = np.array([kind != "optimizer" for kind in tables.places["kind"].to_pylist()], np.bool_)
+        mine = (what == WHAT.index("op")) & (steps[places] == step)
+        flops = tables.works["flops"].to_numpy()[items[mine]].sum()
+        return {FLOPS: int(flops), LAUNCHES: int((mine & is_own[places]).sum())}
