@@ -59,7 +59,7 @@ class Rounds:
                 return
 
     def _of(self, step: int) -> dict[str, int]:
-        """Return what is counted of *step*, which is written down: of its operations, those of no optimizer."""
+        """Return what is counted of *step*, which is written down: its operations without its optimizer."""
         tables = self._session.tape.tables()
         what, items, places = (tables.events[name].to_numpy() for name in ("what", "item", "place"))
         steps = np.array(tables.places["step"].to_pylist(), np.int64)
