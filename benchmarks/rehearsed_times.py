@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from traces.report.format import format_share
+
 TABLE: Final = Path(__file__).parent / "tables" / "rehearsed_times.toml"
 SCRIPTS: Final = Path(__file__).parent / "rehearsed"
 BYTES_PER_GB: Final = 1e9
@@ -78,7 +80,7 @@ def rehearsed(row: Row, scripts: Path, cluster: str) -> dict[str, Any] | str:
 def line(row: Row, found: Mapping[str, Any]) -> str:
     """Return the comparison of one row."""
     predicted, measured = found["step_time_s"], row["measured_step_s"]
-    mfu = f"{100 * found['mfu']:.0f} %" if found["mfu"] else "-"
+    mfu = format_share(found["mfu"], ".0f") if found["mfu"] else "-"
     return (
         f"{row['name']:38} {1e3 * measured:9.1f} {1e3 * predicted:9.1f} {predicted / measured:6.2f}"
         f" {mfu:>6} {found['peak_memory_bytes'] / BYTES_PER_GB:7.1f}  {row['basis']} {row.get('half', '')}"
@@ -94,7 +96,7 @@ def summary(compared: Sequence[Compared]) -> list[str]:
     groups.pop("", None)
     groups["all"] = [error for _, error in compared]
     return [
-        f"{name:38} {len(errors):3} rows, median |ln ratio| {100 * median(map(abs, errors)):5.1f} %,"
+        f"{name:38} {len(errors):3} rows, median |ln ratio| {format_share(median(map(abs, errors)), '5.1f')},"
         f" median ratio {math.exp(median(errors)):.2f}"
         for name, errors in groups.items()
     ]

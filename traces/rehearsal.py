@@ -57,6 +57,10 @@ CONVERSION: Final = "cudnn.nchw_to_nhwc"
 """Name of the work that copies tensors of a convolution into the layout of tensor cores and back, where a GPU
 has them for its type."""
 
+ALIGNED_BYTES: Final = 16
+"""What tensor cores are fed with at once: rows of matrices have to begin at multiples of it (Tensor Core
+requirements in NVIDIA's Matrix Multiplication Background User's Guide, DU-09799-001, section 2.2)."""
+
 WORKS: Final = pa.schema(
     [
         pa.field("name", pa.string(), nullable=False),  # operator, e.g. aten.mm
@@ -79,6 +83,7 @@ WORKS: Final = pa.schema(
         pa.field(
             "along", pa.string(), nullable=False
         ),  # m, n or k, that rows are of; empty: rows are unknown
+        pa.field("aligned", pa.bool_(), nullable=False),  # False: a product whose rows are not at 16 bytes
     ]
 )
 """The distinct operations of a rank."""
@@ -126,7 +131,7 @@ class RankTables(NamedTuple):
 _SCHEMAS: Final = (EVENTS, WORKS, MESSAGES, PLACES)
 
 _ADDED: Final[Mapping[str, Any]] = {
-    "trains": True, "rows": [], "along": "", "sent_bytes": [], "received_bytes": [],
+    "trains": True, "rows": [], "along": "", "aligned": True, "sent_bytes": [], "received_bytes": [],
 }  # fmt: skip
 """Columns that came later, and what those files have that are without them."""
 

@@ -52,8 +52,9 @@ UNALIGNED: Final = "unaligned"
 UNALIGNED_FLOPS_PER_S: Final = 0.7e12
 """What a processor computes of such a product in 16 bit at most, as elements are loaded one by one.
 
-GPT-2 with 50257 tokens against 50304, in eager mode on A100 (rasbt/LLMs-from-scratch fa5348d, ch05/10: steps 7 to
-9 of its README): 0.68. Squares of 2055 to 2073 on RTX 4090, 107 to 116 TFLOP/s (pytorch/pytorch issue 181718): 0.87.
+GPT-2 with 50257 tokens against 50304, in eager mode on A100: 0.68 (steps 7 to 9 of the README of ch05/10 of
+rasbt/LLMs-from-scratch fa5348d). Squares of 2055 to 2073 on RTX 4090, 107 to 116 TFLOP/s: 0.87
+(pytorch/pytorch issue 181718).
 """
 
 TORCH_GROUPED_SHARE: Final = 0.71
@@ -78,8 +79,12 @@ def clock_of(op: Op, device: Device) -> float:
     """Return the clock of *op* under lasting load over that in a burst.
 
     Power lowers the clock of processors that are busy; those that wait for operands need less of it. So the
-    lower of the two shares counts, not their product.
+    lower of the two shares counts, not their product. Plain fp32 units of a GPU draw less than its tensor
+    cores: GPT-2 in fp32 takes 1.00 s for 16 x 1024 tokens and 0.62 s for 8 x 1024 on A100 (rows in
+    benchmarks/tables/rehearsed_times.toml), 14 and 11 % less than with the clock of tensor cores.
     """
+    if op.dtype == "fp32" and device.kind == "gpu":
+        return 1.0
     return min(1.0, device.sustained_clock_fraction / _fed_share(op, device))
 
 
@@ -141,11 +146,11 @@ def _grouped_convolution_s(op: Op, device: Device) -> float:
 
 
 def unaligned_rate(op: Op, device: Device) -> float:
-    """Return the FLOP/s that loads of single elements can feed tensor cores with; plain cores are not held up."""
+    """Return the FLOP/s that loads of single elements can feed tensor cores with, infinite for plain ones."""
     tiles = device.gemm_tiles
     if tiles is None or op.dtype == "fp32":
         return math.inf
-    return UNALIGNED_FLOPS_PER_S * tiles.processors * device.peak(op.dtype) / device.peak("bf16")
+    return UNALIGNED_FLOPS_PER_S * tiles.processors * DTYPE_BYTES["bf16"] / DTYPE_BYTES[op.dtype]
 
 
 def is_unaligned(op: Op) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, STATE_BYTES
 from simulator.compute.convolution import CONVOLUTION
+from simulator.compute.gemm import UNALIGNED
 from simulator.compute.timing import ComputeModel
 from simulator.engine.slowdown import MILLION
 from simulator.errors import JobError
@@ -78,7 +79,6 @@ def op_of(row: Mapping[str, Any], device: Device) -> Op:
     name = row["name"]
     prefix = next((new for old, new in PREFIXES.items() if name.startswith(old)), "")
     dtype = _type_on(device, row["dtype"]) if row["dtype"] in DTYPE_BYTES else "fp32"
-    is_attention = row["kind"].startswith("attention")
     return Op(
         name=prefix + name,
         kind=row["kind"],
@@ -93,7 +93,7 @@ def op_of(row: Mapping[str, Any], device: Device) -> Op:
         grouped="grouped" in name,
         v_dim=row["v_dim"],
         causal=row["causal"],
-        kernel=_kernel(name, device) if is_attention or "grouped" in name or name in CONVOLUTIONS else "",
+        kernel=_kernel(row, device),
         rows=tuple(row["rows"] or ()),
         along=row["along"] or "",
     )
@@ -104,13 +104,15 @@ def _type_on(device: Device, dtype: str) -> str:
     return "fp32" if dtype == "tf32" and dtype not in device.peak_flops_per_s else dtype
 
 
-def _kernel(name: str, device: Device) -> str:
-    """Return how a product by groups runs, or attention."""
-    if name in CONVOLUTIONS:
+def _kernel(row: Mapping[str, Any], device: Device) -> str:
+    """Return how a product runs that is by groups or not aligned, or attention; empty for all else."""
+    if row["name"] in CONVOLUTIONS:
         return CONVOLUTION
-    if "grouped" in name:
+    if "grouped" in row["name"]:
         return "torch"
-    return ATTENTION_KERNEL if ATTENTION_KERNEL in device.attention_kernels else ""
+    if row["kind"].startswith("attention") and ATTENTION_KERNEL in device.attention_kernels:
+        return ATTENTION_KERNEL
+    return "" if row["aligned"] else UNALIGNED
 
 
 def priced(works: pa.Table, compute: ComputeModel, sharing: int = 1) -> Priced:

@@ -53,7 +53,7 @@ def work(**changes: Any) -> dict[str, Any]:
         "k": SIDE,
     }
     sizes = {"flops": 2 * SIDE**3, "bytes_moved": 6 * SIDE**2, "batch": 1, "v_dim": 0}
-    even = {"rows": (), "along": ""}
+    even = {"rows": (), "along": "", "aligned": True}
     return {**product, **sizes, **even, "causal": False, "kernels": 1, "is_known": True, **changes}
 
 

@@ -58,9 +58,10 @@ def test_a_thin_product_is_bound_by_memory() -> None:
     assert seconds == pytest.approx((8192**2 + 2 * 8192) * 2 / 5e11 + 4e-6)
 
 
-def test_a_product_in_fp32_uses_its_own_peak() -> None:
+def test_a_product_in_fp32_uses_its_own_peak_at_full_clock() -> None:
+    """Plain units draw less power than tensor cores, for which the clock is lowered to 0.9."""
     op = gemm("x", 8192, 8192, 8192, "fp32")
-    assert model().op_s(op) == pytest.approx(2 * 8192**3 / (0.8 * 1e14 * 0.9) + 4e-6)
+    assert model().op_s(op) == pytest.approx(2 * 8192**3 / (0.8 * 1e14) + 4e-6)
 
 
 @pytest.mark.parametrize(("kind", "efficiency"), [("attention", 0.5), ("attention_backward", 0.4)])

@@ -76,7 +76,14 @@ def test_narrow_groups_are_multiplied_several_at_once() -> None:
 def _row(dtype: str) -> dict[str, Any]:
     empty = {field.name: 0 for field in WORKS}
     texts = {"name": CONVERSION, "kind": "memory", "shapes": "", "dtype": dtype, "along": "", "rows": []}
-    rest = {"causal": False, "is_known": True, "kernels": 2, "batch": 1, "bytes_moved": 10**9}
+    rest = {
+        "aligned": True,
+        "causal": False,
+        "is_known": True,
+        "kernels": 2,
+        "batch": 1,
+        "bytes_moved": 10**9,
+    }
     return {**empty, **texts, **rest}
 
 

@@ -24,7 +24,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "rehearse" / "llama_fsdp2_tp.
 
 def issued(*works: dict[str, Any]) -> RankTables:
     """Return a rank that issues nothing, but knows *works*."""
-    row: dict[str, Any] = dict.fromkeys(WORKS.names, "") | {"causal": False, "is_known": True, "rows": ()}
+    row: dict[str, Any] = dict.fromkeys(WORKS.names, "") | {"causal": False, "is_known": True}
+    row |= {"rows": (), "aligned": True}
     row |= dict.fromkeys(("flops", "bytes_moved", "m", "n", "k", "batch", "v_dim", "kernels"), 1)
     table = WORKS.empty_table().from_pylist([row | work for work in works], schema=WORKS)
     return RankTables(EVENTS.empty_table(), table, MESSAGES.empty_table(), PLACES.empty_table())

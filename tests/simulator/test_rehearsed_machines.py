@@ -37,7 +37,7 @@ def rehearsed(tmp_path: Path) -> Path:
     sizes = {"flops": 2 * SIDE**3, "bytes_moved": 6 * SIDE**2, "m": SIDE, "n": SIDE, "k": SIDE, "batch": 1}
     work = {"name": "aten.mm", "kind": "gemm", "shapes": "", "dtype": "bf16", "v_dim": 0, "causal": False}
     message = {"kind": "all_reduce", "group": 7, "size_bytes": 2 * SIDE**2, "dtype": "bf16", "peer": -1}
-    even = {"rows": (), "along": ""}
+    even = {"rows": (), "along": "", "aligned": True}
     message |= {"sent_bytes": (), "received_bytes": ()}
     numbers = {"layer": 0, "step": 0, "microbatch": 0, "stage": 0, "virtual_stage": 0, "trains": True}
     event = {"item": 0, "place": 0, "stream": 0, "allocated_bytes": 8 * 10**9}

@@ -33,9 +33,9 @@ class Attention(nn.Module):  # type: ignore[misc]
 class Language(nn.Module):  # type: ignore[misc]
     """Two blocks and the loss over a vocabulary."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.embedding, self.head = nn.Embedding(vocabulary, WIDTH), nn.Linear(WIDTH, vocabulary, bias=False)
         self.blocks, self.norm = nn.Sequential(Attention(), Attention()), nn.LayerNorm(WIDTH)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -78,8 +78,9 @@ class Chain(nn.Module):  # type: ignore[misc]
 
 def built(name: str) -> tuple[nn.Module, torch.Tensor]:
     """Return the model *name* and its input."""
-    if name == "language":
-        return Language(), torch.zeros(8, TOKENS + 1, dtype=torch.int64)
+    if name in {"language", "odd"}:
+        model = Language(VOCABULARY + 3 * (name == "odd"))
+        return model, torch.zeros(8, TOKENS + 1, dtype=torch.int64)
     if name == "written":
         return Written(), torch.randn(8 * TOKENS, WIDTH)
     return Chain(int(name.removeprefix("chain"))), torch.randn(8 * TOKENS, WIDTH)

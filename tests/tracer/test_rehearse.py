@@ -59,6 +59,13 @@ class Tensor:
     def element_size(self) -> int:
         return self.width
 
+    def stride(self) -> tuple[int, ...]:
+        """Return elements from one place to the next along each dimension: rows lie one after another."""
+        found = [1]
+        for side in reversed(self.shape[1:]):
+            found.append(found[-1] * side)
+        return tuple(reversed(found))
+
 
 def call(name: str, *args: Any, out: Any = None, **named: Any) -> Call:
     """Return a call of an operator."""
@@ -71,6 +78,13 @@ def test_a_product_is_two_operations_per_multiply_add(m: int, n: int, k: int) ->
     assert (found.kind, found.m, found.n, found.k) == ("gemm", m, n, k)
     assert found.flops == 2 * m * n * k
     assert found.bytes_moved == 2 * (m * k + k * n + m * n)
+
+
+@given(m=integers(2, 300), n=integers(2, 300), k=integers(2, 300))
+def test_a_product_is_aligned_if_rows_of_its_matrices_begin_every_16_bytes(m: int, n: int, k: int) -> None:
+    """Rows of the first matrix have k elements of two bytes, those of the second and of the result n."""
+    found = work_of(call("aten.mm", Tensor((m, k)), Tensor((k, n)), out=Tensor((m, n))))
+    assert found.aligned is (n % 8 == 0 and k % 8 == 0)
 
 
 @given(batch=integers(1, 64), m=sizes, n=sizes, k=sizes)
@@ -214,7 +228,7 @@ def issued(n_ops: int) -> RankTables:
     work = {**row, "m": 1, "n": 1, "k": 1, "batch": 1, "v_dim": 0, "causal": False, "kernels": 1}
     return RankTables(
         pa.Table.from_pylist([event] * n_ops, EVENTS),
-        pa.Table.from_pylist([{**work, "is_known": True, "rows": (), "along": ""}], WORKS),
+        pa.Table.from_pylist([{**work, "is_known": True, "rows": (), "along": "", "aligned": True}], WORKS),
         MESSAGES.empty_table(),
         PLACES.empty_table(),
     )

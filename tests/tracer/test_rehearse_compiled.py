@@ -68,3 +68,14 @@ def test_traffic_is_near_what_the_compiler_itself_counts(tmp_path: Path, model: 
     compiled, eager = (_traffic(_done(tmp_path, model, how)) for how in ("module", "eager"))
     assert 0.8 * counted < compiled < 1.05 * counted
     assert eager > least * counted
+
+
+def test_rows_of_matrices_are_padded_where_a_compiler_is_asked(tmp_path: Path) -> None:
+    """A vocabulary of 4099 tokens: eager products are not aligned; compiled ones are, and copies are made."""
+    eager, compiled = (_done(tmp_path, "odd", how) for how in ("eager", "module"))
+    unaligned = [work for work in eager if work["kind"] == "gemm" and not work["aligned"]]
+    assert [work["name"] for work in unaligned] == ["aten.mm"] * 3  # forward, and two gradients
+    assert all(work["aligned"] for work in compiled)
+    logits = 8 * 128 * 4099 * 4
+    copied = [work["bytes_moved"] for work in compiled if work["name"] == "compiled.pad"]
+    assert copied == [2 * logits] * 2  # the gradient of the logits, for each of the products that read it

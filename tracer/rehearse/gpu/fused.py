@@ -25,13 +25,17 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.operators import dtype_name
 from tracer.rehearse.operators.calls import tensors_in
 from tracer.rehearse.operators.fusible import gathers, is_fused, is_random, is_sum, passes_over
-from tracer.rehearse.operators.work import Work
+from tracer.rehearse.operators.work import Work, is_aligned
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 WRITE: Final = "compiled.write"
 """Name of the operation by which a kernel writes what another one reads."""
+
+
+PAD: Final = "compiled.pad"
+"""Name of the operation that gives a matrix aligned rows (torch/_inductor/fx_passes/pad_mm.py)."""
 
 
 class _Value:
@@ -105,7 +109,19 @@ class Fused:
         for tensor in tensors_in((args, kwargs)):
             self._written(tensor)
         self._next_kernel()
+        if self.is_inside() and not tape.work(number).aligned:
+            number = self._padded(number, args)
         tape.op(number)
+
+    def _padded(self, number: int, args: Sequence[Any]) -> int:
+        """Write down the copies of operands of a product whose rows are then aligned; return its number."""
+        tape = self._session.tape
+        copied = [one for one in tensors_in(args) if one.dim() == 2 and not is_aligned(one)]
+        work = tape.work(number)
+        if copied:
+            moved = 2 * sum(map(_size, copied))
+            tape.op(tape.number_of(Work(PAD, "memory", "", work.dtype, 0, moved, kernels=len(copied))))
+        return tape.number_of(work._replace(aligned=True))
 
     def used(self, tensors: Any) -> None:
         """Something that is not compiled, as a collective, reads *tensors*."""

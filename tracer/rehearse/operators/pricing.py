@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.gpu import tensor_float
 from tracer.rehearse.operators import layouts
@@ -14,6 +14,10 @@ from tracer.rehearse.words import STUB, asker
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
+
+
+BY_STRIDES: Final = frozenset({"aten.mm", "aten.addmm"})
+"""Operators of which it counts how matrices lie in memory."""
 
 
 class Pricing:
@@ -32,7 +36,9 @@ class Pricing:
     def number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         """Return the number of the work of a call on the tape."""
         is_rounded = tensor_float.is_asked(name)
-        key = (func, _signature(args), _signature(out), self._ends(name, args, kwargs), is_rounded)
+        ends = self._ends(name, args, kwargs)
+        strides = tuple(one.stride() for one in tensors_in((args, out))) if name in BY_STRIDES else ()
+        key = (func, _signature(args), _signature(out), ends, is_rounded, strides)
         if key not in self._numbers:
             work = self.work(name, func, args, kwargs, out)
             work = tensor_float.rounded(work) if is_rounded else work

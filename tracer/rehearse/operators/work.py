@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tracer.operators import dtype_name
 from tracer.rehearse.operators.calls import Call, tensors_in
+from traces.rehearsal import ALIGNED_BYTES
 
 
 class Work(NamedTuple):
@@ -27,6 +28,7 @@ class Work(NamedTuple):
         is_known: whether the formula is that of the operator, not only the bytes of its operands.
         rows: of each expert of a grouped product, none if nobody knows them.
         along: the dimension that they are dealt out of: ``"m"``, ``"n"`` or ``"k"``; its own is their mean.
+        aligned: whether rows of all matrices of a product begin where tensor cores can be fed from.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Work(NamedTuple):
     is_known: bool = True
     rows: tuple[int, ...] = ()
     along: str = ""
+    aligned: bool = True
 
 
 def dtype_of(tensors: Sequence[Any]) -> str:
@@ -62,6 +65,13 @@ def shapes_of(call: Call) -> str:
         return f"{shown}, {len(shapes) - 4} more" if len(shapes) > 4 else shown
 
     return f"{words(call.args)} -> {words(call.out)}"
+
+
+def is_aligned(matrix: Any) -> bool:
+    """Return whether each row of *matrix* is aligned, or each column if those lie one after another."""
+    if min(matrix.shape) < 2:
+        return True
+    return bool(max(matrix.stride()) * matrix.element_size() % ALIGNED_BYTES == 0)
 
 
 def product(

@@ -18,7 +18,7 @@ from tracer.rehearse.operators.attended import VARLEN, attention
 from tracer.rehearse.operators.calls import Call, tensors_in, total_bytes
 from tracer.rehearse.operators.decompositions import DECOMPOSED
 from tracer.rehearse.operators.traffic import traffic
-from tracer.rehearse.operators.work import Work, dtype_of, product, shapes_of
+from tracer.rehearse.operators.work import Work, dtype_of, is_aligned, product, shapes_of
 
 KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
 """Operators of PyTorch itself; others are custom kernels, of which only the operands are known."""
@@ -85,12 +85,14 @@ def _launches(call: Call) -> int:
 
 def _mm(call: Call) -> Work:
     a, b = call.args[:2]
-    return product(call, a, (a.shape[0], b.shape[1], a.shape[1]))
+    found = product(call, a, (a.shape[0], b.shape[1], a.shape[1]))
+    return found._replace(aligned=all(map(is_aligned, (a, b, *tensors_in(call.out)))))
 
 
 def _addmm(call: Call) -> Work:
     bias, a, b = call.args[:3]
-    return product(call, a, (a.shape[0], b.shape[1], a.shape[1]), extra_bytes=tensor_bytes(bias))
+    found = product(call, a, (a.shape[0], b.shape[1], a.shape[1]), extra_bytes=tensor_bytes(bias))
+    return found._replace(aligned=all(map(is_aligned, (a, b, *tensors_in(call.out)))))
 
 
 def _bmm(call: Call) -> Work:
