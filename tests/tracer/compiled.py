@@ -100,7 +100,7 @@ if __name__ == "__main__":
             called = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(2):
-        out = (called or model)(data)
+        out = (model if called is None else called)(data)
         (out if out.dim() == 0 else out.sum()).backward()
         optimizer.step()
         optimizer.zero_grad()

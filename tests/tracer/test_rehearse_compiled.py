@@ -17,6 +17,23 @@ ONE_PASS = 4 * ROWS * WIDTH
 """Bytes of the hidden states of a chain, in fp32."""
 
 
+WRAPPED = """
+import torch
+from torch._dynamo import OptimizedModule
+
+model = torch.nn.Linear(64, 64).cuda()
+compiled = torch.compile(model)
+assert isinstance(compiled, OptimizedModule)
+assert compiled._orig_mod is model
+assert set(compiled.state_dict()) == {"_orig_mod.weight", "_orig_mod.bias"}
+assert compiled.in_features == 64
+optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+for _ in range(2):
+    compiled(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
 def _done(folder: Path, model: str, how: str) -> list[dict[str, Any]]:
     """Return the works of forward and backward of the second step, one for each time that they are done."""
     run = folder / f"{model}-{how}"
@@ -79,3 +96,12 @@ def test_rows_of_matrices_are_padded_where_a_compiler_is_asked(tmp_path: Path) -
     logits = 8 * 128 * 4099 * 4
     copied = [work["bytes_moved"] for work in compiled if work["name"] == "compiled.pad"]
     assert copied == [2 * logits] * 2  # the gradient of the logits, for each of the products that read it
+
+
+def test_a_compiled_module_is_wrapped_as_torch_wraps_one(tmp_path: Path) -> None:
+    """Scripts unwrap it by ``_orig_mod``, strip that from names of parameters, and ask for its type."""
+    (tmp_path / "script.py").write_text(WRAPPED)
+    asked = Asked(command=(str(tmp_path / "script.py"),), world_size=1, ranks=(0,))
+    found = rehearse(asked, tmp_path / "run")
+    assert found.model is not None
+    assert found.model["name"] == "Linear"

@@ -76,7 +76,7 @@ def test_layers_in_a_function_that_differentiates_itself_train(tmp_path: Path) -
     """In a checkpoint that enters autograd anew nothing seems to be differentiated: it is no evaluation."""
     found = _rehearsed("by_hand", tmp_path)
     tables = {0: read_rank(rehearsal_folder(tmp_path / "run"), 0)}
-    assert not found.notes
+    assert [note for note in found.notes if "on its own" not in note] == []  # ranks share nothing here
     assert model_flops(found, tables) == 8 * 2 * 3 * 2 * 4 * 32 * 32
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def install(session: RehearsalSession) -> None:
             return model
         if isinstance(model, torch.nn.Module):
             marked(model, backend)
-            return model
+            return _wrapper()(model)
         if isinstance(model, type):
             left_out(backend)
             return model
@@ -59,3 +61,21 @@ def install(session: RehearsalSession) -> None:
     anywhere: Any = torch
     anywhere.compile = compiled
     anywhere.nn.Module.compile = in_place
+
+
+@functools.cache
+def _wrapper() -> Callable[[Any], Any]:
+    """Return what wraps a module as ``torch.compile`` does: scripts ask for ``_orig_mod``, or its type."""
+    from torch._dynamo import eval_frame
+
+    class OptimizedModule(eval_frame.OptimizedModule):  # type: ignore[misc]  # torch is untyped here
+        """Calls the module as it is, without the tables that tell what can be compiled."""
+
+        def _initialize(self) -> None:
+            self.forward = self._orig_mod.__call__
+
+    def wrapped(module: Any) -> Any:
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # hooks of all modules, which are ours
+        return OptimizedModule(module, None)
+
+    return wrapped
