@@ -122,14 +122,18 @@ class Training(Generic[_AnyLane]):
             self.note_input(values)
 
     def note_input(self, values: Iterable[Any]) -> None:
-        """Note the shape of the input among *values*, the arguments of the model, batches included.
+        """Note the shape of the input among *values*, the arguments of the model, batches included."""
+        self.note_job(**self.input_job(values))
+
+    def input_job(self, values: Iterable[Any]) -> dict[str, Any]:
+        """Return what ``RunInfo.job`` has of the input among *values*: a shape, None where none has one.
 
         Of rows of many lengths that lie one behind the other, it is that of one row of them all.
         """
         tensor = input_of(values)
         is_nested = getattr(tensor, "is_nested", False)
         shape = None if tensor is None else [1, *tensor.values().shape] if is_nested else list(tensor.shape)
-        self.note_job(input_shape=shape)
+        return {"input_shape": shape}
 
     def transfer(self, kind: str, tensor: Any) -> tuple[Position, Block]:
         """Return where in the training a p2p transfer belongs, and what it carries."""

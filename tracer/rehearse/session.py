@@ -19,6 +19,7 @@ from tracer.inputs import input_of, tensors_inside
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.events.lane import IssueLane
+from tracer.rehearse.events.learning import Learning
 from tracer.rehearse.events.rounds import Rounds
 from tracer.rehearse.events.tape import Tape
 from tracer.rehearse.gpu.fused import Fused
@@ -91,7 +92,7 @@ class RehearsalSession(Training[IssueLane]):
         self.memory, self.meter = Memory(self._allocated), Meter()
         self.host, self.placement, self.fused = Host(self), Placement(self), Fused(self)
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
-        self.rounds = Rounds(self)
+        self.rounds, self.learning = Rounds(self), Learning(self)
         self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.group_infos: dict[int, Any] = {}
@@ -163,7 +164,8 @@ class RehearsalSession(Training[IssueLane]):
         """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
         self.failures.step_ended()
         self.rounds.step_ended()
-        self.by_step[self.position.step - 1] = self.forwards
+        n_unused = self.learning.step_ended(None if self._model is None else self._model())
+        self.by_step[self.position.step - 1] = self.forwards - n_unused
         is_long = self.tape.n_events - self.tape.n_repeated > LONG_STEP and self.job.get("sharding") != "ddp"
         if self.position.step == 1 and self.warmup == 1 and is_long:
             self._keep_first()
@@ -212,14 +214,18 @@ class RehearsalSession(Training[IssueLane]):
             "time, and in memory as if it had been there before"
         )
 
-    def note_input(self, values: Iterable[Any]) -> None:
-        """Note shape and type of the input among *values*, the arguments of the model."""
+    def input_job(self, values: Iterable[Any]) -> dict[str, Any]:
+        """Return what ``RunInfo.job`` has of shape and type of the input among *values*."""
         import torch
 
         tensors = [value for value in tensors_inside(values) if isinstance(value, torch.Tensor)]
-        super().note_input(tensors)
-        if tensors:
-            self.note_job(input_is_embedded=input_of(tensors).is_floating_point())
+        is_embedded = {"input_is_embedded": input_of(tensors).is_floating_point()} if tensors else {}
+        return super().input_job(tensors) | is_embedded
+
+    def called_with(self, values: Iterable[Any]) -> None:
+        """The call of a model is over, which had *values* by name."""
+        super().called_with(values)
+        self.learning.note_input(self.input_job(values))
 
     def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
         """A module is called with *args*; kept to say where an error happened."""
@@ -228,6 +234,8 @@ class RehearsalSession(Training[IssueLane]):
         if from_outside and self.lane.is_own():
             self.lane.trains = self.has_gradients()
             if next(module.parameters(), None) is not None:  # a loss has none
+                self.learning.begin(module, trains=self.lane.trains)
+                self.learning.note_input(self.input_job(args))
                 self._count(module, args)
         modules.append(module)
         if self.fused.is_used:
@@ -264,8 +272,8 @@ class RehearsalSession(Training[IssueLane]):
         """Return what the classes of the modules are called that run, the outermost first."""
         return [type(module).__name__ for module in self.lane.modules]
 
-    def left(self, module: Any) -> None:
-        """A module has returned."""
+    def left(self, module: Any, out: Any) -> None:
+        """A module has returned *out*."""
         modules = self.lane.modules
         while modules:
             last = modules.pop()
@@ -273,7 +281,9 @@ class RehearsalSession(Training[IssueLane]):
                 self.fused.left(last)
             if last is module:
                 break
-        self.lane.trains = self.lane.trains or not modules
+        if not modules:
+            self.learning.end(module, out)
+            self.lane.trains = True
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -308,5 +318,5 @@ class RehearsalSession(Training[IssueLane]):
         hooks.register_module_forward_pre_hook(
             lambda module, args: None if is_compiling() else self.entered(module, args)
         )
-        hooks.register_module_forward_hook(lambda module, args, out: self.left(module), always_call=True)
+        hooks.register_module_forward_hook(lambda module, args, out: self.left(module, out), always_call=True)
         calling.watch_functions(self)

@@ -46,7 +46,8 @@ class Rounds:
         step, first = session.position.step - 1, session.warmup
         self._counted[step] = self._of(step)
         kept = [counted for at, counted in self._counted.items() if at >= first]
-        before = [at for at in self._counted if at < first]
+        builds = max((at for at in session.trainings.begun if at < first), default=-1)
+        before = [at for at in self._counted if builds < at < first]  # of the same training
         if len(kept) < session.n_steps or not before:
             return
         which = f"step {first}" if len(kept) == 1 else f"each of steps {first} to {step}"

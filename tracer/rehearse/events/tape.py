@@ -136,6 +136,15 @@ class Tape:
             if events[at] == OP and works[events[at + 1]] and places[events[at + 2]]:
                 events[at], events[at + 1] = MARK, -1
 
+    def trains_nothing(self, first: int, end: int) -> None:
+        """Take events of this step from *first* to before *end* for those of a pass that trains nothing."""
+        events, others = self._events, dict[int, int]()
+        begin = max(first - self._n_forgotten, 0) * _COLUMNS
+        for at in range(begin + 2, (end - self._n_forgotten) * _COLUMNS, _COLUMNS):
+            if (place := events[at]) not in others:
+                others[place] = self._places.number(self._places.listed[place]._replace(trains=False))
+            events[at] = others[place]
+
     @property
     def next_number(self) -> int:
         """The number that the next event will have."""

@@ -52,6 +52,7 @@ class Trainings:
 
     Attributes:
         loaded: rows that loaders have given.
+        begun: the first steps of trainings that followed another one.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -60,7 +61,7 @@ class Trainings:
         self._now: weakref.ref[Any] | None = None
         self._trained: dict[int, tuple[int, dict[str, Any]]] = {}  # of each step: the model, its description
         self._called: dict[int, set[int]] = {}  # the models that each step calls
-        self._begun: list[int] = []
+        self.begun: list[int] = []
 
     def meet(self, model: Any) -> None:
         """A *model* is called for the first time: the first of all is described.
@@ -116,12 +117,12 @@ class Trainings:
     def begin(self) -> None:
         """An optimizer that was made since the last step ends steps from now on, and has stepped once."""
         if (step := self._session.position.step - 1) > 0:
-            self._begun.append(step)
+            self.begun.append(step)
 
     def said(self, first_kept: int) -> list[str]:
         """Return what to say of trainings, where *first_kept* is the first step that is kept."""
         session, n_done = self._session, self._session.position.step
-        found = [FIRST.format(step=step, next=step + 1) for step in self._begun if step >= first_kept]
+        found = [FIRST.format(step=step, next=step + 1) for step in self.begun if step >= first_kept]
         kept = [model for step, (_, model) in self._trained.items() if first_kept <= step < n_done]
         called = set().union(*(own for step, own in self._called.items() if first_kept <= step < n_done))
         earlier = [found for step, found in self._trained.items() if step < first_kept]
