@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 WIDTH, STEPS = 16, 2
-LOCAL_RANK = int(os.environ["LOCAL_RANK"])
+NAMES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+LOCAL_RANK = next(int(os.environ[name]) for name in NAMES if name in os.environ)
 
 
 class Plain(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -74,6 +75,10 @@ def model_of(way: str, device: Any) -> Any:
 
 def main(way: str) -> None:
     """Train a layer whose gradients are summed."""
+    if "RANK" not in os.environ:
+        rank = os.environ.get("SLURM_PROCID", os.environ.get("OMPI_COMM_WORLD_RANK"))
+        size = os.environ.get("SLURM_NTASKS", os.environ.get("OMPI_COMM_WORLD_SIZE"))
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     dist.init_process_group("gloo" if way.startswith("gloo") else "nccl")
     device = device_of(way)
     model = model_of(way, device)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.gpu.devices import is_gpu
-from tracer.rehearse.ranks.launchers import on_node
+from tracer.rehearse.ranks.launchers import is_task, name_on_node, on_node
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -25,14 +25,22 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 NUMBER: Final = "rehearsed_gpu"
 """Attribute of a storage that was made on a GPU: the number of that."""
 
-_SHARED: Final = (
+SHARED: Final = (
     "{what} of each rank is on GPU 0 of its node, for no rank chooses one (torch.cuda.set_device, "
-    'torch.device("cuda", LOCAL_RANK)): a real run over NCCL ends there (Duplicate GPU detected); it is '
+    'torch.device("cuda", {rank})): a real run over NCCL ends there (Duplicate GPU detected){unless}; it is '
     "taken to be on the rank's"
 )
-SHARED: Final = _SHARED.format(what="the model")
-SENT: Final = _SHARED.format(what="a tensor that is sent")
 """What is said of a script whose ranks would share a GPU."""
+
+UNLESS: Final = (
+    ", unless what starts the tasks shows each of them one GPU (--gpus-per-task of srun, "
+    "CUDA_VISIBLE_DEVICES in a script around python)"
+)
+"""What is added where ranks are tasks of SLURM or MPI: a rehearsal does not know what GPUs those see."""
+
+MODEL: Final = "the model"
+SENT: Final = "a tensor that is sent"
+"""What lies on a GPU that ranks would share."""
 
 
 def install(session: RehearsalSession) -> None:
@@ -111,17 +119,22 @@ def move_to(tensor: Any, other: Any) -> None:
         setattr(_storage(tensor), NUMBER, _number_of(other))
 
 
-def look(session: RehearsalSession, tensors: Iterable[Any], said: str) -> None:
-    """Say what is *said* of *tensors* that each rank of a group of NCCL has made on the first GPU."""
+def look(session: RehearsalSession, tensors: Iterable[Any], what: str) -> None:
+    """Say that *what* is on a shared GPU if each rank of a group of NCCL has made *tensors* on the first."""
     if _has_others() and any(_number_of(tensor) == 0 for tensor in tensors) and _is_nccl():
-        session.warn(said)
+        session.warn(said(what))
 
 
 def meet_others(session: RehearsalSession) -> None:
     """Say that ranks share a GPU, where they do and are in a group of NCCL."""
     if session.placement.is_shared and _is_nccl():
         session.placement.is_shared = False
-        session.warn(SHARED)
+        session.warn(said(MODEL))
+
+
+def said(what: str) -> str:
+    """Return what to say of *what* of each rank that is on the first GPU of its node."""
+    return SHARED.format(what=what, rank=name_on_node(), unless=UNLESS if is_task() else "")
 
 
 def _number_of(tensor: Any) -> int | None:
@@ -157,6 +170,6 @@ def _is_nccl() -> bool:
 
 
 def _sees_one() -> bool:
-    """Whether this process sees one GPU alone, by its environment or its task of SLURM or MPI."""
+    """Whether this process sees one GPU alone, by its environment."""
     seen = os.environ.get(VISIBLE)
-    return "LOCAL_RANK" not in os.environ or (seen is not None and "," not in seen)
+    return seen is not None and "," not in seen

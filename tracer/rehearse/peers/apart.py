@@ -72,7 +72,7 @@ class Apart:
             if one.grad is not None:
                 self._trained[id(one)] = one.numel()
                 self._is_sharded |= isinstance(one, DTensor | FlatParameter)
-        ordinals.look(self._session, trained, ordinals.SHARED)
+        ordinals.look(self._session, trained, ordinals.MODEL)
 
     def step_ended(self, *, is_kept: bool) -> None:
         """A step is over: say what is certain of all that were kept so far, if it is kept."""

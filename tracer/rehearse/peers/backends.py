@@ -59,7 +59,7 @@ class Backends:
             return
         asked = self.of(str(group.group_name))
         by_device, sent = self._by_device(asked), list(tensors)
-        ordinals.look(session, (one for one in sent if isinstance(one, Parameter)), ordinals.SHARED)
+        ordinals.look(session, (one for one in sent if isinstance(one, Parameter)), ordinals.MODEL)
         ordinals.look(session, (one for one in sent if not isinstance(one, Parameter)), ordinals.SENT)
         for tensor in sent:
             kind = "cpu" if session.host.holds(tensor) else "cuda"

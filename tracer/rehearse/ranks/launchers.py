@@ -151,10 +151,23 @@ _OF_FAMILY: Final[Mapping[str, Callable[[int, int, int], dict[str, object]]]] = 
 
 def on_node() -> tuple[int, int]:
     """Return the rank of this process on its node and how many there are, as its launchers have said."""
-    for rank, size in _ON_NODE:
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size])
-    return 0, 1
+    found = _names_on_node()
+    return (int(os.environ[found[0]]), int(os.environ[found[1]])) if found else (0, 1)
+
+
+def name_on_node() -> str:
+    """Return the name of the variable that says the rank of this process on its node."""
+    return next(iter(_names_on_node()), "LOCAL_RANK")
+
+
+def is_task() -> bool:
+    """Whether this process is one of several tasks that SLURM or MPI have started on its node."""
+    return any(int(os.environ.get(size, "1")) > 1 for _, size in _ON_NODE[1:])
+
+
+def _names_on_node() -> tuple[str, ...]:
+    """Return the variables that say the rank on the node, and how many there are; () if none is set."""
+    return next((names for names in _ON_NODE if all(name in os.environ for name in names)), ())
 
 
 def inherited(names: Iterable[str]) -> list[str]:
