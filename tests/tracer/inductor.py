@@ -15,8 +15,13 @@ from torch._inductor.virtualized import V
 from tests.tracer.compiled import built
 
 
-def counted(model: str) -> int:
-    """Return the bytes that its fused kernels read and write, forward and backward; nothing is built."""
+def counted(model: str, *, by_block: bool = False) -> int:
+    """Return the bytes that its fused kernels read and write, forward and backward; nothing is built.
+
+    Args:
+        model: name of the model.
+        by_block: whether each of the modules in it is compiled for itself.
+    """
     found: list[int] = []
 
     def lowered(graph: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -40,8 +45,11 @@ def counted(model: str) -> int:
     module, data = built(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own modules use what is deprecated
-        compiled = torch.compile(
-            module, backend=lambda graph, inputs: compile_fx.compile_fx(graph, inputs, inner_compile=lowered)
-        )
-        compiled(data).backward()
+        torch._dynamo.reset()
+        for one in module if by_block else (module,):
+            one.compile(
+                backend=lambda graph, inputs: compile_fx.compile_fx(graph, inputs, inner_compile=lowered)
+            )
+        out = module(data)
+        (out if out.dim() == 0 else out.sum()).backward()
     return sum(found)

@@ -69,7 +69,17 @@ def test_one_operator_alone_is_the_same_compiled(tmp_path: Path) -> None:
     assert _traffic(_done(tmp_path, "chain1", "module")) == _traffic(_done(tmp_path, "chain1", "eager"))
 
 
-@pytest.mark.parametrize("model", ["language", "written"])
+def test_each_part_of_a_product_is_read(tmp_path: Path) -> None:
+    """Two halves are read for one result, and two for their gradients, which are two: three passes more."""
+    parts, one = (_traffic(_done(tmp_path, model, "module")) for model in ("parts", "chain1"))
+    assert parts - one == 3 * ONE_PASS
+
+
+def test_what_is_copied_over_is_not_read(tmp_path: Path) -> None:
+    assert _traffic(_done(tmp_path, "kept", "module")) == _traffic(_done(tmp_path, "kept", "eager"))
+
+
+@pytest.mark.parametrize("model", ["language", "written", "gated"])
 def test_products_are_those_of_eager_mode(tmp_path: Path, model: str) -> None:
     assert _products(_done(tmp_path, model, "module")) == _products(_done(tmp_path, model, "eager"))
 
@@ -78,11 +88,21 @@ def test_compilers_that_fuse_nothing_change_nothing(tmp_path: Path) -> None:
     assert _done(tmp_path, "written", "aot_eager") == _done(tmp_path, "written", "eager")
 
 
-@pytest.mark.parametrize(("model", "least"), [("language", 1.1), ("written", 3.0)])
-def test_traffic_is_near_what_the_compiler_itself_counts(tmp_path: Path, model: str, least: float) -> None:
+@pytest.mark.parametrize(
+    ("model", "how", "least"),
+    [
+        ("language", "module", 1.1),
+        ("written", "module", 3.0),
+        ("gated", "module", 1.9),
+        ("gated", "blocks", 1.9),
+    ],
+)
+def test_traffic_is_near_what_the_compiler_itself_counts(
+    tmp_path: Path, model: str, how: str, least: float
+) -> None:
     """Within a fifth of what Inductor's scheduler counts for a CPU; in eager mode *least* times that."""
-    counted = pytest.importorskip("tests.tracer.inductor").counted(model)
-    compiled, eager = (_traffic(_done(tmp_path, model, how)) for how in ("module", "eager"))
+    counted = pytest.importorskip("tests.tracer.inductor").counted(model, by_block=how == "blocks")
+    compiled, eager = (_traffic(_done(tmp_path, model, one)) for one in (how, "eager"))
     assert 0.8 * counted < compiled < 1.05 * counted
     assert eager > least * counted
 

@@ -9,6 +9,8 @@ have made of them is counted, by four rules of its scheduler (``torch/_inductor/
 - A result is written only if another kernel reads it: a product, a later kernel, what is not compiled.
 - A later kernel, as in a backward, computes a result again where what it is made of takes less to read than
   the result takes to be written and read; otherwise the result is written.
+- Each call of what is compiled is a graph of its own: what another one reads of it is written. A backward
+  sees what its own forward was made of.
 - A reduction ends a kernel if it is over other dimensions than the last ones, as that of a bias: all of its
   operand is read for it. Its result is small and is written.
 """
@@ -18,13 +20,14 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import dtype_name
+from tracer.rehearse.gpu.regions import Reading, Region, region_of
 from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.fusible import gathers, is_fused, is_random, is_sum, passes_over
+from tracer.rehearse.operators.fusible import OVERWRITES, gathers, is_fused, is_random, is_sum, passes_over
 from tracer.rehearse.operators.work import Work, is_aligned
 
 if TYPE_CHECKING:
@@ -44,14 +47,14 @@ class _Value:
     Attributes:
         n_bytes: its size.
         dtype: type of its elements.
-        kernel: number of the kernel that computes it.
-        roots: what in memory it is made of: bytes to read by what they are of.
+        at: number of the kernel that computes it, and of the call that it belongs to.
+        roots: what in memory it is made of.
     """
 
-    __slots__ = ("dtype", "kernel", "n_bytes", "roots")
+    __slots__ = ("at", "dtype", "n_bytes", "roots")
 
-    def __init__(self, n_bytes: int, dtype: str, kernel: int, roots: Mapping[object, int]) -> None:
-        self.n_bytes, self.dtype, self.kernel, self.roots = n_bytes, dtype, kernel, dict(roots)
+    def __init__(self, n_bytes: int, dtype: str, at: tuple[int, int], roots: Set[Region]) -> None:
+        self.n_bytes, self.dtype, self.at, self.roots = n_bytes, dtype, at, roots
 
 
 class Fused:
@@ -68,8 +71,8 @@ class Fused:
         self.is_used = False
         self._session = session
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._depth, self._starts, self._ends = 0, list[int](), list[int]()
-        self._kernel, self._n_read, self._read = 0, 0, set[object]()
+        self._depth, self._starts, self._ends, self._parts = 0, list[int](), list[int](), list[object]()
+        self._call, self._kernel, self._n_read, self._read = -1, 0, 0, Reading()
         self._values: dict[int, _Value] = {}
         self._tokens: dict[int, tuple[int, Any]] = {}
         self._n_tokens = 0
@@ -83,7 +86,7 @@ class Fused:
     def entered(self, module: Any) -> None:
         """A module is called."""
         if module in self._modules:
-            self._enter()
+            self._enter(id(module))
 
     def left(self, module: Any) -> None:
         """A module has returned."""
@@ -94,7 +97,7 @@ class Fused:
     def function(self) -> Iterator[None]:
         """What runs inside is a compiled function."""
         self.is_used = True
-        self._enter()
+        self._enter(object())
         try:
             yield
         finally:
@@ -102,14 +105,17 @@ class Fused:
 
     def op(self, number: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Write an operator down whose work is *number*."""
-        tape = self._session.tape
-        if self.is_inside() and is_fused(name, tape.work(number)):
+        tape, call = self._session.tape, self._inside()
+        if call >= 0 and is_fused(name, tape.work(number)):
+            if call != self._call:
+                self._next_kernel()
+                self._call = call
             self._fuse(number, name, args, kwargs, out)
             return
         for tensor in tensors_in((args, kwargs)):
             self._written(tensor)
         self._next_kernel()
-        if self.is_inside() and not tape.work(number).aligned:
+        if call >= 0 and not tape.work(number).aligned:
             number = self._padded(number, args)
         tape.op(number)
 
@@ -128,49 +134,48 @@ class Fused:
         for tensor in tensors_in(tensors):
             self._written(tensor)
 
-    def _enter(self) -> None:
+    def _enter(self, part: object) -> None:
+        """A call of *part* begins: what is the same part has the same forward."""
         import torch
 
         if not self._depth:
             self._starts.append(torch._C._autograd._get_sequence_nr())
             self._ends.append(self._starts[-1])
+            self._parts.append(part)
         self._depth += 1
 
     def _leave(self) -> None:
+        if self._depth == 1 and (call := self._inside()) >= 0 and self._starts[call] == self._ends[call]:
+            for key in [key for key, value in self._values.items() if value.at[1] == call]:
+                self._write(key)  # no backward follows: what still lives is read by others
         self._depth = max(self._depth - 1, 0)
 
     def is_inside(self) -> bool:
         """Whether what is issued now is part of a compiled forward, or of the backward of one."""
+        return self._inside() >= 0
+
+    def _inside(self) -> int:
+        """Return the number of the compiled call whose forward or backward runs; -1 if none does."""
         import torch
 
         if self._depth:
             self._ends[-1] = torch._C._autograd._get_sequence_nr()
-            return True
+            return len(self._starts) - 1
         node = torch._C._current_autograd_node()
         if node is None or not self._starts:
-            return False
+            return -1
         number = node._sequence_nr()
         at = bisect_right(self._starts, number) - 1
-        return at >= 0 and number < self._ends[at]
+        return at if at >= 0 and number < self._ends[at] else -1
 
     def _fuse(self, number: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Add an operator to the kernel that is open."""
         tape = self._session.tape
         operands = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         results = [tensor for tensor in tensors_in(out) if tensor.dim()]
-        roots: dict[object, int] = {}
-        n_bytes = 0
-        if gathers(name):  # rows of a table: what is read is as large as what they make
-            operands = operands[1:]
-            roots = {("rows", self._key(one)): _size(one) for one in results}
-            n_bytes += sum(roots.values())
         over = passes_over(name, args, kwargs, results)
-        again = sum(map(_size, over))
-        for tensor in operands if not is_random(name) and not is_sum(name, over) else ():
-            read, made_of = self._reading(tensor)
-            n_bytes += read
-            roots.update(made_of)
         largest = max(map(_size, operands), default=0)
+        n_bytes, roots = self._read_by(name, operands, results, over)
         for tensor in results:
             is_small = bool(operands) and 4 * tensor.numel() <= max(one.numel() for one in operands)
             key = self._key(tensor)
@@ -182,31 +187,48 @@ class Fused:
                 self._make(tensor, roots)
         opened = int(n_bytes > 0 and not self._n_read)
         self._n_read += n_bytes
-        tape.op(self._cost(number, n_bytes + again, opened + bool(over)))
+        tape.op(self._cost(number, n_bytes + sum(map(_size, over)), opened + bool(over)))
 
-    def _reading(self, tensor: Any) -> tuple[int, Mapping[object, int]]:
+    def _read_by(
+        self, name: str, operands: Sequence[Any], results: Sequence[Any], over: Sequence[Any]
+    ) -> tuple[int, set[Region]]:
+        """Return what the open kernel has to read for an operator, and what its *results* are made of."""
+        roots = set[Region]()
+        if gathers(name):  # rows of a table: what is read is as large as what they make
+            roots = {Region(-1 - self._key(one), _size(one), _size(one)) for one in results}
+        n_bytes = sum(root.n_bytes for root in roots)
+        if is_random(name) or is_sum(name, over):
+            return n_bytes, roots
+        for tensor in operands[int(gathers(name) or name in OVERWRITES) :]:
+            read, made_of = self._reading(tensor)
+            n_bytes += read
+            roots |= made_of
+        return n_bytes, roots
+
+    def _reading(self, tensor: Any) -> tuple[int, Set[Region]]:
         """Return what the open kernel has to read for *tensor*, and what that is made of."""
-        key, size = self._key(tensor), _size(tensor)
+        key = self._key(tensor)
         found = self._values.get(key)
-        if found is None:
-            return self._once({key: size}), {key: size}
-        if found.kernel == self._kernel:
+        if found is not None and found.at == (self._kernel, self._call):
             return 0, found.roots
-        if sum(found.roots.values()) > 2 * found.n_bytes:
-            self._written(tensor)
-            return self._once({key: size}), {key: size}
-        return self._once(found.roots), found.roots
+        if found is not None and self._is_seen(found):
+            return self._read.add(found.roots), found.roots
+        self._written(tensor)
+        roots = {region_of(tensor, key)}
+        return self._read.add(roots), roots
 
-    def _once(self, sizes: Mapping[object, int]) -> int:
-        """Return the bytes of what the open kernel has not read yet, and read it."""
-        fresh = {key: size for key, size in sizes.items() if key not in self._read}
-        self._read.update(fresh)
-        return sum(fresh.values())
+    def _is_seen(self, value: _Value) -> bool:
+        """Whether a kernel computes *value* again: it sees what it is made of, which is little."""
+        call = value.at[1]
+        is_own = call == self._call or (not self._depth and self._parts[call] == self._parts[self._call])
+        return is_own and sum(root.n_bytes for root in value.roots) <= 2 * value.n_bytes
 
-    def _make(self, tensor: Any, roots: Mapping[object, int]) -> None:
-        """Let *tensor* be a result that is in no memory yet."""
-        value = _Value(_size(tensor), dtype_name(tensor), self._kernel, roots)
-        self._values[self._key(tensor)] = value
+    def _make(self, tensor: Any, roots: Set[Region]) -> None:
+        """Let *tensor* be a result, or a changed part of one, that is in no memory yet."""
+        key, n_bytes = self._key(tensor), _size(tensor)
+        if (found := self._values.get(key)) is not None:
+            n_bytes, roots = max(n_bytes, found.n_bytes), roots | found.roots
+        self._values[key] = _Value(n_bytes, dtype_name(tensor), (self._kernel, self._call), roots)
 
     def _key(self, tensor: Any) -> int:
         """Return the number of the storage of *tensor*, which no other one has had or will have."""
@@ -223,15 +245,19 @@ class Fused:
 
     def _written(self, tensor: Any) -> None:
         """Have *tensor* in memory."""
-        value, tape = self._values.pop(self._key(tensor), None), self._session.tape
-        if value is not None:
+        self._write(self._key(tensor))
+
+    def _write(self, key: int) -> None:
+        """Have the result of that number in memory."""
+        value, tape = self._values.pop(key, None), self._session.tape
+        if value is not None and self._session.position.step >= 0:
             self._n_read += value.n_bytes
             work = Work(WRITE, "memory", "", value.dtype, 0, value.n_bytes, kernels=0)
             tape.op(tape.number_of(work))
 
     def _next_kernel(self) -> None:
         if self._n_read:
-            self._kernel, self._n_read, self._read = self._kernel + 1, 0, set()
+            self._kernel, self._n_read, self._read = self._kernel + 1, 0, Reading()
 
     def _cost(self, number: int, n_bytes: int, kernels: int) -> int:
         """Return the number of a work like the one of *number* with other traffic and launches."""
@@ -245,4 +271,4 @@ class Fused:
 
 def _size(tensor: Any) -> int:
     """Return the bytes of *tensor* that are in memory: none twice where it is expanded."""
-    return min(int(tensor.numel()) * int(tensor.element_size()), int(tensor.untyped_storage().nbytes()))
+    return region_of(tensor, 0).n_bytes

@@ -21,8 +21,12 @@ GATHERS: Final = frozenset({"aten.embedding", "aten.index", "aten.index_select",
 
 RANDOM: Final = frozenset(
     {"aten.bernoulli_", "aten.rand_like", "aten.randn_like", "aten.normal_", "aten.uniform_"}
+    | {"aten.zero_", "aten.fill_"}
 )
-"""Operators that read nothing: numbers are drawn from a seed, again where they are needed again."""
+"""Operators that read nothing: one number, or numbers drawn from a seed, again where they are needed."""
+
+OVERWRITES: Final = frozenset({"aten.copy_"})
+"""Operators that write their first operand, and do not read it."""
 
 MADE: Final = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_full", "new_ones", "empty_like")
 """Ends of the names of operators of which only the shape of the operand counts."""
