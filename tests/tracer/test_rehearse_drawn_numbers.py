@@ -33,6 +33,8 @@ PLACE = '("only",)[int(torch.empty(1).uniform_(0.0, 1.0).item())]'
         ("torch.empty(2).uniform_(1, 4).tolist()", "2.5 2.5"),
         ("float(torch.empty(1).uniform_(to=6.0))", "3.0"),
         ("(torch.empty(1).uniform_() > 0.7).item()", "False"),
+        ("(torch.empty(1).uniform_(1, 4) < 2).item()", "False"),
+        ("torch.empty(1).uniform_(-0.5, 0.5).item()", "1.0"),
     ],
 )
 def test_a_number_that_is_drawn_is_told_within_its_bounds(drawn: str, told: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trains two matrices over a mesh whose dimension has no name: ``unnamed.py tp|cut|columns|dp``."""
+"""Trains two matrices over a mesh whose dimension has no name: ``unnamed.py tp|cut|columns|dp|dp2``."""
 
 import sys
 
@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import Linear, ReLU, Sequential
 
@@ -24,13 +24,18 @@ def main() -> None:
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model = Sequential(Linear(16, 32), ReLU(), Linear(32, 16)).cuda()
-    if way == "dp":
-        fully_shard(model, mesh=mesh)
+    if way in {"dp", "dp2"}:  # by rows, or by the second dimension
+        fully_shard(
+            model, mesh=mesh, shard_placement_fn=lambda one: Shard(int(way == "dp2" and one.dim() == 2))
+        )
     else:
         parallelize_module(model, mesh, PLANS[way])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     for _ in range(3):
-        model(torch.rand(ROWS, 16, device="cuda")).sum().backward()
+        rows = torch.rand(ROWS, 16, device="cuda")
+        if way == "dp":
+            rows = DTensor.from_local(rows, mesh, [Shard(0)]).to_local()
+        model(rows).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
