@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.parallelism import SHARDING, data_parallel
+from tracer.rehearse.operators.calls import is_wrapped
 from tracer.rehearse.script.loaders import AGAIN, Loaded
 from tracer.shape import describe_model
 from tracer.wrapped import inside
@@ -71,7 +72,10 @@ class Trainings:
         session = self._session
         if session.model is None:
             self._now = weakref.ref(inside(model))
-        for one in model.parameters() if session.position.step >= 0 else ():
+        built_later = model.parameters() if session.position.step >= 0 else ()
+        for one in built_later:
+            if is_wrapped(one):  # inside of torch.func, over a parameter that counts already
+                continue
             session.memory.move(getattr(one, "_local_tensor", one).untyped_storage(), "parameters")
 
     def count(self, module: Any, *, trains: bool) -> None:
