@@ -11,13 +11,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from tracer import internals
 from tracer.importing import Expectation
 from tracer.inputs import input_of, tensors_inside
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse.errors import Finished
+from tracer.rehearse.events.kept import Kept
 from tracer.rehearse.events.lane import IssueLane
 from tracer.rehearse.events.learning import Learning
 from tracer.rehearse.events.rounds import Rounds
@@ -36,16 +37,9 @@ from tracer.rehearse.script.own_steps import OwnSteps
 from tracer.rehearse.script.threads import passes_of_threads
 from tracer.rehearse.script.trainings import Trainings
 from tracer.rehearse.values.stated import Stated
-from tracer.rehearse.words import NO_STEPS
 from tracer.training import Training
 
 _Result = TypeVar("_Result")
-
-LONG_STEP: Final = 15_000
-"""Events of a first step after which none follows (some seconds); under DDP one does, with other buckets."""
-
-MADE_ONCE: Final = frozenset({"aten.zeros_like", "aten.full_like", "aten.zeros", "aten.full"})
-"""Operators by which an optimizer makes its states in its first step."""
 
 
 class _Nowhere:
@@ -67,6 +61,7 @@ class RehearsalSession(Training[IssueLane]):
         tell: told about progress, in a few words.
 
     Attributes:
+        kept: which steps are.
         disabled: hooks that are off: none ever is, what fails ends the rehearsal.
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has come to its end.
@@ -87,7 +82,7 @@ class RehearsalSession(Training[IssueLane]):
     ) -> None:
         super().__init__(rank, world_size)
         self.lane, self.notes = IssueLane(), list[str]()
-        self.warmup, self.n_steps, self.tell = warmup, steps, tell
+        self.kept, self.tell = Kept(self, warmup, steps), tell
         self.tape = Tape(self.lane, self.position)
         self.memory, self.meter = Memory(self._allocated), Meter()
         self.host, self.placement, self.fused = Host(self), Placement(self), Fused(self)
@@ -100,7 +95,7 @@ class RehearsalSession(Training[IssueLane]):
         self.steps: Any = OwnSteps(self)
         self.shapes: Any = None
         self.completions = None
-        self.forwards, self._forgotten, self._first_whole, self._model_is = 0, -1, 0, (False, False)
+        self.forwards, self._model_is = 0, (False, False)
         self._model: Any = None
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
@@ -157,8 +152,7 @@ class RehearsalSession(Training[IssueLane]):
     def step_began(self) -> None:
         """The first step begins: what came before was building."""
         self.tell("step 0")
-        self.tape.start_again()
-        self.memory.start_peak()
+        self.kept.begin()
 
     def step_ended(self) -> None:
         """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
@@ -166,53 +160,14 @@ class RehearsalSession(Training[IssueLane]):
         self.rounds.step_ended()
         n_unused = self.learning.step_ended(None if self._model is None else self._model())
         self.by_step[self.position.step - 1] = self.forwards - n_unused
-        is_long = self.tape.n_events - self.tape.n_repeated > LONG_STEP and self.job.get("sharding") != "ddp"
-        if self.position.step == 1 and self.warmup == 1 and is_long:
-            self._keep_first()
-        self.apart.step_ended(is_kept=self.position.step > self.warmup or self.is_over)
-        if self.position.step >= self.warmup + self.n_steps:
+        self.kept.settle()
+        self.apart.step_ended(is_kept=self.position.step > self.kept.warmup or self.is_over)
+        if self.kept.are_done():
             self.memory.look_no_more()
             raise Finished
         self.tell(f"step {self.position.step}")
         self.forwards, self._model = 0, None
-        if self.position.step <= self.warmup and not self.is_over:
-            self._forgotten = self.position.step - 1
-            self.tape.start_again()
-            self.memory.start_peak()
-
-    def warm_up(self, n_steps: int) -> None:
-        """Let so many steps warm up at least, if any are to."""
-        if self.warmup:
-            self.warmup = max(self.warmup, n_steps)
-
-    def first_kept(self) -> int:
-        """Return the first step that is kept: fewer warm up where the script did fewer in all."""
-        done = self.position.step
-        first = max(min(self.warmup, done - self.n_steps), self._forgotten, self._first_whole)
-        first = max(min(first, done - 1), 0)
-        if not done:
-            self.warn(NO_STEPS)
-        elif first < self.warmup:
-            kept = f"step {first} was" if first == done - 1 else f"steps {first} to {done - 1} were"
-            self.warn(f"the script did {done} step{'s' * (done > 1)} only: {kept} kept, with what is set up")
-            if first == self._forgotten:  # when it ended, another one was expected
-                self.tape.take_back()
-                self.memory.take_back()
-        return first
-
-    def leave_out(self, n_steps: int) -> None:
-        """Keep none of the first *n_steps*: they are no whole ones."""
-        self._first_whole, self.warmup = n_steps, max(self.warmup, n_steps)
-
-    def _keep_first(self) -> None:
-        """Keep the first step after all: another one would take as long and show the same."""
-        self.warmup = 0
-        self.memory.count_always("optimizer")
-        self.tape.leave_out("optimizer", MADE_ONCE)
-        self.warn(
-            "the first step was kept, for it is long: what its optimizer makes for itself is left out of its "
-            "time, and in memory as if it had been there before"
-        )
+        self.kept.forget()
 
     def input_job(self, values: Iterable[Any]) -> dict[str, Any]:
         """Return what ``RunInfo.job`` has of shape and type of the input among *values*."""
@@ -256,7 +211,7 @@ class RehearsalSession(Training[IssueLane]):
         trains = self.lane.trains
         if trains:
             self.trainings.call(module)
-        if self._model is not None and trains != self._model_is[0] and self.position.step >= self.warmup:
+        if self._model is not None and trains != self._model_is[0] and self.position.step >= self.kept.warmup:
             self.warn("passes without gradients, as of an evaluation, are in the time, not in rows and MFU")
         if module not in self._shared:
             self._shared[module] = bool(data_parallel(module)[0])

@@ -127,11 +127,11 @@ class Learning:
         session, step = self._session, self._session.position.step - 1
         n_idle, self._n_idle = self._n_idle, 0
         before, self._idle[step] = self._idle.get(step - 1), n_idle + n_open
-        if step < session.warmup:
+        if step < session.kept.warmup:
             return
         if n_unused:
             session.warn(UNUSED)
-        if step == session.warmup and session.n_steps == 1 and n_idle + n_unused and before == 0:
+        if step == session.kept.warmup and session.kept.n_steps == 1 and n_idle + n_unused and before == 0:
             session.warn(NOW_AND_THEN.format(kept=step, before=step - 1, next=step + 1))
 
     def _reached(self, one: _Pass) -> Any:

@@ -43,12 +43,12 @@ class Rounds:
     def step_ended(self) -> None:
         """A step is over, and still written down; after the last one it is said whether they are alike."""
         session = self._session
-        step, first = session.position.step - 1, session.warmup
+        step, first = session.position.step - 1, session.kept.warmup
         self._counted[step] = self._of(step)
         kept = [counted for at, counted in self._counted.items() if at >= first]
         builds = max((at for at in session.trainings.begun if at < first), default=-1)
         before = [at for at in self._counted if builds < at < first]  # of the same training
-        if len(kept) < session.n_steps or not before:
+        if len(kept) < session.kept.n_steps or not before:
             return
         which = f"step {first}" if len(kept) == 1 else f"each of steps {first} to {step}"
         for what in (FLOPS, LAUNCHES):

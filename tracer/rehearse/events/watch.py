@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from tracer.rehearse.events import in_place
+from tracer.rehearse.events.around import grouping, reading
 from tracer.rehearse.events.converting import CONVOLUTIONS, converting
 from tracer.rehearse.events.counted import Counted
 from tracer.rehearse.events.remembered import Memo
-from tracer.rehearse.events.tape import HOST_WAIT
 from tracer.rehearse.gpu import tensor_float
 from tracer.rehearse.operators import agreeing
 from tracer.rehearse.operators.calls import tensors_in
@@ -120,7 +120,7 @@ class Watcher:
         """Return what handles *func*, found once."""
         self._session.fakes.pop(func._schema.name, lambda: None)()
         handler, name = self._choose(func), ".".join(func._schema.name.split("::"))
-        handler = self._reading(handler) if func.namespace in COMMUNICATING else handler
+        handler = reading(self._session, handler) if func.namespace in COMMUNICATING else handler
         handler = agreeing.checking(name, handler) if self._fake else handler
         if self._fake:
             handler = following(self._session.stated, name, func, handler)
@@ -130,17 +130,6 @@ class Watcher:
             )
         self._handlers[func] = handler
         return handler
-
-    def _reading(self, handler: Kernel) -> Kernel:
-        """Return the *handler* of a communication, which reads what compiled kernels then have to write."""
-        fused, position = self._session.fused, self._session.position
-
-        def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if fused.is_used and position.step >= 0:
-                fused.used(args)
-            return handler(func, args, kwargs)
-
-        return read
 
     def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
         namespace, name = func.namespace, func._schema.name.partition("::")[2]
@@ -171,18 +160,8 @@ class Watcher:
             return self._allocating
         if full in CONVOLUTIONS:
             return converting(self._session, self._pricing, full, self._computing(full), self._is_ours)
-        return self._grouping(full) if full == "aten._grouped_mm" else self._computing(full)
-
-    def _grouping(self, name: str) -> Kernel:
-        """Return the handler of products of experts: other than in bf16 the host asks where each begins."""
-        handler, tape, bf16 = self._computing(name), self._session.tape, self._torch.bfloat16
-
-        def grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if args[0].dtype != bf16 and self._session.position.step >= 0:
-                tape.note(HOST_WAIT)
-            return handler(func, args, kwargs)
-
-        return grouped
+        computing = self._computing(full)
+        return grouping(self._session, computing) if full == "aten._grouped_mm" else computing
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator that is made of others, as it arrives in inference mode: those come again."""

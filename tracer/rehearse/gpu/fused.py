@@ -1,7 +1,7 @@
 """Element-wise work of what ``torch.compile`` compiles: as the kernels that it would fuse, not one by one.
 
 Nothing is compiled in a rehearsal. Operators of a compiled part run one by one, and what the compiler would
-have made of them is counted, by four rules of its scheduler (``torch/_inductor/scheduler.py`` and
+have made of them is counted, by five rules of its scheduler (``torch/_inductor/scheduler.py`` and
 ``torch/_functorch/partitioners.py``):
 
 - Element-wise operators between two kernels that are not fused (a product, attention) are one kernel. It
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 WRITE: Final = "compiled.write"
 """Name of the operation by which a kernel writes what another one reads."""
-
 
 PAD: Final = "compiled.pad"
 """Name of the operation that gives a matrix aligned rows (torch/_inductor/fx_passes/pad_mm.py)."""

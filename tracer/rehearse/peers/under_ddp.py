@@ -55,7 +55,7 @@ def _reducer_of(session: RehearsalSession) -> type[Reducer]:
 
         def _set_static_graph(self) -> None:
             super()._set_static_graph()
-            session.warm_up(2)
+            session.kept.warm_up(2)
 
         def _flat(self, bucket: Sequence[int]) -> Any:
             found = super()._flat(bucket)
@@ -63,7 +63,7 @@ def _reducer_of(session: RehearsalSession) -> type[Reducer]:
             return found
 
         def _tell(self, lengths: Sequence[int]) -> None:
-            if session.warmup:
+            if session.kept.warmup:
                 return
             super()._tell(lengths)
             session.tape.note(HOST_WAIT)

@@ -259,7 +259,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     from tracer.process import versions
     from traces.rehearsal import write_rank
 
-    folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.first_kept()
+    folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.kept.first()
     write_rank(folder, rank, session.tape.tables())
     shapes = session.shapes
     leave(stages_of(folder, rank), shapes.found if shapes is not None else {})

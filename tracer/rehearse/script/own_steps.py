@@ -50,11 +50,11 @@ class OwnSteps(StepsWithoutModules):
         session = self._rehearsal
         n_done = session.position.step - (self._end is not None)
         if not self._is_told and session.position.step < 0:  # building is over, by which nothing warms up
-            session.warm_up(session.warmup + 1)
-            session.leave_out(1)
+            session.kept.warm_up(session.kept.warmup + 1)
+            session.kept.leave_out(1)
             session.lane.owner = ("forward", INPUT)
         elif not self._is_told and n_done:  # parts of it counted as steps
-            session.leave_out(n_done + 1)
+            session.kept.leave_out(n_done + 1)
         super().told()
 
     def said(self) -> list[str]:

@@ -135,5 +135,5 @@ class Trainings:
             own, other = kept[-1], before[-1]
             told = {"name": own["name"], "n_params": own["n_params"]}
             found.append(BEFORE.format(**told, other=other["name"], n_others=other["n_params"]))
-        goes_on = session.steps.made and n_done >= session.warmup + session.n_steps
+        goes_on = session.steps.made and n_done >= session.kept.warmup + session.kept.n_steps
         return [*found, NEXT.format(next=n_done + 1)] if goes_on else found

@@ -59,9 +59,9 @@ class StepsWithoutModules(Steps):
         """An optimizer has stepped: of a first step in which no module was called only the end is known."""
         if self._is_first:
             self._is_first, session = False, self._rehearsal
-            if not session.warmup:
+            if not session.kept.warmup:
                 session.warn(FIRST_LEFT_OUT)
-            session.leave_out(1)
+            session.kept.leave_out(1)
             self._watch(type(self._mode))
         super().optimizer_ends(optimizer)
 

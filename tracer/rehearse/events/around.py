@@ -1,0 +1,35 @@
+"""What comes with an operator besides its kernel: writes of what it reads, waits of the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.rehearse.events.tape import HOST_WAIT
+from tracer.rehearse.values.questions import Kernel
+
+if TYPE_CHECKING:
+    from tracer.rehearse.session import RehearsalSession
+
+
+def reading(session: RehearsalSession, handler: Kernel) -> Kernel:
+    """Return the *handler* of a communication, which reads what compiled kernels then have to write."""
+    fused, position = session.fused, session.position
+
+    def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if fused.is_used and position.step >= 0:
+            fused.used(args)
+        return handler(func, args, kwargs)
+
+    return read
+
+
+def grouping(session: RehearsalSession, handler: Kernel) -> Kernel:
+    """Return the *handler* of products of experts: other than in bf16 the host asks where each begins."""
+    import torch
+
+    def grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args[0].dtype != torch.bfloat16 and session.position.step >= 0:
+            session.tape.note(HOST_WAIT)
+        return handler(func, args, kwargs)
+
+    return grouped
