@@ -40,6 +40,12 @@ MOST_RUNS = 3
 TIMEOUT_S = 300
 """Time after which processes count as hanging: they take seconds, or minutes on a machine that others use."""
 
+STANDS_STILL_S = 60
+"""Time after which a process counts as standing still when another one of its world has ended well.
+
+Torch 2.13 may do so at the end of a training with DDP, recorded or not: the reducer is freed with Python's
+lock held and waits for gloo's thread, which asks for that lock to drop a reference of its last work."""
+
 POLL_S = 0.2
 """Time between two looks at whether others have ended, while one process is waited for."""
 
@@ -63,6 +69,10 @@ AnyProcess = Process | Part
 Done = subprocess.CompletedProcess[str]
 
 
+class StandsStillError(Exception):
+    """A process goes on although another one of its world has ended well."""
+
+
 def ended(
     start: Callable[[], Sequence[AnyProcess]], fresh: Path | None, timeout_s: float = TIMEOUT_S
 ) -> list[Done]:
@@ -73,10 +83,15 @@ def ended(
         fresh: the folder that they fill, which is emptied before they are started again.
         timeout_s: time that each of them has, in seconds.
     """
-    for _ in range(MOST_RUNS):
+    for run in range(MOST_RUNS):
         processes = start()
         try:
             said = _said(processes, timeout_s)
+        except StandsStillError as error:
+            if run == MOST_RUNS - 1:
+                raise TimeoutError(str(error)) from error
+            empty(fresh)
+            continue
         finally:
             for process in processes:
                 process.kill()
@@ -97,13 +112,22 @@ def _said(processes: Sequence[AnyProcess], timeout_s: float) -> list[tuple[str, 
 
     Raises:
         TimeoutError: some still run after *timeout_s*; it says what was written until then.
+        StandsStillError: some still run ``STANDS_STILL_S`` after another one has ended well.
     """
     until, said = time.monotonic() + timeout_s, dict[int, tuple[str, str]]()
+    ended_well_s: float | None = None
     while under_way := [number for number in range(len(processes)) if number not in said]:
         for number in under_way:
             with suppress(subprocess.TimeoutExpired):
                 said[number] = processes[number].communicate(timeout=POLL_S)
-        is_late = time.monotonic() > until
+        now = time.monotonic()
+        is_late = now > until
+        if ended_well_s is None and any(processes[number].returncode == 0 for number in said):
+            ended_well_s = now
+        if len(said) < len(processes) and ended_well_s is not None and now > ended_well_s + STANDS_STILL_S:
+            late = [number for number in range(len(processes)) if number not in said]
+            words = {number: _put_down(processes[number]) for number in late}
+            raise StandsStillError(f"{late} of {processes[0].args!r} stand still: {words}")
         if is_late or any(processes[n].returncode and FLAKES.search(said[n][1]) for n in said):
             late = [number for number in range(len(processes)) if number not in said]
             said |= {number: _put_down(processes[number]) for number in late}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.processes import MOST_RUNS, Runner, ended, split_off, started
 from traces.store import open_run
 
@@ -48,6 +49,31 @@ def test_who_waits_for_one_that_torch_broke_is_not_waited_for(tmp_path: Path) ->
     done = Runner.run(["sh", "-c", script], Runner.env(), fresh=tmp_path)
     assert done.status[0] == 1
     assert done.status[1] < 0
+
+
+@pytest.mark.parametrize("n_still", [1, MOST_RUNS])
+def test_who_stands_still_behind_one_that_has_ended_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_still: int
+) -> None:
+    """As torch does now and then at the end of a training; what does so every time is said to hang."""
+    monkeypatch.setattr(processes, "STANDS_STILL_S", 1)
+    made = tmp_path / "made"
+    made.mkdir()
+    script = (
+        f"[ $RANK = 0 ] || exit 0; mkdir made/run || exit 99; echo >> runs; [ $(wc -l < runs) -gt {n_still} ]"
+    )
+
+    def start() -> list[Any]:
+        env = Runner.env()
+        command = ["sh", "-c", f"cd {tmp_path}; {{ {script}; }} || exec sleep 1000"]
+        return [started(command, env | {"RANK": str(rank)}) for rank in range(2)]
+
+    if n_still == MOST_RUNS:
+        with pytest.raises(TimeoutError, match="stand still"):
+            ended(start, made)
+    else:
+        assert [one.returncode for one in ended(start, made)] == [0, 0]
+    assert (tmp_path / "runs").read_text().count("\n") == min(n_still + 1, MOST_RUNS)
 
 
 @pytest.mark.parametrize("start", [started, split_off])
