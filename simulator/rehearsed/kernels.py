@@ -18,8 +18,8 @@ ONE_NORM: Final = frozenset({"aten._fused_rms_norm", "aten.native_layer_norm"})
 def separate_parts(tables: Iterable[RankTables]) -> list[str]:
     """Return what runs as several kernels, of ``simulator.framework.EAGER_PARTS``.
 
-    What PyTorch runs as it is written runs so here: a rehearsal leaves compilation out. A norm is one kernel
-    or several, as its module is written.
+    What PyTorch runs as it is written runs so here: what a script compiles is not told apart. A norm is one
+    kernel or several, as its module is written.
     """
     names = {name for one in tables for name in one.works["name"].to_pylist()}
     norm = [] if names & ONE_NORM else ["norm"]
