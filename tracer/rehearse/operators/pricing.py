@@ -100,9 +100,12 @@ def _is_list_of_whole(value: Any) -> bool:
 
 
 def _signature(values: Any) -> Any:
-    """Return what the work of a call depends on: shapes, types and switches."""
+    """Return what the work of a call depends on: shapes, dtypes, and whole numbers such as dimensions.
+
+    Floating-point numbers, such as a learning rate, change nothing.
+    """
     if hasattr(values, "element_size"):
         return (values.shape, values.dtype)
     if isinstance(values, list | tuple):
         return tuple(map(_signature, values))
-    return values if values is None or isinstance(values, bool) else 0
+    return values if values is None or isinstance(values, int | str) else 0
