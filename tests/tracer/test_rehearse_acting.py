@@ -2,13 +2,15 @@
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import rehearsals
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.acting import Loaded
+from tracer.rehearse.ranks.acting import Loaded, Troupe
 from tracer.rehearse.rehearsing import Asked, rehearse
 from traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
@@ -49,6 +51,56 @@ def test_rehearsals_on_one_process_are_those_on_their_own(tmp_path: Path) -> Non
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert rehearsed("third", loaded) == alone
+
+
+class _Dying(Loaded):
+    """Runs no rank: the first one it is asked for ends with an *outcome*, the next ones are killed."""
+
+    def __init__(self, folder: Path, outcome: str) -> None:
+        super().__init__()
+        self._folder, self._outcome, self.n_asked = folder, outcome, 0
+
+    def start(self) -> None:
+        """Start nothing."""
+
+    def ask(self, spec: Mapping[str, Any]) -> None:
+        """Write what the first rank ended with."""
+        Path(spec["log"]).write_text("")
+        self.n_asked += 1
+        if self.n_asked == 1:
+            (self._folder / f"outcome-{spec['rank']:05d}.json").write_text(self._outcome)
+
+    def said(self) -> str:
+        """Say that rank 0 was killed, unless it is the first time."""
+        return f"ended 0 {0 if self.n_asked == 1 else -signal.SIGKILL}"
+
+
+@pytest.mark.parametrize("outcome", ['{"unlike": ""}', '{"stated": []}'])
+def test_a_rank_that_dies_the_second_time_has_no_result_of_the_first(tmp_path: Path, outcome: str) -> None:
+    """It was run again, for all micro-batches or with other numbers, and was killed before it ended."""
+    troupe = Troupe(
+        {"world_size": 1, "repeats": True},
+        tmp_path,
+        lambda words: None,
+        _Dying(tmp_path, outcome),
+        adds=False,
+    )
+    if "stated" in outcome:
+        assert troupe.act([0]) == {0: {"stated": []}}
+    with pytest.raises(RehearsalError, match="rank 0 died of signal 9"):
+        troupe.act([0])
+
+
+def test_a_process_that_is_gone_when_it_is_asked_says_so() -> None:
+    """As where the machine ran out of memory between two ranks."""
+    with Loaded() as loaded:
+        loaded.start()
+        assert loaded._process is not None
+        loaded._process.kill()
+        loaded._process.wait()
+        loaded.ask({"rank": 0})
+        with pytest.raises(RehearsalError, match="died with status -9"):
+            loaded.said()
 
 
 SHAPED = """

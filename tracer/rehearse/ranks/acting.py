@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -69,7 +70,8 @@ class Loaded:
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         if at_once:
             process.terminate()  # which ends the ranks, too
         process.wait()
@@ -79,8 +81,9 @@ class Loaded:
     def ask(self, spec: Mapping[str, Any]) -> None:
         """Ask the process to run the rank of *spec*."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(spec).encode() + b"\n")
-            self._process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended: ``said`` says so
+                self._process.stdin.write(json.dumps(spec).encode() + b"\n")
+                self._process.stdin.flush()
 
     def said(self) -> str:
         """Return the next line from the process or a rank. Raises RehearsalError if it has ended."""
@@ -186,6 +189,7 @@ class Troupe:
 
     def _start(self, rank: int, *, repeats: bool, coming: Sequence[int]) -> None:
         self._seen[rank] = dict(self._n_left)
+        self._told_by(rank).unlink(missing_ok=True)  # of an earlier run: this one may die before it writes
         asked = {"rank": rank, "log": str(self._log_of(rank)), "repeats": repeats, "coming": coming}
         spec = {**self._spec, **asked}
         self._loaded.ask(spec)
