@@ -51,6 +51,41 @@ def test_what_a_script_has_made_is_its_own(tmp_path: Path) -> None:
     assert not [note for note in found.notes if "from before the rehearsal" in note]
 
 
+REPLACES = """
+import os, sys
+from pathlib import Path
+
+import torch
+
+folder = Path(sys.argv[1])
+for name in ("a", "b"):
+    (folder / name).write_text(f"new {name}")
+os.remove(folder / "a")
+(folder / "a").write_text("newer a")
+(folder / "c").write_text("new c")
+os.remove(folder / "lock")
+os.close(os.open(folder / "lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+print(*((folder / name).read_text() for name in ("a", "b", "c")), sep=", ")
+model = torch.nn.Linear(2, 2)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+
+
+def test_a_script_reads_back_what_it_has_written(tmp_path: Path) -> None:
+    """Also to a file that it has removed in between; a lock that it has removed it can take."""
+    folder, script = tmp_path / "training", tmp_path / "train.py"
+    folder.mkdir()
+    for name in ("a", "b", "c", "lock"):
+        (folder / name).write_text(f"real {name}")
+    before = _contents(folder)
+    script.write_text(REPLACES)
+    rehearse(Asked(command=(str(script), str(folder)), world_size=1, warmup=0), tmp_path / "r")
+    log = rehearsal_folder(tmp_path / "r") / "rank-00000" / "output.log"
+    assert log.read_text().splitlines()[0] == "newer a, new b, new c"
+    assert _contents(folder) == before
+
+
 MAPPED = """
 import sys
 

@@ -49,6 +49,7 @@ class Files:
         self._written: dict[str, None] = {}
         self._left: dict[str, None] = {}
         self._copies: dict[str, str] = {}
+        self._n_copies = 0
         self._removed: set[str] = set()
         self._made: set[str] = set()
         self._n_read = 0
@@ -90,6 +91,8 @@ class Files:
 
         @functools.wraps(original)
         def opened(path: Any, flags: int, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> int:
+            if dir_fd is None and flags & os.O_EXCL and self._at(path) in self._removed:
+                flags &= ~os.O_EXCL  # to the script it is gone
             if dir_fd is None and not flags & os.O_EXCL:
                 writes = bool(flags & (_WRITES | os.O_TRUNC))
                 path = self._instead(path, writes=writes, keeps=not flags & os.O_TRUNC)
@@ -122,7 +125,7 @@ class Files:
                 "that a rehearsal copies: open it to be read only (of numpy.memmap mode='r')"
             )
         self._copies_at.mkdir(exist_ok=True)
-        copy = str(self._copies_at / str(len(self._written)))
+        copy, self._n_copies = str(self._copies_at / str(self._n_copies)), self._n_copies + 1
         self._written[at] = None
         self._removed.discard(at)
         if keeps:
