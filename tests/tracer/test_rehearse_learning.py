@@ -70,6 +70,15 @@ NAMED = """
     model(rows=rows(24)).argmax()
     model(rows=rows(8)).sum().backward()
 """
+PROBES = """
+    if step == 0:
+        probe = linear()
+        probe(rows(8))
+    model(rows(8)).sum().backward()
+    probe = linear() if step else None
+    for _ in range(3 * bool(step)):
+        probe(rows(8))
+"""
 DELAYED = """
     fake = other(rows(8))
     model(fake.detach()).sum().backward()
@@ -111,6 +120,11 @@ def test_a_pass_that_no_backward_follows_trains_nothing(
 ) -> None:
     """Whether it comes first or last, of the model or another one: its rows and FLOPs do not count."""
     assert _rehearsed(tmp_path, step, model) == (rows, products, {UNUSED})
+
+
+def test_a_model_that_is_gone_leaves_its_number_to_no_other(tmp_path: Path) -> None:
+    """A probe is dropped after the first step; passes of a new one are not those of the model."""
+    assert _rehearsed(tmp_path, PROBES) == (ROWS, 2 * ROWS, {UNUSED})
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ class Learning:
         self._n_idle = 0  # passes of this step without gradients
         self._idle: dict[int, int] = {}  # by step: passes that may train nothing
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._n_models = 0  # so far: one that is gone leaves its number to no other
 
     def begin(self, module: Any, *, trains: bool) -> None:
         """The model *module* is called from outside; *trains*: with gradients."""
@@ -145,7 +146,9 @@ class Learning:
         return reached
 
     def _number(self, module: Any) -> int:
-        return self._numbers.setdefault(module, len(self._numbers))
+        if module not in self._numbers:
+            self._numbers[module], self._n_models = self._n_models, self._n_models + 1
+        return self._numbers[module]
 
 
 def _nodes(out: Any) -> Iterator[Any]:
