@@ -41,6 +41,10 @@ STARTS = {
     "popen": f"p = subprocess.Popen({PLAIN}, env={ENV}); assert p.wait() == 0 == p.poll()",
     "system": 'os.environ["OF_PARENT"] = "1"; assert os.system("torchrun FOLDER/train.py --lr 3") == 0',
     "shell": 'os.environ["OF_PARENT"] = "1"; subprocess.call("torchrun FOLDER/train.py --lr 3", shell=True)',
+    "assigned": "assert os.system('OF_PARENT=1 torchrun FOLDER/train.py --lr 3') == 0",
+    "env": f"subprocess.check_call(['env', 'OF_PARENT=1', *{RUN}])",
+    "in_folder": "assert os.system('cd FOLDER && OF_PARENT=1 nohup torchrun train.py --lr 3 >out 2>&1') == 0",
+    "piped": "subprocess.check_call(['bash', '-c', 'OF_PARENT=1 torchrun FOLDER/train.py --lr 3 | tee log'])",
     "become": f'os.environ["OF_PARENT"] = "1"; os.execvp("torchrun", {RUN})',
 }
 """Ways to start a training in another process."""
@@ -113,6 +117,15 @@ def test_a_training_that_fails_is_said_at_its_own_line(tmp_path: Path) -> None:
 def test_a_launcher_of_which_nobody_knows_what_it_starts_is_refused(tmp_path: Path) -> None:
     parent = _written(tmp_path / "in", "subprocess.run(['torchrun', '--nproc-per-node', '8', '/bin/true'])")
     with pytest.raises(RehearsalError, match=r"parent\.py:4 starts torchrun --nproc-per-node, and it is not"):
+        _acted(tmp_path, (str(parent),))
+
+
+def test_a_launcher_among_other_commands_is_refused(tmp_path: Path) -> None:
+    """Nothing says whether the training needs what the other commands do."""
+    parent = _written(tmp_path / "in", "os.system('export A=1; torchrun FOLDER/train.py')")
+    with pytest.raises(
+        RehearsalError, match=r"starts torchrun .*train\.py among other commands, and it is not"
+    ):
         _acted(tmp_path, (str(parent),))
 
 

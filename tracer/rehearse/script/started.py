@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import shlex
 import subprocess
 import sys
 import threading
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks import launchers
+from tracer.rehearse.ranks.exported import exported, started
+from tracer.rehearse.script import shell
 from tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
@@ -35,20 +36,20 @@ LOCAL_RANK: Final = "${local_rank}"
 def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
     """Act out what the script of *spec* starts in order to train, told as torchrun would tell it."""
     trainings = _Trainings(session, spec)
-    starts, shell = subprocess.Popen.__init__, os.system
+    starts, run_line = subprocess.Popen.__init__, os.system
     anywhere: Any = subprocess.Popen
 
     def init(self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
         is_captured = any(kwargs.get(name) is not None for name in CAPTURED) or len(rest) > 1
-        code = None if is_captured else trainings.run(_words(args), kwargs.get("env"), kwargs.get("cwd"))
+        code = None if is_captured else trainings.start(_commands(args), kwargs.get("env"), kwargs.get("cwd"))
         if code is None:
             starts(self, args, *rest, **kwargs)
         else:
             _be_over(self, args, code)
 
     def system(command: Any) -> int:
-        code = trainings.run(_words(command), None, None)
-        return shell(command) if code is None else code << 8
+        code = trainings.start(_commands(command), None, None)
+        return run_line(command) if code is None else code << 8
 
     anywhere.__init__, os.system = init, system
     for name in ("execv", "execve", "execvp", "execvpe"):
@@ -75,7 +76,8 @@ def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[
     """Return what becomes another program as *original* does, in place if it is a training."""
 
     def become(file: Any, args: Sequence[Any], *env: Any) -> None:
-        code = trainings.run([os.fspath(file), *map(str, args[1:])], env[0] if env else None, None)
+        words = [os.fspath(file), *map(str, args[1:])]
+        code = trainings.start(_commands(words), env[0] if env else None, None)
         if code is None:
             original(file, args, *env)
         sys.exit(code)
@@ -83,14 +85,11 @@ def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[
     return become
 
 
-def _words(command: Any) -> list[str]:
-    """Return the words of a *command* as ``subprocess`` takes it, none of what is no line of words."""
+def _commands(command: Any) -> list[list[str]]:
+    """Return the words of each command in *command*, a line or words as ``subprocess`` takes them."""
     if isinstance(command, str):
-        try:
-            return shlex.split(command)
-        except ValueError:  # quotes that do not close: it is for the shell to say so
-            return []
-    return [str(word) for word in command] if isinstance(command, Sequence) else []
+        return [words for found in shell.commands(command) for words in shell.opened(found)]
+    return shell.opened([str(word) for word in command]) if isinstance(command, Sequence) else []
 
 
 def _be_over(program: Any, args: Any, code: int) -> None:
@@ -108,12 +107,33 @@ class _Trainings:
     def __init__(self, session: RehearsalSession, spec: Mapping[str, Any]) -> None:
         self._session, self._spec = session, spec
 
-    def run(self, command: Sequence[str], env: Mapping[str, str] | None, cwd: Any) -> int | None:
-        """Run the training that *command* starts; return how it ended, None if it starts none.
+    def start(self, lines: Sequence[list[str]], env: Mapping[str, str] | None, cwd: Any) -> int | None:
+        """Run the training that one of the commands *lines* starts, behind others that change the folder.
+
+        Returns:
+            How it ended; None if none of them is a training.
+
+        Raises:
+            RehearsalError: a launcher is one of several commands, or is told nothing that could be run.
+        """
+        left = list(lines)
+        while len(left) > 1 and left[0][0] == "cd" and len(left[0]) == 2:
+            cwd = Path(cwd or "", left.pop(0)[1])
+        if len(left) == 1:
+            return self.run(left[0], env, cwd)
+        if unclear := next((words for words in left if _is_launcher(started(words))), None):
+            raise RehearsalError(_unclear(started(unclear), " among other commands"))
+        return None
+
+    def run(self, words: Sequence[str], env: Mapping[str, str] | None, cwd: Any) -> int | None:
+        """Run the training that the command *words* starts; return how it ended, None if it starts none.
 
         Raises:
             RehearsalError: a launcher is told nothing that a rehearsal could run.
         """
+        command = started(words)
+        if own := exported(words):
+            env = {**(env or {}), **own}
         found = training_of(command)
         if found is None:
             return None
@@ -121,15 +141,15 @@ class _Trainings:
         if not script:
             raise RehearsalError(_unclear(command))
         before = (*self._spec["launchers"], *launchers.launchers_of(command))
-        started = {**self._spec, "launchers": before, "command": script}
-        told = launchers.environment(started)
+        spec = {**self._spec, "launchers": before, "command": script}
+        told = launchers.environment(spec)
         if env is not None and _is_anothers(env, told):
             return 0
         self._session.warn(
             f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
         )
         flags = launchers.accelerate_flags(command)
-        with _surroundings({**(env or {}), **told}, cwd, launchers.words_of(started), is_module=is_module):
+        with _surroundings({**(env or {}), **told}, cwd, launchers.words_of(spec), is_module=is_module):
             if flags is not None:
                 launchers.tell_accelerate(flags, self._spec["world_size"])
             return _ended(script[0], is_module=is_module)
@@ -157,10 +177,10 @@ class _Trainings:
             return entrypoint(*args)
 
 
-def _unclear(command: Sequence[str]) -> str:
-    """Return what to say of a *command* that trains, and does not tell what."""
-    started = f"{asker()} starts {' '.join(command[:2])}"
-    return f"{started}, and it is not clear what that runs; rehearse that command instead"
+def _unclear(command: Sequence[str], where: str = "") -> str:
+    """Return what to say of a *command* that trains, and does not tell what, and of *where* it stands."""
+    starts = f"{asker()} starts {' '.join(command[:2])}{where}"
+    return f"{starts}, and it is not clear what that runs; rehearse that command instead"
 
 
 def _is_anothers(env: Mapping[str, str], told: Mapping[str, str]) -> bool:
@@ -195,15 +215,21 @@ def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
     name, words = Path(command[0]).name, list(command[1:])
     if is_python := is_interpreter(command[0]):
         name, words = "python", past_options(words)
-    is_launcher = (
-        name in {"torchrun", "deepspeed"}
-        or (name == "accelerate" and "launch" in words[:1])
-        or (is_python and words[:1] == ["-m"] and words[1:2] and words[1] in launchers.MODULES)
-    )
-    if not is_launcher and not (is_python and words and words[0].endswith(".py")):
+    if not _is_launcher(command) and not (is_python and words and words[0].endswith(".py")):
         return None
     script, is_module = launchers.script_of([name, *words])
     return ((), False) if len(script) == len(words) + 1 else (script, is_module)
+
+
+def _is_launcher(command: Sequence[str]) -> bool:
+    """Whether *command* is one that starts a process per rank."""
+    if not command:
+        return False
+    name, words = Path(command[0]).name, list(command[1:])
+    if is_interpreter(command[0]):
+        module = past_options(words)
+        return module[:1] == ["-m"] and len(module) > 1 and module[1] in launchers.MODULES
+    return name in {"torchrun", "deepspeed"} or (name == "accelerate" and words[:1] == ["launch"])
 
 
 def is_interpreter(program: str) -> bool:
