@@ -47,6 +47,12 @@ def through(rank: int, n_ranks: int) -> None:
     joined(rank, n_ranks)
 
 
+def after(data: object, rank: int, n_ranks: int) -> None:
+    """Do the same, told some data first."""
+    del data
+    joined(rank, n_ranks)
+
+
 def double(numbers: "Queue[int]") -> None:
     """Work beside the training, in a process that is no rank."""
     numbers.put(2 * numbers.get())
@@ -66,6 +72,23 @@ def started(n_ranks: int) -> None:
         assert (rank.exitcode, rank.is_alive()) == (0, False)  # another's
     for rank in ranks:
         rank.join()
+
+
+def named(n_ranks: int, data: object) -> None:
+    """Start a process per rank that is told by name who it is; with *data*, by position behind them."""
+    for rank in range(n_ranks):
+        if data is None:
+            one = Process(target=joined, kwargs={"rank": rank, "n_ranks": n_ranks})
+        else:
+            one = Process(target=after, args=(data, rank, n_ranks))
+        one.start()
+
+
+def beside(n_ranks: int) -> None:
+    """Start all ranks, and wait for them until none is left, as scripts do that look after them meanwhile."""
+    context = multiprocessing.spawn(joined, (n_ranks,), n_ranks, False)
+    while not context.join():
+        pass
 
 
 def loaded(n_rows: int) -> None:
@@ -105,6 +128,10 @@ def main(way: str, n_ranks: int) -> None:
         loaded(n_ranks)
     elif way == "spawned":
         multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
+    elif way in {"named", "behind"}:
+        named(n_ranks, None if way == "named" else torch.ones(3))
+    elif way == "beside":
+        beside(n_ranks)
     else:
         started(n_ranks)
 

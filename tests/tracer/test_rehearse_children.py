@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsals import rehearse
-from tests.tracer.started_by_hand import PLACES, WIDTH
+from tests.tracer.started_by_hand import PLACES, STEPS, WIDTH
 from tracer.errors import RecordError
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import WHAT, RankTables, Rehearsal, read_rank, rehearsal_folder
@@ -52,11 +52,18 @@ def test_the_process_of_this_rank_is_run_in_place(tmp_path: Path, rank: int) -> 
     assert printed.splitlines()[0] == "helper 42"
 
 
-@pytest.mark.parametrize("way", ["started", "spawned"])
+@pytest.mark.parametrize("way", ["started", "spawned", "named", "behind"])
 def test_processes_are_counted_on_a_node_or_over_the_world(tmp_path: Path, way: str) -> None:
     """A script that is told of all ranks of two nodes starts as many; the last is rank 7."""
-    _, tables, _ = _rehearsed(tmp_path, way, 8, world_size=8, rank=7)
+    found, tables, _ = _rehearsed(tmp_path, way, 8, world_size=8, rank=7)
     assert tables.messages.num_rows == 2
+    assert not any("takes itself for rank" in note for note in found.notes)
+
+
+def test_a_script_may_wait_for_processes_that_it_spawns(tmp_path: Path) -> None:
+    """Told by position not to join them, it does so itself."""
+    asked = Asked(command=(str(SCRIPT), "beside", "4"), world_size=4, ranks=(0,), warmup=0, steps=9)
+    assert rehearse(asked, tmp_path / "run").job["steps"] == STEPS
 
 
 @pytest.mark.parametrize("way", ["started", "spawned"])

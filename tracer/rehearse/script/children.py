@@ -26,10 +26,15 @@ def install(session: RehearsalSession) -> None:
     import torch.multiprocessing
 
     def spawn(
-        fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **kwargs: Any
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        nprocs: int = 1,
+        join: Any = True,  # noqa: FBT002 - as torch has it
+        *_: Any,
+        **__: Any,
     ) -> Any:
         fn(_number(session, whole=nprocs == session.world_size), *args)
-        return None if kwargs.get("join", True) else _Ended()
+        return None if join else _Ended()
 
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         anywhere: Any = module
@@ -53,7 +58,9 @@ def _processes(session: RehearsalSession) -> None:
             original(self)
             return
         self._popen, number, n_started = _Over(), n_started, n_started + 1
-        if number == _number(session, whole=session.world_size in self._args):
+        told = (*self._args, *self._kwargs.values())
+        is_of_world = any(isinstance(one, int) and one == session.world_size for one in told)
+        if number == _number(session, whole=is_of_world):
             self.run()
 
     anywhere.start = start  # type: ignore[method-assign]
@@ -62,24 +69,30 @@ def _processes(session: RehearsalSession) -> None:
 def _joins(process: Any) -> bool:
     """Whether what *process* is to run gets to ``JOINING``, by names of functions of the script."""
     is_own = type(process).run is not BaseProcess.run
+    told = (*process._args, *process._kwargs.values())  # noqa: SLF001
     return any(
-        _names_joining(function, DEPTH)
-        for function in (type(process).run if is_own else process._target, *process._args)  # noqa: SLF001
+        _names_joining(function)
+        for function in (type(process).run if is_own else process._target, *told)  # noqa: SLF001
         if isinstance(function, FunctionType)
     )
 
 
-def _names_joining(function: FunctionType, depth: int) -> bool:
-    """Whether *function*, or one that it names in up to *depth* steps, names ``JOINING``."""
-    names = set(_names(function.__code__))
-    if JOINING in names:
-        return True
-    named = (function.__globals__.get(name) for name in names)
-    return depth > 0 and any(
-        _names_joining(other, depth - 1)
-        for other in named
-        if isinstance(other, FunctionType) and not other.__module__.startswith("torch.")
-    )
+def _names_joining(function: FunctionType) -> bool:
+    """Whether *function*, or one that it names in up to ``DEPTH`` steps, names ``JOINING``."""
+    seen, last = {function.__code__}, [function]
+    for _ in range(DEPTH + 1):
+        named = [(one, set(_names(one.__code__))) for one in last]
+        if any(JOINING in names for _, names in named):
+            return True
+        others = [one.__globals__.get(name) for one, names in named for name in names]
+        last = []
+        for other in others:
+            if not isinstance(other, FunctionType) or str(other.__module__).startswith("torch."):
+                continue
+            if other.__code__ not in seen:
+                seen.add(other.__code__)
+                last.append(other)
+    return False
 
 
 def _names(code: CodeType) -> Iterator[str]:
