@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from traces.rehearsal import WHAT
+from tracer.rehearse.events.tape import OP
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -39,6 +39,7 @@ class Rounds:
     def __init__(self, session: RehearsalSession) -> None:
         self._session = session
         self._counted: dict[int, dict[str, int]] = {}
+        self._next = 0  # number of the first event of the step that comes
 
     def step_ended(self) -> None:
         """A step is over, and still written down; after the last one it is said whether they are alike."""
@@ -60,11 +61,21 @@ class Rounds:
                 return
 
     def _of(self, step: int) -> dict[str, int]:
-        """Return what is counted of *step*, which is written down: its operations without its optimizer."""
-        tables = self._session.tape.tables()
-        what, items, places = (tables.events[name].to_numpy() for name in ("what", "item", "place"))
-        steps = np.array(tables.places["step"].to_pylist(), np.int64)
-        is_own = np.array([kind != "optimizer" for kind in tables.places["kind"].to_pylist()], np.bool_)
-        mine = (what == WHAT.index("op")) & (steps[places] == step)
-        flops = tables.works["flops"].to_numpy()[items[mine]].sum()
-        return {FLOPS: int(flops), LAUNCHES: int((mine & is_own[places]).sum())}
+        """Return what is counted of *step*, which is written down: its operations without its optimizer.
+
+        Only what was written since the step before is looked at: of many kept steps not all of them again.
+        """
+        tape = self._session.tape
+        rows = tape.rows_from(self._next)
+        places, where = np.unique(rows[:, 2], return_inverse=True)
+        found = [tape.place(place) for place in places.tolist()]
+        steps = np.array([place.step for place in found], np.int64)[where]
+        is_own = np.array([place.kind != "optimizer" for place in found], np.bool_)[where]
+        done = np.flatnonzero(steps <= step)
+        self._next = tape.next_number - len(rows) + (int(done[-1]) + 1 if len(done) else 0)
+        mine = (rows[:, 0] == OP) & (steps == step)
+        works, counts = np.unique(rows[mine, 1], return_counts=True)
+        flops = sum(
+            tape.work(work).flops * n for work, n in zip(works.tolist(), counts.tolist(), strict=True)
+        )
+        return {FLOPS: flops, LAUNCHES: int((mine & is_own).sum())}

@@ -152,7 +152,7 @@ class Tape:
 
     def rows_from(self, number: int) -> npt.NDArray[np.int64]:
         """Return the events since the one *number*; shape ``(n, 6)``, columns of ``EVENTS``."""
-        found = self._events[(number - self._n_forgotten) * _COLUMNS :]
+        found = self._events[max(number - self._n_forgotten, 0) * _COLUMNS :]
         return np.array(found, np.int64).reshape(-1, _COLUMNS)
 
     def repeat(self, rows: npt.NDArray[np.int64]) -> None:
@@ -172,6 +172,10 @@ class Tape:
     def message(self, number: int) -> Message:
         """Return one of the distinct communications."""
         return self._messages.listed[number]
+
+    def place(self, number: int) -> Place:
+        """Return one of the distinct places."""
+        return self._places.listed[number]
 
     def number_of(self, work: Work) -> int:
         """Return the number by which ``op`` knows *work*."""
