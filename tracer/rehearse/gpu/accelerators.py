@@ -1,6 +1,6 @@
-"""What scripts ask of the machine besides ``torch.cuda`` itself: accelerators, versions, profilers.
+"""Answers about the machine outside ``torch.cuda``: accelerators, versions, profilers.
 
-``torch.accelerator`` names the GPU to every code but torch's own, which has to find the processor.
+``torch.accelerator`` names the GPU to scripts and libraries. torch's own code still gets the CPU.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -21,7 +21,8 @@ VERSIONS: Final = {
     (2, 11): ("13.0", (2, 28, 9), 91900),
     (0, 0): ("12.8", (2, 27, 5), 91002),
 }
-"""CUDA, NCCL and cuDNN of the wheels of torch, from which of its versions on. Scripts choose types by them.
+"""CUDA, NCCL and cuDNN in the wheels of torch, by the torch version they begin with. Scripts choose dtypes by
+them.
 
 Source: what the wheels of torch 2.10.0 and 2.11.0 on PyPI require.
 """
@@ -30,17 +31,17 @@ OF_MEMORY: Final = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
     *("memory_stats", "empty_cache", "reset_peak_memory_stats"),
 )
-"""Functions of ``torch.accelerator`` that say what those of ``torch.cuda`` of the same name do."""
+"""Functions of ``torch.accelerator`` that give the same answer as those of ``torch.cuda`` with that name."""
 
 IGNORED: Final = (
     *("_record_memory_history", "_dump_snapshot", "reset_accumulated_memory_stats"),
     *("reset_max_memory_cached", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
 )
-"""Functions of ``torch.cuda.memory`` that change nothing here, or write of an allocator that is not there."""
+"""Functions of ``torch.cuda.memory`` that do nothing here: there is no allocator to record or to reset."""
 
 
 class Runtime:
-    """Stands for the library of CUDA: any function of it does nothing, and succeeds."""
+    """Replaces the CUDA runtime library: every function does nothing and returns success."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if name.startswith("__"):
@@ -55,16 +56,16 @@ NO_GPU: Final = {
     "device_count": 0,
     "get_arch_list": [],
 }
-"""What ``torch.cuda`` says on a machine without one."""
+"""What ``torch.cuda`` returns on a machine without a GPU."""
 
 
 def install(placement: Placement, memory: Meter, *, has_gpu: bool = True) -> None:
-    """Answer as a machine with GPUs does, or as one without.
+    """Give the answers of a machine with GPUs, or of one without.
 
     Args:
-        placement: knows who asks, and the device of this rank.
-        memory: what is allocated.
-        has_gpu: whether the script finds a GPU.
+        placement: knows which code asks, and the device of this rank.
+        memory: the bytes that are allocated.
+        has_gpu: whether the script is told that there is a GPU.
     """
     _versions()
     _generators()
@@ -76,7 +77,7 @@ def install(placement: Placement, memory: Meter, *, has_gpu: bool = True) -> Non
 
 
 def _deny(placement: Placement) -> None:
-    """Say that there is no GPU; a script that wants one all the same ends, as it does on such a machine."""
+    """Say that there is no GPU. A script that requests one anyway ends with an error, as in a real run."""
     import torch
 
     anywhere: Any = torch
@@ -89,7 +90,7 @@ def _deny(placement: Placement) -> None:
 
 
 def _wheel() -> tuple[str, tuple[int, int, int], int]:
-    """Return the versions of CUDA, NCCL and cuDNN with which torch of this version is built for a GPU."""
+    """Return the versions of CUDA, NCCL and cuDNN in the GPU wheel of this version of torch."""
     import torch
 
     own = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -97,13 +98,13 @@ def _wheel() -> tuple[str, tuple[int, int, int], int]:
 
 
 def _versions() -> None:
-    """Let scripts that choose a type by what CUDA and NCCL can do find them."""
+    """Report versions of CUDA and NCCL: scripts choose a dtype by them."""
     import torch
     import torch.cuda.nccl
 
     anywhere: Any = torch
     cuda, nccl, _ = _wheel()
-    if torch.version.cuda is None:  # else torch was built with it: torchvision compares it with its own
+    if torch.version.cuda is None:  # else torchvision compares it with its own version
         anywhere.version.cuda = cuda
     anywhere.cuda.nccl.version = lambda: nccl
     anywhere.cuda.nccl.is_available = lambda tensors: True
@@ -111,9 +112,9 @@ def _versions() -> None:
 
 
 def _generators() -> None:
-    """Let each GPU of the node have a generator, and ``torch.cuda.random`` ask what ``torch.cuda`` does.
+    """Give each GPU of the node a generator, and ``torch.cuda.random`` the functions of ``torch.cuda``.
 
-    The states of these generators are of no use to anybody: random numbers come from that of the processor.
+    The states of these generators are never used: random numbers come from the generator of the CPU.
     """
     import torch
     from torch.cuda import random
@@ -126,7 +127,7 @@ def _generators() -> None:
 
 
 def _memory(meter: Meter) -> None:
-    """Let ``torch.cuda.memory`` and ``torch.accelerator`` say what ``torch.cuda`` does."""
+    """Make ``torch.cuda.memory`` and ``torch.accelerator`` return what ``torch.cuda`` returns."""
     import torch
 
     anywhere: Any = torch
@@ -146,7 +147,7 @@ def _memory(meter: Meter) -> None:
 
 
 def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
-    """Let what asks for an accelerator find the GPU, or none, in code that is not torch's."""
+    """Report the GPU, or none, to code that asks for an accelerator and is not torch's."""
     import torch
 
     anywhere: Any = torch
@@ -164,7 +165,7 @@ def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
     tell(anywhere.accelerator, "is_available", has_gpu)
     tell(anywhere.accelerator, "device_count", torch.cuda.device_count() if has_gpu else 0)
     tell(anywhere.accelerator, "current_accelerator", gpu if has_gpu else None)
-    tell(anywhere._C, "_get_accelerator", gpu if has_gpu else cpu)  # as transformers asks for its meshes
+    tell(anywhere._C, "_get_accelerator", gpu if has_gpu else cpu)  # transformers asks this for its meshes
     tell(anywhere.backends.cuda, "is_built", has_gpu)
     tell(anywhere.backends.cudnn, "is_available", has_gpu)
     tell(anywhere.backends.cudnn, "version", _wheel()[2] if has_gpu else None)
@@ -174,7 +175,7 @@ def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
 
 
 def _profilers() -> None:
-    """Let scripts start and stop the profilers of CUDA, which find nothing."""
+    """Let scripts start and stop the CUDA profilers, which record nothing."""
     import torch
     import torch.cuda.nvtx
     import torch.cuda.profiler
@@ -195,7 +196,7 @@ def _profilers() -> None:
 
 
 def _traces() -> None:
-    """Let torch's profiler look at the host alone: for a GPU that is not there it may wait without end."""
+    """Make torch's profiler record the host only: it may wait forever for a GPU that does not exist."""
     from torch.profiler import ProfilerActivity, profiler
 
     anywhere: Any = profiler._KinetoProfile

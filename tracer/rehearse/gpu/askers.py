@@ -1,4 +1,4 @@
-"""Who asks a tensor for its device: torch has to find it where it is, a script where a real run has it."""
+"""Which code asks a tensor for its device: torch needs the CPU, a script the device of a real run."""
 # ruff: noqa: SLF001 - a file of torch is named by its module, which is private
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tracer.rehearse.gpu import listed
 
 
 class Askers:
-    """Tells torch's code, and this package's, from that of scripts and libraries."""
+    """Distinguishes the code of torch and of this package from that of scripts and libraries."""
 
     def __init__(self) -> None:
         import torch
@@ -20,7 +20,7 @@ class Askers:
         self._known: dict[str, bool] = {}
 
     def is_torch(self, frame: FrameType) -> bool:
-        """Whether *frame* runs code that has to find tensors where they are."""
+        """Return whether *frame* runs code that needs the device on which tensors really are."""
         name = frame.f_code.co_filename
         found = self._known.get(name)
         if found is None:

@@ -1,10 +1,10 @@
-"""Attention is the kernel that a GPU would choose, and the operator by which libraries cut it over ranks.
+"""Chooses the attention kernel that a GPU would run.
 
-The processor has one fused attention of its own: not for values of another width, nor for a mask that is
-trained, nor where a script asks for one of the others; DTensor and context parallelism do not know it. The
-choice is that of ``select_sdp_backend`` in ATen/native/transformers/cuda/sdp_utils.cpp on an H100: what is
-taken by cuDNN, flash or memory-efficient attention is fused, the rest goes over all scores. Which of the
-three it is makes no difference to work and traffic; one with a mask is written down as memory-efficient.
+The CPU has a fused attention of its own, but not for values of another width, for a trainable mask, or where
+a script asks for a certain kernel; DTensor and context parallelism do not support it. The choice follows
+``select_sdp_backend`` in ATen/native/transformers/cuda/sdp_utils.cpp on an H100: attention that cuDNN, flash
+or memory-efficient attention accepts is fused; any other is computed over all scores. FLOPs and bytes are the
+same for the three fused kernels. Attention with a mask is recorded as memory-efficient.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ WIDEST: Final = 256
 """Widest head of flash attention (``check_head_dim_size_flash``)."""
 
 ALIGNED_BYTES: Final = 16
-"""What the width of a head has to be a multiple of for memory-efficient attention: 128 bits
+"""The bytes of a head must be a multiple of this for memory-efficient attention: 128 bits
 (``minimum_gemm_alignment``)."""
 
 
 NO_KERNEL: Final = "No available kernel. Aborting execution."
-"""What torch says where the kernels that a script allows (``sdpa_kernel``) cannot take the operands."""
+"""The error of torch if no kernel that the script allows (``sdpa_kernel``) accepts the operands."""
 
 
 def install(torch: Any) -> None:
-    """Take the place of ``scaled_dot_product_attention``.
+    """Replace ``scaled_dot_product_attention``.
 
-    A fused kernel drops on its way, at no traffic of its own; what goes over all scores drops some of them.
+    Dropout inside a fused kernel costs no memory traffic; without fusion it is an operator on all scores.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.distributed.tensor import DTensor
@@ -47,7 +47,7 @@ def install(torch: Any) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        if query.is_nested:  # which chooses by itself (``jagged``)
+        if query.is_nested:  # nested tensors choose their own kernel (``jagged``)
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
         query, key, value, mask = _cast(torch, query, key, value, attn_mask)
         kernel = chosen(torch, query, key, value, mask) if isinstance(query, FakeTensor | DTensor) else ""
@@ -70,7 +70,7 @@ def install(torch: Any) -> None:
 
 
 def _cast(torch: Any, *tensors: Any) -> list[Any]:
-    """Return *tensors* in the type of autocast, as the operator that is left out would."""
+    """Return *tensors* in the dtype of autocast: the operator that would cast them is skipped here."""
     if not torch.is_autocast_enabled("cpu"):
         return list(tensors)
     dtype = torch.get_autocast_dtype("cpu")
@@ -81,7 +81,7 @@ def _cast(torch: Any, *tensors: Any) -> list[Any]:
 
 
 def chosen(torch: Any, query: Any, key: Any, value: Any, mask: Any) -> str:
-    """Return the fused kernel that takes these operands, empty if none does."""
+    """Return the fused kernel that accepts these operands, empty if none does."""
     if query.dim() != 4 or query.dtype not in {torch.float16, torch.bfloat16, torch.float32}:
         return ""
     cuda, width = torch.backends.cuda, query.shape[-1]
@@ -89,7 +89,7 @@ def chosen(torch: Any, query: Any, key: Any, value: Any, mask: Any) -> str:
     is_square = width == value.shape[-1] <= WIDEST
     if is_half and is_square and mask is None and cuda.flash_sdp_enabled():
         return "flash"
-    if query.shape[1] != key.shape[1]:  # heads in groups are for flash alone, says torch of enable_gqa
+    if query.shape[1] != key.shape[1]:  # only flash supports grouped heads (documentation of enable_gqa)
         return ""
     is_aligned = not any(one.shape[-1] * one.element_size() % ALIGNED_BYTES for one in (query, value))
     by_cudnn = is_half and is_square and cuda.cudnn_sdp_enabled()
@@ -97,7 +97,7 @@ def chosen(torch: Any, query: Any, key: Any, value: Any, mask: Any) -> str:
 
 
 def _bias(torch: Any, mask: Any, query: Any, key: Any) -> Any:
-    """Return *mask* as what is added to scores, for all heads."""
+    """Return *mask* as a bias that is added to the scores of all heads."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -1,4 +1,4 @@
-"""Autocast of a GPU, acted out by that of the processor, with the operators that a GPU leaves in fp32."""
+"""Autocast of a GPU, done by autocast of the CPU, but with the operators that CUDA keeps in fp32."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ IN_FP32: Final = frozenset(
     }
 )  # fmt: skip
 """Functions that autocast of CUDA runs in fp32: documentation of ``torch.amp``, "CUDA Ops that can autocast
-to float32"; the list of the processor is another."""
+to float32". The list of the CPU is different."""
 
 SOFTMAX: Final[Mapping[str, str]] = MappingProxyType({"softmax": "_softmax", "log_softmax": "_log_softmax"})
-"""Functions whose kernels on a GPU read fp16 and write fp32 at once (``half_to_float``), and the kernels."""
+"""Functions with one GPU kernel that reads fp16 and writes fp32 (``half_to_float``), and that kernel."""
 
 TOLD: Final = frozenset({*SOFTMAX, "cumprod", "cumsum", "prod", "sum"})
-"""Those of ``IN_FP32`` that are told the type of their result, in place of a cast of what they read
+"""Those of ``IN_FP32`` that get the dtype of the result as an argument, instead of a cast of their inputs
 (``fp32_set_opt_dtype`` in ATen/autocast_mode.h)."""
 
 
 def in_fp32(torch: Any) -> Callable[[str, Any, Any], tuple[Any, Any]]:
-    """Return what gives the arguments with which a function of ``IN_FP32``, by its name, results in fp32."""
+    """Return a function that changes the arguments of a call in ``IN_FP32`` so that its result is in fp32."""
     low = (torch.float16, torch.bfloat16)
 
     def one(value: Any) -> Any:
@@ -49,7 +49,7 @@ def in_fp32(torch: Any) -> Callable[[str, Any, Any], tuple[Any, Any]]:
 
 
 def softmax(torch: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the softmax in fp32 of a tensor in fp16 as the one kernel that a GPU has for it, else None."""
+    """Return the fp32 softmax of an fp16 tensor by the single kernel of a GPU; None in other cases."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     is_one = kwargs.get("dtype") is torch.float32 and isinstance(dim, int)
     if not is_one or not args or args[0].dtype is not torch.float16:

@@ -1,9 +1,10 @@
-"""Which tensors of a rehearsal are on the host, and what goes between it and the device.
+"""Which tensors of a rehearsal are on the host, and what is copied between host and device.
 
-All tensors of a rehearsal are fake ones of a processor. Those are on the host that were made without a
-device and have not been moved, or were put there: ``Tensor.cpu``, ``to("cpu")``, ``device="cpu"``, pinned
-memory. What comes of nothing but such tensors is on the host as well, and what computes it runs there. All
-others count as the device's, as does everything before the script speaks of a GPU (``Placement.is_met``).
+All tensors of a rehearsal are fake CPU tensors. A tensor is on the host if it was created without a device
+and not moved since, or was put there: ``Tensor.cpu``, ``to("cpu")``, ``device="cpu"``, pinned memory. The
+result of an operator whose operands are all on the host is on the host too, and the operator runs there. All
+other tensors count as on the device, as do all tensors before the script first names a GPU
+(``Placement.is_met``).
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -25,34 +26,34 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
-"""Operators that write their second operand to their first, wherever the two are."""
+"""Operators that copy their second operand into their first, between host and device too."""
 
 HOST, DEVICE = "host", "device"
-"""Where operators are told to make what they make."""
+"""Where the results of operators are to be created."""
 
 PLACING: Final = frozenset({"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"})
-"""Operators that take places on the host in what is on the device, as a real run does."""
+"""Operators that accept indices on the host for a tensor on the device, as in a real run."""
 
 LEFT, MADE, PINNED = "rehearsed_left", "rehearsed_made", "rehearsed_pinned"
-"""Attributes of a storage: it is on the host because nobody has put it anywhere; nothing in it has ever been
-on the device; it is pinned memory."""
+"""Attributes of a storage: it is on the host only because the script named no device; its contents have never
+been on the device; it is pinned memory."""
 
 INPUT: Final = "input"
-"""How the names of copies to the device begin of what has never been there, as of a batch."""
+"""Prefix of the name of a copy to the device if the data has never been there, such as a batch."""
 
 STAGED_BYTES: Final = 64 * 2**10
-"""Largest copy to the device that the host need not wait for although its memory is not pinned (CUDA C++
-Programming Guide, "Implicit synchronization"): the driver keeps what it has to send."""
+"""Largest copy from unpinned memory to the device for which the host does not wait (CUDA C++ Programming
+Guide, "Implicit synchronization"): the driver keeps a copy of the data."""
 
 
 class _Doing(threading.local):
-    """What a thread is doing: others may move or make tensors at the same time.
+    """State of one thread: other threads may move or create tensors at the same time.
 
     Attributes:
-        makes: where operators make what they make, ``""`` for anywhere.
-        direction: in which it moves a tensor, ``""`` where it moves none.
-        is_meant: whether a device without a number means the host, where torch itself speaks of it.
-        is_loading: whether it does what workers of a loader do, in processes of their own.
+        makes: where results are to be created, ``""`` for anywhere.
+        direction: of the copy between host and device that is being made, ``""`` if there is none.
+        is_meant: whether ``cpu`` without a number means the host in torch's own code.
+        is_loading: whether the thread loads a batch, which worker processes do in a real run.
     """
 
     makes = direction = ""
@@ -60,14 +61,14 @@ class _Doing(threading.local):
 
 
 class Host:
-    """The memory of the host as far as the script asks for it.
+    """The host, with its memory.
 
     Args:
         session: the rehearsal.
 
     Attributes:
-        memory: what is held there.
-        doing: what this thread does.
+        memory: the storages on the host.
+        doing: the state of this thread.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -82,23 +83,23 @@ class Host:
 
     @property
     def is_used(self) -> bool:
-        """Whether an operator may have to do with the host."""
+        """Whether the next operator may involve the host."""
         return self._session.placement.is_met or bool(self.doing.direction) or self.memory.holds_any
 
     def holds(self, tensor: Any) -> bool:
-        """Whether *tensor* is on the host; one that is not fake is, if there is a device beside it."""
+        """Whether *tensor* is on the host. A real tensor is, once the script has named a GPU."""
         own = getattr(tensor, "_local_tensor", tensor)
         if type(own) in self._real:
             return self._session.placement.is_met
         return self.memory.number_of(own.untyped_storage()) >= 0
 
     def settle(self, tensor: Any, *, to_host: bool = True) -> Any:
-        """Take *tensor* to have been on the host from the start, or on the device, and return it."""
+        """Count *tensor* as on the host, or on the device, from the start, without a copy; return it."""
         self.take(getattr(tensor, "_local_tensor", tensor).untyped_storage(), to_host=to_host)
         return tensor
 
     def take(self, storage: Any, *, to_host: bool = True) -> None:
-        """Do to a *storage* what ``settle`` does to a tensor."""
+        """Count a *storage* as on the host or on the device, as ``settle`` does for a tensor."""
         here, there = self.memory, self._session.memory
         if not to_host:
             here, there = there, here
@@ -108,27 +109,27 @@ class Host:
             vars(storage).pop(MADE, None)
 
     def faked(self, tensor: Any) -> Any:
-        """Return a fake tensor on the host in place of a real one, as of an array, which no device has."""
+        """Return a fake tensor on the host for a real one, such as a tensor made from an array."""
         import torch
 
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         if mode is None or hasattr(tensor, "fake_mode"):
             return tensor
         found = mode.from_tensor(tensor)
-        if not self._session.placement.is_met:  # no operator has made it, which would have counted it
+        if not self._session.placement.is_met:  # not counted yet: no operator has created it
             self._session.memory.add(found.untyped_storage(), "activations")
         self._session.placement.leave(found)
         self._session.stated.numbers.keep(found, tensor)
         return found
 
     def pin(self, tensor: Any) -> Any:
-        """Take *tensor* to be in pinned memory, and return it."""
+        """Count *tensor* as pinned memory and return it."""
         setattr(getattr(tensor, "_local_tensor", tensor).untyped_storage(), PINNED, True)
         return self.settle(tensor)
 
     @contextmanager
     def making(self, where: str) -> Iterator[None]:
-        """Let operators for a while make what they make on the ``HOST``, the ``DEVICE``, or anywhere."""
+        """Inside this context, create results on the ``HOST``, on the ``DEVICE``, or anywhere."""
         before, self.doing.makes = self.doing.makes, where
         try:
             yield
@@ -136,12 +137,10 @@ class Host:
             self.doing.makes = before
 
     def moved(self, tensor: Any, dtype: Any, *, to_host: bool, non_blocking: bool, layout: Any = None) -> Any:
-        """Return *tensor* on the other side, in another memory *layout* if one is given.
+        """Return a copy of *tensor* on the host or on the device, in another memory *layout* if one is given.
 
-        A blocking copy holds up the host.
-
-        Another *dtype* is made on the device, or on the host by a blocking copy (``copy_kernel_cuda`` in
-        ATen/native/cuda/Copy.cu).
+        The host waits for a blocking copy. A cast to another *dtype* runs on the device, or on the host in a
+        blocking copy (``copy_kernel_cuda`` in ATen/native/cuda/Copy.cu).
         """
         is_first = to_host == non_blocking
         source = tensor.to(dtype) if dtype is not None and is_first else tensor
@@ -153,7 +152,7 @@ class Host:
         return out.to(dtype) if dtype is not None else out
 
     def copy_as(self, written: Any, read: Any, *, to_host: bool, non_blocking: bool) -> Any:
-        """Copy *read* into *written*, of another type, on the other side; cast as ``moved`` does."""
+        """Copy *read* into *written*, which has another dtype and place; the cast is that of ``moved``."""
         import torch
 
         if to_host == non_blocking:
@@ -172,7 +171,7 @@ class Host:
 
     @contextmanager
     def meant(self, *, is_meant: bool = True) -> Iterator[None]:
-        """Let ``torch.device("cpu")`` be the host for a while; else it may be what a tensor says it is on."""
+        """Inside this context ``torch.device("cpu")`` is the host, else maybe the device of a fake tensor."""
         before, self.doing.is_meant = self.doing.is_meant, is_meant
         try:
             yield
@@ -180,11 +179,11 @@ class Host:
             self.doing.is_meant = before
 
     def part(self, name: str, operands: Sequence[Any]) -> str:
-        """Return the part of the host in an operator called *name*: a kind of work, ``""`` if it has none.
+        """Return how the host takes part in the operator *name*: a kind of work, ``""`` if it does not.
 
-        Torch computes on the host with nothing but tensors that are there; single numbers may be elsewhere,
-        and decide only among themselves. Those of which nobody has said where they are go to the device
-        where they meet what is there: a real run would end.
+        An operator runs on the host if all its tensors are there. Tensors of one number may be elsewhere;
+        they count only if there are no others. A host tensor for which the script named no device is moved
+        to the device if another operand is there: a real run would end with an error.
         """
         if self.doing.makes:
             return ON_HOST if self.doing.makes == HOST else ""
@@ -206,11 +205,11 @@ class Host:
         return any(map(self.holds, tensors_in(values)[:1]))
 
     def count(self, out: Any, category: str, part: str, operands: Sequence[Any] = ()) -> None:
-        """Count the memory of what an operator with this *part* of the host has made of *operands*."""
+        """Count the memory of the results *out* of an operator; *part* is what ``part`` returns for it."""
         is_there = part in {ON_HOST, TO_HOST}
         memory = self.memory if is_there else self._session.memory
         for tensor in tensors_in(out):
-            if type(tensor) in self._real:  # of a mesh, or of a loader
+            if type(tensor) in self._real:  # a real tensor, of a mesh or of a loader
                 continue
             storage = tensor.untyped_storage()
             if part == TO_HOST:
@@ -220,13 +219,13 @@ class Host:
 
     @staticmethod
     def _mark(storage: Any, operands: Sequence[Any], part: str) -> None:
-        """Remember of *storage*, made of *operands*, what is so of all of them."""
+        """Give *storage*, made of *operands*, the marks that all of them have."""
         for name in (MADE, LEFT) if part == ON_HOST else ():
             if all(is_marked(one, name) for one in tensors_in(operands)):
                 setattr(storage, name, True)
 
     def work(self, part: str, found: Work, operands: Sequence[Any]) -> Work:
-        """Return what an operator that would be *found* on the device is as *part* of the host."""
+        """Return the work of an operator on the host, or of a copy; *found* is its work on the device."""
         if part == ON_HOST:
             return found._replace(kind=ON_HOST, kernels=0)
         read = tensors_in(operands[1]) if found.name in COPYING else tensors_in(operands)[:1]
@@ -235,10 +234,10 @@ class Host:
         return Work(f"{INPUT if is_input else HOST}.{part}", part, found.shapes, dtype_name(read[0]), 0, size)
 
     def waited(self, part: str, name: str, operands: Sequence[Any], *, non_blocking: bool) -> None:
-        """Note that the host waits for a copy by the operator *name*, unless it need not.
+        """Note that the host waits for a copy by the operator *name*, unless it does not have to.
 
-        It waits for one that is not to block, too, where its own memory is not pinned: for one down until it
-        is done, for one up until the driver has taken over what goes there (CUDA Runtime API, "API
+        It also waits for a non-blocking copy if the memory on the host is not pinned: until a copy from the
+        device is done, or until the driver has read the data of a copy to the device (CUDA Runtime API, "API
         synchronization behavior").
         """
         if part == ON_HOST:
@@ -252,17 +251,17 @@ class Host:
 
 
 def is_marked(tensor: Any, name: str) -> bool:
-    """Whether the storage of *tensor* has the attribute *name*: one that is not fake was made on the host."""
+    """Whether the storage of *tensor* has the mark *name*. A real tensor was created on the host."""
     found = vars(tensor.untyped_storage())
     return name in found or (name != PINNED and not hasattr(tensor, "fake_mode"))
 
 
 def _moved(move: Callable[..., Any]) -> Any:
-    """Return a function of autograd that moves a tensor, and its gradient back (``_to_copy_backward``)."""
+    """Return an autograd function that moves a tensor, and its gradient back (``_to_copy_backward``)."""
     from torch.autograd import Function
 
     class Moved(Function):  # type: ignore[misc]  # torch is untyped here
-        """The gradient is moved by a copy that blocks."""
+        """Copies a tensor. The copy of the gradient is blocking."""
 
         @staticmethod
         def forward(ctx: Any, tensor: Any, to_host: bool, non_blocking: bool, layout: Any) -> Any:  # noqa: FBT001

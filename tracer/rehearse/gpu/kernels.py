@@ -1,8 +1,8 @@
-"""Operators that CUDA has other kernels for than the processor: a norm, what drops, recurrent layers.
+"""Operators whose kernels differ between CUDA and the CPU: RMSNorm, dropout, recurrent layers.
 
 ``dropout`` chooses by the device: ``is_fused_kernel_acceptable`` in ATen/native/Dropout.cpp takes
-``native_dropout`` on CUDA, one kernel with a mask of bytes, which the backward takes again in one kernel; the
-processor draws a mask in the type of its input and multiplies by it.
+``native_dropout`` on CUDA: one kernel that writes a mask of bytes, and one in the backward that reads it. The
+CPU creates a mask in the dtype of the input and multiplies by it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tracer.internals import makers
 
 
 def install() -> list[Any]:
-    """Put everything in place; return what has to be kept alive."""
+    """Replace the kernels; return objects that must be kept alive."""
     return [_norms(), _dropout(), _recurrence(), _padding()]
 
 
 def _norms() -> Any:
-    """Let RMSNorm be the fused kernel that it is on CUDA; on the processor it would fall into its parts."""
+    """Make RMSNorm one fused kernel, as on CUDA. On the CPU it would be several operators."""
     import torch
 
     def forward(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
@@ -38,7 +38,7 @@ def _norms() -> Any:
 
 
 def _dropout() -> Any:
-    """Let dropout be ``native_dropout``, also in inference mode, where it arrives whole."""
+    """Make dropout ``native_dropout``, also in inference mode, where it is not decomposed first."""
     import torch
 
     def dropout(x: Any, p: float, train: bool) -> Any:  # noqa: FBT001 - as it is called
@@ -52,14 +52,14 @@ def _dropout() -> Any:
 
 
 def _recurrence() -> Any:
-    """Let a layer of an LSTM keep four gates and a cell of each token for its backward; here it keeps none.
+    """Make an LSTM layer save four gates and a cell per token for its backward: by itself it saves none.
 
-    cuDNN does not say how much it reserves: this is what a backward needs at least.
+    cuDNN does not document how much it reserves: this is the least that a backward needs.
     """
     import torch
 
     def layer(x: Any, *rest: Any) -> Any:
-        hidden, cell, width, trains = rest[4], rest[5], rest[9], rest[14]  # behind four weights
+        hidden, cell, width, trains = rest[4], rest[5], rest[9], rest[14]  # arguments after four weights
         out, kept = (x.new_empty((*x.shape[:2], n)) for n in (width, 5 * width if trains else 0))
         return out, torch.empty_like(hidden), torch.empty_like(cell), kept
 
@@ -70,9 +70,9 @@ def _recurrence() -> Any:
 
 
 def _padding() -> Any:
-    """Let rows of packed sequences be padded by copies, one for each number of sequences at a step.
+    """Pad packed sequences by copies: one for all steps that have the same number of sequences.
 
-    PyTorch writes their lengths to a tensor that it makes itself, which would be a fake one.
+    PyTorch writes the lengths to a tensor that it creates itself, which would be a fake one.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Tensors that are made of a list of others: as on a GPU, the host asks each of them for its number."""
+"""Tensors created from a list of other tensors: as on a GPU, the host reads the number of each of them."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 NAMES: Final = ("tensor", "as_tensor", "asarray")
-"""Functions of torch that make a tensor of numbers."""
+"""Functions of torch that create a tensor from numbers."""
 
 
 def install(session: RehearsalSession) -> None:
-    """Have tensors in lists asked for their numbers one by one; torch would look where they are kept."""
+    """Read the numbers of tensors in lists one by one. torch would read memory that does not exist."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.jit import _builtins
@@ -26,7 +26,7 @@ def install(session: RehearsalSession) -> None:
     _mapped(session)
     for name in NAMES:
         setattr(torch, name, _asking(getattr(anywhere, name)))
-        _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for what torch scripts later
+        _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for torch.jit
     for name in old_types.NAMES:
         setattr(torch, name, old_types.HostType(getattr(anywhere, name), numbers))
     anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
@@ -35,7 +35,7 @@ def install(session: RehearsalSession) -> None:
 
 
 def _mapped(session: RehearsalSession) -> None:
-    """Let what is made of a storage, as safetensors reads files, be a tensor of the host like others."""
+    """Make a tensor that is created from a storage, as by safetensors, a fake tensor on the host."""
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -54,7 +54,7 @@ def _mapped(session: RehearsalSession) -> None:
 
 
 def numbers(data: Any) -> Any:
-    """Return *data* with the number of each tensor in it in its place, if it is a list."""
+    """Return *data* with each tensor in it replaced by its number, if *data* is a list."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if not isinstance(data, list | tuple) or not _holds(data, FakeTensor):
@@ -63,7 +63,7 @@ def numbers(data: Any) -> Any:
 
 
 def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *original*, whose first argument may be a list of tensors, asking them."""
+    """Return *original*, which takes a list first, with tensors in it replaced by their numbers."""
 
     def made(data: Any, *args: Any, **kwargs: Any) -> Any:
         return original(numbers(data), *args, **kwargs)
@@ -72,7 +72,7 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _after_class(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *original*, which takes a class or a tensor and perhaps a list, asking the tensors in it."""
+    """Return *original*, which may take a list second, with tensors in it replaced by numbers."""
 
     def made(first: Any, *args: Any, **kwargs: Any) -> Any:
         return original(first, *map(numbers, args), **kwargs)
@@ -81,7 +81,7 @@ def _after_class(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _holds(data: Any, kind: type[Any]) -> bool:
-    """Whether *data* is one of *kind*, or a list in which there is one."""
+    """Whether *data* is a *kind*, or a list that contains one."""
     if isinstance(data, list | tuple):
         return any(_holds(one, kind) for one in data)
     return isinstance(data, kind)
