@@ -154,6 +154,31 @@ def test_a_script_is_told_its_rank_by_the_old_launcher(tmp_path: Path, loaded: L
     assert said.split() == ["--local-rank=1", "1"]
 
 
+@pytest.mark.parametrize(("flags", "told"), [((), ["--local_rank=1"]), (("--no_local_rank",), [])])
+def test_a_script_is_told_its_rank_by_the_launcher_of_deepspeed(
+    tmp_path: Path, loaded: Loaded, flags: tuple[str, ...], told: list[str]
+) -> None:
+    """Without the argument a script takes its rank in the world for that on its node."""
+    body = 'dist.init_process_group("nccl")\nprint(*sys.argv[1:], os.environ["LOCAL_RANK"])\ntrain()\n'
+    _, said = _rehearsed(body, tmp_path, loaded, "deepspeed", "--num_gpus", "2", *flags)
+    assert said.split() == [*told, "1"]
+
+
+@pytest.mark.parametrize("launcher", ["fabric", "/opt/venv/bin/fabric"])
+def test_a_script_is_told_what_the_launcher_of_fabric_is_told(
+    tmp_path: Path, loaded: Loaded, launcher: str
+) -> None:
+    """Two nodes of two ranks, whatever its flags say: that is the world of the rehearsal."""
+    names = (
+        *(f"LT_{name}" for name in ("CLI_USED", "ACCELERATOR", "STRATEGY", "DEVICES", "NUM_NODES")),
+        "RANK",
+    )
+    body = f'dist.init_process_group("nccl")\nprint(*(os.environ[name] for name in {names}))\ntrain()\n'
+    words = (launcher, "run", "--accelerator=cuda", "--strategy", "ddp", "--devices=8")
+    _, said = _rehearsed(body, tmp_path, loaded, *words)
+    assert said.split() == ["1", "cuda", "ddp", "2", "2", "3"]
+
+
 def test_what_the_launcher_of_this_process_has_set_is_not_for_the_ranks() -> None:
     """A rehearsal in a job of SLURM is one task of it, and none of its ranks is."""
     assert inherited(["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "SLURM_CLUSTER_NAME", "PATH"]) == [

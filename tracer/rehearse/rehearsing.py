@@ -15,6 +15,7 @@ from tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
 from tracer.rehearse.ranks.chains import acted_chain
 from tracer.rehearse.ranks.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
 from tracer.rehearse.ranks.exported import exported
+from tracer.rehearse.ranks.fabric import told_by_fabric
 from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, script_of
 from tracer.rehearse.ranks.restarting import check_choices, with_choices
 from tracer.rehearse.ranks.scratch import scratch_in
@@ -209,17 +210,18 @@ class _Acted:
         """Return what the process of every rank is told."""
         asked = self._asked
         command, is_module = script_of(asked.command)
+        n_local = min(asked.local_world_size, asked.world_size)
         return {
             "folder": str(self._folder),
             "world_size": asked.world_size,
-            "local_world_size": min(asked.local_world_size, asked.world_size),
+            "local_world_size": n_local,
             "warmup": asked.warmup,
             "steps": asked.steps,
             "stub": asked.stub,
             "command": command,
             "module": is_module,
             "launchers": launchers_of(asked.command),
-            "exported": exported(asked.command),
+            "exported": exported(asked.command) | told_by_fabric(asked.command, asked.world_size, n_local),
             "accelerate": accelerate_flags(asked.command),
             "repeats": not asked.every_microbatch,
             "has_gpu": asked.has_gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.events.tape import HOST_WAIT
 from tracer.rehearse.peers.buckets import Bucket, Logger
@@ -13,6 +13,15 @@ from tracer.rehearse.peers.reducer import Reducer
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
+
+BEGINS: Final = ("start_powerSGD_iter", "start_localSGD_iter")
+"""What hooks of torch keep the step in which they begin."""
+
+LATER: Final = (
+    "the hook of DistributedDataParallel begins in step {start} only ({name}): in the steps that are kept "
+    "whole gradients are summed over all ranks; --warmup {start} keeps a later one, or let it begin earlier"
+)
+"""What to say of a hook that begins after the steps that are kept."""
 
 
 def install(session: RehearsalSession) -> None:
@@ -23,7 +32,7 @@ def install(session: RehearsalSession) -> None:
     anywhere: Any = dist
     anywhere.Reducer, anywhere.Logger = _reducer_of(session), Logger
     anywhere._broadcast_coalesced = functools.partial(_broadcast, session)
-    anywhere._register_comm_hook = _register
+    anywhere._register_comm_hook = functools.partial(_register, session)
     names: Any = module
     names._verify_param_shape_across_processes = lambda *args, **kwargs: None
     original = module.DistributedDataParallel.__init__
@@ -87,6 +96,16 @@ def _broadcast(
             dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
 
 
-def _register(reducer: Reducer, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
-    """Let *hook* reduce buckets."""
-    reducer.hook = functools.partial(hook, state)
+def _register(
+    session: RehearsalSession, reducer: Reducer, state: Any, hook: Callable[[Any, Bucket], Any]
+) -> None:
+    """Let *hook* reduce buckets; say so if it begins what it is for after the steps that are kept."""
+    name = next((name for name in BEGINS if hasattr(state, name)), "")
+
+    def reduced(bucket: Bucket) -> Any:
+        last = session.kept.warmup + session.kept.n_steps - 1
+        if name and state.iter + last - session.position.step < (start := getattr(state, name)):
+            session.warn(LATER.format(name=name, start=start))
+        return hook(state, bucket)
+
+    reducer.hook = reduced

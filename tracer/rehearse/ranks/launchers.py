@@ -17,8 +17,8 @@ from typing import Any, Final
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks.exported import started
 
-LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "python", "python3")
-"""First words of commands that start a script."""
+LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "fabric", "python", "python3")
+"""First words of commands that start a script; ``fabric run`` is Lightning's."""
 
 OF_TASKS: Final[Mapping[str, str]] = MappingProxyType(
     {"srun": "SLURM", **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun"), "MPI")}
@@ -32,6 +32,12 @@ MODULES: Final = frozenset(
 
 OLD: Final = "torch.distributed.launch"
 """The module that also tells a script its rank on the node by an argument, unless told ``--use-env``."""
+
+BY_ARGUMENT: Final[Mapping[str, str]] = MappingProxyType({OLD: "--local-rank", "deepspeed": "--local_rank"})
+"""Launchers that tell a script its rank on the node by an argument, too, and by which."""
+
+NO_ARGUMENT: Final = frozenset({"--use-env", "--use_env", "--no_local_rank"})
+"""What they are told so that they do not."""
 
 MOST_READ: Final = 4096
 """Bytes of a file that are read: its first lines name who runs it, by way of a shell if the name is long."""
@@ -70,16 +76,16 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
 def words_of(spec: Mapping[str, Any]) -> list[str]:
     """Return script and arguments as a rank is started with them.
 
-    Source: ``config_from_args`` in torch/distributed/run.py.
+    Sources: ``config_from_args`` in torch/distributed/run.py; ``main`` in deepspeed/launcher/launch.py.
 
     >>> spec = {"rank": 9, "local_world_size": 8, "command": ["a.py", "-v"]}
     >>> words_of({**spec, "launchers": ("python", OLD)}), words_of({**spec, "launchers": ("torchrun",)})
     (['a.py', '--local-rank=1', '-v'], ['a.py', '-v'])
     """
     script, *arguments = spec["command"]
-    if OLD in spec["launchers"]:
-        return [script, f"--local-rank={spec['rank'] % spec['local_world_size']}", *arguments]
-    return [script, *arguments]
+    at = spec["rank"] % spec["local_world_size"]
+    told = [f"{BY_ARGUMENT[name]}={at}" for name in spec["launchers"] if name in BY_ARGUMENT]
+    return [script, *told[-1:], *arguments]
 
 
 def _of_torchrun(rank: int, n_ranks: int, n_local: int) -> dict[str, object]:
@@ -187,13 +193,17 @@ def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
     ('srun', 'python', 'torchrun')
     >>> launchers_of(["python", "-m", "torch.distributed.launch", "train.py"])
     ('python', 'torch.distributed.launch')
+    >>> launchers_of(["deepspeed", "train.py"]), launchers_of(["deepspeed", "--no_local_rank", "train.py"])
+    (('deepspeed',), ('torchrun',))
     """
     script, is_module = script_of(command)
     before = [Path(word).name for word in command[: len(command) - len(script) - is_module]]
     modules = [word for flag, word in pairwise(before) if flag == "-m" and word in MODULES]
+    is_silent = bool(NO_ARGUMENT & {*before})
     if modules:
-        is_old = modules == [OLD] and not {"--use-env", "--use_env"} & {*before}
-        before.append(OLD if is_old else "torchrun")
+        before.append(OLD if modules == [OLD] and not is_silent else "torchrun")
+    if is_silent:
+        before = ["torchrun" if word in BY_ARGUMENT else word for word in before]
     return tuple(word for at, word in enumerate(before) if _starts(word) and before[at - 1 : at] != ["-m"])
 
 

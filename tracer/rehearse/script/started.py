@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks import launchers
 from tracer.rehearse.ranks.exported import exported, started
+from tracer.rehearse.ranks.fabric import told_by_fabric
 from tracer.rehearse.script import shell
 from tracer.rehearse.words import asker
 
@@ -143,6 +144,7 @@ class _Trainings:
         before = (*self._spec["launchers"], *launchers.launchers_of(command))
         spec = {**self._spec, "launchers": before, "command": script}
         told = launchers.environment(spec)
+        told |= told_by_fabric(command, spec["world_size"], spec["local_world_size"])
         if env is not None and _is_anothers(env, told):
             return 0
         self._session.warn(
