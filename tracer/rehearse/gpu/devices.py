@@ -1,7 +1,7 @@
-"""Lets a script that says ``cuda`` run where there is none.
+"""Lets a script that uses ``cuda`` run on a machine without a GPU.
 
-What a script may ask of ``torch.cuda`` is answered for a GPU with 80 GB; tensors that it wants there stay on
-the processor, as fake tensors without memory. Its own ``torch.device("cuda")`` objects remain what they are.
+``torch.cuda`` answers as for a GPU with 80 GB. Tensors on that GPU are fake CPU tensors without memory. The
+script's own ``torch.device("cuda")`` objects do not change.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ GPU: Final = SimpleNamespace(
     pci_domain_id=0,
     uuid="00000000-0000-0000-0000-000000000000",
 )
-"""Properties of the GPU that a script is told of, those of an H100. Its own choices may depend on them; the
-time of what it does is that of the cluster for which it is simulated."""
+"""Properties of the GPU that the script sees: those of an H100. The script may choose by them. The times of
+its work are those of the cluster for which it is simulated."""
 
 FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
-"""Devices that are acted out."""
+"""Kinds of devices that are replaced by the CPU."""
 
 
 CHECKPOINTS: Final = "torch.utils.checkpoint"
-"""Module of the hooks of saved tensors that compute again."""
+"""Module of the saved-tensor hooks that recompute."""
 
 COMMANDS: Final = (
     *("set_device", "ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed"),
     *("set_per_process_memory_fraction", "set_sync_debug_mode", "seed_all"),
     *("set_rng_state", "set_rng_state_all"),
 )
-"""Functions of ``torch.cuda`` that are told something, and do nothing here."""
+"""Functions of ``torch.cuda`` that change a setting, and do nothing here."""
 
 
 OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
-"""What ``torch.cuda`` asks the driver for, in per cent, degrees, mW and MHz: none is told but 0, for logs."""
+"""Functions of ``torch.cuda`` that read the driver, in per cent, degrees, mW and MHz: all return 0."""
 
 
 ASKING: Final = "_parse_to"
-"""What ``nn.Module.to`` asks for the meaning of its arguments; the device that it is told is not replaced."""
+"""Function by which ``nn.Module.to`` parses its arguments; the device in them is not replaced."""
 
 
 def local_rank() -> int:
@@ -78,10 +78,10 @@ def local_rank() -> int:
 
 
 def is_foreign(device: Any) -> bool:
-    """Whether *device* names one that is acted out; a bare number means a GPU.
+    """Whether *device* is one that is replaced by ``cpu``; a bare number means a GPU.
 
-    A processor with a number (``cpu:0``, as Accelerate says on one) is acted out, too: tensors on it are on
-    ``cpu``, but fake ones would keep the number and not meet the others.
+    ``cpu:0``, which Accelerate uses, is replaced too: real tensors on it are on ``cpu``, but fake ones would
+    keep the number and count as on another device.
     """
     if isinstance(device, bool) or device is None:
         return False
@@ -97,7 +97,7 @@ def is_gpu(device: Any) -> bool:
 
 
 def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what ``torch.device`` is told, where a bare number is that of a GPU if there is one."""
+    """Return the arguments of ``torch.device``; a bare number is that of a GPU if there is one."""
     import torch
 
     is_bare = len(args) == 1 and isinstance(args[0], int) and torch.cuda.is_available()
@@ -105,16 +105,16 @@ def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 OUTERMOST: Final = frozenset({"group_norm"})
-"""Functions whose kernels on a GPU take channels outermost only, and copy what has them innermost; those of
-the processor take both (ATen/native/group_norm.cpp)."""
+"""Functions whose GPU kernels need the channels outermost, and copy other inputs; CPU kernels accept both
+(ATen/native/group_norm.cpp)."""
 
 
 def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
-    """Return a mode under which functions of torch make and keep tensors on the processor.
+    """Return a mode in which functions of torch create and keep tensors on the CPU.
 
     Args:
-        moving: takes the place of functions that move a tensor between host and device.
-        making: takes the place of functions that are told a device, or might have been.
+        moving: replaces functions that move a tensor between host and device.
+        making: replaces functions that take a device, also if none is given.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -152,7 +152,7 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
     mode, run_backward = DeviceMode(), internals.swap_run_backward()
 
     def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
-        with mode:  # left while torch answers the call; what is computed again has to find it
+        with mode:  # torch leaves the mode during a call; recomputation needs it
             return run_backward(*args, **kwargs)
 
     internals.swap_run_backward(run_backward_in_mode)
@@ -161,7 +161,7 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
 
 
 def _save_in(mode: Any, graph: Any) -> None:
-    """Let hooks of saved tensors find *mode*, which torch has left when it calls them out of a function."""
+    """Run saved-tensor hooks inside *mode*, which torch leaves before it calls them."""
     hooks: Any = graph.saved_tensors_hooks
     made = hooks.__init__
 
@@ -173,7 +173,7 @@ def _save_in(mode: Any, graph: Any) -> None:
         return run
 
     def init(self: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
-        if type(self).__module__ != CHECKPOINTS:  # those compute again, where it is found
+        if type(self).__module__ != CHECKPOINTS:  # those recompute, in a backward that is inside the mode
             pack, unpack = in_mode(pack), in_mode(unpack)
         made(self, pack, unpack)
 
@@ -181,7 +181,7 @@ def _save_in(mode: Any, graph: Any) -> None:
 
 
 def answers(meter: Meter) -> dict[str, Any]:
-    """Return what functions of ``torch.cuda`` say, by name.
+    """Return replacements of functions of ``torch.cuda``, by name.
 
     Args:
         meter: knows the memory.
@@ -217,7 +217,7 @@ def answers(meter: Meter) -> dict[str, Any]:
 
 
 def _of_memory(meter: Meter) -> dict[str, Any]:
-    """Return those that tell the memory of the device, or begin to count it anew."""
+    """Return those that report the memory of the device, or reset its peak."""
 
     def stats(device: Any = None) -> dict[str, int]:
         del device
@@ -241,7 +241,7 @@ def _of_memory(meter: Meter) -> dict[str, Any]:
 
 
 def install(streams: Streams, meter: Meter) -> None:
-    """Replace what this process knows of GPUs.
+    """Replace ``torch.cuda`` and ``torch.accelerator`` in this process.
 
     Args:
         streams: streams and events to offer.
@@ -271,11 +271,11 @@ def install(streams: Streams, meter: Meter) -> None:
 
 
 def _numbers(torch: Any) -> None:
-    """Let modules be moved to a bare number, which means a GPU where there is one."""
+    """Accept a bare number in ``nn.Module.to``: it means a GPU."""
     nn: Any = torch._C._nn  # noqa: SLF001 - where nn.Module.to asks what its arguments mean
     parse = nn._parse_to  # noqa: SLF001
 
-    @wraps(parse)  # torch hands what it finds by this name to modes
+    @wraps(parse)  # torch passes the function of this name to modes
     def parse_to(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], int) and not isinstance(args[0], bool):
             args = (torch.device("cuda", args[0]), *args[1:])

@@ -1,7 +1,7 @@
-"""Functions of torch that make a tensor somewhere, or move it between host and device.
+"""Functions of torch that create a tensor on a device, or move it between host and device.
 
-Whatever device they are told, tensors are made on the processor; ``Host`` and ``Placement`` keep where a real
-run has them.
+Tensors are always created on the CPU, whatever device is named. ``Host`` and ``Placement`` remember where a
+real run would have them.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Moves:
-    """Takes the place of functions of torch that are told where tensors are to be.
+    """Replaces functions of torch that take a device.
 
-    In torch's own code ``cpu`` is where it finds the tensors of the device, so that it means that, unless it
-    is what a tensor on the host says (``Placement.there``): what is on the device stays, and what is on the
-    host goes there.
+    torch itself sees the tensors of the device on ``cpu``. So in torch's own code ``cpu`` means the device: a
+    tensor on the device stays, one on the host moves to the device. The exception is the device object that
+    a tensor on the host reports (``Placement.there``), which means the host.
 
     Args:
         session: the rehearsal.
@@ -44,11 +44,11 @@ class Moves:
         self._modules = str(Path(torch.nn.modules.__file__).parent)
 
     def make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call *func*, which makes a tensor, or changes one as ``torch.as_tensor`` and ``zeros_like`` do."""
+        """Call *func*, which creates a tensor, or converts one as ``torch.as_tensor`` does."""
         device, asks = kwargs.get("device"), sys._getframe(2)
         given = args[0] if args and isinstance(args[0], self._torch.Tensor) else None
         is_left = device is None and func in self._makes
-        if is_left:  # the mode of ``torch.set_default_device`` comes after this one
+        if is_left:  # the mode of ``torch.set_default_device`` acts after this one
             device = self._default.CURRENT_DEVICE
             is_left = given is None and (device is None or device == self._cpu)
         ordinals.meet(self._session, device)
@@ -62,20 +62,20 @@ class Moves:
             return None
         if given is not None and (to_host or is_gpu(device)) and _is_same_memory(made, given):
             return self._moved(made, to_host=to_host)
-        if is_gpu(device) and type(made) is self._torch.Tensor:  # asarray asks no operator
+        if is_gpu(device) and type(made) is self._torch.Tensor:  # asarray calls no operator
             made = self._host.faked(made)
         if type(made) is self._kind:
             self._settle(made, device, to_host=to_host, is_left=is_left)
         return self.move(self._torch.Tensor.pin_memory, (made,), {}) if is_pinned else made
 
     def _where(self, device: Any, *, to_host: bool) -> str:
-        """Return where what is made is to be, for ``Host.making``."""
+        """Return where a new tensor is to be, for ``Host.making``."""
         if to_host and self._placement.is_met:
             return HOST
         return DEVICE if is_gpu(device) else ""
 
     def _settle(self, made: Any, device: Any, *, to_host: bool, is_left: bool) -> None:
-        """Take what was *made* to be where it was asked for."""
+        """Note that the new tensor *made* is where the caller wanted it."""
         if is_left:
             self._placement.leave(made)
         elif to_host:
@@ -83,13 +83,14 @@ class Moves:
         elif is_gpu(device):
             self._placement.put(made)
             ordinals.made(self._session, made, device)
-        elif isinstance(device, self._torch.device):  # that of a tensor, by torch's own code
+        elif isinstance(device, self._torch.device):  # torch's own code passes the device of a tensor
             self._placement.put(made, is_said=False)
 
     def _names_host(self, device: Any, asks: FrameType) -> bool:
-        """Whether the *device* that is told by who *asks* is the host: a script says so, or to a module.
+        """Return whether *device*, passed by the frame *asks*, means the host.
 
-        In torch's own code it may be what a tensor says it is on, but for what modules are made with.
+        It does if a script passes it, or if a module creates its parameters with it. Elsewhere in torch's own
+        code it may be the device that a fake tensor reports.
         """
         if device is self._placement.there:
             return True
@@ -100,7 +101,7 @@ class Moves:
         return is_module or not self._placement.asker.is_torch(asks)
 
     def _moved(self, tensor: Any, *, to_host: bool) -> Any:
-        """Return *tensor* where it is asked for."""
+        """Return *tensor* on the host or on the device, moved if necessary."""
         if self._is_on_device(tensor) != to_host:
             return tensor
         return self.move(self._torch.Tensor.cpu if to_host else self._torch.Tensor.cuda, (tensor,), {})
@@ -128,12 +129,12 @@ class Moves:
     def _across(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, to_host: bool | None
     ) -> Any:
-        """Move a fake tensor to the host or from it as *func* does, where that is not where it is."""
+        """Move a fake tensor to the host or to the device as *func* does, unless it is there."""
         tensor, host, place = args[0], self._host, self._placement
         if to_host and not (place.is_met or host.doing.is_meant):
-            to_host = None  # there is no device beside it
+            to_host = None  # the script uses no device so far
         if to_host and type(tensor) is self._kind and host.holds(tensor):
-            vars(tensor.untyped_storage()).pop(LEFT, None)  # somebody says so
+            vars(tensor.untyped_storage()).pop(LEFT, None)  # the script names the host
         if to_host is None or host.holds(tensor) == to_host:
             return self._plain(func, args, kwargs)
         place.is_used |= not to_host
@@ -144,7 +145,7 @@ class Moves:
     def _target(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asks: FrameType
     ) -> bool | None:
-        """Return whether *func* means the host, None if it means no place."""
+        """Return True if *func* moves a tensor to the host, False for the device, None for neither."""
         methods = self._torch.Tensor
         if func not in {methods.to, methods.type_as}:
             if func is methods.cuda:
@@ -162,7 +163,7 @@ class Moves:
         return False if is_gpu(given) else self._to_cpu(args[0], given, asks)
 
     def _place(self, tensor: Any, device: Any) -> None:
-        """Hold the GPU that *tensor* goes to, None for that which is chosen, against those of other ranks."""
+        """Check the GPU that *tensor* moves to against those of other ranks; None: the current GPU."""
         given = "cuda" if device is None else device
         if isinstance(tensor, self._torch.nn.Parameter):
             ordinals.place(self._session, given)
@@ -170,15 +171,15 @@ class Moves:
         ordinals.meet_others(self._session)
 
     def _to_cpu(self, tensor: Any, given: Any, asks: FrameType) -> bool | None:
-        """Return what ``_target`` does where the processor is *given* for *tensor* by who *asks*."""
-        if given is self._placement.there or is_foreign(given):  # with a number: of the host, and of it only
+        """Return the result of ``_target`` if the CPU is *given* for *tensor* by the frame *asks*."""
+        if given is self._placement.there or is_foreign(given):  # ``cpu:0`` can only mean the host
             return True
         if not self._host.doing.is_meant and self._placement.asker.is_torch(asks):
             return False if self._on_host(tensor) else None
         return True if self._torch.device(given).type == "cpu" else None
 
     def _beside(self, tensor: Any, other: Any) -> bool | None:
-        """Return whether *other* is on the host, None if *tensor* is where it is."""
+        """Return whether *other* is on the host, None if *tensor* is in the same place."""
         if self._on_host(other):
             return True
         is_here, is_there = self._is_on_device(tensor), self._is_on_device(other)
@@ -193,7 +194,7 @@ class Moves:
         return type(own) is self._kind and self._host.holds(own)
 
     def _plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what *func* makes of a tensor that stays where it is."""
+        """Return the result of *func* for a tensor that stays where it is."""
         if func in {self._torch.Tensor.cuda, self._torch.Tensor.pin_memory}:
             return args[0]
         if is_foreign(kwargs.get("device")):
@@ -203,7 +204,7 @@ class Moves:
         return func(*args, **kwargs)
 
     def _how(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """Return the type that is asked for, None for the same, and whether the host need not wait."""
+        """Return the dtype that is requested, None for the same one, and whether the copy is non-blocking."""
         torch, given = self._torch, (*args[1:], *kwargs.values())
         dtypes = [one.dtype if isinstance(one, torch.Tensor) else one for one in given]
         dtype = next((one for one in dtypes if isinstance(one, torch.dtype)), None)

@@ -1,4 +1,4 @@
-"""What puts tensors on the host beside functions of tensors: modules, both FSDPs, and saved activations.
+"""Offloading to the host by modules, by both versions of FSDP, and of saved activations.
 
 References: ``foreach_reduce`` and ``FSDPParam.all_gather_inputs`` of torch/distributed/fsdp/_fully_shard;
 ``FlatParamHandle`` of torch/distributed/fsdp/_flat_param.py; ``save_on_cpu`` of torch/autograd/graph.py.
@@ -27,7 +27,7 @@ ACTED_OUT: Final = (
 
 
 def install(session: RehearsalSession) -> None:
-    """Let torch offload as it is asked to, and say so."""
+    """Make offloading by torch move tensors to the host, and report it."""
     import torch
     from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy
 
@@ -43,7 +43,7 @@ def install(session: RehearsalSession) -> None:
 
 
 def _shared() -> None:
-    """Let tensors be in memory that processes share: theirs is nowhere, and there is one process."""
+    """Make ``share_memory_`` do nothing for fake tensors: they have no memory, and there is one process."""
     import torch
 
     anywhere: Any = torch.UntypedStorage
@@ -56,7 +56,7 @@ def _shared() -> None:
 
 
 def _groups(session: RehearsalSession) -> None:
-    """Let lists of tensors that are worked on together be of one place, as where devices tell them apart."""
+    """Group lists of tensors by host and device, as torch groups them by device in a real run."""
     import torch
     from torch.nn.utils import clip_grad
     from torch.optim import optimizer, swa_utils
@@ -78,7 +78,7 @@ def _groups(session: RehearsalSession) -> None:
         return found
 
     def told(*args: Any) -> dict[Any, Any]:
-        """Return the same by the devices that a script is told: averages are moved to them."""
+        """Return the groups under the devices that a script sees: averages of weights are moved there."""
         found = [(dtype, of, of[0][0][0]) for (_, dtype), of in grouped(*args).items()]
         return {(place.device if place.holds(one) else one.device, dtype): of for dtype, of, one in found}
 
@@ -91,7 +91,7 @@ def _groups(session: RehearsalSession) -> None:
 
 
 def _one_by_one(host: Host) -> None:
-    """Let optimizers that choose by themselves take parameters one by one where one is on the host."""
+    """Make optimizers without a ``foreach`` argument update one by one if a parameter is on the host."""
     import torch
     from torch.optim import optimizer
 
@@ -102,7 +102,7 @@ def _one_by_one(host: Host) -> None:
         differentiable: bool,  # noqa: FBT001 - as it is called
         use_fused: bool = False,  # noqa: FBT001, FBT002
     ) -> tuple[bool, bool]:
-        if torch.jit.is_scripting():  # what is compiled of an optimizer ends here, as torch's own does
+        if torch.jit.is_scripting():  # scripted code ends here, as in torch's own function
             return False, False
         is_fused, is_listed = choose(params, differentiable, use_fused)
         is_there = host.is_used and any(one is not None and host.holds(one) for one in params)
@@ -112,7 +112,7 @@ def _one_by_one(host: Host) -> None:
 
 
 def _modules(session: RehearsalSession) -> None:
-    """Let the processor be the host where a script moves a module there: torch itself does it, for it."""
+    """Take ``cpu`` for the host if a script moves a module there: the tensors are moved by torch's code."""
     import torch
 
     modules: Any = torch.nn.Module
@@ -136,7 +136,7 @@ def _modules(session: RehearsalSession) -> None:
 
 
 def _fsdp2(host: Host) -> None:
-    """Let shards be where the policy wants them: in ``foreach_reduce`` a bare ``cpu`` is the host."""
+    """Keep shards where the offload policy puts them: in ``foreach_reduce``, ``cpu`` means the host."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
     groups: Any = _fsdp_param_group
@@ -148,7 +148,7 @@ def _fsdp2(host: Host) -> None:
             return reduce(*args, **kwargs)
 
     def resetting(self: Any, *args: Any, **kwargs: Any) -> None:
-        if self.offload_to_cpu:  # else torch refuses it: it was given its memory there
+        if self.offload_to_cpu:  # torch gave the shard its memory there, and checks that
             host.settle(getattr(self._module_info.module, self._module_info.param_name))
         reset(self, *args, **kwargs)
 
@@ -156,7 +156,7 @@ def _fsdp2(host: Host) -> None:
 
 
 def _fsdp1(host: Host) -> None:
-    """Let shards be copied before they are gathered: torch would find them on the device already."""
+    """Copy shards to the device before they are gathered: torch believes that they are there already."""
     from torch.distributed.fsdp import _flat_param
 
     handles: Any = _flat_param.FlatParamHandle
@@ -172,7 +172,7 @@ def _fsdp1(host: Host) -> None:
     def prepare(self: Any) -> None:
         grad = self.flat_param.grad
         if self._offload_params and grad is not None and host.holds(grad):
-            self.flat_param.grad = None  # as where it is on another device: nothing is added to it there
+            self.flat_param.grad = None  # as on another device: nothing accumulates into it
         prepared(self)
 
     @contextmanager
@@ -187,7 +187,7 @@ def _fsdp1(host: Host) -> None:
 
 
 def _states(host: Host) -> None:
-    """Let states of a model or an optimizer that are asked for on the host be there."""
+    """Put states of a model or an optimizer on the host if ``cpu_offload`` is requested."""
     from torch.distributed import _state_dict_utils
 
     states: Any = _state_dict_utils
@@ -210,7 +210,7 @@ def _states(host: Host) -> None:
 
 
 def _told(session: RehearsalSession, kind: Any, what: str, offloads: Callable[[Any], bool]) -> None:
-    """Note that *what* is offloaded as soon as an object of *kind* is made that does so."""
+    """Report that *what* is offloaded once an object of the class *kind* that does so is created."""
     made = kind.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:

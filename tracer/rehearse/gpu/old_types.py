@@ -1,6 +1,6 @@
-"""Types of tensors by which older scripts name a GPU: ``torch.cuda.FloatTensor`` and its like, and ``x.new``.
+"""Tensor types of older scripts that name a GPU: ``torch.cuda.FloatTensor`` and the like, and ``x.new``.
 
-torch built for processors refuses to make any of them, and to change a tensor into one.
+A CPU build of torch refuses to create tensors of these types, and to convert tensors to them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NAMES: Final = {
     "IntTensor": "int32",
     "LongTensor": "int64",
 }
-"""Types of elements by the names of types of tensors."""
+"""Dtypes by the names of tensor types."""
 
 PREFIX: Final = "torch.cuda."
 
 
 class OldType(type):
-    """The type of such a type: calling one makes a tensor on the device."""
+    """Metaclass of the GPU tensor types: calling such a type creates a tensor on the device."""
 
     dtype: Any
     placement: Placement
@@ -52,11 +52,11 @@ class OldType(type):
 
 
 class HostType:
-    """Such a type of the host, as ``torch.FloatTensor``, which reads no numbers out of fake tensors.
+    """A tensor type of the host, such as ``torch.FloatTensor``, that also takes lists of fake tensors.
 
     Args:
-        original: what torch has.
-        numbers: returns a list with numbers in place of tensors.
+        original: torch's own type.
+        numbers: returns a list with its tensors replaced by their numbers.
     """
 
     def __init__(self, original: Any, numbers: Callable[[Any], Any]) -> None:
@@ -80,7 +80,7 @@ class HostType:
 
 
 def install(placement: Placement) -> None:
-    """Offer the types in ``torch.cuda``, and let one of them be the default.
+    """Put the types into ``torch.cuda``, and accept them as the default tensor type.
 
     Args:
         placement: knows where tensors are.
@@ -97,7 +97,7 @@ def install(placement: Placement) -> None:
 
 
 def _beside(placement: Placement) -> None:
-    """Let ``x.new_tensor(numbers)`` and ``x.new(numbers)`` make a tensor where *x* is."""
+    """Make ``x.new_tensor(numbers)`` and ``x.new(numbers)`` create a tensor in the place of *x*."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     kind: Any = FakeTensor
@@ -115,7 +115,7 @@ def _beside(placement: Placement) -> None:
 
 
 def _default(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return what sets the type of tensors that are made without one."""
+    """Return the replacement of ``torch.set_default_tensor_type``."""
     import torch
 
     def set_default(kind: Any) -> None:
@@ -131,7 +131,7 @@ def _default(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _dtype(kind: Any) -> Any:
-    """Return the type of elements of a *kind* of tensors of the GPU, None if it is another."""
+    """Return the dtype of the GPU tensor type *kind*, None if it is another type."""
     import torch
 
     if isinstance(kind, OldType):
@@ -143,7 +143,7 @@ def _dtype(kind: Any) -> Any:
 def as_move(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the call that a call of ``Tensor.type`` with such a type stands for: a move of the tensor."""
+    """Return the ``Tensor.to`` call that is equal to a call of ``Tensor.type`` with a GPU tensor type."""
     import torch
 
     given = args[1] if len(args) > 1 else kwargs.get("dtype")

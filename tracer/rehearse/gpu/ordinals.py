@@ -1,8 +1,8 @@
-"""Numbers of GPUs that a script asks for, held against those of a node.
+"""Checks the GPU numbers that a script uses against the GPUs of a node.
 
-A rehearsal takes every GPU to be that of its rank. A script that takes its rank for the number of a GPU goes
-through then on as many nodes as one likes, where a real run ends on the second one. So does one that never
-chooses a GPU: each of its ranks has its model on the first one of the node, where NCCL finds a duplicate.
+In a rehearsal every GPU number means the GPU of the rank. So two kinds of scripts run through here that fail
+in a real run. One uses its rank as a GPU number, which fails on the second node. The other never chooses a
+GPU: each rank puts its model on the first GPU of the node, and NCCL reports a duplicate GPU.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-"""By which a process sees one GPU of its node alone, and that as the first one."""
+"""Variable by which a process may see a single GPU of its node, under the number 0."""
 
 NUMBER: Final = "rehearsed_gpu"
-"""Attribute of a storage that was made on a GPU: the number of that."""
+"""Attribute of a storage that was created on a GPU: the number of that GPU."""
 
 SHARED: Final = (
     "{what} of each rank is on GPU 0 of its node, for no rank chooses one (torch.cuda.set_device, "
     'torch.device("cuda", {rank})): a real run over NCCL ends there (Duplicate GPU detected){unless}; it is '
     "taken to be on the rank's"
 )
-"""What is said of a script whose ranks would share a GPU."""
+"""Note about a script whose ranks would share a GPU."""
 
 UNLESS: Final = (
     ", unless what starts the tasks shows each of them one GPU (--gpus-per-task of srun, "
     "CUDA_VISIBLE_DEVICES in a script around python)"
 )
-"""What is added where ranks are tasks of SLURM or MPI: a rehearsal does not know what GPUs those see."""
+"""Added to the note if ranks are tasks of SLURM or MPI: a rehearsal does not know which GPUs they see."""
 
 MODEL: Final = "the model"
 SENT: Final = "a tensor that is sent"
-"""What lies on a GPU that ranks would share."""
+"""What the note says is on the shared GPU."""
 
 
 def install(session: RehearsalSession) -> None:
-    """Note which GPU is chosen, by ``torch.cuda.set_device`` or, for a while, by ``torch.cuda.device``."""
+    """Note which GPU is the current one, by ``torch.cuda.set_device`` or inside ``torch.cuda.device``."""
     import torch
 
     anywhere: Any = torch.cuda
@@ -67,7 +67,7 @@ def install(session: RehearsalSession) -> None:
 
 
 def number_of(device: Any) -> int | None:
-    """Return the number of the GPU that *device* names, None where it names none or no number."""
+    """Return the GPU number in *device*, None if it names no GPU or has no number."""
     if isinstance(device, int):
         return device
     number = str(device).partition(":")[2]
@@ -75,7 +75,7 @@ def number_of(device: Any) -> int | None:
 
 
 def meet(session: RehearsalSession, device: Any) -> None:
-    """Note that a script has chosen *device*, and say so where a node has no such GPU."""
+    """Note that a script uses *device*, and report it if a node has no such GPU."""
     session.placement.is_met |= is_gpu(device)
     number, n_gpus = number_of(device), on_node()[1]
     if number is not None and number >= n_gpus:
@@ -86,90 +86,90 @@ def meet(session: RehearsalSession, device: Any) -> None:
 
 
 def choose(session: RehearsalSession, device: Any) -> None:
-    """Note that *device* is the rank's from here on, as by ``torch.cuda.set_device``; None: its own."""
+    """Note that *device* is the current GPU, as by ``torch.cuda.set_device``; None: the rank's own."""
     number = on_node()[0] if device is None else number_of(device)
     if number is not None:
         session.placement.chosen_gpu = number
 
 
 def place(session: RehearsalSession, device: Any) -> None:
-    """Note that a parameter goes to *device*, and say so where every rank of the node has its own there.
+    """Note that a parameter moves to *device*, which may be the same GPU for every rank of the node.
 
-    Whether the ranks sum over NCCL is known once they have met: until then the parameter is remembered.
+    That is reported once the ranks are in a process group with NCCL: until then it is only remembered.
     """
     if is_gpu(device):
         session.placement.is_shared = not _placed(session, device) and _has_others()
 
 
 def made(session: RehearsalSession, tensor: Any, device: Any) -> None:
-    """Note that *tensor* was made on *device*."""
+    """Note that *tensor* was created on *device*."""
     if is_gpu(device):
         setattr(_storage(tensor), NUMBER, _placed(session, device))
 
 
 def move(session: RehearsalSession, tensor: Any, device: Any) -> None:
-    """Note that *tensor* goes to *device*: one that was made on a GPU may go to another one."""
+    """Note that *tensor* moves to *device*, if it was created on a GPU."""
     if _number_of(tensor) is not None:
         setattr(_storage(tensor), NUMBER, _placed(session, device) if is_gpu(device) else None)
 
 
 def move_to(tensor: Any, other: Any) -> None:
-    """Note that *tensor* goes where the tensor *other* is."""
+    """Note that *tensor* moves to the device of the tensor *other*."""
     if _number_of(tensor) is not None:
         setattr(_storage(tensor), NUMBER, _number_of(other))
 
 
 def look(session: RehearsalSession, tensors: Iterable[Any], what: str) -> None:
-    """Say that *what* is on a shared GPU if each rank of a group of NCCL has made *tensors* on the first."""
+    """Report *what* as on a shared GPU if the ranks of an NCCL group all created *tensors* on GPU 0."""
     if _has_others() and any(_number_of(tensor) == 0 for tensor in tensors) and _is_nccl():
         session.warn(said(what))
 
 
 def meet_others(session: RehearsalSession) -> None:
-    """Say that ranks share a GPU, where they do and are in a group of NCCL."""
+    """Report that ranks share a GPU, if they do and are in a process group with NCCL."""
     if session.placement.is_shared and _is_nccl():
         session.placement.is_shared = False
         session.warn(said(MODEL))
 
 
 def said(what: str) -> str:
-    """Return what to say of *what* of each rank that is on the first GPU of its node."""
+    """Return the note that *what* of each rank is on the first GPU of its node."""
     return SHARED.format(what=what, rank=name_on_node(), unless=UNLESS if is_task() else "")
 
 
 def _number_of(tensor: Any) -> int | None:
-    """Return the number of the GPU that *tensor* was made on, None if nobody knows."""
+    """Return the number of the GPU on which *tensor* was created, None if it is unknown."""
     storage = _storage(tensor)
     found: int | None = None if storage is None else vars(storage).get(NUMBER)
     return found
 
 
 def _storage(tensor: Any) -> Any:
-    """Return the storage of *tensor*, or of the part of it that this rank holds; None if it has none."""
+    """Return the storage of *tensor*, or of its local shard; None if it has none."""
     own = getattr(tensor, "_local_tensor", tensor)
     return None if getattr(own, "is_nested", False) or own.is_sparse else own.untyped_storage()
 
 
 def _placed(session: RehearsalSession, device: Any) -> int:
-    """Return the number of the GPU that *device* is: that which is chosen, where it has none."""
+    """Return the GPU number of *device*, or that of the current GPU if it has none."""
     number = number_of(device)
     return session.placement.chosen_gpu if number is None else number
 
 
 def _has_others() -> bool:
-    """Whether this is not the first rank of its node, and its process sees the GPUs of all."""
+    """Whether this is not the first rank of its node, and its process sees more than one GPU."""
     own, n_gpus = on_node()
     return own > 0 and n_gpus > 1 and not _sees_one()
 
 
 def _is_nccl() -> bool:
-    """Whether the ranks are in a group of NCCL."""
+    """Whether the ranks are in a process group with NCCL."""
     import torch.distributed as dist
 
     return bool(dist.is_initialized()) and "nccl" in str(dist.get_backend())
 
 
 def _sees_one() -> bool:
-    """Whether this process sees one GPU alone, by its environment."""
+    """Whether the environment shows this process a single GPU."""
     seen = os.environ.get(VISIBLE)
     return seen is not None and "," not in seen

@@ -1,12 +1,12 @@
-"""Where tensors are, as every code but torch's own is told.
+"""The device of each tensor, as scripts and libraries see it.
 
-All tensors of a rehearsal are fake ones of a processor, and torch and its dispatcher have to find them there.
-A script or a library that asks one for its device is told that of the GPU, unless a real run had it on the
-host (``host``): it was put there, or it was made without a device and has not been moved since. What is made
-of nothing but such tensors is such a one, too.
+All tensors of a rehearsal are fake CPU tensors, and torch and its dispatcher must see them there. A script or
+a library that reads the device of a tensor gets the GPU, unless a real run would have the tensor on the host
+(module ``host``): it was put there, or it was created without a device and not moved since, or it is the
+result of an operator on such tensors only.
 
-Before a script speaks of a GPU, all is where its device is. What it has made without one by then is noted,
-and is on the host as soon as there is a GPU beside it.
+Before a script first names a GPU, all tensors count as on its device. Those created without a device are
+remembered, and are on the host as soon as the script names a GPU.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -39,10 +39,11 @@ class Placement:
         session: the rehearsal.
 
     Attributes:
-        device: that of this rank.
-        there: told of a tensor on the host, and so in torch's own code, too, the host and nothing else.
-        asker: tells who asks.
-        is_used: whether somebody has said so far that a tensor is on the device.
+        device: the GPU of this rank.
+        there: the object that tensors on the host report as their device. Even in torch's own code it means
+            the host.
+        asker: finds out which code asks.
+        is_used: whether the script has put a tensor on the device so far.
         is_denied: whether the script is told that there is no GPU.
     """
 
@@ -55,13 +56,13 @@ class Placement:
         self.there = torch.device("cpu")
         self.asker = Askers()
         self.is_used = self._is_met = self.is_denied = self.is_shared = False
-        self.chosen_gpu = 0  # on its node, as in a process that has chosen none
+        self.chosen_gpu = 0  # the current GPU of a process that has not set one
         session.note_job(device="cpu")
         self._waiting: dict[int, weakref.ref[Any]] = {}
 
     @property
     def is_met(self) -> bool:
-        """Whether the script has spoken of a GPU so far; until then there is no host beside its device."""
+        """Whether the script has named a GPU so far; until then host and device are not told apart."""
         return self._is_met
 
     @is_met.setter
@@ -78,9 +79,9 @@ class Placement:
                     self._session.host.take(storage)
 
     def use_default(self) -> None:
-        """Let a model be where torch puts it unasked, as ``fully_shard`` does: on a GPU where there is one.
+        """Note that torch puts a model on the GPU by itself if there is one, as ``fully_shard`` does.
 
-        Where gloo is named by a script that speaks of no GPU, host and device are not told apart.
+        If the script names gloo and no GPU, host and device are not told apart, which is reported.
         """
         if self.is_denied or self._is_met:
             return
@@ -91,19 +92,19 @@ class Placement:
             self._session.warn(STAGED.format(call="fully_shard, which takes a GPU where it finds one"))
 
     def keep(self, tensor: Any) -> None:
-        """Take the fake *tensor* to be on the host because somebody has said so."""
+        """Count the fake *tensor* as on the host: the script has put it there."""
         self._on_host(tensor.untyped_storage())
         vars(tensor.untyped_storage()).pop(LEFT, None)
 
     def leave(self, tensor: Any) -> None:
-        """Take the fake *tensor* to have been made without a device."""
+        """Note that the fake *tensor* was created without a device."""
         asides = self._session.asides
         if type(tensor) is self._kind and not (asides and get_ident() in asides):
             self._on_host(tensor.untyped_storage())
             setattr(tensor.untyped_storage(), LEFT, True)
 
     def _on_host(self, storage: Any) -> None:
-        """Let *storage* be on the host from now on, or as soon as there is one."""
+        """Count *storage* as on the host from now on, or from when the script names a GPU."""
         setattr(storage, MADE, True)
         if self.is_met:
             self._session.host.take(storage)
@@ -111,7 +112,7 @@ class Placement:
             self._waiting[key] = weakref.ref(storage, lambda _: self._waiting.pop(key, None))
 
     def put(self, tensor: Any, *, is_said: bool = True) -> None:
-        """Take *tensor* to have been on the device from the start, or have been moved there as a whole."""
+        """Count *tensor* as on the device, without a copy: it was created or completely moved there."""
         self.is_used |= is_said
         own = _own(tensor)
         storage = own.untyped_storage()
@@ -121,21 +122,21 @@ class Placement:
             self._session.host.settle(own, to_host=False)
 
     def put_left(self, tensors: Iterable[Any], *, is_said: bool = True) -> None:
-        """Put those of *tensors* on the device of which nobody has said where they are."""
+        """Count those of *tensors* as on the device for which the script has named no place."""
         for tensor in tensors if self.is_met else ():
             if self.is_left(_own(tensor)):
                 self.put(tensor, is_said=is_said)
 
     def is_left(self, tensor: Any) -> bool:
-        """Whether *tensor* was made without a device, or of nothing but such ones, and put nowhere since."""
+        """Whether *tensor* was created without a device, or from such tensors only, and not moved since."""
         return LEFT in vars(tensor.untyped_storage())
 
     def holds(self, tensor: Any) -> bool:
-        """Whether a real run has the fake *tensor* on the device."""
+        """Whether a real run would have the fake *tensor* on the device."""
         return self.is_met and not self._session.host.holds(tensor)
 
     def follow(self, made: Any, operands: Sequence[Any]) -> None:
-        """Let a tensor, *made* of *operands* before there is a host, be where all of these will be."""
+        """Count a result *made* before a GPU is named as without a device, if all *operands* are so."""
         found = False
         for tensor in tensors_in(operands) if self._waiting else ():
             if type(tensor) is self._kind:
@@ -146,14 +147,14 @@ class Placement:
             self.leave(made)
 
     def told(self, tensor: Any) -> Any:
-        """Return the device that code which is not torch's is told of the fake *tensor*, None: its own."""
+        """Return the device that scripts see for the fake *tensor*; None: the one it really has."""
         if tensor.fake_mode.in_kernel_invocation or tensor.fake_device.type != "cpu":
             return None
         return self.device if self.holds(tensor) else None
 
 
 def install(session: RehearsalSession) -> None:
-    """Let tensors, meshes and generators name the device that a script has asked for."""
+    """Make tensors, meshes and generators report the device that the script has requested."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.distributed.tensor import DTensor
 
@@ -171,7 +172,7 @@ def _own(tensor: Any) -> Any:
 
 
 def _tensors(placement: Placement, kind: Any) -> None:
-    """Let tensors of a *kind* say where they are."""
+    """Make tensors of the class *kind* report their device."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     is_torch, frame = placement.asker.is_torch, sys._getframe
@@ -179,7 +180,7 @@ def _tensors(placement: Placement, kind: Any) -> None:
     get_device, type_of = kind.get_device, kind.type
 
     def told(tensor: Any, asks: FrameType) -> Any:
-        """Return what to say to who *asks*, None if that is what torch says itself."""
+        """Return the device for the frame *asks*, None if it is the one that torch reports."""
         own = _own(tensor)
         return None if is_torch(asks) or type(own) is not FakeTensor else placement.told(own)
 
@@ -211,7 +212,7 @@ def _tensors(placement: Placement, kind: Any) -> None:
 
 
 def _moves(placement: Placement) -> None:
-    """Follow what torch itself puts on the device: it finds that to be there."""
+    """Note tensors that torch itself puts on the device: for torch they are there already."""
     from torch.distributed.fsdp._fully_shard import _fsdp_init
     from torch.distributed.tensor import _api
 
@@ -234,7 +235,7 @@ def _moves(placement: Placement) -> None:
 
 
 def _meshes(placement: Placement) -> None:
-    """Let meshes name the device of their tensors, which before torch 2.9 is set on each of them."""
+    """Make meshes report the device of their tensors; before torch 2.9 it is an attribute of each mesh."""
     from torch.distributed.device_mesh import DeviceMesh
 
     kind: Any = DeviceMesh
@@ -249,13 +250,13 @@ def _meshes(placement: Placement) -> None:
 
 
 def _generators(placement: Placement) -> None:
-    """Make generators of random numbers on the processor, which name the device that was asked for."""
+    """Create random generators on the CPU that report the device that was requested."""
     import torch
 
     is_torch, numbers = placement.asker.is_torch, placement._session.stated.numbers
 
     class Generator(torch.Generator):  # type: ignore[misc]  # torch is untyped here
-        """A generator on the processor."""
+        """A generator on the CPU."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
             found = super().__new__(cls)
@@ -264,11 +265,11 @@ def _generators(placement: Placement) -> None:
 
         @property
         def device(self) -> Any:
-            """Where its numbers are drawn."""
+            """The device that was requested."""
             return super().device if is_torch(sys._getframe(1)) else self.told
 
         def set_state(self, new_state: Any) -> Any:
-            """Take a state; of one that has been on the device what is known."""
+            """Set a state; of a state that was on the device, as much as is known."""
             known = numbers.of(new_state) if type(new_state) is placement._kind else new_state
             return self if known is None else super().set_state(known)
 
@@ -277,7 +278,7 @@ def _generators(placement: Placement) -> None:
 
 
 def _defaults(placement: Placement) -> None:
-    """Let torch say on what device it makes tensors by itself, and note that a GPU is chosen."""
+    """Make torch report the default device of new tensors, and note which GPU is chosen."""
     import torch
     from torch import overrides
     from torch.utils._device import DeviceContext

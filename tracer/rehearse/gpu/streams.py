@@ -1,7 +1,7 @@
-"""CUDA streams and events of a rehearsal: nothing runs on them, but who waits for whom is written down.
+"""CUDA streams and events of a rehearsal: nothing runs on them, but their waits are recorded.
 
-FSDP and others ask the module of their device for streams; theirs is the processor here, so that
-``torch.cpu`` gets the same ones as ``torch.cuda``.
+FSDP and others take streams from the module of their device. In a rehearsal that is the CPU, so ``torch.cpu``
+has the same streams as ``torch.cuda``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tracer.rehearse.events.tape import HOST_WAIT, WAIT_MARK, Tape
 from tracer.rehearse.gpu.devices import local_rank
 
 NAMES: Final = ("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize")
-"""What a module of devices offers, and this one replaces."""
+"""Names in a device module that this module replaces."""
 
 
 class Event:
@@ -23,20 +23,20 @@ class Event:
     streams: ClassVar[Streams]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs  # timing, blocking, external: nothing here has a time
+        del args, kwargs  # timing, blocking, external: there is no clock
         self.mark = -1
 
     def record(self, stream: Any = None) -> Event:
-        """Mark what has been issued on *stream* so far."""
+        """Record the work issued on *stream* so far."""
         self.mark = self.streams.tape.mark(None if stream is None else stream.number)
         return self
 
     def wait(self, stream: Any = None) -> None:
-        """Let *stream* wait."""
+        """Make *stream* wait for this event."""
         (stream or self.streams.current).wait_event(self)
 
     def query(self) -> bool:
-        """Say that it is reached."""
+        """Return that the event is reached."""
         return True
 
     def synchronize(self) -> None:
@@ -44,7 +44,7 @@ class Event:
         self.streams.tape.note(HOST_WAIT)
 
     def elapsed_time(self, other: Any) -> float:
-        """Return milliseconds between two events: one, for nothing has a time here."""
+        """Return the milliseconds between two events: always one, because there is no clock."""
         del other
         return 1.0
 
@@ -73,17 +73,17 @@ class Stream:
         return 0, -5
 
     def wait_event(self, event: Any) -> None:
-        """Go on when *event* is reached."""
+        """Wait for *event*."""
         if getattr(event, "mark", -1) >= 0:
             self.streams.tape.note(WAIT_MARK, event.mark, stream=self.number)
 
     def wait_stream(self, stream: Any) -> None:
-        """Go on when what has been issued on *stream* is done."""
+        """Wait for the work issued on *stream* so far."""
         if stream is not None and stream.number != self.number:
             self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
-        """Return a mark of what has been issued so far."""
+        """Return an event after the work issued so far."""
         return (event or self.streams.Event()).record(self)
 
     def synchronize(self) -> None:
@@ -91,11 +91,11 @@ class Stream:
         self.streams.tape.note(HOST_WAIT, stream=self.number)
 
     def query(self) -> bool:
-        """Say that it is done."""
+        """Return that all its work is done."""
         return True
 
     def is_capturing(self) -> bool:
-        """Say that no graph is captured on it: what is issued is issued."""
+        """Return that no CUDA graph is captured on it."""
         return False
 
     def __enter__(self) -> Stream:
@@ -108,7 +108,7 @@ class Stream:
 
 
 class Context(AbstractContextManager[Any]):
-    """Issues on a stream for a while."""
+    """Context in which work is issued on a stream."""
 
     streams: ClassVar[Streams]
 
@@ -127,10 +127,10 @@ class Context(AbstractContextManager[Any]):
 
 
 class Streams:
-    """The streams of one process, and their types, whose constructors are called as those of torch are.
+    """The streams of one process, and their classes, with the constructors of torch.
 
     Args:
-        tape: where waits are written down.
+        tape: where waits are recorded.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -145,11 +145,11 @@ class Streams:
 
     @property
     def current(self) -> Any:
-        """The stream on which this thread issues: each begins with the default."""
+        """The current stream of this thread; at first the default stream."""
         return getattr(self._own, "stream", self.default)
 
     def next_number(self) -> int:
-        """Return the number of a stream that is being made; the first is the default."""
+        """Return the number of a new stream; that of the default stream is 0."""
         self._n_streams += 1
         return self._n_streams - 1
 
@@ -159,12 +159,12 @@ class Streams:
         self.tape.switch(stream.number)
 
     def current_stream(self, device: Any = None) -> Any:
-        """Return the stream on which things are issued now."""
+        """Return the current stream."""
         del device
         return self.current
 
     def default_stream(self, device: Any = None) -> Any:
-        """Return the stream that is there from the start."""
+        """Return the default stream."""
         del device
         return self.default
 
@@ -173,16 +173,16 @@ class Streams:
         self.switch(stream)
 
     def synchronize(self, device: Any = None) -> None:
-        """Let the host wait for everything."""
+        """Make the host wait for all streams."""
         del device
         self.tape.note(HOST_WAIT)
 
     def install(self, *modules: Any) -> None:
-        """Put these streams in place of those of *modules*, also where tensors are told of them."""
+        """Replace the streams of *modules* by these, also for ``Tensor.record_stream``."""
         import torch
 
         anywhere: Any = torch.Tensor
-        anywhere.record_stream = lambda tensor, stream: None  # says when the allocator may reuse memory
+        anywhere.record_stream = lambda tensor, stream: None  # is for the allocator only
         for module in modules:
             for name in NAMES:
                 setattr(module, name, getattr(self, name))

@@ -1,8 +1,8 @@
-"""Products of fp32 that a GPU computes in TensorFloat-32, on tensor cores, as PyTorch is told.
+"""fp32 products that a GPU computes in TensorFloat-32 on its tensor cores, by the settings of PyTorch.
 
-Convolutions and recurrent layers do unless a script forbids it (``torch.backends.cudnn.allow_tf32``), matrix
-products where it asks for it (``torch.backends.cuda.matmul.allow_tf32``,
-``torch.set_float32_matmul_precision``). Operands stay in fp32: bytes, memory and messages are the same.
+Convolutions and recurrent layers do so unless the script forbids it (``torch.backends.cudnn.allow_tf32``).
+Matrix products do so if the script requests it (``torch.backends.cuda.matmul.allow_tf32``,
+``torch.set_float32_matmul_precision``). Operands stay in fp32: bytes, memory and messages do not change.
 """
 # ruff: noqa: SLF001 - what PyTorch is told of precision has no public name that all versions share
 
@@ -15,7 +15,7 @@ from typing import Final
 from tracer.rehearse.operators.work import Work
 
 NAME: Final = "tf32"
-"""Type of a product whose operands are in fp32 and are rounded to TensorFloat-32 as they are read."""
+"""Dtype of a product whose fp32 operands are rounded to TensorFloat-32 when they are read."""
 
 ROLES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -28,11 +28,11 @@ ROLES: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""What the precision of an operator is asked for under: those of cuDNN and of cuBLAS."""
+"""The name under which PyTorch keeps the precision of an operator: two for cuDNN, one for cuBLAS."""
 
 
 def is_asked(name: str) -> bool:
-    """Whether the operator *name* computes in TensorFloat-32 at this point of the script."""
+    """Whether the operator *name* computes in TensorFloat-32 under the present settings."""
     role = ROLES.get(name)
     return role is not None and _is_allowed(role)
 
@@ -49,10 +49,10 @@ def _is_allowed(role: str) -> bool:
 
 
 def rounded(work: Work) -> Work:
-    """Return *work*, of an operator for which ``is_asked`` holds, in the type that it is computed in."""
+    """Return *work* with the dtype in which it is computed; ``is_asked`` holds for its operator."""
     return work._replace(dtype=NAME) if work.dtype == "fp32" else work
 
 
 def type_of(dtype: str, name: str) -> str:
-    """Return the type that the operator *name* computes in, of operands in *dtype*."""
+    """Return the dtype in which the operator *name* computes on operands in *dtype*."""
     return NAME if dtype == "fp32" and is_asked(name) else dtype
