@@ -1,4 +1,4 @@
-"""Checkpoints of a rehearsal: nothing is written or read, for there are no numbers."""
+"""Checkpoints of a rehearsal: nothing is written or read, because tensors have no data."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def install(session: RehearsalSession) -> None:
-    """Take the place of ``torch.save`` and of what saves and loads in ``torch.distributed.checkpoint``."""
+    """Replace ``torch.save``, ``torch.load`` and their counterparts in ``torch.distributed.checkpoint``."""
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -33,7 +33,7 @@ def install(session: RehearsalSession) -> None:
 
 
 def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-    """Return what takes the place of ``torch.save`` and, with the *original*, of ``torch.load``."""
+    """Return the replacements of ``torch.save`` and ``torch.load``; *original* is the latter."""
     import torch
 
     saved: set[Path] = set()
@@ -62,9 +62,10 @@ def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Cal
 
 
 def _shards() -> None:
-    """Let FSDP1 collect states of parameters of which this rank has no part: it hears of them from others.
+    """Make FSDP1 collect optimizer states of parameters of which this rank has no shard.
 
-    With original parameters a rank has states of those that lie in its shard.
+    With ``use_orig_params`` a rank has states only for parameters in its shard. In a real run it receives the
+    names of the others from other ranks.
     """
     from torch.distributed.fsdp import _optim_utils
 
@@ -88,9 +89,9 @@ def _shards() -> None:
 
 
 def _told_states() -> None:
-    """Let ranks that wait for states of rank 0 hear of what they hold themselves, in whole sizes.
+    """Give ranks that wait for the states of rank 0 their own names, with the sizes of whole tensors.
 
-    Rank 0 tells them names, sizes and types as an object, and then broadcasts each tensor.
+    In a real run rank 0 sends names, sizes and dtypes as an object, and then broadcasts each tensor.
     """
     import torch
     import torch.distributed as dist
@@ -126,7 +127,7 @@ def _modules() -> tuple[Any, ...]:
 
 
 def _distributed(warn: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
-    """Return what saves and loads: parts are asked for their state, which may communicate."""
+    """Return functions that save and load nothing. Saving still collects states, which may communicate."""
 
     def save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         del args, kwargs

@@ -1,4 +1,4 @@
-"""Processes that a script starts itself, one per GPU: what that of this rank runs is run in this process."""
+"""Processes that a script starts itself, one per GPU: the one of this rank is run in the present process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 JOINING: Final = "init_process_group"
-"""What a process calls that trains with others."""
+"""Function that a process calls if it trains together with others."""
 
 DEPTH: Final = 4
-"""Functions of the script that call each other on the way to ``JOINING``, at most."""
+"""Longest chain of functions that is followed to find a call of ``JOINING``."""
 
 
 def install(session: RehearsalSession) -> None:
-    """Let a script that starts a process per GPU run what that of this rank would, in this one."""
+    """Make a script that starts a process per GPU run the one of this rank in the present process."""
     import torch.multiprocessing
 
     def spawn(
@@ -43,12 +43,12 @@ def install(session: RehearsalSession) -> None:
 
 
 def _number(session: RehearsalSession, *, whole: bool) -> int:
-    """Return which process of those that a script starts is this rank's: of the *whole* world, or a node."""
+    """Return the number of this rank's process among those of the *whole* world, or else of a node."""
     return session.rank if whole else on_node()[0]
 
 
 def _processes(session: RehearsalSession) -> None:
-    """Do the same for processes that are started one by one, of which others are taken to have ended."""
+    """Do the same for processes that are started one by one; those of other ranks count as ended."""
     n_started, anywhere = 0, BaseProcess
     original = anywhere.start
 
@@ -67,7 +67,7 @@ def _processes(session: RehearsalSession) -> None:
 
 
 def _joins(process: Any) -> bool:
-    """Whether what *process* is to run gets to ``JOINING``, by names of functions of the script."""
+    """Whether the target of *process* leads to a call of ``JOINING``, by the names in its code."""
     is_own = type(process).run is not BaseProcess.run
     told = (*process._args, *process._kwargs.values())  # noqa: SLF001
     return any(
@@ -78,7 +78,7 @@ def _joins(process: Any) -> bool:
 
 
 def _names_joining(function: FunctionType) -> bool:
-    """Whether *function*, or one that it names in up to ``DEPTH`` steps, names ``JOINING``."""
+    """Whether *function*, or one that it leads to in up to ``DEPTH`` steps, uses the name ``JOINING``."""
     seen, last = {function.__code__}, [function]
     for _ in range(DEPTH + 1):
         named = [(one, set(_names(one.__code__))) for one in last]
@@ -96,7 +96,7 @@ def _names_joining(function: FunctionType) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that *code* and the functions within it look up."""
+    """Yield the names that *code*, and the functions defined in it, use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -104,7 +104,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 class _Over:
-    """What a process says of a program that has ended well, or runs in place of this one."""
+    """Handle of a process that has ended successfully, or that was run in the present process."""
 
     pid, returncode = os.getpid(), 0
 
@@ -125,11 +125,11 @@ class _Over:
 
 
 class _Ended:
-    """Children that have come to their end."""
+    """Context of processes that have all ended."""
 
     processes: tuple[Any, ...] = ()
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Say that all have ended."""
+        """Return that all have ended."""
         del timeout, grace_period
         return True

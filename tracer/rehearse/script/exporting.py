@@ -1,7 +1,7 @@
-"""Graphs that torch takes of a model, as ``torch.distributed.pipelining.pipeline`` does to cut it.
+"""Export of a model as a graph, which ``torch.distributed.pipelining.pipeline`` uses to split it.
 
-Whoever exports a graph runs the model on fake tensors, of which the graph keeps one per operator: on a GPU
-they take no memory. In a rehearsal they are of the same kind as those that stand for the device's.
+An export runs the model on fake tensors and keeps one per operator. In a real run they take no memory on the
+GPU. A rehearsal could not tell them from the fake tensors that represent tensors of the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def install(session: RehearsalSession) -> None:
-    """Let ``torch.export.export`` go unseen: neither its operators nor its tensors are of the device."""
+    """Ignore ``torch.export.export``: its operators and its tensors are not on the device."""
     import torch
 
     anywhere: Any = torch.export

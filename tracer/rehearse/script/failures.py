@@ -1,7 +1,7 @@
-"""Keeps what a script must not catch: errors that a rehearsal raises, and no real run.
+"""Remembers errors that only a rehearsal raises, in case the script catches them.
 
-A script that goes on behind ``except Exception``, or ends with a status of its own, would have a rehearsal of
-what is left: steps without what came after the error.
+If a script continues after ``except Exception``, or ends with its own exit status, the work after the error
+would be missing from the rehearsal without a message.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tracer.rehearse.errors import Finished, RehearsalError
 from tracer.rehearse.words import is_of_fakes, place
 
 CAUGHT: Final = "the script has caught an error of an operator, what was to come after it is not there: {}"
-"""What to say of errors that a real run may have, too."""
+"""Note about an error that a real run may have too."""
 
 
 class Failures:
-    """Errors that were raised under the script of one rank, in order.
+    """Errors raised while the script of one rank ran, in order.
 
     Args:
-        session: told of those that the script has caught.
+        session: the rehearsal, which gets a note about errors that the script has caught.
     """
 
     def __init__(self, session: Any) -> None:
@@ -28,20 +28,20 @@ class Failures:
         self._n_before = len(RehearsalError.raised)
 
     def add(self, error: Exception) -> None:
-        """Note that an operator has ended with *error*; it may come by several times."""
+        """Note that an operator raised *error*; the same error may be noted several times."""
         if not _is_for_the_script(error):
             self._of_operators.append(error)
 
     def refusal(self) -> Exception | None:
-        """Return the first error that no real run has, whether or not the script has caught it."""
+        """Return the first error that a real run would not have, whether or not the script has caught it."""
         refused = [error for error in self._of_operators if is_of_fakes(error)]
         return next(iter([*RehearsalError.raised[self._n_before :], *refused]), None)
 
     def step_ended(self) -> None:
-        """The script has come to the end of a step, so that it has caught what was raised before.
+        """A step ends, so the script has caught all errors raised before.
 
         Raises:
-            Finished: it has caught what ends the rehearsal.
+            Finished: it has caught an error that must end the rehearsal.
         """
         if self.refusal() is not None:
             raise Finished
@@ -52,7 +52,7 @@ class Failures:
 
 
 def _is_for_the_script(error: Exception) -> bool:
-    """Whether *error* is one that scripts are written to go on behind: a full device."""
+    """Whether scripts may continue after *error*: the device is full."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)

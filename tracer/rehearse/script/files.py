@@ -1,12 +1,12 @@
-"""A rehearsed script removes and overwrites no file that it has not made itself.
+"""Keeps a rehearsed script from removing or overwriting files that it has not created itself.
 
-A script that keeps its last checkpoints, run in a folder of a real training, would remove real ones, for
-new ones without numbers. What was there before is left alone: to remove or rename it does nothing, to write
-to it writes to a copy, which the script is given when it opens the file again. Files that a script makes are
-real.
+A script that keeps only its last checkpoints would remove real ones if it is rehearsed in the folder of a
+real training. Files from before the rehearsal do not change: removing or renaming them does nothing, and
+writing to one writes to a copy, which the script gets when it opens the file again. Files that the script
+creates are real.
 
-Goes by the functions of Python that libraries call at last; what other processes (``rm``) or libraries in
-C do to files is not seen.
+This replaces functions of Python that all libraries end up calling. What other processes (``rm``) or C
+libraries do to files is not seen.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Any, Final
 from tracer.rehearse.errors import RehearsalError
 
 COPIED_BYTES: Final = 256 * 2**20
-"""Largest file that is copied for a script that changes parts of it: a choice, a disk's second or less."""
+"""Largest file that is copied because a script changes a part of it: our choice, a second on a disk."""
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 _ELSEWHERE: Final = ("/dev/", "/proc/", "/sys/")
-"""Where nothing is a file that lasts."""
+"""Folders that contain no permanent files."""
 
 Function = Callable[..., Any]
 
 
 class Files:
-    """What the script has made, and what stands for files that it must not write to.
+    """The files that the script has created, and copies of files that it must not change.
 
     Args:
-        folder: of the rehearsal; copies lie in it, and the list of what its ranks have made.
-        rank: whose script it is.
+        folder: of the rehearsal; it holds the copies, and the list of files that its ranks have created.
+        rank: the rank whose script it is.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -55,7 +55,7 @@ class Files:
         self._n_read = 0
 
     def install(self) -> None:
-        """Take the place of what opens, makes, renames and removes."""
+        """Replace the functions that open, create, rename and remove files."""
         anywhere: Any = os
         for module in (builtins, io):
             module.open = self._opening(self._open)  # type: ignore[attr-defined]
@@ -68,13 +68,13 @@ class Files:
         trees.rmtree = self._removing(shutil.rmtree)
 
     def said(self) -> list[str]:
-        """Return a line about what was left as it is, none if nothing was."""
+        """Return a line about files that were protected, nothing if there were none."""
         found = [("removed or renamed", self._left), ("written to, but for a copy", self._written)]
         parts = [f"{_shown(paths)} would have been {what}" for what, paths in found if paths]
         return [f"files from before the rehearsal are as they were: {'; '.join(parts)}"] if parts else []
 
     def _opening(self, original: Function) -> Function:
-        """Return ``open`` that writes to no file of somebody else."""
+        """Return ``open`` that changes no file from before the rehearsal."""
 
         @functools.wraps(original)
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -87,12 +87,12 @@ class Files:
         return opened
 
     def _opening_low(self, original: Function) -> Function:
-        """Return ``os.open`` that does."""
+        """Return ``os.open`` that changes no file from before the rehearsal."""
 
         @functools.wraps(original)
         def opened(path: Any, flags: int, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> int:
             if dir_fd is None and flags & os.O_EXCL and self._at(path) in self._removed:
-                flags &= ~os.O_EXCL  # to the script it is gone
+                flags &= ~os.O_EXCL  # the script has removed it
             if dir_fd is None and not flags & os.O_EXCL:
                 writes = bool(flags & (_WRITES | os.O_TRUNC))
                 path = self._instead(path, writes=writes, keeps=not flags & os.O_TRUNC)
@@ -103,7 +103,7 @@ class Files:
         return opened
 
     def _instead(self, file: Any, *, writes: bool, keeps: bool) -> Any:
-        """Return what to open for *file*: a copy where it would be changed, or has been."""
+        """Return the path to open for *file*: that of a copy if the script changes it, or has changed it."""
         if not (writes or self._copies):
             return file
         at = os.path.realpath(self._at(file)) if self._at(file) else ""
@@ -118,7 +118,7 @@ class Files:
         return self._copy(at, keeps=keeps)
 
     def _copy(self, at: str, *, keeps: bool) -> str:
-        """Return the path of a file that stands for that *at* a path, with what is in it if it *keeps* it."""
+        """Return the path of a new copy of the file *at*, with its contents if *keeps*, else empty."""
         if keeps and Path(at).stat().st_size > COPIED_BYTES:
             raise RehearsalError(
                 f"the script opens {at} to change it, which is larger than the {COPIED_BYTES >> 20} MiB "
@@ -134,7 +134,7 @@ class Files:
         return copy
 
     def _making(self, original: Function) -> Function:
-        """Return ``os.mkdir`` that remembers what it has made."""
+        """Return ``os.mkdir`` that remembers the folders that it creates."""
 
         @functools.wraps(original)
         def made(path: Any, *args: Any, **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ class Files:
         return made
 
     def _removing(self, original: Function) -> Function:
-        """Return what removes, of this script's files only."""
+        """Return the remove function *original*, which removes only files of this script."""
 
         @functools.wraps(original)
         def removed(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ class Files:
         return removed
 
     def _renaming(self, original: Function) -> Function:
-        """Return what renames, of this script's files only, and over them only."""
+        """Return the rename function *original*, which moves and replaces only files of this script."""
 
         @functools.wraps(original)
         def renamed(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
@@ -183,7 +183,7 @@ class Files:
         return renamed
 
     def _linking(self, original: Function) -> Function:
-        """Return what links, in places where nothing is."""
+        """Return the link function *original*, which replaces no file."""
 
         @functools.wraps(original)
         def linked(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
@@ -197,7 +197,7 @@ class Files:
         return linked
 
     def _cutting(self, original: Function) -> Function:
-        """Return ``os.truncate`` that cuts a copy."""
+        """Return ``os.truncate`` that shortens a copy."""
 
         @functools.wraps(original)
         def cut(path: Any, length: int) -> None:
@@ -206,20 +206,20 @@ class Files:
         return cut
 
     def _leave(self, at: str) -> None:
-        """Let the script believe that what lies *at* a path is gone."""
+        """Remember that the script has removed the file *at*, which stays."""
         self._removed.add(at)
         if self._copies.pop(at, None) is None:
             self._left[at] = None
 
     def _note(self, at: str) -> None:
-        """Remember that a script has made what lies *at* a path; other ranks read it."""
+        """Remember that the script has created the file *at*; other ranks read this from the list."""
         if at:
             self._made.add(at)
             with self._open(self._list, "a", encoding="utf-8") as file:
                 file.write(f"{at}\n")
 
     def _is_ours(self, at: str) -> bool:
-        """Whether what lies *at* a path was made by a rank of this rehearsal, or the folder around it."""
+        """Whether a rank of this rehearsal has created the file *at*, or a folder that contains it."""
         if at.startswith(_ELSEWHERE) or Path(at).is_relative_to(self._folder):
             return True
         around = [at, *map(str, Path(at).parents)]
@@ -232,7 +232,7 @@ class Files:
 
     @staticmethod
     def _at(path: Any) -> str:
-        """Return the full *path*, links in its folders followed, empty if it is not one."""
+        """Return the absolute *path* with links in its folders resolved, empty if it is a file descriptor."""
         if isinstance(path, int):
             return ""
         path = Path(os.fsdecode(path))
@@ -244,7 +244,7 @@ class Files:
 
 
 def _shown(paths: Iterable[str]) -> str:
-    """Return the first of *paths*, as short as it can be said, and how many there are besides."""
+    """Return the first of *paths*, relative if possible, and how many others there are."""
     first, *others = paths
     here = Path.cwd()
     name = str(Path(first).relative_to(here)) if Path(first).is_relative_to(here) else first

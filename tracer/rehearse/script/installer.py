@@ -1,9 +1,9 @@
-"""Stands for a program that installs packages: a program of its own, which imports nothing of foretrace.
+"""Replaces a program that installs packages. It runs by itself and imports nothing of foretrace.
 
-    python installer.py ASKED NAME REAL [what the program is told]
+    python installer.py ASKED NAME REAL [arguments of the program]
 
-REAL is the program itself, as a list of words in JSON. What would change the packages of the machine is only
-written to the file ASKED, a line each; everything else is handed to the program.
+REAL is the real program, as a JSON list of words. A command that would change the installed packages is only
+written to the file ASKED, one line each. Every other command is passed to the real program.
 """
 
 import json
@@ -22,17 +22,17 @@ CHANGING = {
     **dict.fromkeys(("conda", "mamba", "micromamba"), _CONDA),
     **dict.fromkeys(("apt-get", "apt"), _SYSTEM),
 }
-"""Programs, and with which words at their beginning they change what is installed."""
+"""By program, the first arguments with which it changes the installed packages."""
 
 
 def changes(name: str, told: Sequence[str]) -> bool:
-    """Return whether the program of that *name* changes what is installed, where it is *told* these words."""
+    """Return whether the program *name* changes the installed packages if called with the words *told*."""
     words = " ".join(word for word in told if not word.startswith("-"))
     return any(words == how or words.startswith(f"{how} ") for how in CHANGING[name])
 
 
 def note(asked: Path, name: str, told: Sequence[str]) -> None:
-    """Write down a command that is not run."""
+    """Write a command that is not run to the file *asked*."""
     with asked.open("a", encoding="utf-8") as file:
         file.write(f"{shlex.join([name, *told])}\n")
 

@@ -1,7 +1,7 @@
-"""Programs that install packages: a script that starts one finds it done, and the machine stays as it is.
+"""Programs that install packages: they do nothing and report success, so that the machine does not change.
 
-What a script may start, itself or in a shell, is found by its name in front of all others (``programs``). A
-call that names it otherwise, as ``python -m pip`` or by a path, is told the stand-in's path instead.
+A replacement of each such program comes first on ``PATH`` (module ``programs``), for the script and for its
+shells. A call by other means, such as ``python -m pip`` or a full path, is changed to call the replacement.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tracer.rehearse.script import installer, started
 from tracer.rehearse.script.libraries import when_imported
 
 OWN: Final = ("pip", "pip3")
-"""Programs that every Python has, be it as ``python -m pip``."""
+"""Programs that every Python has, at least as ``python -m pip``."""
 
 SAID: Final = (
     "the script starts {command}, which is not run, and taken to have gone well: a rehearsal installs "
     "nothing; what the script needs has to be here before"
 )
-"""What to say of a command that would change the packages of this machine."""
+"""Note about a command that would change the packages of this machine."""
 
 _PLACE: Final = r"(^|[;&|(\n]|\b(?:then|do)\s)(\s*(?:\w+=\S*\s+)*)(?:sudo\s+(?:-\w+\s+)*)?"
 _PYTHON: Final = r"[\"']?[\w./~-]*python[\d.]*[\"']?\s+(?:-\w+\s+)*?-m\s+(?P<module>pip3?)"
@@ -36,20 +36,20 @@ _PATHS: Final = (
     rf"[\w./~-]*/(?P<path>{'|'.join(installer.CHANGING)})|(?P<name>{'|'.join(installer.CHANGING)})"
 )
 _COMMAND: Final = re.compile(rf"{_PLACE}(?:{_PYTHON}|{_PATHS})(?=\s)")
-"""A program that installs where a shell looks for a command: its beginning, or behind another one."""
+"""An installing program where a shell expects a command: at the beginning, or after another command."""
 
 
 def put(program: Path, words: Sequence[str]) -> None:
-    """Make *program*, which runs *words* with whatever it is told."""
+    """Create the executable *program*, which runs *words* followed by its own arguments."""
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     program.chmod(0o755)
 
 
 class Installers:
-    """Stands for programs that install packages, for the script of one rank.
+    """Replaces programs that install packages, for the script of one rank.
 
     Args:
-        folder: where the stand-ins are to be; it is made by whoever looks for programs there first.
+        folder: of the replacements; ``Programs`` creates it and puts it on ``PATH``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class Installers:
         self._not_run: list[str] = []
 
     def install(self) -> None:
-        """Let what the script starts to install packages do nothing; *folder* has to be there."""
+        """Put the replacements into the folder, which must exist, and change calls of the real programs."""
         own = Path(installer.__file__).resolve()
         for name in installer.CHANGING:
             found = shutil.which(name)
@@ -71,12 +71,12 @@ class Installers:
         self._kept = when_imported("pip._internal.cli.main", self._inside)
 
     def said(self) -> list[str]:
-        """Return what to say of commands that were not run."""
+        """Return notes about commands that were not run."""
         lines = self._asked.read_text(encoding="utf-8").splitlines() if self._asked.exists() else []
         return [SAID.format(command=line) for line in dict.fromkeys([*lines, *self._not_run])]
 
     def _watch(self) -> None:
-        """Let programs be looked for among the stand-ins, however they are named."""
+        """Change calls of installing programs so that they start the replacements."""
         anywhere: Any = subprocess.Popen
         starts, shell = anywhere.__init__, os.system
 
@@ -96,7 +96,7 @@ class Installers:
         return become
 
     def replaced(self, command: Any) -> Any:
-        """Return *command*, words or a line for a shell, with stand-ins for what installs packages."""
+        """Return *command*, words or a shell line, with installing programs replaced."""
         if isinstance(command, str):
             return _COMMAND.sub(self._stand_in, command)
         if not isinstance(command, Sequence) or isinstance(command, bytes) or not command:
@@ -111,7 +111,7 @@ class Installers:
         return f"{found[1]}{found[2]}{shlex.quote(str(self._folder / name))}"
 
     def _inside(self, module: Any) -> None:
-        """Do the same for pip that is called in this process."""
+        """Do the same for calls of pip in this process; *module* is pip's own."""
         original = module.main
 
         def main(args: list[str] | None = None) -> Any:
@@ -125,7 +125,7 @@ class Installers:
 
 
 def _installer_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the name of the program that the words of a *command* start, also for root, and its arguments.
+    """Return the name of the program that *command* starts, also by ``sudo``, and its arguments.
 
     >>> _installer_of(["sudo", "-E", "/usr/bin/apt-get", "install", "x"])
     ('apt-get', ['install', 'x'])

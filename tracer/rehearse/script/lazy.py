@@ -1,7 +1,7 @@
-"""Parameters and buffers without sizes until their module is called, as those of ``torch.nn.LazyLinear``.
+"""Parameters and buffers that get their size from the first input, as in ``torch.nn.LazyLinear``.
 
-Torch gives them classes of their own, and makes them others of the same object once there is an input. A fake
-tensor has a class already: here they are fake tensors without elements, which know that they have no size.
+Torch gives them special classes, and changes the class of the object once there is an input. A fake tensor
+cannot change its class. So here they are fake tensors without elements, with a mark that they have no size.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 SHAPELESS: Final = "materialize"
-"""Method that a tensor has as long as it has no size, which gives it one."""
+"""Method that gives a tensor its size; a tensor has it only as long as it has no size."""
 
 
 def install(session: RehearsalSession) -> None:
-    """Put them in the place of torch's."""
+    """Replace torch's uninitialized parameters and buffers."""
     import torch
     from torch.nn import parameter
 
@@ -65,7 +65,7 @@ def is_shapeless(tensor: Any) -> bool:
 def _materialize(
     session: RehearsalSession, tensor: Any, shape: Any, device: Any = None, dtype: Any = None
 ) -> None:
-    """Give *tensor* its size, where it is and in its type unless others are given."""
+    """Give *tensor* its size, on its present device and in its dtype unless others are given."""
     asked = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
     tensor.data = tensor.data.new_empty(shape, **asked)
     delattr(tensor, SHAPELESS)
@@ -74,7 +74,7 @@ def _materialize(
 
 
 def _tell_apart(module: Any) -> None:
-    """Let who asks whether a tensor has no size yet, in either way, hear it of these."""
+    """Make both tests for tensors without a size, ``is_lazy`` and ``isinstance``, recognise these."""
     everywhere("is_lazy", module.is_lazy, is_shapeless)
     kind: Any = module.UninitializedParameter
     meta: Any = type(module.Parameter)
@@ -87,7 +87,7 @@ def _tell_apart(module: Any) -> None:
 
 
 def _keep_buffers(marked: Any) -> None:
-    """Let buffers that a module puts elsewhere, or makes another type of, still have no size."""
+    """Keep the mark on buffers that a module moves or converts."""
     import torch
     from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -105,7 +105,7 @@ def _keep_buffers(marked: Any) -> None:
 
 
 def _keep_copies(marked: Any) -> None:
-    """Let the copy of a tensor without a size have none, as where a model is copied before it is called."""
+    """Keep the mark on copies, as when a model is copied before its first call."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     kind: Any = FakeTensor

@@ -1,4 +1,4 @@
-"""What libraries do otherwise where tensors are fake: they ask whether they are, or write what is there."""
+"""Changes in libraries that behave differently with fake tensors, or would write them to files."""
 # ruff: noqa: SLF001 - this module takes the place of parts of libraries
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def install(session: RehearsalSession) -> list[Any]:
-    """Put everything in place as soon as a library is imported; return what has to be kept alive."""
+    """Change each library once it is imported; return objects that must be kept alive."""
     return [
         kept
         for name, change in _CHANGES.items()
@@ -28,7 +28,7 @@ def install(session: RehearsalSession) -> list[Any]:
 
 
 def when_imported(name: str, change: Callable[[Any], None]) -> list[Any]:
-    """Change the module *name* now, or once somebody has imported it; return what has to be kept alive."""
+    """Change the module *name* now, or once it is imported; return objects that must be kept alive."""
     if name in sys.modules:
         change(sys.modules[name])
         return []
@@ -36,25 +36,25 @@ def when_imported(name: str, change: Callable[[Any], None]) -> list[Any]:
 
 
 def everywhere(name: str, original: Any, replaced: Callable[..., Any]) -> None:
-    """Put *replaced* in the place of a function of torch in all modules that know it by this *name*."""
+    """Replace a function of torch by *replaced* in all modules that have it under this *name*."""
     for module in list(sys.modules.values()):
         if getattr(module, name, None) is original:
             setattr(module, name, replaced)
 
 
 def _transformers(session: RehearsalSession, module: Any) -> None:
-    """Let transformers take the ways of real tensors.
+    """Make transformers treat fake tensors as real ones.
 
-    A fake one is to it the sign of a graph that is traced: it would build a mask of all scores where a real
-    run asks for causal attention, and never look whether a batch is padded (``masking_utils.py``).
+    It takes a fake tensor for a sign of graph tracing. It would then build a full mask where a real run uses
+    causal attention, and would never check whether a batch is padded (``masking_utils.py``).
     """
     del session
     module.is_fake_tensor = lambda x: False
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # other threads would load real weights, which nobody moves
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # threads would load real tensors, which are not moved
 
 
 def _safetensors(session: RehearsalSession, module: Any) -> None:
-    """Let safetensors write nothing: it would write what it finds at the addresses of tensors."""
+    """Make safetensors write nothing: it would read memory at the made-up addresses of tensors."""
 
     def nothing(*args: Any, **kwargs: Any) -> bytes:
         del args, kwargs
@@ -65,13 +65,13 @@ def _safetensors(session: RehearsalSession, module: Any) -> None:
 
 
 def _distributions(session: RehearsalSession, module: Any) -> None:
-    """Let distributions take their parameters for valid: whether they are is a question for numbers."""
+    """Turn off argument validation in distributions: it needs the values of their parameters."""
     del session
     module.Distribution.set_default_validate_args(value=False)
 
 
 def _metrics(session: RehearsalSession, module: Any) -> None:
-    """Let metrics of torchmetrics take what they get for valid: whether numbers are classes nobody knows."""
+    """Turn off input validation in torchmetrics: it needs values that are unknown."""
 
     def valid(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
@@ -85,13 +85,13 @@ def _metrics(session: RehearsalSession, module: Any) -> None:
 
 
 def _zero(session: RehearsalSession, module: Any) -> None:
-    """Let the optimizer that is cut over ranks collect its states: those of others are like these."""
+    """Make ``ZeroRedundancyOptimizer`` collect states: those of other ranks are assumed to be like these."""
     del session
     module._broadcast_object = lambda obj, *args, **kwargs: obj
 
 
 def _deepspeed(session: RehearsalSession, module: Any) -> None:
-    """Let ranks agree where DeepSpeed checks that they do: they ask each other, and hear what they have."""
+    """Make DeepSpeed's checks that all ranks have the same lists succeed; they still communicate."""
     del session
     compared, told = module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0
 
@@ -107,7 +107,7 @@ def _deepspeed(session: RehearsalSession, module: Any) -> None:
 
 
 def _accelerate(session: RehearsalSession, module: Any) -> None:
-    """Let every rank look at the batches that the first one fetches for all, which tells it their shapes."""
+    """Make every rank read the batches that rank 0 fetches for all, so that it knows their shapes."""
     kind = module.DataLoaderDispatcher
     original = kind._fetch_batches
 
@@ -127,14 +127,14 @@ def _accelerate(session: RehearsalSession, module: Any) -> None:
 
 
 def _sharded_tensors(session: RehearsalSession, module: Any) -> None:
-    """Let shards of a tensor lie one upon the other: each rank is taken to have told of what this one has."""
+    """Turn off the check that shards do not overlap: all ranks count as having this rank's shard."""
     del session
     for name in ("validate_non_overlapping_shards_metadata", "check_tensor"):
         everywhere(name, getattr(module, name), lambda *args, **kwargs: None)
 
 
 def _ray(session: RehearsalSession, module: Any) -> None:
-    """Refuse Ray's cluster: its workers are processes that are started by others than the script."""
+    """Refuse Ray: its workers are processes that the script does not start itself."""
     del session
 
     def init(*args: Any, **kwargs: Any) -> None:
@@ -151,7 +151,7 @@ def _ray(session: RehearsalSession, module: Any) -> None:
 
 
 def _rpc(session: RehearsalSession, module: Any) -> None:
-    """Refuse remote calls: what one rank asks another to run is run by nobody here."""
+    """Refuse remote procedure calls: no other rank would run them."""
     del session
 
     def init_rpc(*args: Any, **kwargs: Any) -> None:
@@ -173,7 +173,7 @@ _CHECKED: Final = (
     "ranking",
     "stat_scores",
 )
-"""Modules of torchmetrics that have functions which check values."""
+"""Modules of torchmetrics with functions that check values."""
 
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
@@ -189,4 +189,4 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "torch.distributed.optim.zero_redundancy_optimizer": _zero,
     **{f"torchmetrics.functional.classification.{name}": _metrics for name in _CHECKED},
 }
-"""Modules, and what makes each of them do as on a GPU."""
+"""By module, the function that changes it to behave as on a GPU."""

@@ -1,4 +1,4 @@
-"""Loaders: how many rows they give in a step, and those that have nothing to train on."""
+"""Data loaders: how many rows they deliver in a step, and whether a loader has no batch at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AGAIN: Final = (
 
 
 class Loaded:
-    """Counts the rows that each loader gives in a step.
+    """Counts the rows that each loader delivers in a step.
 
     Args:
         position: where the training is.
@@ -25,7 +25,7 @@ class Loaded:
         self._given: dict[int, dict[int, tuple[int, int]]] = {}  # by step and loader: rows of a batch, of all
 
     def note(self, loader: int, batch: Any) -> None:
-        """The *loader* of this number gives a *batch*: its rows are those of the first tensor in it."""
+        """Count a *batch* of the loader with the number *loader*: the rows of its first tensor."""
         shape: Any = getattr(next(tensors_inside([batch]), None), "shape", ())
         if not len(shape):
             return
@@ -34,10 +34,14 @@ class Loaded:
         of_step[loader] = (rows, in_all + int(shape[0]))
 
     def once(self, job: Mapping[str, Any], step: int) -> int:
-        """Return the rows of a *step* where passes of the model of *job* take the same ones; 0 where none do.
+        """Return the rows of a *step* if several passes of the model use the same rows, else 0.
 
-        Passes take the same rows if there are more of them than batches that are as large as the model's
-        input. Of tokens every pass counts: texts of a pair lie in two batches of one loader, or in one.
+        Passes use the same rows if there are more passes than batches as large as the model's input. Passes
+        over tokens are all counted: the two texts of a pair may be in one batch, or in two of one loader.
+
+        Args:
+            job: what is known of the model's input and passes, as ``RunInfo.job`` has it.
+            step: number of the step.
         """
         shape = job.get("input_shape") or []
         has_tokens = len(shape) == (3 if job.get("input_is_embedded") else 2)
@@ -49,9 +53,9 @@ class Loaded:
 
 
 def without_batches(loader: Any) -> str:
-    """Return what to say of a ``DataLoader`` that has no batch for this rank; nothing of others.
+    """Return a note if a ``DataLoader`` has no batch for this rank, else nothing.
 
-    One over a stream, of which nobody knows the length, counts as one that has some.
+    A loader over a stream of unknown length counts as one that has batches.
     """
     try:
         if len(loader):

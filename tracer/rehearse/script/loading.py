@@ -1,4 +1,4 @@
-"""Where ``torch.load`` puts what it reads: each storage as its file says, or as the script maps that."""
+"""Where ``torch.load`` puts each storage: where the file says, or where ``map_location`` says."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Read:
-    """What stands for a storage that has been read, which is on the host until somebody moves it."""
+    """Represents a storage that has been read; it is on the host until ``map_location`` moves it."""
 
     device: Any = "cpu"
 
@@ -41,13 +41,13 @@ class _Read:
 
 @contextmanager
 def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
-    """Put for a while what ``torch.load`` reads where its file, or what the script has *mapped*, says.
+    """Inside this context ``torch.load`` puts storages where the file or *mapped* says.
 
-    Torch itself decides: *mapped* is a device, a dict of them, a function of a storage and where it was, or
-    None. Of a fake tensor it only notes where it was.
+    *mapped* is the ``map_location``: a device, a dict, a function, or None; torch itself evaluates it. For
+    fake tensors torch only notes the location in the file.
 
     Raises:
-        RehearsalError: this version of torch does not: before 2.7 what it reads is nowhere.
+        RehearsalError: torch is older than 2.7, and does not note the location.
     """
     import torch
     from torch import _utils
@@ -85,10 +85,10 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
 
 @contextmanager
 def _nothing_remembered() -> Iterator[None]:
-    """Let torch remember no operators of fake tensors for a while.
+    """Inside this context, turn off torch's cache of operators on fake tensors.
 
-    It remembers them by their arguments. Of what puts a tensor upon a storage that is the storage itself,
-    which would then count as memory for good, long after the script has let go of what it has read.
+    Its keys are the arguments of an operator. For the operator that puts a tensor on a storage, the key would
+    hold the storage itself. Its memory would then count forever, also after the script has dropped it.
     """
     import torch
 

@@ -1,9 +1,9 @@
-"""Answers for ``nvidia-smi`` where no driver is: a program of its own, which imports nothing of foretrace.
+"""Replaces ``nvidia-smi`` on a machine without a driver. It runs by itself and imports nothing of foretrace.
 
-    python nvidia_smi.py ASKED N_GPUS [what nvidia-smi is told]
+    python nvidia_smi.py ASKED N_GPUS [arguments of nvidia-smi]
 
-It makes the file ASKED, by which the rehearsal knows that it was asked. Fields are those of
-``nvidia-smi --help-query-gpu``, units those that it prints.
+It creates the file ASKED, so that the rehearsal knows that it was called. Fields are those of
+``nvidia-smi --help-query-gpu``, with the units that nvidia-smi prints.
 """
 
 import sys
@@ -12,14 +12,14 @@ from pathlib import Path
 
 NAME = "NVIDIA H100 80GB HBM3"
 MEMORY_MIB = 81559
-"""What nvidia-smi says of the GPU that rehearsals are of."""
+"""Memory that nvidia-smi reports for an H100."""
 
 UNITS = {"memory": "MiB", "utilization": "%", "power": "W", "clocks": "MHz"}
 """Units of fields by the first part of their names."""
 
 
 def answer(told: Sequence[str], n_gpus: int) -> str:
-    """Return what to print for *n_gpus* GPUs that do nothing; zeros for all that a driver measures."""
+    """Return the output for *n_gpus* idle GPUs, with 0 for everything that a driver measures."""
     flags = dict(word.partition("=")[::2] for word in told)
     if "-L" in flags or "--list-gpus" in flags:
         return "\n".join(f"GPU {index}: {NAME} (UUID: GPU-{index})" for index in range(n_gpus))
