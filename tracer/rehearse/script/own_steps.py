@@ -1,4 +1,4 @@
-"""A script that records itself, or says where its steps end, in a rehearsal."""
+"""Scripts that record themselves, or mark the ends of their steps, in a rehearsal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NOT_YET: Final = (
     "those of its optimizers (--warmup N rehearses further; from the first call on, they are those of the "
     "script)"
 )
-"""What to say where steps may be other ones than the script's."""
+"""Note if the steps may differ from those that the script marks."""
 
 MODULE: Final = "foretrace"
 
 
 class OwnSteps(StepsWithoutModules):
-    """Steps that a script may end itself: what it does before it first does so only warms up.
+    """Steps that a script may end itself: everything before its first mark is warm-up.
 
     Args:
         session: the rehearsal.
@@ -36,7 +36,7 @@ class OwnSteps(StepsWithoutModules):
         self._may_tell: bool | None = None
 
     def optimizer_ends(self, optimizer: object) -> None:
-        """An optimizer has stepped, perhaps in a loop that ends steps itself."""
+        """An optimizer has stepped, perhaps in a loop that marks steps itself."""
         if self._may_tell is None:
             self._may_tell = names_step(sys._getframe(1))  # noqa: SLF001 - the stack of the script
         before, is_new = self._marker(), id(optimizer) in self.made
@@ -46,24 +46,24 @@ class OwnSteps(StepsWithoutModules):
             self._rehearsal.trainings.begin()
 
     def told(self) -> None:
-        """The script says that a step is over."""
+        """The script marks the end of a step."""
         session = self._rehearsal
         n_done = session.position.step - (self._end is not None)
-        if not self._is_told and session.position.step < 0:  # building is over, by which nothing warms up
+        if not self._is_told and session.position.step < 0:  # the model is built: this is no step
             session.kept.warm_up(session.kept.warmup + 1)
             session.kept.leave_out(1)
             session.lane.owner = ("forward", INPUT)
-        elif not self._is_told and n_done:  # parts of it counted as steps
+        elif not self._is_told and n_done:  # parts of the first step counted as steps
             session.kept.leave_out(n_done + 1)
         super().told()
 
     def said(self) -> list[str]:
-        """Return what to say of the steps at the end."""
+        """Return notes about the steps, once the script has ended."""
         return [NOT_YET] if self._may_tell and not self._is_told else []
 
 
 class RehearsedRecording(Recording):
-    """What ``foretrace.record`` yields in a rehearsal, where nothing is recorded.
+    """The object that ``foretrace.record`` yields in a rehearsal; it records nothing.
 
     Args:
         session: the rehearsal.
@@ -75,14 +75,14 @@ class RehearsedRecording(Recording):
         self._rehearsal = session
 
     def end_step(self) -> None:
-        """End a step of the rehearsal, as the script says."""
+        """End a step of the rehearsal: the script has called ``foretrace.step``."""
         self._rehearsal.steps.told()
 
 
 def names_step(frame: FrameType | None) -> bool:
-    """Whether the code of *frame*, or of one that has called it, has a name for ``foretrace.step``.
+    """Whether the code of *frame*, or of one of its callers, has a name for ``foretrace.step``.
 
-    Local variables are not asked for: a frame keeps what it has told of them, tensors that are gone included.
+    Local variables are not read: a frame keeps the values that were read, and so keeps tensors alive.
     """
     while frame is not None:
         names, known = frame.f_code.co_names, frame.f_globals

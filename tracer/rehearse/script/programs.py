@@ -1,7 +1,7 @@
-"""Programs that are on every machine with a GPU, and not here, or that a rehearsal must not run.
+"""Programs that are missing on a machine without a GPU, or that a rehearsal must not run.
 
-Scripts start ``nvidia-smi`` for their logs, and install packages. What stands for these programs is found by
-its name, as the shell and ``subprocess`` look for programs.
+Scripts start ``nvidia-smi`` for their logs, and install packages. Replacements of these programs come first
+on ``PATH``, where shells and ``subprocess`` look for programs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PROGRAM: Final = "nvidia-smi"
 ASKED: Final = (
     f"{PROGRAM} is not here: the script was told of GPUs that are there, and 0 of what a driver measures"
 )
-"""What to say where a script has started it."""
+"""Note if a script has started it."""
 
 
 class Programs:
-    """What stands for programs of a machine with GPUs, for the script of one rank.
+    """Replaces programs for the script of one rank.
 
     Args:
-        spec: what is to be rehearsed; ``folder`` is that of the rehearsal.
+        spec: of the rehearsal; ``folder`` is its folder.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -39,8 +39,8 @@ class Programs:
         self._installers = Installers(self._folder)
 
     def install(self) -> None:
-        """Let the script find what is missing, and what is not to be run, before anything else."""
-        self._folder.mkdir(parents=True, exist_ok=True)  # of a rank that is acted out again
+        """Create the replacements and put them first on ``PATH``."""
+        self._folder.mkdir(parents=True, exist_ok=True)  # it exists if the rank is run again
         if self._is_needed:
             own = Path(nvidia_smi.__file__).resolve()
             words = [sys.executable, "-I", str(own), str(self._asked), str(self._n_gpus)]
@@ -49,5 +49,5 @@ class Programs:
         os.environ["PATH"] = f"{self._folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
     def said(self) -> list[str]:
-        """Return what to say of programs that the script has started."""
+        """Return notes about programs that the script has started."""
         return [*([ASKED] if self._asked.exists() else []), *self._installers.said()]

@@ -1,4 +1,4 @@
-"""What else of torch has to behave as on a GPU, or must not be asked: kernels, optimizers, data."""
+"""Other parts of torch that must behave as on a GPU, or cannot work here: optimizers, data, storages."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def install(session: RehearsalSession) -> list[Any]:
-    """Put everything in place; return what has to be kept alive."""
+    """Replace everything; return objects that must be kept alive."""
     from torch.utils import _device
 
-    _device._device_constructors()  # torch looks them up once: before any of them is replaced
+    _device._device_constructors()  # torch caches this list: fill it before any function is replaced
     _multi_tensor_optimizers()
     compiling.install(session)
     _loaders(session)
@@ -41,7 +41,7 @@ def install(session: RehearsalSession) -> list[Any]:
 
 
 def _multi_tensor_optimizers() -> None:
-    """Let optimizers and clipping choose their multi-tensor kernels, as they do on CUDA."""
+    """Make optimizers and clipping use their multi-tensor kernels, as on CUDA."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
@@ -58,7 +58,7 @@ def _and_cpu(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
 
 
 def _loaders(session: RehearsalSession) -> None:
-    """Load data as the script does, in this process; of batches only small whole numbers stay known."""
+    """Load data as the script does, in this process; of batches, only small integers stay known."""
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils import _pytree
@@ -70,7 +70,7 @@ def _loaders(session: RehearsalSession) -> None:
     pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
     owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    @functools.wraps(made)  # whoever makes a loader anew reads there what to take over
+    @functools.wraps(made)  # libraries that copy a loader read its signature
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         pins[self] = bool(kwargs.get("pin_memory"))
         args = (*args[:5], 0, *args[6:]) if len(args) > _POSITION_OF_WORKERS else args
@@ -102,7 +102,7 @@ def _loaders(session: RehearsalSession) -> None:
 
 
 def _loaded(session: RehearsalSession, tensor: Any, *, is_pinned: bool) -> Any:
-    """Return *tensor* of a batch as a rehearsal has it, in pinned memory if the loader *is_pinned*."""
+    """Return the fake tensor for *tensor* of a batch, in pinned memory if the loader *is_pinned*."""
     if tensor.is_nested:
         parts = functools.partial(_loaded, session, is_pinned=is_pinned)
         return jagged.of_parts(tensor, parts, parts)
@@ -121,14 +121,14 @@ _WORKERS = frozenset(
     }
     | {"pin_memory_device"}
 )
-"""How batches are loaded by other processes: here, there are none."""
+"""Arguments about worker processes, of which a rehearsal has none."""
 
 _POSITION_OF_WORKERS = 5
-"""Place of ``num_workers`` among the arguments of a loader."""
+"""Position of ``num_workers`` in the arguments of a loader."""
 
 
 def _scaler() -> None:
-    """Let a gradient scaler always step: nobody knows of an overflow."""
+    """Make a gradient scaler always step: an overflow would be unknown."""
     from torch.amp import grad_scaler
 
     anywhere: Any = grad_scaler.GradScaler
@@ -146,7 +146,7 @@ def _scaler() -> None:
 
 
 def _storages(session: RehearsalSession) -> None:
-    """Follow storages that are freed and brought back by their size, as FSDP does."""
+    """Count the memory of storages that are resized, as FSDP does to free and allocate them."""
     import torch
 
     anywhere: Any = torch.UntypedStorage
@@ -161,7 +161,7 @@ def _storages(session: RehearsalSession) -> None:
 
 
 def _addresses() -> None:
-    """Give tensors addresses by which libraries tell them apart, as Accelerate does; all would be at zero."""
+    """Give storages distinct addresses: libraries compare them, and those of fake tensors are all zero."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -189,11 +189,11 @@ def _addresses() -> None:
 
 
 _FIRST_ADDRESS = 1 << 40
-"""Where the memory of a device that is not there begins."""
+"""First address of the device memory that does not exist."""
 
 
 def _fsdp1(session: RehearsalSession) -> None:
-    """Let the first FSDP have the processor for its device, whatever number it is told.
+    """Make FSDP1 use the CPU as its device, whatever device it is given.
 
     Whole parameters that it moves to the host for a checkpoint stay where they are.
     """
@@ -204,7 +204,7 @@ def _fsdp1(session: RehearsalSession) -> None:
     anywhere: Any = module.FullyShardedDataParallel
     made = anywhere.__init__
     names: Any = _init_utils
-    names._check_module_states_for_sync_module_states = lambda module: None  # wants parameters on a GPU
+    names._check_module_states_for_sync_module_states = lambda module: None  # requires parameters on a GPU
 
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -218,7 +218,7 @@ def _fsdp1(session: RehearsalSession) -> None:
 
 
 def _join() -> None:
-    """Let nobody be left with more batches than this rank: others have as many, as whatever they tell."""
+    """Make ``Join`` find that all ranks have joined: the others are assumed to have as many batches."""
     from torch.distributed.algorithms.join import Join
 
     anywhere: Any = Join
@@ -232,11 +232,11 @@ def _join() -> None:
 
 
 def _chunks() -> None:
-    """Let FSDP2 cut out its own shard only: of a thousand ranks it would otherwise make all shards of all."""
+    """Make FSDP2 create the shard of this rank only: it would create those of all, which takes time."""
     from torch.distributed.fsdp._fully_shard import _fsdp_common, _fsdp_param
 
     class Chunks:
-        """The chunks of *tensor* along *dim*, made when they are asked for."""
+        """The chunks of *tensor* along *dim*, created when they are used."""
 
         def __init__(self, tensor: Any, num_chunks: int, dim: int) -> None:
             self._tensor, self._dim = tensor, dim
@@ -254,7 +254,7 @@ def _chunks() -> None:
 
 
 def _swaps() -> None:
-    """Let modules be moved: two fake tensors do not swap, but one can take the data of another."""
+    """Make modules movable: fake tensors cannot be swapped, but one can take the data of another."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -268,7 +268,7 @@ def _swaps() -> None:
             original(one, other)
         elif one.fake_device == other.fake_device:
             one.data = other.data
-        else:  # from the meta device, as FSDP1 has it
+        else:  # from the meta device, as with FSDP1
             one.__dict__, other.__dict__ = other.__dict__, one.__dict__
             torch._C._swap_tensor_impl(one, other)
 
@@ -276,7 +276,7 @@ def _swaps() -> None:
 
 
 def _stubs(session: RehearsalSession) -> None:
-    """Let a stub say what an operator makes that the script defines later: kept until its first call."""
+    """Let a stub describe an operator that the script defines later: kept until its first call."""
     import torch
 
     anywhere: Any = torch.library

@@ -1,4 +1,4 @@
-"""Stands in for what of torch and Triton wants a GPU or other processes: kernels, graphs, norms, children."""
+"""Replaces parts of torch and Triton that need a GPU, memory or other processes: arrays, copies, graphs."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 TRITON: Final = "triton.runtime.autotuner"
-"""The last of the modules that launch kernels of Triton to be imported."""
+"""The module of Triton that is imported last, of those that launch kernels."""
 
 
 def install(session: RehearsalSession) -> list[Any]:
-    """Put everything in place; return what has to be kept alive."""
+    """Replace everything; return objects that must be kept alive."""
     _arrays(session)
     _mapped_files(session)
     _random_states(session)
@@ -45,7 +45,7 @@ def install(session: RehearsalSession) -> list[Any]:
 
 
 def _arrays(session: RehearsalSession) -> None:
-    """Let numpy have what a script takes to it: each element as it would be told."""
+    """Make ``Tensor.numpy`` return known numbers, else the number that ``item()`` would return."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
@@ -74,7 +74,7 @@ def _arrays(session: RehearsalSession) -> None:
 
 
 def _mapped_files(session: RehearsalSession) -> None:
-    """Let a file that is mapped into memory be read: its numbers are there, as in a loader."""
+    """Read files that are mapped into memory: their numbers are known, as in a loader."""
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -90,7 +90,7 @@ def _mapped_files(session: RehearsalSession) -> None:
 
 
 def _random_states(session: RehearsalSession) -> None:
-    """Let the generator take a state that has been on the device, as where a rank has sent its own."""
+    """Accept a state of the generator that was on the device, such as one that a rank has sent."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -106,7 +106,7 @@ def _random_states(session: RehearsalSession) -> None:
 
 
 def _texts() -> None:
-    """Let a tensor of one number be written as that number, as in ``f"{loss:.3f}"``."""
+    """Format a tensor of one number as that number, as in ``f"{loss:.3f}"``."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -122,7 +122,7 @@ def _texts() -> None:
 
 
 def _shapes() -> None:
-    """Let a shape be had as a tensor on the host: torch writes it where a fake one has no memory."""
+    """Return a shape as a new tensor on the host: torch would write it to memory that a fake tensor lacks."""
     import torch
 
     anywhere: Any = torch
@@ -130,10 +130,10 @@ def _shapes() -> None:
 
 
 def _copies() -> None:
-    """Let models be copied: torch would copy storages that are not there, and the mode of all tensors.
+    """Make models copyable: torch would copy storages that do not exist, and the mode of all fake tensors.
 
-    That second copy also kills the process now and then: ``WeakIdKeyDictionary.__deepcopy__`` in
-    torch/utils/weak.py looks at storages that have been freed (valgrind names ``THPStorage_fix_weakref``).
+    Copying the mode sometimes also crashes the process: ``WeakIdKeyDictionary.__deepcopy__`` in
+    torch/utils/weak.py reads storages that have been freed (valgrind names ``THPStorage_fix_weakref``).
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -159,16 +159,16 @@ def _copies() -> None:
     def of_numbers(self: Any, memo: dict[int, Any]) -> Any:
         if type(self) is not torch.Tensor:
             return original(self, memo)
-        with _disable_current_modes():  # as the ranks of a mesh: its storage is there
+        with _disable_current_modes():  # a real tensor, such as the ranks of a mesh
             return original(self, memo)
 
     tensors.__deepcopy__ = of_numbers
 
 
 def _plain_tensors(session: RehearsalSession) -> None:
-    """Let a tensor that is put into a class of the script's stay a plain one: a fake one cannot change class.
+    """Leave a tensor plain if the script puts it into its own class: a fake tensor cannot change its class.
 
-    Classes that see operators below autograd, whose numbers may be stored otherwise, are refused by torch.
+    Classes with ``__torch_dispatch__``, which may store numbers in another form, are refused by torch.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -190,18 +190,18 @@ def _plain_tensors(session: RehearsalSession) -> None:
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_foreign(kwargs.get("device")):
-            kwargs["device"] = torch.device("cpu")  # as what it wraps
+            kwargs["device"] = torch.device("cpu")  # the device of the tensor inside
         return wrapped(*args, **kwargs)
 
     anywhere.as_subclass, anywhere._make_wrapper_subclass = as_subclass, staticmethod(wrapper)
 
 
 def _graphs(session: RehearsalSession) -> None:
-    """Refuse CUDA graphs, of which nobody says what they hold; callables stay as they are."""
+    """Refuse CUDA graphs, whose contents are unknown; graphed callables are returned unchanged."""
     import torch
 
     class Refused:
-        """Stays a class, for scripts that name it in annotations."""
+        """A class, because scripts use the name in annotations."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             raise RehearsalError(
@@ -220,10 +220,10 @@ def _graphs(session: RehearsalSession) -> None:
 
 
 def _synced_norms() -> None:
-    """Let SyncBatchNorm, which has kernels for GPUs only, be a norm that sends what the real one does.
+    """Make SyncBatchNorm, which has GPU kernels only, a batch norm that sends what the real one sends.
 
-    Forward gathers mean, inverse deviation and count of each rank, backward sums two gradients per channel
-    (torch/nn/modules/_functions.py).
+    The forward gathers mean, inverse deviation and count of each rank. The backward sums two gradients per
+    channel (torch/nn/modules/_functions.py).
     """
     import torch
     import torch.distributed as dist
@@ -231,7 +231,7 @@ def _synced_norms() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     class Synced(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
-        """Sends what ranks tell each other; changes nothing."""
+        """Sends what the real norm sends; changes no value."""
 
         @staticmethod
         def forward(ctx: Any, x: Any, group: Any) -> Any:
@@ -259,7 +259,7 @@ def _synced_norms() -> None:
 
 
 def _grouped_products() -> None:
-    """Let products of experts be of any type, as on a GPU; torch says what they make for bf16 only."""
+    """Accept any dtype in products of experts, as on a GPU: torch describes their result for bf16 only."""
     import torch
     from torch import _meta_registrations as metas
 
@@ -278,7 +278,7 @@ def _grouped_products() -> None:
 
 
 def _triton(session: RehearsalSession, module: Any) -> None:
-    """Write down launches of Triton's kernels instead of compiling them: they fill what they are given."""
+    """Record launches of Triton kernels instead of compiling them; they may write all their operands."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]

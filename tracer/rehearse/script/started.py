@@ -1,8 +1,8 @@
-"""Programs that a script starts in order to train: what they run is acted out in the script's own process.
+"""Programs that a script starts in order to train: they are run in the script's own process.
 
-Command lines of libraries start torchrun, ``accelerate launch`` or Python on the file that trains, once per
-node or once per GPU, or call torch's launcher themselves. In a rehearsal that would be a real training, of
-processes that nobody sees. Every other program is started as it is.
+Command lines of libraries start torchrun, ``accelerate launch`` or Python on the training script, once per
+node or once per GPU, or call torch's launcher themselves. That would start a real training, which the
+rehearsal could not see. Every other program is really started.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 CAPTURED: Final = ("stdin", "stdout", "stderr")
-"""What a caller says who wants to talk to a program, which one that starts a training does not."""
+"""Arguments of a caller that reads the output of a program; a caller that starts a training does not."""
 
 LOCAL_RANK: Final = "${local_rank}"
-"""What torch's launcher replaces by the number of a process on its node (``macros`` of its elastic API)."""
+"""Text that torch's launcher replaces by the local rank of a process (``macros`` of its elastic API)."""
 
 
 def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
-    """Act out what the script of *spec* starts in order to train, told as torchrun would tell it."""
+    """Run the trainings that the script of *spec* starts in this process, as torchrun would."""
     trainings = _Trainings(session, spec)
     starts, run_line = subprocess.Popen.__init__, os.system
     anywhere: Any = subprocess.Popen
@@ -59,10 +59,10 @@ def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
 
 
 def _launch(trainings: _Trainings, rank: int) -> None:
-    """Do the same for what calls torch's launcher in this process, as TRL's and Accelerate's commands do.
+    """Do the same for calls of torch's launcher in this process, as by the commands of TRL and Accelerate.
 
-    ``torchrun`` itself, ``accelerate launch`` and ``notebook_launcher`` come to this one function, with the
-    words of a program or with a function.
+    ``torchrun``, ``accelerate launch`` and ``notebook_launcher`` all call this function, with the words of a
+    program or with a Python function.
     """
     import torch.distributed.launcher.api
 
@@ -74,7 +74,7 @@ def _launch(trainings: _Trainings, rank: int) -> None:
 
 
 def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[..., Any]:
-    """Return what becomes another program as *original* does, in place if it is a training."""
+    """Return the ``exec`` function *original*, which runs a training in this process instead."""
 
     def become(file: Any, args: Sequence[Any], *env: Any) -> None:
         words = [os.fspath(file), *map(str, args[1:])]
@@ -87,14 +87,14 @@ def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[
 
 
 def _commands(command: Any) -> list[list[str]]:
-    """Return the words of each command in *command*, a line or words as ``subprocess`` takes them."""
+    """Return the words of each command in *command*, a line or words as ``subprocess`` accepts them."""
     if isinstance(command, str):
         return [words for found in shell.commands(command) for words in shell.opened(found)]
     return shell.opened([str(word) for word in command]) if isinstance(command, Sequence) else []
 
 
 def _be_over(program: Any, args: Any, code: int) -> None:
-    """Let *program* be one that has ended with *code*."""
+    """Make *program*, a ``Popen`` object, one that has ended with *code*."""
     program.args, program.pid, program.returncode = args, os.getpid(), code
     program.stdin = program.stdout = program.stderr = None
     program._child_created = program._communication_started = False  # noqa: SLF001 - as Popen makes them
@@ -103,7 +103,7 @@ def _be_over(program: Any, args: Any, code: int) -> None:
 
 
 class _Trainings:
-    """Runs in this process what is started in order to train."""
+    """Runs in this process the trainings that the script starts."""
 
     def __init__(self, session: RehearsalSession, spec: Mapping[str, Any]) -> None:
         self._session, self._spec = session, spec
@@ -157,14 +157,14 @@ class _Trainings:
             return _ended(script[0], is_module=is_module)
 
     def launch(self, entrypoint: Any, args: Sequence[Any]) -> Any:
-        """Run what torch's launcher would start once per GPU, and return what that returns.
+        """Run once what torch's launcher would start per GPU; return its result.
 
         Args:
             entrypoint: a function, or a program.
-            args: what the function is called with, or the words behind the program.
+            args: arguments of the function, or of the program.
 
         Raises:
-            RehearsalError: the program is none that a rehearsal could run.
+            RehearsalError: a rehearsal cannot run the program.
         """
         told = launchers.environment({**self._spec, "launchers": (*self._spec["launchers"], "torchrun")})
         if not callable(entrypoint):
@@ -186,9 +186,9 @@ def _unclear(command: Sequence[str], where: str = "") -> str:
 
 
 def _is_anothers(env: Mapping[str, str], told: Mapping[str, str]) -> bool:
-    """Whether a training that is started in *env* is that of another rank than the one that is *told*.
+    """Whether a training that is started with *env* belongs to another rank than the environment *told*.
 
-    A launcher that counts the GPUs of one node may say no more than ``RANK``.
+    A launcher for the GPUs of one node may set ``RANK`` only.
     """
     own = [told[name] for name in ("LOCAL_RANK", "RANK") if name in told]
     if not own:
@@ -197,9 +197,9 @@ def _is_anothers(env: Mapping[str, str], told: Mapping[str, str]) -> bool:
 
 
 def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
-    """Return script and arguments that *command* starts in order to train, and whether it names a module.
+    """Return script and arguments of the training that *command* starts, and whether the script is a module.
 
-    The script is empty where a launcher starts what cannot be told; None says that *command* is another.
+    The script is empty if it is unclear what a launcher starts; None if *command* starts no training.
 
     >>> training_of(["/usr/bin/python3", "-m", "torch.distributed.run", "--nnodes", "8", "a.py", "-v"])
     (('a.py', '-v'), False)
@@ -235,12 +235,12 @@ def _is_launcher(command: Sequence[str]) -> bool:
 
 
 def is_interpreter(program: str) -> bool:
-    """Whether *program* is Python."""
+    """Whether *program* is a Python interpreter."""
     return program == sys.executable or Path(program).name.startswith("python")
 
 
 def past_options(words: Sequence[str]) -> list[str]:
-    """Return what Python is told behind its own options: a file, ``-m`` and a module, or ``-c`` and a text.
+    """Return the arguments of Python after its own options: a file, ``-m`` and a module, or ``-c`` and code.
 
     >>> past_options(["-u", "-X", "dev", "-m", "a", "-u"])
     ['-m', 'a', '-u']
@@ -255,7 +255,7 @@ def past_options(words: Sequence[str]) -> list[str]:
 def _surroundings(
     env: Mapping[str, str], cwd: Any, script: Sequence[str], *, is_module: bool
 ) -> Iterator[None]:
-    """Give what runs the surroundings of a program of its own: *env*, *cwd*, the command line *script*."""
+    """Inside this context, set what a new process would have: *env*, *cwd*, the command line *script*."""
     with _own(env):
         if cwd is not None:
             os.chdir(cwd)
@@ -266,7 +266,7 @@ def _surroundings(
 
 @contextmanager
 def _own(env: Mapping[str, str]) -> Iterator[None]:
-    """Let *env* be in the environment, and what a process changes of itself be changed, for a while."""
+    """Add *env* to the environment; on exit restore it, the folder and the state of the interpreter."""
     kept = dict(os.environ), Path.cwd(), sys.argv, list(sys.path), sys.modules["__main__"]
     os.environ.update(env)
     try:
@@ -279,9 +279,9 @@ def _own(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def _ended(script: str, *, is_module: bool) -> int:
-    """Run *script* as the main program; return the status with which it ends.
+    """Run *script* as the main program; return its exit status.
 
-    An error in it is the script's own, for nothing else would say where the training went wrong.
+    An error in it is raised here: it says where the training went wrong.
     """
     try:
         if is_module:

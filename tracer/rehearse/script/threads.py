@@ -1,7 +1,7 @@
-"""Lets threads that a script starts issue what they issue in the world that is not there.
+"""Makes the rehearsal see the operators of threads that a script starts.
 
-The modes that see operators are of one thread: without them a thread of the script would reach the processor,
-and be seen by nobody. Operators are handled one at a time, whichever thread issues them.
+The modes that see operators belong to one thread. Without them, operators of another thread would really run
+on the CPU and not be recorded. Operators are handled one at a time, whichever thread issues them.
 """
 # ruff: noqa: SLF001 - this module enters modes as torch does, in a thread that does not leave them
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 WAKING: Final = signal.SIGRTMIN + 3
-"""Sent to the first thread when another has ended the rehearsal: it may be waiting for that other."""
+"""Sent to the main thread when another thread has ended the rehearsal: it may be waiting for that thread."""
 
 PATIENCE_S: Final = 10.0
-"""Time for which an operator of another thread is waited for when the rehearsal is over."""
+"""Longest wait for an operator of another thread when the rehearsal is over."""
 
 
 ENDED: Final = "a thread of the script ended with an error, what it had left to issue is not there: {}"
-"""What to say of it: the script may not hear of it, as in a real run, where it may not happen."""
+"""Note about an error in a thread. The script may not notice it, and a real run may not have it."""
 
 
 class Threads:
-    """Gives a thread that is started the modes of the thread that starts it.
+    """Gives each new thread the modes of the thread that starts it.
 
     Args:
         session: the rehearsal.
-        modes: those that threads are given, if they are in force where a thread is started.
-        one_at_a_time: told a lock that is to be held while an operator is handled.
+        modes: given to a new thread if they are active in the thread that starts it.
+        one_at_a_time: called with a lock that must be held while an operator is handled.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Threads:
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """Let threads that are started be seen; what ends the rehearsal in one of them ends it here."""
+        """Give new threads the modes; an error that ends the rehearsal in a thread is raised here."""
         kind: Any = threading.Thread
         start = kind.start
         signal.signal(WAKING, self._woken)
@@ -66,15 +66,15 @@ class Threads:
         kind.start = started
         try:
             yield
-            if self._ended_by is not None:  # and nobody was woken: the script has ended at the same time
+            if self._ended_by is not None:  # the main thread was not woken: the script ended just then
                 raise self._ended_by
         finally:
             signal.signal(WAKING, signal.SIG_IGN)
             if self._are_some:
-                self._turn.acquire(timeout=PATIENCE_S)  # kept: nothing more is written down
+                self._turn.acquire(timeout=PATIENCE_S)  # never released: nothing more is recorded
 
     def _in_force(self) -> list[Any]:
-        """Return those of our modes that are in force in this thread, the outermost last."""
+        """Return those of our modes that are active in this thread, in the order of their entry."""
         from torch.overrides import _get_current_function_mode_stack
         from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -82,7 +82,7 @@ class Threads:
         return [mode for mode in self._modes if any(mode is other for other in here)]
 
     def _begin_with(self, thread: Any, modes: Sequence[Any]) -> None:
-        """Have *thread* begin with *modes*, and with the owner of this one."""
+        """Make *thread* begin with *modes*, and with the owner of the present thread."""
         if not self._are_some:
             self._are_some = True
             self._one_at_a_time(self)
@@ -106,12 +106,12 @@ class Threads:
         thread.run = ran
 
     def _end_with(self, error: BaseException) -> None:
-        """End the rehearsal with *error*, in the first thread."""
+        """End the rehearsal with *error*, in the main thread."""
         self._ended_by = error
         signal.pthread_kill(threading.main_thread().ident or 0, WAKING)
 
     def __enter__(self) -> None:
-        """Wait for the turn of this thread to have an operator handled."""
+        """Wait until this thread may handle an operator."""
         self._turn.acquire()
         if self._ended_by is not None and threading.current_thread() is threading.main_thread():
             self._turn.release()
@@ -122,13 +122,13 @@ class Threads:
 
     def _woken(self, number: int, frame: Any) -> None:
         del number
-        if frame is not None and self._may_raise(frame):  # else the next operator does
+        if frame is not None and self._may_raise(frame):  # else the next operator raises
             self._raise()
 
     def _may_raise(self, frame: FrameType | None) -> bool:
-        """Whether *frame* waits for a thread, or is of the script with nothing of torch around it.
+        """Whether *frame* waits for a thread, or belongs to the script without torch among its callers.
 
-        What calls Python out of C++, as autograd does, may abort where that raises.
+        C++ code that calls Python, such as autograd, may abort if Python raises.
         """
         if frame is not None and frame.f_code.co_filename == threading.__file__:
             return True
@@ -146,14 +146,14 @@ class Threads:
 
 
 def passes_of_threads(kind: Any) -> Any:
-    """Return *kind*, that of the hook of backward passes, with passes counted for each thread by itself."""
+    """Return *kind*, the class of the backward hook, with backward passes counted per thread."""
 
     class Passes(kind):  # type: ignore[misc]  # a class that is given
-        """A forward is a recomputation inside of a backward pass of its own thread alone."""
+        """A forward counts as a recomputation only inside a backward of its own thread."""
 
         @property
         def n_running(self) -> int:
-            """Backward passes of this thread that run, one inside the other."""
+            """Nested backward passes that run in this thread."""
             return int(self._lane.n_backwards)
 
         @n_running.setter
@@ -164,7 +164,7 @@ def passes_of_threads(kind: Any) -> Any:
 
 
 def _enter(modes: Sequence[Any]) -> None:
-    """Enter *modes* for good; a mode counts how often it was entered, for all threads together."""
+    """Enter *modes* and never leave: a mode counts its entries over all threads."""
     from torch import overrides
     from torch.utils import _python_dispatch
 

@@ -1,7 +1,7 @@
-"""Several trainings in one script: of which one the steps are that are kept, and which model is described.
+"""Several trainings in one script: to which of them the kept steps belong, and which model is described.
 
-The recorder describes the first model that is called. A rehearsal keeps few steps, and its model is the one
-that these train. What the script does after them is not run, so nobody knows whether it trains another one.
+The recorder describes the first model that is called. A rehearsal keeps few steps, and describes the model
+that these steps train. The script is not run further, so it is unknown whether it trains another model later.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ NEXT: Final = (
     "an optimizer is made after the last step that is kept: if another training begins there, it is not in "
     "the answer, but what is built for it by then is in the peak memory; --warmup {next} keeps its steps"
 )
-"""What is said of trainings that come before the steps that are kept, begin with them, or follow them."""
+"""Notes about trainings before the kept steps, beginning with them, or after them."""
 
 
 class _Described(NamedTuple):
     """A model that trains.
 
     Attributes:
-        model: its description, as ``describe_model`` has it.
-        settings: how it is sharded, as ``data_parallel`` has it.
+        model: its description by ``describe_model``.
+        settings: how it is sharded, by ``data_parallel``.
     """
 
     model: dict[str, Any]
@@ -52,8 +52,8 @@ class Trainings:
         session: the rehearsal.
 
     Attributes:
-        loaded: rows that loaders have given.
-        begun: the first steps of trainings that followed another one.
+        loaded: rows that loaders have delivered.
+        begun: the first steps of trainings after the first one.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -65,16 +65,16 @@ class Trainings:
         self.begun: list[int] = []
 
     def meet(self, model: Any) -> None:
-        """A *model* is called for the first time: the first of all is described.
+        """A *model* is called for the first time; the first of all models is described.
 
-        The parameters of one that is built after the first step are no activations.
+        If it was built after the first step, its parameters were counted as activations: correct that.
         """
         session = self._session
         if session.model is None:
             self._now = weakref.ref(inside(model))
         built_later = model.parameters() if session.position.step >= 0 else ()
         for one in built_later:
-            if is_wrapped(one):  # inside of torch.func, over a parameter that counts already
+            if is_wrapped(one):  # of torch.func, around a parameter that is counted already
                 continue
             session.memory.move(getattr(one, "_local_tensor", one).untyped_storage(), "parameters")
 
@@ -92,15 +92,15 @@ class Trainings:
         self._trained[session.position.step] = (id(inner), session.model)
 
     def call(self, module: Any) -> None:
-        """Note that the present step trains *module*, be it the model of that step or another one."""
+        """Note that the present step trains *module*, the model of that step or another one."""
         self._called.setdefault(self._session.position.step, set()).add(id(inside(module)))
 
     def _settings(self) -> dict[str, Any]:
-        """Return how the model that is described is sharded."""
+        """Return how the described model is sharded."""
         return {name: value for name, value in self._session.job.items() if name in SHARDING}
 
     def _describe(self, inner: Any) -> None:
-        """Let the known model *inner* be the one that is described."""
+        """Make the known model *inner* the described one."""
         session, self._now = self._session, weakref.ref(inner)
         for name in SHARDING:
             session.job.pop(name, None)
@@ -108,7 +108,7 @@ class Trainings:
         session.note_job(**self._known[inner].settings)
 
     def counts(self) -> dict[str, int]:
-        """Return what ``RunInfo.job`` has of the passes and rows of the last step, and say what is odd."""
+        """Return passes and rows of the last step for ``RunInfo.job``; report rows that are used again."""
         session = self._session
         step = max(session.by_step, default=session.position.step)
         found = {"forwards_per_step": session.by_step.get(step, session.forwards)}
@@ -119,12 +119,12 @@ class Trainings:
         return found
 
     def begin(self) -> None:
-        """An optimizer that was made since the last step ends steps from now on, and has stepped once."""
+        """A new optimizer, created since the last step, ends the steps from now on; it has stepped once."""
         if (step := self._session.position.step - 1) > 0:
             self.begun.append(step)
 
     def said(self, first_kept: int) -> list[str]:
-        """Return what to say of trainings, where *first_kept* is the first step that is kept."""
+        """Return notes about other trainings; *first_kept* is the first step that is kept."""
         session, n_done = self._session, self._session.position.step
         found = [FIRST.format(step=step, next=step + 1) for step in self.begun if step >= first_kept]
         kept = [model for step, (_, model) in self._trained.items() if first_kept <= step < n_done]

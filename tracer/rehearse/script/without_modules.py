@@ -1,8 +1,7 @@
-"""Steps of a script that calls no module: plain tensors that require gradients, and an optimizer of them.
+"""Steps of a script that calls no module: plain tensors that require gradients, and an optimizer for them.
 
-A step begins with the first forward, which is otherwise the call of a module. Here the first optimizer that
-steps shows that there is none, and each later step begins with the first function whose results are
-differentiated.
+A step usually begins with the first call of a module. If an optimizer steps before any module was called,
+each later step begins with the first function whose results require gradients.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ FIRST_LEFT_OUT: Final = (
     "no module is called: the first step, of which nothing says where it begins, is left out, "
     "and the next one kept"
 )
-"""What to say where the first step was asked for."""
+"""Note if the first step was requested."""
 
 
 class StepsWithoutModules(Steps):
-    """Steps that begin with functions from then on where an optimizer steps before any module is called.
+    """Steps that begin with functions, once an optimizer has stepped before any call of a module.
 
     Args:
         session: the rehearsal.
@@ -37,18 +36,18 @@ class StepsWithoutModules(Steps):
         self._is_first = False  # an optimizer steps, and no module was called yet
 
     def see(self, mode: Any) -> None:
-        """Functions of torch go through *mode*, an instance of a class of its own."""
+        """Remember *mode*, through which all functions of torch go."""
         self._mode = mode
 
     def begin(self) -> None:
-        """Forward work begins, as the call of a module says, or a function where no module is called."""
+        """Forward work begins: a module is called, or a function if no module is ever called."""
         self._is_first = False
         super().begin()
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer begins: of a step that no module has begun, if it is the first.
+        """An optimizer begins to step. The first time, this may begin a step that no module has begun.
 
-        What it calls itself, its closure, is all of the step; a module may be called there.
+        Its closure may contain all work of the step, and calls of modules too.
         """
         if self._rehearsal.position.step < 0:
             super().begin()
@@ -56,7 +55,7 @@ class StepsWithoutModules(Steps):
         super().optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """An optimizer has stepped: of a first step in which no module was called only the end is known."""
+        """An optimizer has stepped. If no module was called before, only the end of this step is known."""
         if self._is_first:
             self._is_first, session = False, self._rehearsal
             if not session.kept.warmup:
@@ -66,11 +65,11 @@ class StepsWithoutModules(Steps):
         super().optimizer_ends(optimizer)
 
     def _watch(self, mode: Any) -> None:
-        """Have a step begin with the first function, called under *mode*, whose results are differentiated.
+        """Begin a step with the first function under *mode* whose results require gradients.
 
-        All such functions are forward, also those of a later micro-batch, which follow a backward, and those
-        of a closure that an optimizer calls. A rehearsal may end where a step begins, and what raises between
-        an operator and C++ may abort the process.
+        All such functions count as forward, also those of a later micro-batch after a backward, and those in
+        the closure of an optimizer. A rehearsal may end where a step begins. So that is checked here, for
+        functions: an error raised inside an operator, below C++ code, may abort the process.
         """
         handle, lane = mode.__torch_function__, self._rehearsal.lane
 
@@ -82,7 +81,7 @@ class StepsWithoutModules(Steps):
             out = handle(self_, func, types, args, kwargs)
             if is_outside and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
                 self.begin()
-            elif lane.owner is forward:  # it was none, as where it asks for a gradient
+            elif lane.owner is forward:  # not a forward: it reads a gradient, for example
                 lane.owner = before
             return out
 
@@ -90,7 +89,7 @@ class StepsWithoutModules(Steps):
 
 
 def _differentiates(arguments: Any) -> bool:
-    """Whether a function of *arguments* has results that are differentiated, if it has any that can be."""
+    """Whether the results of a function of *arguments* require gradients, if they can."""
     from torch import is_grad_enabled
 
     return is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in tensors_in(arguments))
