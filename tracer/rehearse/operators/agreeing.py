@@ -1,7 +1,7 @@
-"""Types that operands must have on a GPU, which fake tensors do not look at.
+"""Checks that operands have equal dtypes where a GPU kernel requires it; fake tensors do not check it.
 
-A product of fp32 by bf16 goes through with fake tensors, and ends a real run in an error of its kernel. So it
-has to end a rehearsal, too. What autocast casts has been cast before it comes here.
+A product of fp32 and bf16 succeeds with fake tensors, but is an error of the kernel in a real run. So it must
+be an error in a rehearsal too. The casts of autocast happen before these checks.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ ALIKE: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
         "aten.index_put_": (0, 2),
     }
 )
-"""Operators, and which operands must be of the type of the first one named. Kernels of CUDA read all of them
-in one type, where those of a processor take fp32 weights of norms beside narrower inputs."""
+"""By operator, the operands that must have the same dtype. CUDA kernels read all of them in one dtype; those
+of a CPU accept fp32 weights of a norm with inputs of fewer bits."""
 
 CLASSES: Final = frozenset({"aten.nll_loss_forward", "aten.nll_loss2d_forward"})
 """Losses whose second operand names classes: int64 or uint8 (``nll_loss_out_frame`` in NLLLoss.cu)."""
 
 
 def checking(name: str, handler: Kernel) -> Kernel:
-    """Return *handler* of the operator *name*, with a look at the types of what it is called with.
+    """Return the *handler* of the operator *name* with a check of the dtypes of its operands.
 
-    The handler raises RuntimeError if a GPU would.
+    The result raises RuntimeError if a GPU would.
     """
     if name in CLASSES:
         return _of_classes(name, handler)
@@ -66,7 +66,7 @@ def _alike(name: str, places: tuple[int, ...], handler: Kernel) -> Kernel:
 
 
 def _may_differ(func: Any, at: int) -> bool:
-    """Whether operand *at* is what a product in another type is added to (``addmm(..., out_dtype=)``)."""
+    """Whether operand *at* is added to a product of another dtype (``addmm(..., out_dtype=)``)."""
     return not at and "dtype" in func._overloadname  # noqa: SLF001 - has no public name
 
 

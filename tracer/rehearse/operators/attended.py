@@ -1,4 +1,4 @@
-"""Fused attention as work: over sequences of one length, or of many that lie one behind the other."""
+"""The work of fused attention: over sequences of equal length, or over packed sequences of many lengths."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ VARLEN: Final = MappingProxyType(
         "aten._efficient_attention_backward": _EFFICIENT,
     }
 )
-"""Operators whose tensors are of shape (batch, tokens, heads, width), or (tokens, heads, width) of sequences
-one behind the other, and the arguments that say where those of queries and of keys begin and end."""
+"""Operators on tensors of shape (batch, tokens, heads, width), or (tokens, heads, width) for packed
+sequences, and the arguments with the bounds of the sequences of queries and of keys."""
 
 
 def attention(call: Call) -> Work:
-    """Return fused attention, forward or backward, as work."""
+    """Return the work of a fused attention, forward or backward."""
     backward = "backward" in call.name
     named = call.named
     q, k, v = call.args[1:4] if backward else call.args[:3]
@@ -59,17 +59,17 @@ def attention(call: Call) -> Work:
 
 
 def _mean(n_seen: int, tokens: int) -> int:
-    """Return the length of sequences of one length that have as many scores for as many *tokens*."""
+    """Return the length of equal sequences that have the same number of scores and of *tokens*."""
     return round(n_seen / tokens) if tokens else 0
 
 
 def _alike(q: Any, k: Any) -> tuple[int, Sequence[tuple[int, int]]]:
-    """Return heads over all, and queries and keys, of tensors of shape (batch, heads, tokens, width)."""
+    """Return the heads of all sequences, and queries and keys, for shape (batch, heads, tokens, width)."""
     return prod(q.shape[:-2]), [(q.shape[-2], k.shape[-2])]
 
 
 def _sequences(call: Call, q: Any, k: Any) -> tuple[int, Sequence[tuple[int, int]]]:
-    """Return heads, and queries and keys of each sequence: as the call says, or all of one length."""
+    """Return heads, and queries and keys of each sequence: as the call says, else of equal length."""
     bounds = call.named.get(VARLEN[call.name][0])
     n_queries, n_keys, heads = prod(q.shape[:-2]), prod(k.shape[:-2]), q.shape[-2]
     if bounds is None:

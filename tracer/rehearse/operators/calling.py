@@ -1,4 +1,4 @@
-"""What no operator says of a call: where model and arguments are, and whether it is differentiated."""
+"""Facts about a model call that no operator shows: where its tensors are, and whether it has gradients."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STAYS: Final = (
 
 
 def install(session: RehearsalSession) -> None:
-    """Let DDP and both FSDPs move to the device what they are called with; torch would find it there."""
+    """Make DDP and FSDP move their inputs to the device: for torch they are there already."""
     from torch.distributed import utils
     from torch.distributed.fsdp._fully_shard import _fsdp_state
     from torch.nn.parallel import DistributedDataParallel
@@ -54,11 +54,11 @@ def install(session: RehearsalSession) -> None:
 
 
 def watch_functions(session: RehearsalSession) -> None:
-    """Remember whether a function of autograd is differentiated: in it torch says that nothing is."""
+    """Remember whether an autograd function has gradients: inside it, gradients are turned off."""
     import torch
 
     kind: Any = torch.autograd.Function
-    original, lane = inspect.getattr_static(kind, "apply"), session.lane  # Python's, or of C since torch 2.15
+    original, lane = inspect.getattr_static(kind, "apply"), session.lane  # in C since torch 2.15
 
     def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
         before, lane.applies = lane.applies, session.has_gradients()
@@ -71,9 +71,9 @@ def watch_functions(session: RehearsalSession) -> None:
 
 
 def settle(session: RehearsalSession, model: Any, args: Any) -> None:
-    """Put what *model* holds where what it is called with is, unless somebody has said where it is.
+    """Put tensors of *model* for which the script has named no device where its arguments are.
 
-    Copied parameters come from no operator.
+    Also count its parameters: no operator has created those that were copied.
     """
     place, is_met = session.placement, session.placement.is_met
     held = [getattr(one, "_local_tensor", one) for one in (*model.parameters(), *inside(model).buffers())]
@@ -88,11 +88,11 @@ def settle(session: RehearsalSession, model: Any, args: Any) -> None:
 
 
 def _where(session: RehearsalSession, held: list[Any], args: Any) -> str:
-    """Return where what a model has *held* without a device is, ``""`` if its operators have to tell.
+    """Return where the tensors *held* by a model without a device are, ``""`` if its operators decide.
 
-    It is on the host if there is no tensor on the device, *held* or among *args*, but elsewhere. Where some
-    of the model is on the device, the rest is where it is needed: a table of embeddings that nobody has
-    moved is looked up on the host.
+    They are on the host if the script uses a device, but neither the model nor *args* have a tensor on it. If
+    a part of the model is on the device, each operator decides about the others: an embedding table that was
+    not moved is used on the host.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils import _pytree
@@ -105,7 +105,7 @@ def _where(session: RehearsalSession, held: list[Any], args: Any) -> str:
 
 
 def _moved(session: RehearsalSession, inputs: Any) -> Any:
-    """Return *inputs* with the tensors on the device that are not."""
+    """Return *inputs* with all tensors on the device."""
     import torch
     from torch.utils import _pytree
 

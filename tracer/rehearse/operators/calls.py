@@ -16,8 +16,8 @@ class Call(NamedTuple):
         args: positional arguments.
         named: arguments by name, positional ones included.
         out: what it returned.
-        ends: where the rows of each expert end, or where sequences of queries and then those of keys begin
-            and end, where that is known.
+        ends: where the rows of each expert end; or the bounds of the sequences of queries, then of keys;
+            empty if unknown.
     """
 
     name: str
@@ -44,14 +44,14 @@ def total_bytes(tensors: Iterable[Any]) -> int:
 
 
 def is_wrapped(tensor: Any) -> bool:
-    """Whether *tensor* is one of a transform of ``torch.func``, which has no memory of its own."""
+    """Whether *tensor* belongs to a transform of ``torch.func``, and has no memory of its own."""
     from torch._C import _functorch
 
     return bool(_functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def storage_key(tensor: Any) -> int:
-    """Return what tells the storage of *tensor* from all others that live, -1 if it has none."""
+    """Return a number that identifies the storage of *tensor* as long as it exists, -1 if it has none."""
     try:
         return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - tells storages apart
     except (RuntimeError, NotImplementedError, AttributeError):
@@ -59,6 +59,6 @@ def storage_key(tensor: Any) -> int:
 
 
 def is_in_part(name: str, tensor: Any) -> bool:
-    """Whether the operator *name* writes to *tensor* and to a part of its storage only: the rest stays."""
+    """Whether the operator *name* writes *tensor* in place, and it is only a part of its storage."""
     written = tensor.numel() * tensor.element_size()
     return name.endswith("_") and bool(tensor.untyped_storage().nbytes() != written)

@@ -1,9 +1,10 @@
-"""Operators of linear algebra in many dependent steps on a matrix, and how many FLOPs they take.
+"""FLOPs of matrix decompositions and similar operators of linear algebra.
 
-Counts are those of the standard algorithms, to the highest power of the sizes, in real arithmetic; complex
-takes four times as many. LAWN 41 is LAPACK Working Note 41, "Installation Guide for LAPACK", appendix C;
-G&VL is Golub and Van Loan, "Matrix Computations", 4th edition. How long a GPU takes for so many nobody has
-measured here: far longer than a product of as many, for their steps wait for each other.
+Counts are those of the standard algorithms, highest powers of the sizes only, in real arithmetic; complex
+arithmetic takes four times as many. LAWN 41 is LAPACK Working Note 41, "Installation Guide for LAPACK",
+appendix C; G&VL is Golub and Van Loan, "Matrix Computations", 4th edition. Their time on a GPU was not
+measured: it is far longer than that of a matrix product with as many FLOPs, because their steps depend on
+each other.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from tracer.rehearse.operators.traffic import traffic
 from tracer.rehearse.operators.work import Work, dtype_of, shapes_of
 
 COMPLEX_FACTOR: Final = 4
-"""FLOPs of a complex multiply-add over those of a real one."""
+"""FLOPs of a complex multiply-add, relative to a real one."""
 
 
 def decomposition(call: Call) -> Work:
-    """Return *call* as work: a square product of as many FLOPs, which is less time than it takes."""
+    """Return the work of *call*: a matrix product with as many FLOPs, which is faster than the real one."""
     matrix = next(tensor for tensor in tensors_in(call.args) if len(tensor.shape) > 1)
     count = _COUNTS[call.name]
     flops = 0 if count is None else round(count(call) * (COMPLEX_FACTOR if matrix.dtype.is_complex else 1))
@@ -43,10 +44,10 @@ def decomposition(call: Call) -> Work:
 
 
 def transform(call: Call) -> Work:
-    """Return a Fourier transform as work: its operands once along each dimension, and its FLOPs.
+    """Return the work of a Fourier transform: it reads and writes its operands once per dimension.
 
-    ``5 n log2(n)`` for *n* complex elements that are transformed together, half of that where one side is
-    real: the convention by which FFTW and cuFFT state their rates (Frigo and Johnson, "The Design and
+    FLOPs are ``5 n log2(n)`` for *n* complex elements that are transformed together, half of that if one side
+    is real: the convention by which FFTW and cuFFT state their rates (Frigo and Johnson, "The Design and
     Implementation of FFTW3", Proceedings of the IEEE 93(2), 2005).
     """
     data, dims = call.args[:2]
@@ -68,13 +69,13 @@ def transform(call: Call) -> Work:
 
 
 def _sizes(call: Call) -> tuple[int, int, int]:
-    """Return how many matrices there are, their rows and their columns."""
+    """Return the number of matrices, their rows and their columns."""
     matrix = call.args[0]
     return prod(matrix.shape[:-2]), matrix.shape[-2], matrix.shape[-1]
 
 
 def _cubes(share: float) -> Callable[[Call], float]:
-    """Return the count of what takes *share* of the cube of a square matrix's side."""
+    """Return a function that counts *share* times n³ FLOPs for each matrix of n rows."""
 
     def count(call: Call) -> float:
         n_matrices, n, _ = _sizes(call)
@@ -91,9 +92,9 @@ def _lu(call: Call) -> float:
 
 
 def _solved(share: float, *, at: int = 1, of: int = 0) -> Callable[[Call], float]:
-    """Return the count of what solves for the columns of operand *at* with the matrix *of* that is factored.
+    """Return a function that counts solving for the columns of operand *at* with the factored matrix *of*.
 
-    A triangle takes n² for each of them, two triangles 2 n² (LAWN 41: ``xTRTRS``, ``xPOTRS``, ``xGETRS``).
+    A triangle takes n² FLOPs per column, two triangles 2 n² (LAWN 41: ``xTRTRS``, ``xPOTRS``, ``xGETRS``).
     """
 
     def count(call: Call) -> float:
@@ -104,7 +105,7 @@ def _solved(share: float, *, at: int = 1, of: int = 0) -> Callable[[Call], float
 
 
 def _solve(call: Call) -> float:
-    """``xGESV`` (LAWN 41): factors, and two triangles for each right side."""
+    """``xGESV`` (LAWN 41): a factorisation, and two triangles per right-hand side."""
     matrix, right = call.args[:2]
     return _lu(call) + 2 * float(matrix.shape[-1] * right.numel())
 
@@ -115,7 +116,7 @@ def _reflections(call: Call) -> float:
 
 
 def _qr(call: Call) -> float:
-    """``xGEQRF``, and ``xORGQR`` where Q is asked for: 4 m q k - 2 (m + q) k² + 4 k³ / 3 (LAWN 41)."""
+    """``xGEQRF``, and ``xORGQR`` if Q is requested: 4 m q k - 2 (m + q) k² + 4 k³ / 3 (LAWN 41)."""
     n_matrices, m, n = _sizes(call)
     mode = call.named.get("mode", "reduced")
     k = min(m, n)
@@ -142,7 +143,7 @@ def _applied(call: Call) -> float:
 
 
 def _least_squares(call: Call) -> float:
-    """``xGELS``: reflections, applied to the right sides, and a triangle for each (G&VL, section 5.3)."""
+    """``xGELS``: reflections, applied to right-hand sides, and a triangle for each (G&VL, section 5.3)."""
     n_matrices, m, n = _sizes(call)
     n_right = call.args[1].numel() // max(n_matrices * m, 1)
     k = min(m, n)
@@ -150,13 +151,13 @@ def _least_squares(call: Call) -> float:
 
 
 def _eigen_symmetric(call: Call) -> float:
-    """4/3 n³ to three diagonals; 9 n³ in all where vectors are asked for (G&VL, section 8.3)."""
+    """4/3 n³ for the tridiagonal form; 9 n³ in all if vectors are requested (G&VL, section 8.3)."""
     n_matrices, n, _ = _sizes(call)
     return n_matrices * (9 if call.named.get("compute_v", True) else 4 / 3) * n**3
 
 
 def _singular(call: Call) -> float:
-    """By a QR first or without, whichever is less (G&VL, figure 8.6.1); for n the shorter side.
+    """With or without a QR first, whichever is less (G&VL, figure 8.6.1); n is the shorter side.
 
     Values alone take 2 m n² + 2 n³ or 4 m n² - 4/3 n³, with vectors 6 m n² + 20 n³ or 14 m n² + 8 n³.
     """
@@ -192,10 +193,10 @@ _COUNTS: Final[Mapping[str, Callable[[Call], float] | None]] = MappingProxyType(
         "aten.linalg_eig": _cubes(25),  # G&VL, section 7.5, with vectors
         "aten._linalg_eigvals": _cubes(10),  # the same, values alone
         "aten._linalg_svd": _singular,
-        "aten.linalg_matrix_exp": None,  # how often it squares depends on numbers
+        "aten.linalg_matrix_exp": None,  # the number of squarings depends on values
     }
 )
-"""FLOPs of decompositions, None where no shape tells them; comments name the routine of LAPACK."""
+"""FLOPs by operator, None if they depend on values; comments name the routine of LAPACK."""
 
 DECOMPOSED: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
     {
@@ -203,4 +204,4 @@ DECOMPOSED: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
         **dict.fromkeys(("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"), transform),
     }
 )
-"""Operators of this module, and what makes work of each."""
+"""Operators of this module, and the function that returns the work of each."""

@@ -1,4 +1,4 @@
-"""Which operators a compiler fuses, and what they read where that is not each operand once."""
+"""Which operators a compiler fuses, and what they read if that is not each operand once."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ RANDOM: Final = frozenset(
     {"aten.bernoulli_", "aten.rand_like", "aten.randn_like", "aten.normal_", "aten.uniform_"}
     | {"aten.zero_", "aten.fill_"}
 )
-"""Operators that read nothing: one number, or numbers drawn from a seed, again where they are needed."""
+"""Operators that read nothing: one number, or random numbers, which are drawn again where needed."""
 
 OVERWRITES: Final = frozenset({"aten.copy_"})
 """Operators that write their first operand, and do not read it."""
 
 MADE: Final = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_full", "new_ones", "empty_like")
-"""Ends of the names of operators of which only the shape of the operand counts."""
+"""Ends of the names of operators that use only the shape of their operand."""
 
 COLUMNS: Final = frozenset({"aten.native_layer_norm_backward", "aten._fused_rms_norm_backward"})
-"""Backwards that reduce over rows of tokens besides: once more over gradient and input."""
+"""Backwards that also reduce over the rows: they read gradient and input once more."""
 
 SUMS: Final = ("aten.sum", "aten.mean", "aten.amax", "aten.var", "aten.norm")
-"""Reductions, by how their names begin."""
+"""Reductions, by the beginnings of their names."""
 
 BATCHES: Final = frozenset(
     {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten._native_batch_norm_legit"}
 )
-"""Norms over all but one dimension: a kernel reduces, the next one applies what it found."""
+"""Norms over all but one dimension: one kernel reduces, the next one applies the result."""
 
 BATCHES_BACKWARD: Final = frozenset({"aten.native_batch_norm_backward", "aten.cudnn_batch_norm_backward"})
-"""The same backward, over gradient and input."""
+"""Their backwards, which reduce gradient and input."""
 
 
 def is_fused(name: str, work: Work) -> bool:

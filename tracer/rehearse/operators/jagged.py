@@ -1,7 +1,7 @@
-"""Nested tensors of jagged layout: rows of many lengths one behind the other, and where each of them ends.
+"""Nested tensors with jagged layout: packed rows of different lengths, and the offset at which each ends.
 
-What ``torch.nested`` does with them is done with their parts, which are fake tensors. Here is what it asks
-elsewhere: the size that stands for all lengths, and which kernel of attention a GPU would take.
+``torch.nested`` works on their components, which are fake tensors. This module replaces what it needs
+besides: the symbolic size that represents all lengths, and the attention kernel that a GPU would choose.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -18,17 +18,17 @@ STRIDED: Final = (
     "nested tensors of strided layout are not rehearsed: make them with layout=torch.jagged, as "
     "torch.nested.nested_tensor(rows, layout=torch.jagged)"
 )
-"""What a script is told that makes nested tensors of the old kind."""
+"""Error for nested tensors with strided layout."""
 
 OVER_SCORES: Final = (
     "attention of nested tensors that goes over all scores is not rehearsed: give it fp16 or bf16, and heads "
     f"of {attention.WIDEST} at most"
 )
-"""What a script is told whose attention no fused kernel takes."""
+"""Error for attention that no fused kernel accepts."""
 
 
 def install() -> list[Any]:
-    """Put everything in place as it is imported; return what has to be kept alive."""
+    """Change ``torch.nested`` once it is imported; return objects that must be kept alive."""
     _layouts()
     return [
         *when_imported("torch.nested._internal.nested_tensor", _sizes),
@@ -37,15 +37,15 @@ def install() -> list[Any]:
 
 
 def of_parts(tensor: Any, rows: Callable[[Any], Any], ends: Callable[[Any], Any]) -> Any:
-    """Return a nested tensor like *tensor*, with as long rows, of other parts.
+    """Return a nested tensor like *tensor*, with rows of the same lengths, from other components.
 
     Args:
-        tensor: nested, real or of fake parts.
-        rows: returns what takes the place of the rows, one behind the other.
-        ends: does so for where each row ends, and for its length where they have gaps.
+        tensor: nested, real or with fake components.
+        rows: returns the replacement of the packed rows.
+        ends: returns the replacement of the offsets, and of the lengths if the rows have gaps between them.
 
     Raises:
-        RehearsalError: it is of strided layout.
+        RehearsalError: it has strided layout.
     """
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -59,14 +59,14 @@ def of_parts(tensor: Any, rows: Callable[[Any], Any], ends: Callable[[Any], Any]
     offsets, lengths = (None if one is None else ends(one) for one in found)
     for old, new in zip((tensor._offsets, tensor._lengths), (offsets, lengths), strict=True):
         if new is not None and (size := getattr(old, "nested_int_memo", None)) is not None:
-            new.nested_int_memo = size  # rows are as long: torch does so where it copies one
+            new.nested_int_memo = size  # rows have the same lengths: torch does this for copies too
     return torch.nested.nested_tensor_from_jagged(
         rows(values), offsets, lengths, jagged_dim=tensor._ragged_idx, **known
     )
 
 
 def _layouts() -> None:
-    """End where a nested tensor of strided layout is made: its sizes are in memory."""
+    """Refuse to create a nested tensor with strided layout: its sizes are in memory that does not exist."""
     import torch
 
     anywhere: Any = torch.nested
@@ -83,7 +83,7 @@ def _layouts() -> None:
 
 
 def _sizes(module: Any) -> None:
-    """Let each tensor of ends have a size of its own that stands for its lengths, as real ones have."""
+    """Give each tensor of offsets its own symbolic size for its lengths, as real ones have."""
     import torch
     from torch.nested._internal.nested_int import NestedIntNode
 
@@ -91,7 +91,7 @@ def _sizes(module: Any) -> None:
 
     def size_of(tensor: Any, *, coeff: int = 1) -> Any:
         if tensor not in known:
-            size = getattr(tensor, "nested_int_memo", None)  # of ends that have been copied (to_copy_default)
+            size = getattr(tensor, "nested_int_memo", None)  # of copied offsets (to_copy_default)
             if size is None:
                 size = torch.SymInt(NestedIntNode(module._tensor_id_counter, coeff))
                 module._tensor_id_counter += 1
@@ -102,7 +102,7 @@ def _sizes(module: Any) -> None:
 
 
 def _attention(module: Any) -> None:
-    """Let attention take the kernel that a GPU would: flash in half precision, else memory-efficient."""
+    """Make attention choose the kernel of a GPU: flash in half precision, else memory-efficient."""
     import torch
     from torch.nn.attention import SDPBackend
 

@@ -1,10 +1,10 @@
-"""Conversions of memory layout that cuDNN makes around convolutions on tensor cores, as work of their own.
+"""The copies between memory layouts that cuDNN makes around convolutions on tensor cores.
 
-Tensor cores take pictures with channels innermost (NHWC). Of operands in PyTorch's default layout, channels
-outermost, cuDNN makes copies before each product (``nchwToNhwcKernel``), and of its result after it
-(``nhwcToNchwKernel``), forward and backward. How often each runs: tensorflow/tensorflow issue 15897, the
-comparison of kernels in KernelEvolve (arXiv:2512.23236), and 24 pairs of training steps that differ in
-nothing but the layout (benchmarks/tables/rehearsed_times.toml).
+Tensor cores need images with channels innermost (NHWC). For operands in PyTorch's default layout, channels
+outermost, cuDNN copies each operand before a product (``nchwToNhwcKernel``) and the result after it
+(``nhwcToNchwKernel``), forward and backward. Sources for how often each copy runs: tensorflow/tensorflow
+issue 15897, the comparison of kernels in KernelEvolve (arXiv:2512.23236), and 24 pairs of training steps that
+differ only in the layout (benchmarks/tables/rehearsed_times.toml).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tracer.rehearse.operators.work import Work, dtype_of, shapes_of
 from traces.rehearsal import CONVERSION
 
 ON_TENSOR_CORES: Final = ("bf16", "fp16", "tf32")
-"""Types of operands, where a GPU has tensor cores for them."""
+"""Dtypes of operands for which GPUs have tensor cores."""
 
 
 def conversion(call: Call, dtype: str) -> Work | None:
-    """Return the copies made for the convolution *call*, which computes in *dtype*; None if there are none.
+    """Return the work of the copies around the convolution *call* in *dtype*; None if there are none.
 
-    Depthwise ones have kernels of their own, which take either layout.
+    Depthwise convolutions have their own kernels, which accept both layouts.
     """
     named = call.named
     data, weight = named["input"], named["weight"]
     is_depthwise = int(named.get("groups", 1)) == data.shape[1]
     if dtype not in ON_TENSOR_CORES or is_depthwise:
         return None
-    is_last = _asks_for_last(data) or _asks_for_last(weight)  # what one of them says holds for all
+    is_last = _asks_for_last(data) or _asks_for_last(weight)  # one operand decides for all
     copied: list[Any] = []
     for operands, result in _products(call):
         copied += [tensor for tensor in operands if not _is_last(tensor)]
@@ -43,7 +43,7 @@ def conversion(call: Call, dtype: str) -> Work | None:
 
 
 def _products(call: Call) -> list[tuple[tuple[Any, Any], Any]]:
-    """Return operands and result of each product of a convolution; a gradient is as what it is of."""
+    """Return operands and result of each product; a gradient has the layout of its tensor."""
     named = call.named
     data, weight, given = named["input"], named["weight"], named.get("grad_output")
     if given is None:
@@ -54,7 +54,7 @@ def _products(call: Call) -> list[tuple[tuple[Any, Any], Any]]:
 
 
 def _is_alike(tensor: Any) -> bool:
-    """Whether *tensor* is the same in both layouts: it has one channel, or one place."""
+    """Whether *tensor* is the same in both layouts: it has one channel, or one pixel."""
     return bool(tensor.shape[1] == 1 or prod(tensor.shape[2:]) == 1)
 
 
@@ -64,10 +64,10 @@ def _is_last(tensor: Any) -> bool:
 
 
 def _asks_for_last(tensor: Any) -> bool:
-    """Whether PyTorch takes *tensor* for one with channels innermost, also where it is the same in both."""
+    """Whether PyTorch treats *tensor* as having its channels innermost, even if both layouts are the same."""
     return bool(tensor.stride(1) == 1 and tensor.shape[1] > 1 and tensor.stride(-1) >= tensor.shape[1])
 
 
 def type_of(call: Call) -> str:
-    """Return the type of the operands of *call*."""
+    """Return the dtype of the operands of *call*."""
     return dtype_of([call.named["input"]])

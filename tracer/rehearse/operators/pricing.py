@@ -1,4 +1,4 @@
-"""Numbers of the works of calls: what a kernel is, found once for calls with the same shapes."""
+"""Finds the work of operator calls, once for calls with the same shapes."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 BY_STRIDES: Final = frozenset({"aten.mm", "aten.addmm"})
-"""Operators of which it counts how matrices lie in memory."""
+"""Operators whose work depends on the strides of matrices."""
 
 
 class Pricing:
@@ -54,7 +54,7 @@ class Pricing:
     def conversion(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> int:
-        """Return the number of the work that converts what a convolution reads and writes, -1 for none."""
+        """Return the number of the work of the copies between layouts around a convolution, -1 for none."""
         strides = tuple(tensor.stride() for tensor in tensors_in((args, kwargs)))
         is_rounded = tensor_float.is_asked(name)
         key = (func, _signature(args), _signature(tuple(kwargs.values())), strides, is_rounded)
@@ -69,7 +69,7 @@ class Pricing:
         return work_of(_call(name, func, args, kwargs, out)._replace(ends=self._ends(name, args, kwargs)))
 
     def _ends(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return where the rows of each expert or sequence end, none if that is not known."""
+        """Return where the rows of each expert or sequence end, nothing if it is unknown."""
         if name not in BY_NUMBERS:
             return ()
         given = [one for one in (*args[2:], *kwargs.values()) if _is_list_of_whole(one)]
@@ -77,7 +77,7 @@ class Pricing:
         return tuple(number for tensor in wanted for number in self._known(tensor))
 
     def _known(self, tensor: Any) -> tuple[int, ...]:
-        """Return the numbers in *tensor*, none if nobody knows them."""
+        """Return the numbers in *tensor*, nothing if they are unknown."""
         numbers = self._session.stated.numbers
         real = getattr(tensor, "constant", None)
         real = numbers.of(tensor) if real is None else real
@@ -95,7 +95,7 @@ def _call(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], o
 
 
 def _is_list_of_whole(value: Any) -> bool:
-    """Whether *value* is a tensor of whole numbers in one dimension."""
+    """Whether *value* is a one-dimensional tensor of integers."""
     return hasattr(value, "element_size") and value.dim() == 1 and not value.dtype.is_floating_point
 
 

@@ -1,4 +1,4 @@
-"""Device memory that an operator reads and writes, where it is neither a product nor attention."""
+"""Bytes of device memory that an operator reads and writes, if it is neither a product nor attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def traffic(call: Call) -> int:
 
 
 def _operands(call: Call) -> int:
-    """Every operand is read once, every result written once; what an operator changes in place is both."""
+    """Every operand is read once, every result is written once; a tensor changed in place counts as both."""
     written = tensors_in(call.named.get("out"))
     read = {id(tensor): tensor for tensor in tensors_in(call.args)}
     for tensor in written:
@@ -37,14 +37,14 @@ def _copied(call: Call) -> int:
 
 
 def _picked(call: Call) -> int:
-    """Of the first operand only what is picked is read."""
+    """Only the selected elements of the first operand are read."""
     return 2 * total_bytes(tensors_in(call.out)) + total_bytes(tensors_in(call.args[1:]))
 
 
 def _put(call: Call) -> int:
-    """What is put somewhere is read and written where it goes, which is read before where it is added to.
+    """Values are read, and written to their places; if they are added, these places are read before.
 
-    An operator that is not in place copies all of its first operand before.
+    An operator that is not in place first copies its whole first operand.
     """
     named = call.named
     put = next((named[name] for name in ("values", "source", "src") if name in named), None)
@@ -55,7 +55,7 @@ def _put(call: Call) -> int:
 
 
 def _bag(call: Call) -> int:
-    """A row of the table is read for each place; sums of bags are written."""
+    """A row of the table is read per index; the sums of the bags are written."""
     table, places = call.args[:2]
     row = tensor_bytes(table) // max(int(table.shape[0]), 1)
     return (
@@ -64,31 +64,31 @@ def _bag(call: Call) -> int:
 
 
 def _bag_backward(call: Call) -> int:
-    """Zeros are written, then a row is read, added to and written for every place."""
+    """Zeros are written; then, per index, a gradient row is read, a result row read and written."""
     out = tensors_in(call.out)
     row = total_bytes(out) // max(int(out[0].shape[0]), 1)
     return 3 * row * int(call.args[1].numel()) + total_bytes(tensors_in(call.args)) + total_bytes(out)
 
 
 def _embedding_backward(call: Call) -> int:
-    """Zeros are written, then a row is read, added to and written for every token."""
+    """Zeros are written; then, per token, a gradient row is read, a result row read and written."""
     return 3 * tensor_bytes(call.args[0]) + tensor_bytes(call.args[1]) + total_bytes(tensors_in(call.out))
 
 
 def _normalised(call: Call) -> int:
-    """A normalisation over more than a processor can hold reads its input for the moments, then once more.
+    """A norm over many elements reads its input once for mean and variance, and once more to apply them.
 
-    Of a batch norm that does not train the moments are known.
+    A batch norm that does not train knows mean and variance already.
     """
     again = 0 if call.named.get("training") is False else tensor_bytes(call.args[0])
     return _operands(call) + again
 
 
 def _normalised_backward(call: Call) -> int:
-    """The gradient and the input are read for two sums over them, and once more for the input's gradient.
+    """Gradient and input are read for two sums over them, and once more for the gradient of the input.
 
-    Those of a layer norm, over a row, stay in a processor; its sums over all rows for the weight and the bias
-    are a kernel of their own (``layer_norm_kernel.cu``).
+    A row of a layer norm fits into a multiprocessor and is read once. Its sums over all rows, for weight and
+    bias, are a separate kernel (``layer_norm_kernel.cu``).
     """
     named = call.named
     needs_sums = named.get("train", True) and ("layer" not in call.name or any(named["output_mask"][1:]))
@@ -110,7 +110,7 @@ def _one_of_each_row(call: Call) -> int:
 
 
 def _gathered(call: Call) -> int:
-    """Shards are copied to their place in the buffer that is gathered."""
+    """Shards are copied into the buffer of an all-gather."""
     return 2 * total_bytes(tensors_in(call.args[0]))
 
 
@@ -158,4 +158,4 @@ _TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
         "fsdp.all_gather_copy_in": _gathered,
     }
 )
-"""Traffic of operators that do not read every operand once and write every result once."""
+"""By operator, its traffic if that is not every operand and every result once."""

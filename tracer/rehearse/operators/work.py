@@ -1,4 +1,4 @@
-"""One operation on a device, and what all formulas of operators have in common."""
+"""One operation on a device, and functions that all formulas of operators share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Work(NamedTuple):
     Attributes:
         name: operator, e.g. ``"aten.mm"``.
         kind: ``"gemm"``, ``"attention"``, ``"attention_backward"`` or ``"memory"``.
-        shapes: of operands and results, for people.
+        shapes: of operands and results, for display.
         dtype: of the operands.
         flops: floating-point operations over all members of a batch.
         bytes_moved: device memory read and written, each operand once.
@@ -25,10 +25,10 @@ class Work(NamedTuple):
         v_dim: width of a value head.
         causal: attention skips what a causal mask hides.
         kernels: on the device.
-        is_known: whether the formula is that of the operator, not only the bytes of its operands.
-        rows: of each expert of a grouped product, none if nobody knows them.
-        along: the dimension that they are dealt out of: ``"m"``, ``"n"`` or ``"k"``; its own is their mean.
-        aligned: whether rows of all matrices of a product begin where tensor cores can be fed from.
+        is_known: whether there is a formula for the operator; else only the bytes of its operands are known.
+        rows: of each expert of a grouped product, empty if unknown.
+        along: the dimension split among experts: ``"m"``, ``"n"`` or ``"k"``; its own field is the mean.
+        aligned: whether the rows of all matrices begin at addresses from which tensor cores can read.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Work(NamedTuple):
 
 
 def dtype_of(tensors: Sequence[Any]) -> str:
-    """Return the type of the first floating-point tensor, else of the first."""
+    """Return the dtype of the first floating-point tensor, else of the first tensor."""
     floating = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
     return dtype_name((floating or list(tensors))[0]) if tensors else ""
 
 
 def shapes_of(call: Call) -> str:
-    """Return the shapes of operands and results in a few words."""
+    """Return the shapes of operands and results as short text."""
 
     def words(values: Any) -> str:
         shapes = ["x".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(values)]
@@ -68,7 +68,7 @@ def shapes_of(call: Call) -> str:
 
 
 def is_aligned(matrix: Any) -> bool:
-    """Return whether each row of *matrix* is aligned, or each column if those lie one after another."""
+    """Return whether each row of *matrix* is aligned, or each column if columns are contiguous."""
     if min(matrix.shape) < 2:
         return True
     return bool(max(matrix.stride()) * matrix.element_size() % ALIGNED_BYTES == 0)
@@ -77,7 +77,7 @@ def is_aligned(matrix: Any) -> bool:
 def product(
     call: Call, operand: Any, shape: tuple[int, int, int], *, batch: int = 1, extra_bytes: int = 0
 ) -> Work:
-    """Return the product ``(m, k) @ (k, n)`` of the *shape* ``(m, n, k)`` in the type of *operand*."""
+    """Return the work of ``(m, k) @ (k, n)``, *shape* ``(m, n, k)``, in the dtype of *operand*."""
     m, n, k = shape
     width = operand.element_size()
     out = next(iter(tensors_in(call.out)))

@@ -1,4 +1,4 @@
-"""What an operator of PyTorch is to a GPU: a matrix product, attention, or memory traffic, with its size.
+"""The work of PyTorch operators on a GPU: a matrix product, attention, or memory traffic, with its size.
 
 Pure functions of shapes; importing this module does not import torch. A tensor here is anything with
 ``shape``, ``dtype``, ``nbytes``, ``numel()`` and ``element_size()``. FLOPs are those that are executed: two
@@ -21,7 +21,7 @@ from tracer.rehearse.operators.traffic import traffic
 from tracer.rehearse.operators.work import Work, dtype_of, is_aligned, product, shapes_of
 
 KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
-"""Operators of PyTorch itself; others are custom kernels, of which only the operands are known."""
+"""Namespaces of PyTorch itself; other operators are custom kernels, of which only the operands are known."""
 
 SILENT: Final = frozenset(
     {
@@ -37,24 +37,24 @@ SILENT: Final = frozenset(
 """Operators that launch no kernel although they are not declared as views."""
 
 TENSORS_PER_LAUNCH: Final = 64
-"""Tensors that one launch of a multi-tensor kernel takes: 110 to 30, by the number of lists
+"""Tensors per launch of a multi-tensor kernel: 110 to 30, by the number of lists
 (``depth_to_max_tensors`` in ATen/native/cuda/MultiTensorApply.cuh)."""
 
 ELEMENTS_PER_LAUNCH: Final = 65536 * 320
-"""Elements that one launch takes at most: ``kChunkSize * depth_to_max_blocks`` of the same file."""
+"""Most elements per launch: ``kChunkSize * depth_to_max_blocks`` of the same file."""
 
 GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2"})
-"""Operators that multiply for every expert at once, told by ``offs`` where the rows of each end."""
+"""Operators that multiply for all experts at once; ``offs`` says where the rows of each expert end."""
 
 BY_NUMBERS: Final = GROUPED | frozenset(VARLEN)
-"""Operators whose work depends on numbers that they are told, not on shapes alone."""
+"""Operators whose work depends on the values of operands, not only on shapes."""
 
 _AT_ONCE: Final = ("bf16", "fp8")
-"""Types of operands for which there is one kernel for all experts."""
+"""Dtypes of operands for which there is one kernel for all experts."""
 
 
 def work_of(call: Call) -> Work:
-    """Return what *call* is to the device."""
+    """Return the work of *call* on the device."""
     special = _PRODUCTS.get(call.name)
     if special is not None:
         return special(call)
@@ -75,7 +75,7 @@ def work_of(call: Call) -> Work:
 
 
 def _launches(call: Call) -> int:
-    """Return the kernels of *call*: one, unless it goes over lists of tensors."""
+    """Return the kernels that *call* launches: one, unless it works on lists of tensors."""
     if "_foreach_" not in call.name and "_fused_adam" not in call.name:
         return 1
     first = next((a for a in call.args if isinstance(a, list | tuple) and a), ())
@@ -102,17 +102,17 @@ def _bmm(call: Call) -> Work:
 
 
 def _distances(call: Call) -> Work:
-    """Distances of all pairs of rows: the product of both, each with columns of squares and of ones."""
+    """Distances of all pairs of rows: a product of both, with two more columns (squares and ones)."""
     a, b = call.args[:2]
     shape = (a.shape[-2], b.shape[-2], a.shape[-1] + 2)
     return product(call, a, shape, batch=prod(a.shape[:-2]))
 
 
 def _recurrent(call: Call) -> Work:
-    """A layer of an LSTM over its tokens: a product by all weights at each, one after the other.
+    """A layer of an LSTM: at each token a product with all weights, one token after the other.
 
-    Twice that in a backward. Each step launches a product and what is made of it; the inputs of all steps are
-    multiplied at once, which is one launch more (the standard algorithm of cuDNN).
+    A backward takes twice that. Each token launches a product and an element-wise kernel; the inputs of all
+    tokens are multiplied at once, which is one more launch (the standard algorithm of cuDNN).
     """
     x, to_gates, again = call.args[:3]
     passes = 2 if "backward" in call.name else 1
@@ -124,11 +124,11 @@ def _recurrent(call: Call) -> Work:
 
 
 def _grouped(call: Call) -> Work:
-    """Products of experts: rows of the one operand are dealt out over the members of the other.
+    """Products of experts: the rows of one operand are split among the matrices of the other.
 
-    As the call says, or evenly. One kernel in bf16 and fp8, and a product for each of the experts in
-    other types (``_grouped_mm_fallback`` in ATen/native/GroupedMMUtils.h). Weights of an expert without rows
-    are not read, its gradients are written all the same.
+    They are split as the call says, or evenly if that is unknown. In bf16 and fp8 this is one kernel, in
+    other dtypes one product per expert (``_grouped_mm_fallback`` in ATen/native/GroupedMMUtils.h). The
+    weights of an expert without rows are not read, but its gradients are written.
     """
     a, b = call.args[:2]
     members = next(t.shape[0] for t in (b, a, *tensors_in(call.out)) if len(t.shape) == 3)
@@ -152,7 +152,7 @@ def _grouped(call: Call) -> Work:
 
 
 def rows_between(ends: Sequence[int], members: int, total: int) -> tuple[int, ...]:
-    """Return the rows of each of *members* from where each of them *ends*; none if *total* are too few.
+    """Return the rows of each of *members* experts from their *ends*; nothing if they need more than *total*.
 
     >>> rows_between([3, 3, 4], 3, 5)
     (3, 0, 1)
@@ -162,10 +162,10 @@ def rows_between(ends: Sequence[int], members: int, total: int) -> tuple[int, ..
 
 
 def _convolution(call: Call) -> Work:
-    """A convolution as the matrix product that it is; a backward has one per gradient that is asked for.
+    """A convolution as a matrix product; a backward has one product per requested gradient.
 
-    Its matrix of neighbourhoods is never in memory: operands are read once. A transposed one has a product
-    for each element of its input, not of its result. Groups of channels are the members of a batch.
+    The matrix of neighbourhoods is never in memory: operands are read once. The rows of the product are the
+    pixels of the result, or of the input if the convolution is transposed. Groups are the members of a batch.
     """
     named = call.named
     groups = int(named.get("groups", 1))
