@@ -1,7 +1,8 @@
-"""A rehearsal in one process: what its hooks share. The hooks are the recorder's own.
+"""The rehearsal of one rank, in one process: the state that its hooks share. The hooks are the recorder's
+own.
 
-So blocks, phases, steps, pipeline actions, groups and the description of the model are those that a recording
-of the real run would have, and the two can be compared span by span.
+So blocks, phases, steps, pipeline actions, groups and the description of the model are the same as in a
+recording of the real run, and the two can be compared span by span.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _Result = TypeVar("_Result")
 
 
 class _Nowhere:
-    """Takes windows of steps, which have no time here."""
+    """Receives windows of steps, which have no time here."""
 
     def put(self, record: Any) -> None:
         """Forget *record*."""
@@ -53,20 +54,20 @@ class RehearsalSession(Training[IssueLane]):
     """What ``tracer.session.Session`` is to a recording.
 
     Args:
-        rank: who is acted out.
+        rank: the rank that is rehearsed.
         world_size: number of ranks of the world.
         warmup: steps before those that are kept.
         steps: steps to keep.
-        stated: what the script is told of numbers that nobody has.
-        tell: told about progress, in a few words.
+        stated: decides what the script gets for numbers that are unknown.
+        tell: called with progress, in a few words.
 
     Attributes:
-        kept: which steps are.
-        disabled: hooks that are off: none ever is, what fails ends the rehearsal.
+        kept: decides which steps are kept.
+        disabled: hooks that are off: always empty, because an error in a hook ends the rehearsal.
         forwards: calls of models from outside, in the present step.
-        is_over: whether the script has come to its end.
-        asides: threads whose operators are of no device now, each as often as it said so.
-        fakes: by operator, what registers what a stub says that it makes, once it is there.
+        is_over: whether the script has ended.
+        asides: threads whose operators are not recorded now, once per nested ``aside``.
+        fakes: by operator, what registers its description by a stub once the operator exists.
         group_infos: groups that have communicated, by number.
     """
 
@@ -103,11 +104,11 @@ class RehearsalSession(Training[IssueLane]):
         self._install()
 
     def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:
-        """Put the hooks of pipelines in place once they are imported.
+        """Install the hooks of pipelines once the pipeline module is imported.
 
         Args:
-            known: what stages on other ranks were found to send, by stage.
-            repeats: whether micro-batches that do the same are written down again, not run again.
+            known: what stages on other ranks send, by stage.
+            repeats: whether the events of equal micro-batches are copied instead of running them.
         """
 
         def install(_: Any) -> None:
@@ -126,36 +127,36 @@ class RehearsalSession(Training[IssueLane]):
             self.expectation = Expectation(internals.PIPELINING, install)
 
     def guarded(self, _: str, function: Callable[..., _Result]) -> Callable[..., _Result]:
-        """Return *function* as it is: in a rehearsal an error of a hook is an error."""
+        """Return *function* unchanged: in a rehearsal an error of a hook is not caught."""
         return function
 
     def disable(self, name: str, error: Exception) -> None:
-        """Raise *error*, that of a hook, for the same reason."""
+        """Raise the *error* of a hook, for the same reason."""
         del name
         raise error
 
     def warn(self, warning: str) -> None:
-        """Note something that differs from the run that is acted out, once."""
+        """Note a difference from the real run, once."""
         if warning not in self.notes:
             self.notes.append(warning)
 
     def met_model(self, model: Any, args: Any) -> dict[str, Any]:
-        """Learn from a model that is called for the first time, and not inside of ``torch.func``."""
+        """Learn about a model at its first call; inside ``torch.func`` its parameters are not read."""
         if not any(map(is_wrapped, model.parameters())):
             calling.settle(self, model, args)
         self.trainings.meet(model)
         return super().met_model(model, args)
 
     def sweep(self) -> None:
-        """Nothing is under way that had to be looked at."""
+        """Do nothing: no communication is pending, as it may be in a recording."""
 
     def step_began(self) -> None:
-        """The first step begins: what came before was building."""
+        """The first step begins: everything before was building the model."""
         self.tell("step 0")
         self.kept.begin()
 
     def step_ended(self) -> None:
-        """A step is over: forget it if it was to warm up, or end the rehearsal if it was the last."""
+        """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one."""
         self.failures.step_ended()
         self.rounds.step_ended()
         n_unused = self.learning.step_ended(None if self._model is None else self._model())
@@ -170,7 +171,7 @@ class RehearsalSession(Training[IssueLane]):
         self.kept.forget()
 
     def input_job(self, values: Iterable[Any]) -> dict[str, Any]:
-        """Return what ``RunInfo.job`` has of shape and type of the input among *values*."""
+        """Return shape and dtype of the input among *values*, as ``RunInfo.job`` has them."""
         import torch
 
         tensors = [value for value in tensors_inside(values) if isinstance(value, torch.Tensor)]
@@ -178,17 +179,17 @@ class RehearsalSession(Training[IssueLane]):
         return super().input_job(tensors) | is_embedded
 
     def called_with(self, values: Iterable[Any]) -> None:
-        """The call of a model is over, which had *values* by name."""
+        """The call of a model is over; *values* are its keyword arguments."""
         super().called_with(values)
         self.learning.note_input(self.input_job(values))
 
     def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
-        """A module is called with *args*; kept to say where an error happened."""
+        """A module is called with *args*. The stack of modules also tells where an error happened."""
         modules = self.lane.modules
-        from_outside = not modules and self.backward.forward_kind == "forward"  # parts recompute, too
+        from_outside = not modules and self.backward.forward_kind == "forward"  # parts recompute
         if from_outside and self.lane.is_own():
             self.lane.trains = self.has_gradients()
-            if next(module.parameters(), None) is not None:  # a loss has none
+            if next(module.parameters(), None) is not None:  # a loss has no parameters
                 self.learning.begin(module, trains=self.lane.trains)
                 self.learning.note_input(self.input_job(args))
                 self._count(module, args)
@@ -197,7 +198,7 @@ class RehearsalSession(Training[IssueLane]):
             self.fused.entered(module)
 
     def has_gradients(self) -> bool:
-        """Whether what is called now is differentiated, be it by a function that does so itself."""
+        """Whether the present call has gradients, also inside an autograd function."""
         import torch
 
         return torch.is_grad_enabled() if self.lane.applies is None else self.lane.applies
@@ -205,8 +206,9 @@ class RehearsalSession(Training[IssueLane]):
     def _count(self, module: Any, args: Sequence[Any]) -> None:
         """Count a pass of the model of this step: the first that is called, unless another has precedence.
 
-        One that trains has it before one that does not; then one of which other ranks have copies or shards
-        before one of this rank alone, as tables of embeddings that are dealt out: its rows are of all ranks.
+        A model that trains has precedence over one that does not. Then a model that other ranks have too, as
+        copies or shards, has precedence over one of this rank alone, such as embedding tables that are spread
+        over ranks: the rows of the latter come from all ranks.
         """
         trains = self.lane.trains
         if trains:
@@ -224,7 +226,7 @@ class RehearsalSession(Training[IssueLane]):
         self.forwards += self._model() is module and found == self._model_is
 
     def classes(self) -> list[str]:
-        """Return what the classes of the modules are called that run, the outermost first."""
+        """Return the class names of the running modules, the outermost first."""
         return [type(module).__name__ for module in self.lane.modules]
 
     def left(self, module: Any, out: Any) -> None:
@@ -242,7 +244,7 @@ class RehearsalSession(Training[IssueLane]):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let operators of this thread be of no device for a while: torch is asking itself something."""
+        """Inside this context, do not record operators of this thread: torch runs them for itself."""
         self.asides.append(get_ident())
         try:
             yield
@@ -254,7 +256,7 @@ class RehearsalSession(Training[IssueLane]):
         self.meter.changed(n_bytes)
 
     def _install(self) -> None:
-        """Put all hooks in place; torch must have been imported."""
+        """Install all hooks; torch must have been imported."""
         import torch
         from torch.nn.modules import module as hooks
 

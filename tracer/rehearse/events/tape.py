@@ -1,4 +1,4 @@
-"""Writes down what a rank issues, one small row per event, in order."""
+"""Records what a rank issues, one small row per event, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS: Final = len(EVENTS)
 _Row = TypeVar("_Row", bound=Hashable)
 
 _PlaceKey = tuple[tuple[str, Block], int, int, int, bool]
-"""Owner, step, stage and micro-batch, and whether it trains: what a place depends on."""
+"""What a place depends on: owner, step, stage, micro-batch, and whether the pass trains."""
 
 
 class Message(NamedTuple):
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in the training something is issued, in the columns of ``traces.rehearsal.PLACES``."""
+    """The place in the training of an event, in the columns of ``traces.rehearsal.PLACES``."""
 
     kind: str
     name: str
@@ -75,16 +75,16 @@ class _Distinct(Generic[_Row]):
 
 
 class Tape:
-    """What a rank issues.
+    """The events of a rank.
 
     Args:
-        lane: whose turn it is.
-        position: where in the training the rank is.
+        lane: knows the block that issues now, and its stream.
+        position: step and micro-batch of the rank.
 
     Attributes:
-        allocated_bytes: memory that is in use now.
+        allocated_bytes: memory in use now.
         n_marks: marks so far.
-        n_repeated: events that were put in by ``repeat``.
+        n_repeated: events that ``repeat`` has appended.
     """
 
     def __init__(self, lane: IssueLane, position: Position) -> None:
@@ -100,7 +100,7 @@ class Tape:
         self._known: dict[_PlaceKey, int] = {}
 
     def switch(self, stream: int) -> None:
-        """Things are issued on *stream* from now on."""
+        """Issue events on *stream* from now on."""
         self._lane.stream = stream
 
     @property
@@ -109,9 +109,9 @@ class Tape:
         return len(self._events) // _COLUMNS
 
     def start_again(self) -> None:
-        """Forget what was written of earlier steps; numbers go on.
+        """Forget the events of earlier steps; the numbers of events continue.
 
-        A step may begin with transfers that a pipeline asks for before its first forward.
+        Events of the present step stay: a pipeline may issue transfers before its first forward.
         """
         steps = [place.step for place in self._places.listed]
         keep, now = self.n_events, self._position.step
@@ -122,13 +122,13 @@ class Tape:
         del self._events[: keep * _COLUMNS]
 
     def take_back(self) -> None:
-        """Have what was forgotten last again: no other step came."""
+        """Restore the events that were forgotten last: no other step followed."""
         self._n_forgotten -= len(self._forgotten) // _COLUMNS
         self._events = self._forgotten + self._events
         self._forgotten = array("q")
 
     def leave_out(self, kind: str, names: frozenset[str]) -> None:
-        """Take the operations *names* of a kind of work for nothing; other events keep their numbers."""
+        """Remove the operations *names* in work of this *kind*; other events keep their numbers."""
         works = [work.name in names for work in self._works.listed]
         places = [place.kind == kind for place in self._places.listed]
         events = self._events
@@ -137,7 +137,7 @@ class Tape:
                 events[at], events[at + 1] = MARK, -1
 
     def trains_nothing(self, first: int, end: int) -> None:
-        """Take events of this step from *first* to before *end* for those of a pass that trains nothing."""
+        """Mark the events of this step from *first* to before *end* as a pass that trains nothing."""
         events, others = self._events, dict[int, int]()
         begin = max(first - self._n_forgotten, 0) * _COLUMNS
         for at in range(begin + 2, (end - self._n_forgotten) * _COLUMNS, _COLUMNS):
@@ -151,17 +151,17 @@ class Tape:
         return self._n_forgotten + self.n_events
 
     def rows_from(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the events since the one *number*; shape ``(n, 6)``, columns of ``EVENTS``."""
+        """Return the events from *number* on; shape ``(n, 6)``, columns of ``EVENTS``."""
         found = self._events[max(number - self._n_forgotten, 0) * _COLUMNS :]
         return np.array(found, np.int64).reshape(-1, _COLUMNS)
 
     def repeat(self, rows: npt.NDArray[np.int64]) -> None:
-        """Append events that have been written before, with other numbers."""
+        """Append copies of earlier events, with other numbers."""
         self._events.frombytes(np.ascontiguousarray(rows, np.int64).tobytes())
         self.n_repeated += len(rows)
 
     def moved(self, places: npt.NDArray[np.int64], microbatch: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the same *places* for another micro-batch of this step."""
+        """Return the numbers of the same *places* in another micro-batch of this step."""
         known, where = np.unique(places, return_inverse=True)
         others = [
             self._places.number(self._places.listed[place]._replace(microbatch=microbatch))
@@ -178,40 +178,40 @@ class Tape:
         return self._places.listed[number]
 
     def number_of(self, work: Work) -> int:
-        """Return the number by which ``op`` knows *work*."""
+        """Return the number of *work*, which ``op`` takes."""
         return self._works.number(work)
 
     def work(self, number: int) -> Work:
-        """Return the work that ``op`` knows by *number*."""
+        """Return the work with this *number*."""
         return self._works.listed[number]
 
     def op(self, number: int) -> None:
-        """A kernel is launched; *number* is that of its work."""
+        """Record the launch of a kernel; *number* is that of its work."""
         self._events.extend((OP, number, self._place(), self._lane.stream, -1, self.allocated_bytes))
 
     def communication(self, message: Message, sequence: int, position: Position | None = None) -> int:
-        """A communication is issued; return its number among the events."""
+        """Record a communication; return its event number."""
         item = self._messages.number(message)
         place = self._place(position)
         self._events.extend((COMMUNICATION, item, place, self._lane.stream, sequence, self.allocated_bytes))
         return self.next_number - 1
 
     def note(self, what: int, item: int = -1, number: int = -1, stream: int | None = None) -> None:
-        """Something happens that orders streams."""
+        """Record an event that orders streams or holds the host."""
         on = self._lane.stream if stream is None else stream
         self._events.extend((what, item, self._place(), on, number, self.allocated_bytes))
 
     def mark(self, stream: int | None = None) -> int:
-        """A CUDA event is recorded; return its number."""
+        """Record a CUDA event; return its number."""
         number, self.n_marks = self.n_marks, self.n_marks + 1
         self.note(MARK, number, stream=stream)
         return number
 
     def tables(self) -> RankTables:
-        """Return what was issued."""
+        """Return all events, with the tables that they refer to."""
         columns = np.array(self._events, np.int64).reshape(-1, _COLUMNS)
         waits = columns[:, 0] == WAIT
-        columns[waits, 4] -= self._n_forgotten  # below 0: for what was forgotten, which nobody waits for
+        columns[waits, 4] -= self._n_forgotten  # below 0: for a forgotten event; it waits for nothing
         events = pa.table(
             [pa.array(columns[:, at]).cast(field.type) for at, field in enumerate(EVENTS)], schema=EVENTS
         )

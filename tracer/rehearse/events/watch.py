@@ -1,4 +1,4 @@
-"""Sees every operator that a process issues: kernels, communications, waits, and questions for numbers."""
+"""Sees every operator of a process: kernels, communications, waits, and reads of values."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
-"""Operators in place that a fake tensor cannot go through, and need not."""
+"""In-place operators that fail on fake tensors, and are skipped."""
 
 COMMUNICATING: Final = frozenset({"c10d", "_c10d_functional", "_dtensor"})
 """Namespaces of collectives and transfers."""
 
 ON_CUDA: Final = frozenset({"aten._fused_rms_norm", "aten.mish_backward", "aten.silu_backward"})
-"""Operators that are made of others only where a device has no kernel of them, which CUDA has: both ``CUDA``
-and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
+"""Operators that are decomposed only on devices without a kernel for them. CUDA has one: they are under both
+``CUDA`` and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
 
 
 class Watcher:
-    """Handles operators by what they are; ``mode`` is what Python's ``with`` takes.
+    """Finds a handler for each operator; ``mode`` returns a context manager that sees operators.
 
     Args:
         session: the rehearsal.
-        fake: whether tensors are fake. If not, operators run as they are and are only written down.
+        fake: whether tensors are fake. If not, operators really run, and are only recorded.
     """
 
     def __init__(self, session: RehearsalSession, *, fake: bool = True) -> None:
@@ -63,23 +63,23 @@ class Watcher:
         self._communications = Communications(session, self._counted.made, self._counted.gathered, fake=fake)
 
     def mode(self) -> Any:
-        """Return a mode that hands every operator on plain tensors to its handler."""
+        """Return a mode that passes every operator on plain tensors to its handler."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
         handlers, made, plain, fake = self._handlers, self._handler, self._plain, self._FakeTensor
         device_of, session = self._torch.ops.prim.device.default, self._session
 
         class WatchMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
-            """Operators on other kinds of tensors, as DTensor, come again with their parts."""
+            """Skips operators on other tensors, such as DTensor: they come again with their parts."""
 
             @classmethod
             def _should_skip_dynamo(cls) -> bool:
-                return False  # nothing is compiled, and what would hide this from it takes time
+                return False  # nothing is compiled; skipping takes time
 
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
             ) -> Any:
-                if func is device_of:  # asked more often than everything else together
+                if func is device_of:  # called more often than all others together
                     tensor = args[0]
                     if type(tensor) is fake and not tensor.fake_mode.in_kernel_invocation:
                         return tensor.fake_device
@@ -98,10 +98,10 @@ class Watcher:
         return self._mode
 
     def one_at_a_time(self, turn: Any) -> None:
-        """Have *turn* held from now on while an operator is handled: several threads issue them.
+        """Hold the lock *turn* from now on while an operator is handled: several threads issue them.
 
-        Where torch asks for a device no turn is waited for: what ends the rehearsal may come up there, and
-        the C++ that asks takes no errors.
+        There is no lock where torch reads a device: the lock may raise what ends the rehearsal, and the C++
+        code that reads the device cannot handle errors.
         """
         kind: Any = type(self._mode)
         handle = kind.__torch_dispatch__
@@ -117,7 +117,7 @@ class Watcher:
         kind.__torch_dispatch__ = in_turn
 
     def _handler(self, func: Any) -> Kernel:
-        """Return what handles *func*, found once."""
+        """Return the handler of *func*, which is then remembered."""
         self._session.fakes.pop(func._schema.name, lambda: None)()
         handler, name = self._choose(func), ".".join(func._schema.name.split("::"))
         handler = reading(self._session, handler) if func.namespace in COMMUNICATING else handler
@@ -164,13 +164,13 @@ class Watcher:
         return grouping(self._session, computing) if full == "aten._grouped_mm" else computing
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle an operator that is made of others, as it arrives in inference mode: those come again."""
+        """Handle a composite operator, which arrives whole in inference mode: its parts come again."""
         with self._mode:
             out = func.decompose(*args, **kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out
 
     def _computing(self, name: str) -> Kernel:
-        """Return the handler of an operator that launches a kernel."""
+        """Return the handler of an operator that launches a kernel; *name* is that of the operator."""
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
@@ -203,7 +203,7 @@ class Watcher:
         return handler
 
     def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle an operator in which the host has a *part*."""
+        """Handle an operator in which the host takes *part*, as ``Host.part`` says."""
         session, host = self._session, self._session.host
         is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
         if part != ON_HOST and name == "aten.copy_" and args[0].dtype != args[1].dtype:
@@ -222,7 +222,7 @@ class Watcher:
     def _write_host(
         self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, out: Any
     ) -> None:
-        """Count what the host has made, and write its *part* down, but of single numbers and of loading."""
+        """Count the memory of *out* and record the work, except for single numbers and loading."""
         session, host = self._session, self._session.host
         host.count(out, self._counted.category(), part, args)
         is_small = not any(one.dim() for one in tensors_in((args, out)))
@@ -232,7 +232,7 @@ class Watcher:
             session.tape.op(session.tape.number_of(work))
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Write down a kernel whose results were made up."""
+        """Record a kernel whose results were made up."""
         name, host = ".".join(func._schema.name.split("::")), self._session.host
         if host.is_used and (part := host.part(name, args)):
             self._write_host(part, name, func, args, kwargs, out=out)
@@ -242,7 +242,7 @@ class Watcher:
             self._session.tape.op(self._pricing.number(name, func, args, kwargs, out))
 
     def _inert(self, name: str) -> Kernel:
-        """Return the handler of an operator that is written down and not called."""
+        """Return the handler of an operator that is recorded, but not called."""
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             del kwargs
@@ -256,7 +256,7 @@ class Watcher:
         return handler
 
     def _allocating(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle an operator that launches nothing but may allocate."""
+        """Handle an operator that launches no kernel, but may allocate memory."""
         out, known = self._call(func, args, kwargs)
         host = self._session.host
         if host.is_used and (part := host.part("", args)):
@@ -266,7 +266,7 @@ class Watcher:
         return out
 
     def _viewing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle an operator that makes nothing but another view of memory."""
+        """Handle an operator that only creates a view of existing memory."""
         out = self._call(func, args, kwargs)[0]
         if type(args[0]) is self._torch.Tensor and self._fake:
             for view in tensors_in(out):
@@ -275,7 +275,7 @@ class Watcher:
         return out
 
     def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
-        """Whether an operator is one of the device: it takes or makes a fake tensor."""
+        """Whether an operator belongs to the device: it reads or creates a fake tensor."""
         if not self._fake:
             return True
         fake = self._FakeTensor
@@ -285,14 +285,14 @@ class Watcher:
 
 
 _UNSHARDS: Final = frozenset({"fsdp.split_with_sizes_copy"})
-"""Operators whose results are whole parameters, put together out of shards."""
+"""Operators whose results are whole parameters, assembled from shards."""
 
 
 def _through(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle an operator that is of no interest."""
+    """Call an operator without recording it."""
     return func(*args, **kwargs)
 
 
 def _unremembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, None]:
-    """Call an operator on tensors that have numbers."""
+    """Call an operator on real tensors; nothing is remembered."""
     return func(*args, **kwargs), None

@@ -1,8 +1,9 @@
-"""The process that acts out ranks: ``python -m tracer.rehearse.ranks.child N``, with what to do on its input.
+"""The process that runs ranks: ``python -m tracer.rehearse.ranks.child N``, with tasks on its standard input.
 
-Loads torch, then splits itself for every line of its input, which says what a rank is to do. Each of the
-parts prepares torch, runs the script, and writes what it would have done: how it ended to
-``outcome-RANK.json``; its output is the script's. Progress and ends of ranks are told to file descriptor N.
+It loads torch, and forks a child for every line of its input, which describes the task of one rank. The child
+prepares torch, runs the script, and writes what the rank would have issued, and its result to
+``outcome-RANK.json``; its own output is that of the script. Progress, and the ends of children, are written
+to file descriptor N.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from tracer.rehearse.ranks.acting import letters_of, stages_of
 from tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
-"""Between two looks at whether a rank has ended."""
+"""Seconds between two checks whether a child has ended."""
 
 
 def main() -> None:
-    """Act out a rank for every line of the input, each in a process of its own, until it ends."""
+    """Run a rank for every line of the input, each in its own process, until the input ends."""
     progress = int(sys.argv[1])
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
@@ -43,7 +44,7 @@ def main() -> None:
         if is_open and select.select([0], [], [], POLL_S if under_way else None)[0]:
             said = os.read(0, 1 << 16)
             is_open = bool(said)
-            if not is_open and under_way:  # whoever has asked is gone
+            if not is_open and under_way:  # the parent process is gone
                 os.killpg(0, signal.SIGKILL)
             *lines, rest = (rest + said).split(b"\n")
             for line in lines:
@@ -60,11 +61,11 @@ def main() -> None:
 
 
 def _load() -> Any:
-    """Load what every rank needs of torch; return the mode in which its tensors are fake."""
+    """Load the parts of torch that every rank needs; return the mode in which tensors are fake."""
     import torch
 
     torch.set_num_threads(1)
-    fake_mode = _fake_mode()  # first of all: it loads the compiler, which wants to see torch as it is
+    fake_mode = _fake_mode()  # first: it loads the compiler, which needs an unchanged torch
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
@@ -72,13 +73,13 @@ def _load() -> Any:
 
 
 def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
-    """Act out the rank of *spec* and end the process."""
+    """Run the rank of *spec* and end the process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    faulthandler.enable()  # a signal that ends the process leaves behind where it was
+    faulthandler.enable()  # on a fatal signal, print where the process was
     outcome: dict[str, Any]
     try:
         outcome = rehearse(spec, fake_mode)
@@ -100,17 +101,17 @@ def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """End the process; nothing of a world that was not there needs to be taken down."""
+    """End the process without clean-up: the process groups do not exist."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
-    """Run the script of *spec* and write what its rank does; return what is known of the run.
+    """Run the script of *spec* and write what its rank issues; return a description of the run.
 
     Raises:
-        RehearsalError: the script cannot be rehearsed, or did no step.
+        RehearsalError: the script cannot be rehearsed, or did not do a step.
     """
     began = time.process_time()
     for name in launchers.inherited(os.environ):
@@ -152,12 +153,12 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
 
 
 def _noted(session: Any) -> str:
-    """Return what was noted so far of a rehearsal that ends in an error, which may be its cause."""
+    """Return the notes of a rehearsal that ends with an error: they may explain it."""
     return "".join(f"{note}; " for note in session.notes)
 
 
 def _session(spec: Mapping[str, Any]) -> Any:
-    """Return the rehearsal of the rank of *spec*, which tells its progress."""
+    """Return a session for the rank of *spec* that reports its progress."""
     from tracer.rehearse.session import RehearsalSession
     from tracer.rehearse.values.stated import Stated
 
@@ -177,7 +178,7 @@ def _session(spec: Mapping[str, Any]) -> Any:
 
 
 def _installed(spec: Mapping[str, Any], session: Any) -> Any:
-    """Put what acts out devices and libraries in the place of torch's; return what has to be kept alive."""
+    """Replace devices and libraries of torch; return objects that must be kept alive."""
     from tracer.rehearse.gpu import accelerators, devices, old_types, placement
     from tracer.rehearse.gpu.streams import Streams
     from tracer.rehearse.peers import cut_inputs, sharding, under_ddp
@@ -204,13 +205,13 @@ def _fake_mode() -> Any:
 
 
 def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
-    """Run the script under *modes* until it ends, or has done the steps that were asked for.
+    """Run the script under *modes* until it ends, or has done the requested steps.
 
     Raises:
-        UnlikeError: micro-batches have to be run that were not.
-        UnroutedError: choices of experts have to be made up.
-        AwaitedError: another rank has to be rehearsed first.
-        RehearsalError: the script cannot be rehearsed, even if it has caught what says so.
+        UnlikeError: all micro-batches must be run.
+        UnroutedError: choices of experts must be made up.
+        AwaitedError: another rank must be rehearsed first.
+        RehearsalError: the script cannot be rehearsed; also if the script has caught that error.
     """
     error: BaseException | None = None
     try:
@@ -253,7 +254,7 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
 
 
 def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any]:
-    """Write what the rank does; return what is known of it as JSON."""
+    """Write what the rank issues; return its description as JSON."""
     from dataclasses import asdict
 
     from tracer.process import versions
@@ -288,7 +289,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
 
 
 def _shapes(metas: Mapping[int, Any]) -> dict[str, list[Any]]:
-    """Return shapes and types of what goes between stages, by stage."""
+    """Return shapes and dtypes of what stages send to each other, by stage."""
     return {
         str(stage): [[list(tensor.shape), str(tensor.dtype)] for tensor in meta.forward_metas]
         for stage, meta in metas.items()
@@ -297,4 +298,4 @@ def _shapes(metas: Mapping[int, Any]) -> dict[str, list[Any]]:
 
 if __name__ == "__main__":
     main()
-    _end(0)  # taking torch down would take a second
+    _end(0)  # unloading torch would take a second
