@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -26,6 +27,7 @@ from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, Unlik
 from tracer.rehearse.peers.letters import Letters, leave, left
 from tracer.rehearse.ranks import launchers
 from tracer.rehearse.ranks.acting import letters_of, stages_of
+from tracer.rehearse.script.main_file import run_file
 from tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
@@ -236,8 +238,6 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
 
 def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
     """Run the script to its end."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
@@ -248,7 +248,7 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
             runpy.run_module(spec["command"][0], run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
-            runpy.run_path(spec["command"][0], run_name="__main__")
+            run_file(spec["command"][0])
         session.is_over = True
         session.steps.finish()
 
@@ -274,7 +274,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "job": {**session.job, **session.trainings.counts()},
         "first_step": first_step,
         "steps": max(min(spec["steps"], session.position.step - first_step), 1),
-        "memory": session.memory.described(),
+        "memory": session.memory.described(has_gpu=session.job.get("device") != "cpu"),
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "n_choices": 0 if routing is None else routing.n_choices,
         "dealt_among": [] if routing is None else routing.groups,

@@ -22,6 +22,7 @@ from tracer.rehearse.ranks import launchers
 from tracer.rehearse.ranks.exported import exported, started
 from tracer.rehearse.ranks.fabric import told_by_fabric
 from tracer.rehearse.script import shell
+from tracer.rehearse.script.main_file import run_file
 from tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def _ended(script: str, *, is_module: bool) -> int:
         if is_module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(script, run_name="__main__")
+            run_file(script)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else int(left.code is not None)
     return 0

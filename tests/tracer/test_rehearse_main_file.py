@@ -1,0 +1,59 @@
+"""A script that looks for its own files finds them as it does when Python runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.rehearsing import Asked
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parent.parent))
+from beside import WIDTH
+
+print(__file__, sys.argv, sys.modules["__main__"].__dict__ is globals(), __name__, __spec__)
+if {trains}:
+    model = torch.nn.Linear(WIDTH, WIDTH).cuda()
+    for _ in range(3):
+        model(torch.randn(4, WIDTH, device="cuda")).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+
+START = """
+import subprocess
+
+subprocess.run(["torchrun", "--nproc-per-node=2", "train.py", "a"], cwd={folder!r}, check=True)
+"""
+
+
+@pytest.mark.parametrize("is_started", [False, True], ids=["given", "started"])
+def test_a_script_that_is_given_by_a_path_of_its_folder_is_told_the_whole_path(
+    tmp_path: Path, is_started: bool
+) -> None:
+    """``__file__`` is absolute and ``sys.argv[0]`` as it was given, as Python has it: held against Python."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (tmp_path / "beside.py").write_text("WIDTH = 8\n")
+    (folder / "train.py").write_text(SCRIPT.format(trains=True))
+    (folder / "say.py").write_text(SCRIPT.format(trains=False))
+    (folder / "start.py").write_text(START.format(folder=str(folder)))
+    named = (
+        (f"{os.path.relpath(folder)}/start.py",)
+        if is_started
+        else (f"{os.path.relpath(folder)}/train.py", "a")
+    )
+    rehearse(Asked(command=named, world_size=2, ranks=(0,)), tmp_path / "run")
+    said = (tmp_path / "run/rehearsal/rank-00000/output.log").read_text().splitlines()
+    given, where = ("say.py", folder) if is_started else (named[0].replace("train.py", "say.py"), None)
+    real = subprocess.run([sys.executable, given, "a"], cwd=where, check=True, capture_output=True, text=True)
+    assert said[0] == real.stdout.strip().replace("say.py", "train.py")
