@@ -135,7 +135,7 @@ def test_what_wants_a_gpu_or_other_processes_is_stood_in_for(tmp_path: Path) -> 
 def test_a_process_that_is_killed_says_where_it_was(tmp_path: Path) -> None:
     """The signal by name, the line that was run, and a log that is still there."""
     with pytest.raises(
-        RehearsalError, match=r"signal 11 \(SIGSEGV\): in File .*ctypes.*; all of it is in"
+        RehearsalError, match=r"signal 11 \(SIGSEGV\): in File .*ctypes.*; its output is in"
     ) as error:
         _rehearsed("killed", tmp_path)
     log = Path(str(error.value).rpartition(" is in ")[2])

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "started_by_hand.py"
 WEIGHT_BYTES, BIAS_BYTES = WIDTH * WIDTH * 4, WIDTH * 4
-ORDINAL = "GPU 7 is asked for where a node has 4"
+ORDINAL = "the script uses GPU 7, but a node has 4"
 
 
 def _rehearsed(
@@ -81,7 +81,7 @@ def test_a_rank_hears_what_another_one_has_told(tmp_path: Path) -> None:
     found = rehearse(asked, tmp_path / "both")
     messages = read_rank(rehearsal_folder(tmp_path / "both"), 0).messages.to_pylist()
     assert sorted(m["size_bytes"] for m in messages) == [2 * BIAS_BYTES, 2 * WEIGHT_BYTES]
-    assert any(said.startswith("rank 3 does what rank 0 does") for said in found.checked)
+    assert any(said.startswith("rank 3 does the same as rank 0") for said in found.checked)
     with pytest.raises(RecordError, match=r"hears objects: told what it has itself, \[None\]"):
         _rehearsed(tmp_path, "told", rank=3)
 

@@ -35,7 +35,7 @@ def test_files_from_before_stay_as_they_are(tmp_path: Path) -> None:
     said = [note for note in found.notes if "from before the rehearsal" in note]
     assert len(said) == 1
     assert "would have been removed or renamed" in said[0]
-    assert "written to, but for a copy" in said[0]
+    assert "written to (a copy was)" in said[0]
 
 
 def test_what_a_script_has_made_is_its_own(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_rank_that_fails_for_want_of_a_sender_is_rehearsed_with_it(tmp_path: P
     script.write_text(FAILS)
     found = rehearse(Asked(command=(str(script),), world_size=8), tmp_path / "run")
     assert 6 in found.ranks
-    assert found.checked == ("rank 7 does what rank 0 does, which stands for it",)
+    assert found.checked == ("rank 7 does the same as rank 0, which represents it",)
     with pytest.raises(RehearsalError, match=r"rank 7: .*nothing heard.*hears objects"):
         rehearse(Asked(command=(str(script),), world_size=8, ranks=(0, 7)), tmp_path / "other")
 

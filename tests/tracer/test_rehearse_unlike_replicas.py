@@ -29,6 +29,6 @@ def test_the_pipeline_of_a_rank_that_stands_for_itself_is_rehearsed_with_it(tmp_
     ranks, simulation, checked = _rehearsed(tmp_path / "auto")
     _, whole, _ = _rehearsed(tmp_path / "all", tuple(range(RANKS)))
     assert ranks == (0, 2, 3, 5)
-    assert "rank 2 differs from rank 0, and stands for itself, with its pipeline (ranks 5)" in checked
+    assert "rank 2 differs from rank 0, so it represents itself, with its pipeline (ranks 5)" in checked
     assert not [note for note in simulation.info.warnings if "not rehearsed" in note]
     assert simulation.info.summary["step_time_s"] == whole.info.summary["step_time_s"]

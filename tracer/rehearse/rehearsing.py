@@ -237,10 +237,10 @@ class _Acted:
             if found:
                 peers = ", ".join(map(str, peers_of(rank, groups_of(self.outcomes, self._chain))))
                 itself = f"itself, with its pipeline (ranks {peers})" if peers else "itself"
-                said.append(f"rank {rank} differs from rank {stands}, and stands for {itself}: {found}")
+                said.append(f"rank {rank} differs from rank {stands}, so it represents {itself}: {found}")
             else:
                 self._noted += self.outcomes.pop(rank)["notes"]
-                said.append(f"rank {rank} does what rank {stands} does, which stands for it")
+                said.append(f"rank {rank} does the same as rank {stands}, which represents it")
         return said
 
     def _rehearsal(self, stands_for: Sequence[int], checked: Sequence[str]) -> Rehearsal:

@@ -214,7 +214,7 @@ class RehearsalSession(Training[IssueLane]):
         if trains:
             self.trainings.call(module)
         if self._model is not None and trains != self._model_is[0] and self.position.step >= self.kept.warmup:
-            self.warn("passes without gradients, as of an evaluation, are in the time, not in rows and MFU")
+            self.warn("passes without gradients, as in an evaluation, are in the time, not in rows and MFU")
         if module not in self._shared:
             self._shared[module] = bool(data_parallel(module)[0])
         found = (trains, self._shared[module])

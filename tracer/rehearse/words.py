@@ -25,7 +25,7 @@ LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_e
 """Parts of the paths of files that are not of a script; ``STANDARD`` is where those of Python are."""
 
 NO_STEPS: Final = (
-    "no optimizer of torch.optim stepped: all that the script did is one step, for nothing says where it ends"
+    "no optimizer of torch.optim stepped: the whole script counts as one step, because nothing marks its end"
 )
 """What to say of a script that updates its parameters by its own hand."""
 
@@ -153,7 +153,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
     if (root := _root(error)) is not error:
         words += f" (from {type(root).__name__}: {' '.join(str(root).split())[:200]})"
     why = f"; before that, {told[-1]} (if that is why, say it in a stub file: {STUB})" if told else ""
-    return f"{where}: {kind}: {words}{why}; all of it is in {spec['log']}"
+    return f"{where}: {kind}: {words}{why}; its output is in {spec['log']}"
 
 
 def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ class Kept:
         elif first < self.warmup:
             kept = f"step {first} was" if first == done - 1 else f"steps {first} to {done - 1} were"
             did = f"the script did {done} step{'s' * (done > 1)} only"
-            session.warn(f"{did}: {kept} kept, with what is set up")
+            session.warn(f"{did}: {kept} kept, including what is set up")
             if first == self._forgotten:  # when it ended, another one was expected
                 session.tape.take_back()
                 session.memory.take_back()
@@ -88,6 +88,6 @@ class Kept:
         session.memory.count_always("optimizer")
         session.tape.leave_out("optimizer", MADE_ONCE)
         session.warn(
-            "the first step was kept, for it is long: what its optimizer makes for itself is left out of its "
-            "time, and in memory as if it had been there before"
+            "the first step was kept, because it is long: creating the states of its optimizer is left out "
+            "of its time; in memory they count from the beginning"
         )

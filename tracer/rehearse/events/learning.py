@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 UNUSED: Final = (
-    "passes with gradients that no backward follows, as those that choose actions or make samples, are in "
-    "the time, not in rows and MFU"
+    "passes with gradients that no backward follows, such as passes that choose actions or generate samples, "
+    "count in the time, but not in rows and MFU"
 )
 """What to say where there are such passes in a step that is kept."""
 
 NOW_AND_THEN: Final = (
-    "step {kept} has passes that train nothing, as of an evaluation or of samples, step {before} had none: "
-    "they are in the time and memory as if in every step; --warmup {next} keeps a step without them if they "
-    "are rare"
+    "step {kept} has passes that train nothing, such as an evaluation or samples; step {before} had none. "
+    "They count in time and memory as if they were in every step; if they are rare, --warmup {next} keeps a "
+    "step without them"
 )
 """What to say where the step that is kept may hold what a script does every so many steps."""
 

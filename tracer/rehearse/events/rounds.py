@@ -23,8 +23,8 @@ LAUNCHES: Final = "operations"
 """What is counted of a step: texts are generated token by token, with few FLOPs for many operations."""
 
 UNLIKE: Final = (
-    "steps are not alike: step {step}, not in the answer, has {ratio:.2g} times the {what} of {kept}: "
-    "where the script does other work now and then, as generation, keep whole rounds (--warmup, --steps)"
+    "steps are not alike: step {step}, which is not kept, has {ratio:.2g} times the {what} of {kept}; if the "
+    "script does other work in some steps, such as generation, keep whole rounds (--warmup, --steps)"
 )
 """What is said of a step before those that are kept."""
 

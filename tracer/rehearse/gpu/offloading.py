@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 STATES: Final = "parameters, gradients and states of the optimizer"
 
 ACTED_OUT: Final = (
-    "{way} keeps {what} on the host: they are in its memory, not the device's, copies take the time of the "
-    "machine's link to it, and what a processor computes is priced by the bytes that it moves alone"
+    "{way} keeps {what} on the host: they count as memory of the host, copies take the time of the link "
+    "between host and GPU, and operators on the host take the time to move their bytes"
 )
 
 

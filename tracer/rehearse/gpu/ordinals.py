@@ -26,15 +26,15 @@ NUMBER: Final = "rehearsed_gpu"
 """Attribute of a storage that was created on a GPU: the number of that GPU."""
 
 SHARED: Final = (
-    "{what} of each rank is on GPU 0 of its node, for no rank chooses one (torch.cuda.set_device, "
-    'torch.device("cuda", {rank})): a real run over NCCL ends there (Duplicate GPU detected){unless}; it is '
-    "taken to be on the rank's"
+    "{what} of each rank is on GPU 0 of its node, because no rank chooses a GPU (torch.cuda.set_device, "
+    'torch.device("cuda", {rank})): over NCCL a real run ends with "Duplicate GPU detected"{unless}; in the '
+    "rehearsal each rank has its own GPU"
 )
 """Note about a script whose ranks would share a GPU."""
 
 UNLESS: Final = (
-    ", unless what starts the tasks shows each of them one GPU (--gpus-per-task of srun, "
-    "CUDA_VISIBLE_DEVICES in a script around python)"
+    ", unless the launcher shows each task one GPU only (srun --gpus-per-task, CUDA_VISIBLE_DEVICES in a "
+    "script around python)"
 )
 """Added to the note if ranks are tasks of SLURM or MPI: a rehearsal does not know which GPUs they see."""
 
@@ -80,8 +80,8 @@ def meet(session: RehearsalSession, device: Any) -> None:
     number, n_gpus = number_of(device), on_node()[1]
     if number is not None and number >= n_gpus:
         session.warn(
-            f"GPU {number} is asked for where a node has {n_gpus}, and taken for the rank's: a real run "
-            "ends there (invalid device ordinal); nodes of as many GPUs are rehearsed with --ranks-per-node"
+            f"the script uses GPU {number}, but a node has {n_gpus}: a real run ends with \"invalid device "
+            'ordinal"; here it is the GPU of the rank. For nodes with more GPUs, give --ranks-per-node'
         )
 
 

@@ -68,7 +68,7 @@ class Placement:
     @is_met.setter
     def is_met(self, is_met: bool) -> None:
         if is_met and self.is_denied:
-            raise RehearsalError("asks for a GPU; --without-gpu says that there is none")
+            raise RehearsalError("requests a GPU, but --without-gpu says that there is none")
         self._is_met = is_met
         if is_met:
             self._session.job.pop("device", None)
@@ -89,7 +89,7 @@ class Placement:
         if self._session.backends.of() == UNSAID:
             self.is_met = True
         else:
-            self._session.warn(STAGED.format(call="fully_shard, which takes a GPU where it finds one"))
+            self._session.warn(STAGED.format(call="fully_shard, which uses a GPU if there is one"))
 
     def keep(self, tensor: Any) -> None:
         """Count the fake *tensor* as on the host: the script has put it there."""

@@ -58,7 +58,7 @@ def _alike(name: str, places: tuple[int, ...], handler: Kernel) -> Kernel:
             if other is not None and other.dtype is not dtype and not _may_differ(func, at):
                 types = f"{_word(dtype)} and {_word(other.dtype)}"
                 raise RuntimeError(
-                    f"{name} of {types}, which are to be of one type on a GPU: cast one, or use autocast"
+                    f"{name} of {types}: on a GPU both must have the same dtype; cast one, or use autocast"
                 )
         return handler(func, args, kwargs)
 
@@ -74,7 +74,7 @@ def _of_classes(name: str, handler: Kernel) -> Kernel:
     def checked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         word = _word(args[1].dtype)
         if word not in {"int64", "uint8"}:
-            raise RuntimeError(f"{name} takes classes in int64, not in {word}: cast them by .long()")
+            raise RuntimeError(f"{name} needs class indices in int64, not {word}: cast them with .long()")
         return handler(func, args, kwargs)
 
     return checked

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 STAYS: Final = (
-    "{name} was made without a device, and is called with what is not on one: it is on the host, "
-    "where what it computes is priced by the bytes that it moves alone"
+    "{name} was created without a device and is called with tensors on the host: it stays on the host, "
+    "where operators take the time to move their bytes"
 )
 
 

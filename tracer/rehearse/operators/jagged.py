@@ -15,14 +15,14 @@ from tracer.rehearse.gpu import attention
 from tracer.rehearse.script.libraries import when_imported
 
 STRIDED: Final = (
-    "nested tensors of strided layout are not rehearsed: make them with layout=torch.jagged, as "
+    "nested tensors of strided layout cannot be rehearsed: create them with layout=torch.jagged, as in "
     "torch.nested.nested_tensor(rows, layout=torch.jagged)"
 )
 """Error for nested tensors with strided layout."""
 
 OVER_SCORES: Final = (
-    "attention of nested tensors that goes over all scores is not rehearsed: give it fp16 or bf16, and heads "
-    f"of {attention.WIDEST} at most"
+    "attention of nested tensors without a fused kernel cannot be rehearsed: use fp16 or bf16, and heads of "
+    f"at most {attention.WIDEST} elements"
 )
 """Error for attention that no fused kernel accepts."""
 

@@ -45,8 +45,8 @@ class Pricing:
             if work.kind == "gemm" and not work.flops and not self._found_empty:
                 self._found_empty = True
                 self._session.warn(
-                    f"{asker()}: a product of nothing ({work.shapes}): look at what the script was told of "
-                    f"numbers, and state those that decide sizes in a stub ({STUB})"
+                    f"{asker()}: a matrix product with an empty operand ({work.shapes}): check the numbers "
+                    f"that the script was given, and set those that decide sizes in a stub ({STUB})"
                 )
             self._numbers[key] = self._session.tape.number_of(work)
         return self._numbers[key]

@@ -228,7 +228,7 @@ class Troupe:
         if not file.is_file():
             words = f": {last}" if (last := _last_words(log)) else ""
             raise RehearsalError(
-                f"rank {rank} died of {_cause(status)}{words}; all of it is in {_kept_log(log)}"
+                f"rank {rank} died of {_cause(status)}{words}; its output is in {_kept_log(log)}"
             )
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "unrouted" in found:

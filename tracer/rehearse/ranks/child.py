@@ -147,9 +147,9 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     session.notes += [*guard.said(), *programs.said(), *session.steps.said(), *world.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
-            "the script called no torch.nn.Module and no optimizer of torch.optim stepped, one of which "
-            "would say where its steps are: nothing to rehearse; if it trains all the same, call "
-            f"foretrace.step() at the end of each step; {_noted(session)}what it printed is in {spec['log']}"
+            "nothing to rehearse: the script called no torch.nn.Module and no optimizer of torch.optim "
+            "stepped, so it is unknown where its steps are; if it trains in another way, call "
+            f"foretrace.step() at the end of each step; {_noted(session)}its output is in {spec['log']}"
         )
     return _written(spec, session, world) | {"process_s": time.process_time() - began}
 

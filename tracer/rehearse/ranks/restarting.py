@@ -37,8 +37,8 @@ def with_choices(act: Acting, load: float | Loads, folder: Path) -> Rehearsal:
         asker = str(error)
     if isinstance(load, Loads) or load != 1.0:
         raise RehearsalError(
-            f"{asker} needs which experts are chosen, of which --expert-load {load} says nothing: give it a "
-            "shape, zipf:S or the share of each expert"
+            f"{asker} needs which experts are chosen, which --expert-load {load} does not say: give zipf:S "
+            "or the share of each expert"
         )
     emptied(folder)
     try:
@@ -46,7 +46,7 @@ def with_choices(act: Acting, load: float | Loads, folder: Path) -> Rehearsal:
     except RehearsalError as error:
         why = str(error)
         emptied(folder)
-        found, how = act(load, asks=False), f"told without, for --expert-load {EVEN.text} ends in: {why}"
+        found, how = act(load, asks=False), f"made up, because --expert-load {EVEN.text} ends with: {why}"
     return replace(found, notes=(*found.notes, f"{asker} needs which experts are chosen: {how}"))
 
 

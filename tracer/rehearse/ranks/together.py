@@ -18,19 +18,19 @@ MOST_ROUNDS: Final = 6
 """How often ranks are rehearsed: with each round what depends on others is known one exchange further."""
 
 ALIKE: Final = (
-    "ranks {} of a group of {} tell each other numbers that differ, and were taken to hear their own from "
-    "all others: rehearse the whole group (--ranks) if shapes depend on them"
+    "ranks {} of a group of {} send each other different numbers, and each was assumed to receive its own "
+    "from all others: rehearse the whole group (--ranks) if shapes depend on them"
 )
 
 MOST_SENDERS: Final = 16
 """Ranks that are rehearsed only because others need what they send."""
 
 UNHEARD: Final = (
-    "numbers were needed that ranks send which are not rehearsed ({}), and 1 was told for each: rehearse "
-    "those, too (--ranks)"
+    "numbers were needed from ranks that are not rehearsed ({}), and 1 was used for each: rehearse these "
+    "ranks too (--ranks)"
 )
 
-UNSETTLED: Final = "what ranks {} tell each other still changed after {} rehearsals of each"
+UNSETTLED: Final = "what ranks {} send each other still changed after {} rehearsals of each"
 
 
 def hear_senders(

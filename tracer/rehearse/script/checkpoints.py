@@ -43,16 +43,16 @@ def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Cal
         del obj, args, kwargs
         if isinstance(f, str | os.PathLike):
             saved.add(Path(f).resolve())
-        session.warn("torch.save wrote nothing: a rehearsal has no numbers to keep")
+        session.warn("torch.save wrote nothing: in a rehearsal tensors have no data")
 
     @functools.wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         path = Path(f).resolve() if isinstance(f, str | os.PathLike) else None
         if path in saved and not path.exists():
             raise RehearsalError(
-                f"the script reads {os.fspath(f)}, which it has saved itself: a rehearsal writes no "
-                "checkpoints; ask for fewer steps (--steps), or leave saving or loading out by an argument "
-                "of the script"
+                f"the script reads {os.fspath(f)}, which it has saved itself, but a rehearsal writes no "
+                "checkpoints: keep fewer steps (--steps), or turn saving or loading off with an argument of "
+                "the script"
             )
         where = kwargs.get("map_location", args[0] if args else None)
         with loading.to(session, where):
@@ -132,8 +132,8 @@ def _distributed(warn: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
     def save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         del args, kwargs
         warn(
-            "torch.distributed.checkpoint wrote nothing: a rehearsal has no numbers to keep; "
-            "copies to the host and files take no time in it"
+            "torch.distributed.checkpoint wrote nothing: in a rehearsal tensors have no data; copies to the "
+            "host and writing take no time"
         )
         for part in state_dict.values():
             if hasattr(part, "load_state_dict") and hasattr(part, "state_dict"):
@@ -141,7 +141,7 @@ def _distributed(warn: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
 
     def load(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
-        warn("torch.distributed.checkpoint read nothing: weights stay as they were made")
+        warn("torch.distributed.checkpoint read nothing: weights keep their initial values")
 
     def async_save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Future[None]:
         save(state_dict, *args, **kwargs)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tracer.rehearse.errors import Finished, RehearsalError
 from tracer.rehearse.words import is_of_fakes, place
 
-CAUGHT: Final = "the script has caught an error of an operator, what was to come after it is not there: {}"
+CAUGHT: Final = "the script has caught an error of an operator, so work after it may be missing: {}"
 """Note about an error that a real run may have too."""
 
 

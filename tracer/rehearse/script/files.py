@@ -69,9 +69,9 @@ class Files:
 
     def said(self) -> list[str]:
         """Return a line about files that were protected, nothing if there were none."""
-        found = [("removed or renamed", self._left), ("written to, but for a copy", self._written)]
+        found = [("removed or renamed", self._left), ("written to (a copy was)", self._written)]
         parts = [f"{_shown(paths)} would have been {what}" for what, paths in found if paths]
-        return [f"files from before the rehearsal are as they were: {'; '.join(parts)}"] if parts else []
+        return [f"files from before the rehearsal were not changed: {'; '.join(parts)}"] if parts else []
 
     def _opening(self, original: Function) -> Function:
         """Return ``open`` that changes no file from before the rehearsal."""
@@ -121,8 +121,8 @@ class Files:
         """Return the path of a new copy of the file *at*, with its contents if *keeps*, else empty."""
         if keeps and Path(at).stat().st_size > COPIED_BYTES:
             raise RehearsalError(
-                f"the script opens {at} to change it, which is larger than the {COPIED_BYTES >> 20} MiB "
-                "that a rehearsal copies: open it to be read only (of numpy.memmap mode='r')"
+                f"the script opens {at} for writing, but it is larger than the {COPIED_BYTES >> 20} MiB "
+                "that a rehearsal copies: open it read-only (numpy.memmap: mode='r')"
             )
         self._copies_at.mkdir(exist_ok=True)
         copy, self._n_copies = str(self._copies_at / str(self._n_copies)), self._n_copies + 1

@@ -25,8 +25,8 @@ OWN: Final = ("pip", "pip3")
 """Programs that every Python has, at least as ``python -m pip``."""
 
 SAID: Final = (
-    "the script starts {command}, which is not run, and taken to have gone well: a rehearsal installs "
-    "nothing; what the script needs has to be here before"
+    "the script starts {command}, which is not run and counts as successful: a rehearsal installs nothing; "
+    "install what the script needs beforehand"
 )
 """Note about a command that would change the packages of this machine."""
 

@@ -58,7 +58,7 @@ def _safetensors(session: RehearsalSession, module: Any) -> None:
 
     def nothing(*args: Any, **kwargs: Any) -> bytes:
         del args, kwargs
-        session.warn("safetensors wrote nothing: a rehearsal has no numbers to keep")
+        session.warn("safetensors wrote nothing: in a rehearsal tensors have no data")
         return b""
 
     module.save = module.save_file = nothing
@@ -76,8 +76,8 @@ def _metrics(session: RehearsalSession, module: Any) -> None:
     def valid(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
         session.warn(
-            "torchmetrics checks no values, as with validate_args=False: a real run sorts them for it, and "
-            "waits for the GPU"
+            "torchmetrics checks no values, as with validate_args=False: in a real run its checks sort the "
+            "values and wait for the GPU"
         )
 
     for name in [name for name in vars(module) if name.endswith("_tensor_validation")]:
@@ -140,11 +140,10 @@ def _ray(session: RehearsalSession, module: Any) -> None:
     def init(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
         raise RehearsalError(
-            "Ray starts processes of its own, which a rehearsal does not see. Where they are the ranks: "
-            "rehearse what a worker runs, as torchrun would start it (Ray Train does so by "
-            "ScalingConfig(num_workers=0)). Where they run environments or load data for ranks that somebody "
-            "else starts: put what stands for ray into sys.modules in a stub file (--stub, docs/rehearse.md "
-            "section 6)"
+            "Ray starts processes of its own, which a rehearsal does not see. If they are the ranks: "
+            "rehearse what a worker runs, as torchrun would start it (with Ray Train, "
+            "ScalingConfig(num_workers=0)). If they run environments or load data for other ranks: "
+            "put a replacement of ray into sys.modules in a stub file (--stub, docs/rehearse.md section 6)"
         )
 
     module.init = init
@@ -157,9 +156,9 @@ def _rpc(session: RehearsalSession, module: Any) -> None:
     def init_rpc(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
         raise RehearsalError(
-            "torch.distributed.rpc cannot be rehearsed: no rank runs here what another one asks of it. "
-            "Rehearse the part that trains with collectives, as trainers of a parameter server do with DDP: "
-            "put what stands for the remote calls into a stub file (--stub, docs/rehearse.md section 6)"
+            "torch.distributed.rpc cannot be rehearsed: no other rank runs what this one calls. Rehearse the "
+            "part that trains with collectives, such as the DDP trainers of a parameter server: replace the "
+            "remote calls in a stub file (--stub, docs/rehearse.md section 6)"
         )
 
     module.init_rpc = init_rpc

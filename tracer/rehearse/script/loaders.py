@@ -8,8 +8,8 @@ from typing import Any, Final
 from tracer.inputs import tensors_inside
 
 AGAIN: Final = (
-    "the model takes the {rows:,} rows of a step {n} times, as a discriminator or one of several views does: "
-    "throughput counts them once"
+    "the model processes the {rows:,} rows of a step {n} times, as a discriminator or a model of several "
+    "views does: throughput counts them once"
 )
 
 

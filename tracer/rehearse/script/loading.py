@@ -56,8 +56,8 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
     anywhere: Any = _utils
     if not hasattr(anywhere, "_restore_device_fake_mode"):
         raise RehearsalError(
-            f"torch.load cannot be rehearsed with torch {torch.__version__}: take 2.7 or newer, or leave "
-            "loading out by an argument of the script or a stub (--stub, docs/rehearse.md section 6)"
+            f"torch.load cannot be rehearsed with torch {torch.__version__}: use 2.7 or newer, or turn "
+            "loading off with an argument of the script or a stub (--stub, docs/rehearse.md section 6)"
         )
     original, place, cpu = anywhere._restore_device_fake_mode, session.placement, torch.device("cpu")
     restore = _get_restore_location(mapped)

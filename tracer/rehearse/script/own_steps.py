@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 NOT_YET: Final = (
-    "the script names foretrace.step(), which it had not called when the rehearsal ended: the steps are "
-    "those of its optimizers (--warmup N rehearses further; from the first call on, they are those of the "
-    "script)"
+    "the script contains foretrace.step(), but did not call it before the rehearsal ended: the steps are "
+    "those of its optimizers (a larger --warmup rehearses further; from the first call on, the steps are "
+    "those of the script)"
 )
 """Note if the steps may differ from those that the script marks."""
 

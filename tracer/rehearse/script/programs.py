@@ -19,7 +19,7 @@ from tracer.rehearse.script.installers import Installers, put
 PROGRAM: Final = "nvidia-smi"
 
 ASKED: Final = (
-    f"{PROGRAM} is not here: the script was told of GPUs that are there, and 0 of what a driver measures"
+    f"{PROGRAM} is not installed here: it answered for the GPUs of a node, with 0 for what a driver measures"
 )
 """Note if a script has started it."""
 

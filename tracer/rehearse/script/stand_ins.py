@@ -181,8 +181,8 @@ def _plain_tensors(session: RehearsalSession) -> None:
         if type(self) is not FakeTensor or is_torchs:
             return original(self, kind)
         session.warn(
-            f"tensors of the class {kind.__name__} that are made outside of a loader are plain ones here, "
-            "without what the class keeps or does"
+            f"tensors of the class {kind.__name__} that are created outside a loader are plain tensors here, "
+            "without the attributes and methods of the class"
         )
         return torch.ops.aten.alias(self)
 
@@ -205,13 +205,13 @@ def _graphs(session: RehearsalSession) -> None:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             raise RehearsalError(
-                "CUDA graphs cannot be rehearsed: run without them, by an argument of the script or by a "
-                "stub that takes torch.cuda.graph away (--stub, docs/rehearse.md section 6)"
+                "CUDA graphs cannot be rehearsed: turn them off with an argument of the script, or with a "
+                "stub that replaces torch.cuda.graph (--stub, docs/rehearse.md section 6)"
             )
 
     def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
         del args, kwargs
-        session.warn("torch.cuda.make_graphed_callables is left out: every kernel is launched by itself")
+        session.warn("torch.cuda.make_graphed_callables does nothing here: kernels are launched one by one")
         return callables
 
     anywhere: Any = torch.cuda

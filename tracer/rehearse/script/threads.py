@@ -30,7 +30,7 @@ PATIENCE_S: Final = 10.0
 """Longest wait for an operator of another thread when the rehearsal is over."""
 
 
-ENDED: Final = "a thread of the script ended with an error, what it had left to issue is not there: {}"
+ENDED: Final = "a thread of the script ended with an error, so the rest of its work is missing: {}"
 """Note about an error in a thread. The script may not notice it, and a real run may not have it."""
 
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 BEFORE: Final = (
-    "the steps that are kept train another model than steps before them: {name} of {n_params:,} parameters "
-    "is described; of {other}, of {n_others:,}, nothing is in the answer"
+    "the steps that are kept train another model than steps before them: {name} with {n_params:,} parameters "
+    "is described; the answer contains nothing about {other} with {n_others:,}"
 )
 FIRST: Final = (
-    "step {step} is the first of a training that follows another one: what is built for it, and what its "
-    "optimizer makes for itself, counts as part of it; --warmup {next} keeps the step after it"
+    "step {step} is the first of a later training: it includes what is built for that training, and the "
+    "states that its optimizer creates; --warmup {next} keeps the step after it"
 )
 NEXT: Final = (
-    "an optimizer is made after the last step that is kept: if another training begins there, it is not in "
-    "the answer, but what is built for it by then is in the peak memory; --warmup {next} keeps its steps"
+    "an optimizer is created after the last kept step: if another training begins there, it is not in the "
+    "answer, but what is built for it by then is in the peak memory; --warmup {next} keeps its steps"
 )
 """Notes about trainings before the kept steps, beginning with them, or after them."""
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 FIRST_LEFT_OUT: Final = (
-    "no module is called: the first step, of which nothing says where it begins, is left out, "
-    "and the next one kept"
+    "no module is called, so it is unknown where the first step begins: that step is left out, and the next "
+    "one is kept"
 )
 """Note if the first step was requested."""
 
