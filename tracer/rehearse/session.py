@@ -1,8 +1,7 @@
-"""The rehearsal of one rank, in one process: the state that its hooks share. The hooks are the recorder's
-own.
+"""The rehearsal of one rank, in one process: the state that its hooks share.
 
-So blocks, phases, steps, pipeline actions, groups and the description of the model are the same as in a
-recording of the real run, and the two can be compared span by span.
+The hooks are the recorder's own. So blocks, phases, steps, pipeline actions, groups and the description of
+the model are the same as in a recording of the real run, and the two can be compared span by span.
 """
 
 from __future__ import annotations
