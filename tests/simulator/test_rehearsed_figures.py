@@ -92,6 +92,7 @@ def _rehearsal(**changes: Any) -> Rehearsal:
     ({"input_shape": [2, 3, 8, 8]}, 2, 0),
     ({"input_shape": [2, 16], "forwards_per_step": 3}, 6, 16),
     ({"input_shape": [2, 16], "forwards_per_step": 3, "n_microbatches": 4}, 8, 16),
+    ({"input_shape": [2, 16], "forwards_per_step": 3, "rows_per_step": 5, "tokens_per_step": 45}, 5, 9),
     ({}, 0, 0),
 ])  # fmt: skip
 def test_rows_are_dealt_out_along_data_and_context(job: dict[str, Any], rows: int, tokens: int) -> None:

@@ -85,3 +85,34 @@ def test_rows_are_those_of_the_loader(
     found = rehearse(Asked(command=(str(script),), world_size=RANKS, ranks=(0,)), tmp_path / "run")
     assert rows_and_tokens(found)[0] == rows * RANKS
     assert list(found.notes) == [AGAIN.format(rows=ROWS, n=passes)] * bool(passes)
+
+
+TEXTS = """
+import torch
+
+model, texts = torch.nn.Embedding(9, 4).cuda(), iter({lengths})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    for _ in range({passes}):
+        model(torch.zeros(2, next(texts), dtype=torch.int64).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lengths", "passes", "steps", "tokens"),
+    [
+        ([3, 9, 5, 7, 13, 3, 8, 8, 8], 3, 1, 2 * (7 + 13 + 3)),
+        ([3, 9, 5, 7, 13, 3, 8, 8, 8], 3, 2, (2 * (7 + 13 + 3) + 2 * 3 * 8) / 2),
+        ([3, 9, 5], 1, 2, (2 * 9 + 2 * 5) / 2),
+        ([3, 9, 5], 1, 1, 2 * 9),
+    ],
+)
+def test_texts_of_several_lengths_count_with_the_tokens_of_each(
+    lengths: list[int], passes: int, steps: int, tokens: float, tmp_path: Path
+) -> None:
+    """Of the steps that are kept, on average, whatever the length of the first text is."""
+    script = tmp_path / "train.py"
+    script.write_text(TEXTS.format(lengths=lengths, passes=passes))
+    asked = Asked(command=(str(script),), world_size=1, ranks=(0,), steps=steps)
+    assert rows_and_tokens(rehearse(asked, tmp_path / "run")) == (2 * passes, tokens)

@@ -67,6 +67,7 @@ class Learning:
         self._idle: dict[int, int] = {}  # by step: passes that may train nothing
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._n_models = 0  # so far: one that is gone leaves its number to no other
+        self._sizes: dict[int, list[tuple[int, int]]] = {}  # by step: rows and tokens of passes that train
 
     def begin(self, module: Any, *, trains: bool) -> None:
         """The model *module* is called from outside; *trains*: with gradients."""
@@ -113,10 +114,26 @@ class Learning:
         for one in unused:
             session.tape.trains_nothing(one.first, one.end)
         used = [one for one in passes if one.model == own and one not in unused and one.job]
+        self._sizes[session.position.step - 1] = [_size(one.job) for one in used]
         if used and "schedule" not in session.job:
             session.note_job(**used[0].job)
         self._say(len(unused), sum(not one.has_run for one in passes))
         return sum(one.model == own for one in unused)
+
+    def sizes(self, first: int) -> dict[str, int]:
+        """Return rows and tokens of a step, on average of those from *first* on, as ``RunInfo.job`` has them.
+
+        Nothing where all passes have an input of one shape, which tells them with the number of passes, where
+        it has no tokens, or where that of some pass is not known.
+        """
+        by_step = self._session.by_step
+        kept = {step: sizes for step, sizes in self._sizes.items() if step >= first}
+        is_known = all(len(sizes) == by_step.get(step) for step, sizes in kept.items())
+        found = [size for sizes in kept.values() for size in sizes]
+        if not is_known or len(set(found)) <= 1 or not all(tokens for _, tokens in found):
+            return {}
+        rows, tokens = (round(sum(numbers) / len(kept)) for numbers in zip(*found, strict=True))
+        return {"rows_per_step": rows, "tokens_per_step": tokens}
 
     def _say(self, n_unused: int, n_open: int) -> None:
         """Say what is odd about the step that is over.
@@ -149,6 +166,13 @@ class Learning:
         if module not in self._numbers:
             self._numbers[module], self._n_models = self._n_models, self._n_models + 1
         return self._numbers[module]
+
+
+def _size(job: dict[str, Any]) -> tuple[int, int]:
+    """Return rows and tokens of the input of which ``RunInfo.job`` has *job*; no tokens where it has none."""
+    shape = job["input_shape"]
+    has_tokens = len(shape) == (3 if job.get("input_is_embedded") else 2)
+    return int(shape[0]), int(shape[0]) * int(shape[1]) if has_tokens else 0
 
 
 def _nodes(out: Any) -> Iterator[Any]:

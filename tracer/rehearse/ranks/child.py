@@ -271,7 +271,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "groups": [asdict(group) for group in world.groups(session)],
         "layout": None if layout is None else layout.degrees,
         "model": session.model,
-        "job": {**session.job, **session.trainings.counts()},
+        "job": {**session.job, **session.trainings.counts(first_step)},
         "first_step": first_step,
         "steps": max(min(spec["steps"], session.position.step - first_step), 1),
         "memory": session.memory.described(has_gpu=session.job.get("device") != "cpu"),

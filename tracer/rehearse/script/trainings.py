@@ -107,8 +107,11 @@ class Trainings:
         session.model = self._known[inner].model
         session.note_job(**self._known[inner].settings)
 
-    def counts(self) -> dict[str, int]:
-        """Return passes and rows of the last step for ``RunInfo.job``; report rows that are used again."""
+    def counts(self, first: int) -> dict[str, int]:
+        """Return passes of the last step and rows of those from *first* on for ``RunInfo.job``.
+
+        Report rows that are used again.
+        """
         session = self._session
         step = max(session.by_step, default=session.position.step)
         found = {"forwards_per_step": session.by_step.get(step, session.forwards)}
@@ -116,6 +119,8 @@ class Trainings:
             passes = session.job["input_shape"][0] * found["forwards_per_step"] // rows
             session.warn(AGAIN.format(rows=rows, n=passes))
             found["rows_per_step"] = rows
+        elif "n_microbatches" not in session.job:
+            found |= session.learning.sizes(first)
         return found
 
     def begin(self) -> None:
