@@ -133,12 +133,14 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     by_axis = ", ".join(
         f"{axis} {format_share(share)}" for axis, share in exposed.items() if share > LEAST_SHARE
     )
+    cached = summary.get("reserved_memory_bytes")
     rows = {
         "step time": _with_interval(summary, "step_time_s", format_time),
         "throughput": _throughput(summary),
         "MFU": _with_interval(summary, "mfu", format_share),
         "peak memory": _with_interval(summary, "peak_memory_bytes", format_bytes)
         + f", of {format_capacity(summary['memory_limit_bytes'])}",
+        **({"with PyTorch's cache": format_bytes(cached)} if cached else {}),
         "bubble": format_share(summary["bubble_fraction"]),
         "exposed communication": f"{format_share(summary['exposed_comm_fraction'])}"
         + (f"  ({by_axis})" if by_axis else ""),

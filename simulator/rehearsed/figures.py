@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ def figures(
         "peak_memory_bytes": peak,
         "memory_limit_bytes": limit,
         "fits": peak <= limit,
+        **_reserved(stages),
         **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
         **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
         **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
@@ -93,16 +94,25 @@ def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, tables: RankTabl
     """Return the memory of *rank*; what the device reserves for itself is included."""
     memory = rehearsal.memory.get(str(rank), {})
     layout, pipeline = rehearsal.layout, pipeline_of(rehearsal, rank)
-    items = {**memory.get("bytes", {}), "reserved": machine.device.reserved_bytes}
+    own = machine.device.reserved_bytes
+    items = {**memory.get("bytes", {}), "reserved": own}
+    reserved = {"reserved_bytes": memory["reserved_bytes"] + own} if "reserved_bytes" in memory else {}
     return {
         "stage": layout.coord(rank).pp if layout else pipeline.index(rank),
         "holds": memory.get("stages", []),
         "layers": layers_of(tables),
         "in_flight": in_flight(tables, is_pipelined=len(pipeline) > 1),
         "peak_bytes": sum(items.values()),
+        **reserved,
         "bytes": items,
         "rank": rank,
     }
+
+
+def _reserved(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the most that a rank holds with what PyTorch's allocator keeps; nothing of older rehearsals."""
+    found = [stage["reserved_bytes"] for stage in stages if "reserved_bytes" in stage]
+    return {"reserved_memory_bytes": max(found)} if found else {}
 
 
 def pipeline_of(rehearsal: Rehearsal, rank: int) -> tuple[int, ...]:

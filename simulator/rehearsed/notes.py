@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from simulator.rehearsed.figures import stage_of
 from simulator.rehearsed.program import Joiner
@@ -40,6 +40,13 @@ ONE_SIDE: Final = (
 SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
+TIGHT: Final = (
+    "rank {rank} fits, but with what PyTorch's allocator keeps for later it would hold {held} of {limit}: "
+    "once the GPU is full, that is freed and asked for again, which stalls the step, or ends out of memory"
+)
+GROWING: Final = "; less may do with PYTORCH_ALLOC_CONF=expandable_segments:True (-- env THAT COMMAND)"
+"""What is said of memory that is full only by what the allocator keeps, and what may help."""
+
 
 def notes(
     rehearsal: Rehearsal,
@@ -73,13 +80,24 @@ def _too_full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankT
     stages = [stage_of(rehearsal, rank, machine, tables[rank]) for rank in rehearsal.ranks]
     full = sorted((one for one in stages if one["peak_bytes"] > limit), key=lambda one: -one["peak_bytes"])
     if not full:
-        return []
+        return _tight(rehearsal, limit, stages)
     parts = sorted(full[0]["bytes"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
     words = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
     which = f"rank {full[0]['rank']} does not fit"
     if len(full) > 1:
         which = f"{len(full)} of {len(stages)} rehearsed ranks do not fit, rank {full[0]['rank']} least"
     return [f"{which}: {format_bytes(full[0]['peak_bytes'])} of {format_bytes(limit)}; largest: {words}"]
+
+
+def _tight(rehearsal: Rehearsal, limit: int, stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence about a rank of which only the memory in use fits, if there is one."""
+    found = max(stages, key=lambda stage: int(stage.get("reserved_bytes", 0)))
+    held = found.get("reserved_bytes", 0)
+    if held <= limit:
+        return []
+    grows = rehearsal.memory[str(found["rank"])].get("expandable_segments", False)
+    said = TIGHT.format(rank=found["rank"], held=format_bytes(held), limit=format_bytes(limit))
+    return [said if grows else said + GROWING]
 
 
 def elsewhere(rehearsal: Rehearsal, machines: Sequence[Cluster]) -> list[str]:

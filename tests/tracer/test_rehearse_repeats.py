@@ -150,7 +150,7 @@ def test_storages_are_known_by_the_part_that_made_them() -> None:
     memory.free(gone)
     forward, is_own = changes_of(log, "F", owned)
     assert is_own
-    assert [(what, name) for what, name, _, _ in forward] == [
+    assert [(what, name) for what, name, *_ in forward] == [
         ("add", ("F", 0)),
         ("add", ("F", 1)),
         ("free", ("F", 1)),

@@ -208,7 +208,11 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
         words = ", ".join(f"{name} {format_si(size, 'B')}" for name, size in largest)
         kept = memory["host"]["peak_bytes"] if "host" in memory else 0
         host = f", and {format_si(kept, 'B')} on the host" if kept >= NOTABLE * memory["peak_bytes"] else ""
-        click.echo(f"  rank {rank}: {format_si(memory['peak_bytes'], 'B')} allocated at most ({words}){host}")
+        reserved = memory.get("reserved_bytes")
+        cached = f", {format_si(reserved, 'B')} reserved" if reserved else ""
+        click.echo(
+            f"  rank {rank}: {format_si(memory['peak_bytes'], 'B')} allocated at most{cached} ({words}){host}"
+        )
     for line in (*found.checked, *_noted(found, is_timed=is_timed)):
         click.echo(f"  {line}")
     if found.stated:

@@ -84,7 +84,8 @@ class RehearsalSession(Training[IssueLane]):
         self.lane, self.notes = IssueLane(), list[str]()
         self.kept, self.tell = Kept(self, warmup, steps), tell
         self.tape = Tape(self.lane, self.position)
-        self.memory, self.meter = Memory(self._allocated), Meter()
+        self.memory = Memory(self._allocated, stream=lambda: self.lane.stream)
+        self.meter = Meter(self._empty_cache)
         self.host, self.placement, self.fused = Host(self), Placement(self), Fused(self)
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
         self.rounds, self.learning = Rounds(self), Learning(self)
@@ -252,7 +253,11 @@ class RehearsalSession(Training[IssueLane]):
 
     def _allocated(self, n_bytes: int) -> None:
         self.tape.allocated_bytes = n_bytes
-        self.meter.changed(n_bytes)
+        self.meter.changed(n_bytes, self.memory.reserved_bytes)
+
+    def _empty_cache(self) -> int:
+        self.memory.empty_cache()
+        return self.memory.reserved_bytes
 
     def _install(self) -> None:
         """Install all hooks; torch must have been imported."""

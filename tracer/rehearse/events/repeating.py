@@ -226,15 +226,15 @@ class Repeats:
         tape.n_marks += segment.n_marks
         tape.repeat(rows)
         tokens = self._tokens[part[0], microbatch]
-        for change, name, n_bytes, category in segment.changes:
+        for change, name, n_bytes, category, stream in segment.changes:
             if name is None:
                 continue
             if change == "add":
-                tokens[name] = memory.hold(n_bytes, category)
+                tokens[name] = memory.hold(n_bytes, category, stream)
             elif change == "free":
                 memory.free(tokens[name])
             elif memory.is_held(tokens[name]):
-                memory.change(tokens[name], change, n_bytes, category)
+                memory.change(tokens[name], change, n_bytes, category, stream)
         session.lane.pop(session.lane.push(LANE_KINDS[part[1]], NOBODY))
         for token in self._orphans.pop((part[0], microbatch), []) if part[1] == "W" else ():
             memory.free(token)

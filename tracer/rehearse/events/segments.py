@@ -21,6 +21,9 @@ Rows = npt.NDArray[np.int64]
 Owned = tuple[str, int]
 """A storage of a micro-batch: the part that made it, and the how manyth of that part it was."""
 
+OwnChange = tuple[str, Owned | None, int, str, int]
+"""What happened to which storage, its bytes, their category, and the stream that they are of."""
+
 
 class Result(NamedTuple):
     """A tensor that remains after a segment.
@@ -46,7 +49,7 @@ class Segment:
         rows: its events; shape ``(n, 6)``, columns of ``traces.rehearsal.EVENTS``, numbers relative to the
             beginning: events waited for, marks, and bytes in use.
         n_marks: marks that it made.
-        changes: of memory: what, which storage, bytes, category.
+        changes: of memory: what, which storage, bytes, category, stream.
         results: what it leaves behind.
         forwards: calls of models from outside in it.
         told: what the script was told, and how often.
@@ -55,7 +58,7 @@ class Segment:
 
     rows: Rows
     n_marks: int
-    changes: tuple[tuple[str, Owned | None, int, str], ...]
+    changes: tuple[OwnChange, ...]
     results: tuple[Result | None, ...]
     forwards: int
     told: Mapping[str, int]
@@ -63,7 +66,7 @@ class Segment:
 
     def frees(self, owned: Owned) -> bool:
         """Whether it frees a storage of its micro-batch."""
-        return any(what == "free" and name == owned for what, name, _, _ in self.changes)
+        return any(what == "free" and name == owned for what, name, *_ in self.changes)
 
     def does_the_same(self, other: Segment, tape: Tape) -> bool:
         """Whether *other* is this again, of another micro-batch."""
@@ -104,9 +107,7 @@ def _without_numbers(rows: Rows, tape: Tape) -> Rows:
     return found
 
 
-def changes_of(
-    log: list[Change], kind: str, owned: dict[int, Owned]
-) -> tuple[tuple[tuple[str, Owned | None, int, str], ...], bool]:
+def changes_of(log: list[Change], kind: str, owned: dict[int, Owned]) -> tuple[tuple[OwnChange, ...], bool]:
     """Return what happened to memory in the part *kind* of a micro-batch, and whether all of it was its own.
 
     Args:
@@ -115,8 +116,8 @@ def changes_of(
         owned: storages of the micro-batch by number; those that this part has made are added.
     """
     found, n_made = [], 0
-    for what, number, n_bytes, category in log:
+    for what, number, n_bytes, category, stream in log:
         if what == "add":
             owned[number], n_made = (kind, n_made), n_made + 1
-        found.append((what, owned.get(number), n_bytes, category))
-    return tuple(found), all(name is not None for _, name, _, _ in found)
+        found.append((what, owned.get(number), n_bytes, category, stream))
+    return tuple(found), all(name is not None for _, name, *_ in found)

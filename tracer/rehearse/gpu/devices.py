@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
-from tracer.rehearse.gpu import attention, autocast, old_types
+from tracer.rehearse.gpu import allocator, attention, autocast, old_types
 from tracer.rehearse.gpu.autocast import IN_FP32, SOFTMAX
 from tracer.rehearse.gpu.meter import CAPACITY_BYTES
 from tracer.rehearse.ranks.launchers import on_node
@@ -221,16 +221,16 @@ def _of_memory(meter: Meter) -> dict[str, Any]:
 
     def stats(device: Any = None) -> dict[str, int]:
         del device
-        used, kept = (meter.now, meter.peak), (meter.reserved, meter.reserved)
+        used, kept = (meter.now, meter.peak), (meter.reserved, meter.most_reserved)
         by_name = {"allocated_bytes.all": used, "active_bytes.all": used, "reserved_bytes.all": kept}
         found = {"num_alloc_retries": 0, "num_ooms": 0}
         for name, (now, peak) in by_name.items():
             found |= {f"{name}.current": now, f"{name}.peak": peak}
         return found
 
-    reserved = ("memory_reserved", "memory_cached", "max_memory_reserved")
     return {
-        **dict.fromkeys(reserved, lambda device=None: meter.reserved),
+        **dict.fromkeys(("memory_reserved", "memory_cached"), lambda device=None: meter.reserved),
+        "max_memory_reserved": lambda device=None: meter.most_reserved,
         **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), meter.reset),
         "memory_allocated": lambda device=None: meter.now,
         "max_memory_allocated": lambda device=None: meter.peak,
@@ -254,6 +254,9 @@ def install(streams: Streams, meter: Meter) -> None:
         setattr(torch.cuda, name, function)
     for name in ("memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved"):
         setattr(torch.cuda.memory, name, getattr(torch.cuda, name))
+    raw: Any = torch._C  # noqa: SLF001 - where libraries set it
+    memory: Any = torch.cuda.memory
+    memory._set_allocator_settings = raw._accelerator_setAllocatorSettings = allocator.set_by_script  # noqa: SLF001
     for name in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
     torch.cuda.get_rng_state = lambda device=None: torch.random.get_rng_state()

@@ -2,7 +2,8 @@
 
 The storage of a fake tensor has a size and a life, though no bytes: it counts from its making until nobody
 refers to it, or until it is resized, as FSDP does to free gathered parameters. Sizes are rounded up as the
-caching allocator does (512 bytes, ``kMinBlockSize`` in c10/cuda/CUDACachingAllocator.h).
+caching allocator does (512 bytes, ``kMinBlockSize`` in c10/cuda/CUDACachingAllocator.h). What that allocator
+would have to ask of the driver for them is followed beside it.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
+
+from tracer.rehearse.gpu.allocator import Block, CachingAllocator
 
 ROUND_BYTES: Final = 512
 """Least size of a block of the caching allocator, and what sizes are rounded up to."""
@@ -47,12 +50,14 @@ class Change(NamedTuple):
         number: of the storage.
         n_bytes: its size from now on.
         category: what it is for from now on.
+        stream: on which it was made or resized.
     """
 
     what: str
     number: int
     n_bytes: int
     category: str
+    stream: int
 
 
 class Memory:
@@ -61,41 +66,52 @@ class Memory:
     Args:
         changed: told the bytes in all after each change.
         block_bytes: what sizes are rounded up to.
+        stream: returns the number of the stream on which things are issued now; None: there are none, as on
+            the host, and so no allocator that would keep blocks by stream.
 
     Attributes:
         held: bytes by category.
         total: bytes in all.
         peak: most bytes so far, since ``start_peak``.
         at_peak: bytes by category then.
+        most_reserved: most bytes that the allocator has held so far, since ``start_peak``.
         log: where changes are noted, None: nowhere.
         host: what is held on the host instead, None: nothing can be.
     """
 
-    def __init__(self, changed: Callable[[int], None], block_bytes: int = ROUND_BYTES) -> None:
+    def __init__(
+        self,
+        changed: Callable[[int], None],
+        block_bytes: int = ROUND_BYTES,
+        stream: Callable[[], int] | None = None,
+    ) -> None:
         self.held = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
-        self.peak = 0
+        self.peak = self.most_reserved = 0
         self.at_peak = dict(self.held)
         self.log: list[Change] | None = None
         self.host: Memory | None = None
-        self._before = (0, dict(self.held))
+        self._before = (0, dict(self.held), 0)
         self._is_looking = True
-        self._changed, self._block_bytes = changed, block_bytes
+        self._changed, self._block_bytes, self._stream = changed, block_bytes, stream
+        self._allocator: CachingAllocator | None = None
+        self._blocks: dict[int, Block] = {}
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._sizes: dict[int, tuple[int, str]] = {}
         self._n_held = 0
 
     def start_peak(self) -> None:
         """Look for the most from now on."""
-        self._before = (self.peak, self.at_peak)
-        self.peak, self.at_peak = self.total, dict(self.held)
+        self._before = (self.peak, self.at_peak, self.most_reserved)
+        self.peak, self.at_peak, self.most_reserved = self.total, dict(self.held), self.reserved_bytes
         if self.host is not None:
             self.host.start_peak()
 
     def take_back(self) -> None:
         """Have looked for the most since the start before the last one."""
         if self._before[0] > self.peak:
-            self.peak, self.at_peak = self._before
+            self.peak, self.at_peak = self._before[:2]
+        self.most_reserved = max(self.most_reserved, self._before[2])
         if self.host is not None:
             self.host.take_back()
 
@@ -109,6 +125,7 @@ class Memory:
         """Let the peak be what it had been, had all that *category* holds now been there from the start."""
         missing = self.held[category] - self.at_peak[category]
         self.peak += missing
+        self.most_reserved += missing
         self.at_peak[category] += missing
         if self.host is not None:
             self.host.count_always(category)
@@ -118,10 +135,27 @@ class Memory:
         """Whether anything is counted."""
         return bool(self._sizes)
 
-    def described(self) -> dict[str, Any]:
-        """Return the peak as the description of a rehearsal has it; the host's, if it held anything."""
+    def described(self, *, has_gpu: bool = False) -> dict[str, Any]:
+        """Return the peak as the description of a rehearsal has it; the host's, if it held anything.
+
+        Args:
+            has_gpu: whether it is that of a GPU, so that PyTorch's allocator stands before it.
+        """
         found: dict[str, Any] = {"peak_bytes": self.peak, "bytes": self.at_peak}
+        if has_gpu:
+            grows = self._allocator is not None and self._allocator.is_expandable
+            found |= {"reserved_bytes": self.most_reserved, "expandable_segments": grows}
         return found | ({"host": self.host.described()} if self.host is not None and self.host.peak else {})
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that the caching allocator holds now, in use or not."""
+        return 0 if self._allocator is None else self._allocator.reserved_bytes
+
+    def empty_cache(self) -> None:
+        """Let the allocator give back what is not in use."""
+        if self._allocator is not None:
+            self._allocator.empty()
 
     def add(self, storage: Any, category: str) -> bool:
         """Count *storage* from now on, unless it is, here or on the host; return whether it is new."""
@@ -158,22 +192,26 @@ class Memory:
         """Return the number of *storage*, -1 if it is not counted."""
         return self._numbers.get(storage._cdata, (-1, None))[0]
 
-    def hold(self, n_bytes: int, category: str) -> int:
-        """Count *n_bytes* from now on; return the number by which they are known."""
+    def hold(self, n_bytes: int, category: str, stream: int | None = None) -> int:
+        """Count *n_bytes*, made on *stream* (None: the present one); return the number that they have."""
         number, self._n_held = self._n_held, self._n_held + 1
-        self.change(number, "add", n_bytes, category)
+        self.change(number, "add", n_bytes, category, stream)
         return number
 
     def is_held(self, number: int) -> bool:
         """Whether *number* stands for something that is counted."""
         return number in self._sizes
 
-    def change(self, number: int, what: str, n_bytes: int, category: str) -> None:
-        """Count what *number* stands for as so many bytes of *category*."""
+    def change(self, number: int, what: str, n_bytes: int, category: str, stream: int | None = None) -> None:
+        """Count *number* as so many bytes of *category*, made on *stream* (None: the present one)."""
+        if stream is None:
+            stream = self._stream() if self._stream is not None else 0
         before, of = self._sizes.get(number, (0, category))
         self._sizes[number] = (n_bytes, category)
+        if n_bytes != before:
+            self._place(number, n_bytes, stream)
         if self.log is not None:
-            self.log.append(Change(what, number, n_bytes, category))
+            self.log.append(Change(what, number, n_bytes, category, stream))
         self.held[of] -= before
         self.held[category] += before
         self._add(n_bytes - before, category)
@@ -183,8 +221,23 @@ class Memory:
         n_bytes, category = self._sizes.pop(number, (0, ""))
         if category:
             if self.log is not None:
-                self.log.append(Change("free", number, 0, category))
+                self.log.append(Change("free", number, 0, category, 0))
+            self._place(number)
             self._add(-n_bytes, category)
+
+    def _place(self, number: int, n_bytes: int = 0, stream: int = 0) -> None:
+        """Let the allocator find a block for what *number* stands for, a new one for another size."""
+        if self._stream is None:
+            return
+        if self._allocator is None:
+            self._allocator = CachingAllocator.as_set()
+        before = self._blocks.pop(number, None)
+        if n_bytes:
+            self._blocks[number] = self._allocator.allocate(n_bytes, stream)
+        if before is not None:
+            self._allocator.free(before)
+        if self._is_looking:
+            self.most_reserved = max(self.most_reserved, self._allocator.reserved_bytes)
 
     def _gone(self, key: int) -> None:
         number, _ = self._numbers.pop(key, (-1, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -14,30 +15,36 @@ SIGN: Final = "out of memory"
 
 
 class Meter:
-    """Follows the bytes that are allocated.
+    """Follows the bytes that are allocated, and those that the allocator holds.
+
+    Args:
+        empty_cache: lets the allocator give back what is not in use; returns the bytes that it holds then.
 
     Attributes:
         now: bytes that are allocated.
         peak: the most since a script has last reset it.
-        reserved: the most since a script has last emptied the cache, which keeps what was let go.
+        reserved: bytes that the allocator holds, at most those of the GPU: it gives back what is not in use
+            before there is too little.
+        most_reserved: the most since a script has last reset it.
     """
 
-    def __init__(self) -> None:
-        self.now = self.peak = self.reserved = 0
+    def __init__(self, empty_cache: Callable[[], int]) -> None:
+        self.now = self.peak = self.reserved = self.most_reserved = 0
+        self._empty_cache = empty_cache
 
-    def changed(self, n_bytes: int) -> None:
-        """Take note of *n_bytes* in all."""
-        self.now = n_bytes
-        self.peak, self.reserved = max(self.peak, n_bytes), max(self.reserved, n_bytes)
+    def changed(self, n_bytes: int, reserved_bytes: int) -> None:
+        """Take note of *n_bytes* in all, and of what the allocator holds for them."""
+        self.now, self.reserved = n_bytes, max(n_bytes, min(reserved_bytes, CAPACITY_BYTES))
+        self.peak, self.most_reserved = max(self.peak, n_bytes), max(self.most_reserved, self.reserved)
 
     def reset(self, device: Any = None) -> None:
         """Look for the most from now on."""
         del device
-        self.peak = self.now
+        self.peak, self.most_reserved = self.now, self.reserved
 
     def empty(self) -> None:
         """Give back what is reserved and not used."""
-        self.reserved = self.now
+        self.changed(self.now, self._empty_cache())
 
     def made(self) -> None:
         """A tensor was made.
@@ -48,7 +55,8 @@ class Meter:
         if self.now > CAPACITY_BYTES and _would_catch(sys._getframe(1)):  # noqa: SLF001 - has no other name
             import torch
 
-            self.peak, self.reserved = min(self.peak, CAPACITY_BYTES), min(self.reserved, CAPACITY_BYTES)
+            self.peak = min(self.peak, CAPACITY_BYTES)
+            self.reserved = self.most_reserved = CAPACITY_BYTES
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. {self.now / 2**30:.2f} GiB are allocated, the GPU has "
                 f"{CAPACITY_BYTES / 2**30:.2f} GiB"
