@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 from tracer.rehearse.words import place
 
@@ -15,3 +16,24 @@ def test_an_error_inside_the_standard_library_is_at_the_line_that_called_it(tmp_
     with pytest.raises(json.JSONDecodeError) as raised:
         runpy.run_path(str(script))
     assert place(raised.value) == "script.py:3"
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A module whose forward divides one by a number."""
+
+    def forward(self, divisor: int) -> float:
+        """Fail where it is zero."""
+        return 1 / divisor
+
+
+def epoch(model: torch.nn.Module, divisor: int) -> float:
+    """Divide as a function of the script that is given a model first."""
+    return float(model(divisor)) / (divisor - 1)
+
+
+@pytest.mark.parametrize(("divisor", "owner"), [(0, "Net at "), (1, "")])
+def test_a_function_that_is_given_a_module_is_no_method_of_it(divisor: int, owner: str) -> None:
+    """An error in a method is said to be in its module; one in a function beside it is not."""
+    with pytest.raises(ZeroDivisionError) as raised:
+        epoch(Net(), divisor)
+    assert place(raised.value).startswith(f"{owner}test_words.py:")

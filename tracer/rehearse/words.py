@@ -227,8 +227,13 @@ def _is_library(name: str) -> bool:
 
 
 def _module(frame: FrameType) -> str:
-    """Return the class of the module whose method a frame is, empty if it is none's."""
-    names = frame.f_code.co_varnames[:1]  # mostly "self"
+    """Return the class of the module whose method a frame is, empty if it is none's.
+
+    A function that is given a module first, as one that trains it, is no method of it.
+    """
+    code = frame.f_code
+    is_function = code.co_qualname == code.co_name or code.co_qualname.endswith(f"<locals>.{code.co_name}")
+    names = () if is_function else code.co_varnames[:1]  # mostly "self"
     owner = frame.f_locals.get(names[0]) if names else None
     return type(owner).__name__ if hasattr(owner, "named_parameters") else ""
 

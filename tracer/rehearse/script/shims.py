@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse.gpu import kernels, offloading
 from tracer.rehearse.gpu.memory import rounded
-from tracer.rehearse.operators import calling, jagged
+from tracer.rehearse.operators import calling, empty, jagged
 from tracer.rehearse.script import checkpoints, compiling, exporting, libraries, loaders, stand_ins
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def install(session: RehearsalSession) -> list[Any]:
     checkpoints.install(session)
     offloading.install(session)
     calling.install(session)
+    empty.install()
     exporting.install(session)
     _scaler()
     _storages(session)
