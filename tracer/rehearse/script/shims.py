@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.rehearse.gpu import kernels, offloading
 from tracer.rehearse.gpu.memory import rounded
 from tracer.rehearse.operators import calling, empty, jagged
-from tracer.rehearse.script import checkpoints, compiling, exporting, libraries, loaders, stand_ins
+from tracer.rehearse.script import checkpoints, compiling, exporting, libraries, loaders, sparse, stand_ins
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -30,6 +31,7 @@ def install(session: RehearsalSession) -> list[Any]:
     calling.install(session)
     empty.install()
     exporting.install(session)
+    sparse.install(session)
     _scaler()
     _storages(session)
     _addresses()
@@ -68,15 +70,15 @@ def _loaders(session: RehearsalSession) -> None:
     anywhere: Any = dataloader._BaseDataLoaderIter
     loader: Any = DataLoader
     following, made, iterated = anywhere.__next__, loader.__init__, loader.__iter__
+    positions = list(inspect.signature(made).parameters)[1:]
     pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
     owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     @functools.wraps(made)  # libraries that copy a loader read its signature
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        pins[self] = bool(kwargs.get("pin_memory"))
-        args = (*args[:5], 0, *args[6:]) if len(args) > _POSITION_OF_WORKERS else args
-        kept = {key: value for key, value in kwargs.items() if key not in _WORKERS}
-        made(self, *args, **kept)
+        names = dict(zip(positions, args, strict=False)) | kwargs
+        pins[self] = bool(names.get("pin_memory"))
+        made(self, **{name: value for name, value in names.items() if name not in _WORKERS})
 
     def iterate(self: Any) -> Any:
         with unset_fake_temporarily():
@@ -94,7 +96,6 @@ def _loaders(session: RehearsalSession) -> None:
         finally:
             session.host.doing.is_loading = False
         session.trainings.loaded.note(owners.get(self, 0), batch)
-
         is_pinned = bool(pins.get(self)) and session.placement.is_met
         loaded = functools.partial(_loaded, session, is_pinned=is_pinned)
         return _pytree.tree_map_only(torch.Tensor, loaded, batch)
@@ -123,9 +124,6 @@ _WORKERS = frozenset(
     | {"pin_memory_device"}
 )
 """Arguments about worker processes, of which a rehearsal has none."""
-
-_POSITION_OF_WORKERS = 5
-"""Position of ``num_workers`` in the arguments of a loader."""
 
 
 def _scaler() -> None:
