@@ -162,15 +162,12 @@ def cluster_from(
     fabric_spec, fabric_sources = _fabric_from(section)
     node = section.section("node")
     host = _link(node, "host", load_link) if "host" in node else None
-    others = tuple(
-        Others(machine=load_cluster(name), nodes=nodes) for name, nodes in section.get("others", _others, ())
-    )
+    others = [Others(machine=load_cluster(name), nodes=n) for name, n in section.get("others", _others, ())]
     least = min([device.memory_bytes, *(other.machine.device.memory_bytes for other in others)])
-    device = replace(device, memory_bytes=least)
     cluster = Cluster(
         name=section.get("name", text, default_name),
         description=section.get("description", text, ""),
-        device=device,
+        device=replace(device, memory_bytes=least),
         n_gpus=1 if cores else n_gpus,
         gpus_per_node=gpus_per_node,
         intra=_link(section, "intra", load_link),
@@ -181,7 +178,7 @@ def cluster_from(
         cpu=section.get("cpu", text, ""),
         fabric_spec=fabric_spec,
         node=NodeSpec(kind=node.get("kind", text, "switch"), host=host),
-        others=others,
+        others=tuple(others),
         cores=cores,
         time_slice_s=section.get("time_slice", parse_time, 0.0),
         price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),

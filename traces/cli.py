@@ -49,13 +49,7 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
     from traces.analysis.mismatch import mismatches
     from traces.errors import RunError
     from traces.opening import open_whole
-    from traces.render import (
-        show_analysis,
-        show_critical_path,
-        show_findings,
-        show_hang,
-        show_mismatches,
-    )
+    from traces.render import show_analysis, show_critical_path, show_findings, show_hang, show_mismatches
 
     limit = None if bus_limit is None else parse_limit(bus_limit)
     try:

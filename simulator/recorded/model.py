@@ -91,13 +91,8 @@ def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any]
     matrices = list(_matrices(layered))
     attention = [matrix for matrix in matrices if _ATTENTION.search(matrix.path)]
     experts = experts_of(layered, hidden, where)
-    mlp = [
-        matrix
-        for matrix in matrices
-        if matrix not in attention
-        and hidden in matrix.sides
-        and not (experts is not None and is_of_experts(matrix.path))
-    ]
+    others = [matrix for matrix in matrices if matrix not in attention and hidden in matrix.sides]
+    mlp = [matrix for matrix in others if experts is None or not is_of_experts(matrix.path)]
     known = int(description.get("head_dim") or 0)
     heads = _heads(layered, attention, hidden, where, known)
     wide = [matrix.other_side(hidden) for matrix in mlp]

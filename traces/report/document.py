@@ -26,7 +26,7 @@ from traces.report.rows import MOST_ROWS, picks
 from traces.report.run import overview_entry, run_entry
 from traces.report.slowest import slowest
 from traces.report.view import View, view_of
-from traces.report.words import basis, headline, memory_limit_bytes, story
+from traces.report.words import LEGEND_NOTE, basis, headline, memory_limit_bytes, story
 from traces.run import Run
 
 FORMAT: Final = 1
@@ -77,14 +77,10 @@ def document(
         RunError: a run has no step with a length.
     """
     runs = (run,) if other is None else (run, other)
-    kinds = Kinds(runs)
+    kinds, names = Kinds(runs), names or run_labels(runs)
     labels = Labels(kinds)
-    names = names or run_labels(runs)
     groups, partner = _groups(runs)
-    if window is None:
-        views = [view_of(each, labels, _by_importance(each, groups)) for each in runs]
-    else:
-        views = [_view_of_window(run, labels, groups, window)]
+    views = _views(runs, labels, groups, window)
     begins_with = groups[outlier(run).get("pick", 0) if other is None and not quick else 0]
     shown = _shown(views, names, kinds, pack, begins_with=begins_with, partner=partner)
     found = None if other is None else compare(run, other)
@@ -92,16 +88,13 @@ def document(
         "format": FORMAT,
         **(_words(run, kinds) if found is None else _words_of_two(runs, names, found, kinds)),
         "made": f"Made by foretrace {_version()} from {' and '.join(each.path for each in runs)}.",
-        "legend_note": "Communication: a thin line while waiting for the last rank, then the transfer, "
-        "pale behind compute, solid where exposed.",
+        "legend_note": LEGEND_NOTE,
         "warnings": _warnings(views, found, window),
         "palette": palette(),
         "kinds": kinds.entries,
         "runs": shown,
         "picks": groups,
-        "overview": overview_entry(views[0], groups, labels, pack, shown[0])
-        if not quick and window is None
-        else None,
+        "overview": None if quick or window else overview_entry(views[0], groups, labels, pack, shown[0]),
         **_explained(views, shown, kinds, pack, window=window, quick=quick),
         **({} if window is None else _of_window(run, window)),
         "memory_held": held_where(runs, names),
@@ -113,6 +106,15 @@ def document(
         "labels": labels.entries,
         "names": labels.names,
     }
+
+
+def _views(
+    runs: Sequence[Run], labels: Labels, groups: Sequence[Sequence[int]], window: Window | None
+) -> list[View]:
+    """Return the ranks of each run that are drawn, or the part of the only run in a *window*."""
+    if window is not None:
+        return [_view_of_window(runs[0], labels, groups, window)]
+    return [view_of(each, labels, _by_importance(each, groups)) for each in runs]
 
 
 def _shown(

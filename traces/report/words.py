@@ -18,6 +18,12 @@ _LARGE_LOSS: Final = 0.15
 _CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")
 """Schedules whose bubble has a closed form."""
 
+LEGEND_NOTE: Final = (
+    "Communication: a thin line while waiting for the last rank, then the transfer, pale behind compute, "
+    "solid where exposed."
+)
+"""What a page says below its legend."""
+
 _SAID: Final = 3
 """Losses that the story of a step names."""
 
