@@ -90,11 +90,11 @@ def test_a_gpu_that_a_node_has_not_is_said(tmp_path: Path) -> None:
     """Rank 7 of two nodes of four asks for GPU 7, as which it goes on; rank 3 of one node has its own."""
     found, tables, _ = _rehearsed(tmp_path / "two", "spawned", 8, world_size=8, rank=7)
     alone, expected, _ = _rehearsed(tmp_path / "one", "spawned", 4, rank=3)
-    assert [note for note in found.notes if note.startswith("GPU ")] == [
+    assert [note for note in found.notes if note.startswith("the script uses GPU ")] == [
         note for note in found.notes if note.startswith(ORDINAL)
     ]
     assert any(note.startswith(ORDINAL) for note in found.notes)
-    assert not any(note.startswith("GPU ") for note in alone.notes)
+    assert not any(note.startswith("the script uses GPU ") for note in alone.notes)
     assert tables.works.equals(expected.works)
 
 
@@ -104,7 +104,7 @@ def test_a_chosen_gpu_is_held_against_the_node(tmp_path: Path) -> None:
         found, _, _ = _rehearsed(tmp_path / way, way, 7, world_size=8)
         assert any(note.startswith(ORDINAL) for note in found.notes), way
         large, _, _ = _rehearsed(tmp_path / f"{way}-large", way, 7, world_size=8, n_local=8)
-        assert not any(note.startswith("GPU ") for note in large.notes), way
+        assert not any(note.startswith("the script uses GPU ") for note in large.notes), way
 
 
 def test_what_a_rank_says_of_itself_outlives_it(tmp_path: Path) -> None:
