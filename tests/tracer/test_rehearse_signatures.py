@@ -24,6 +24,18 @@ NAMES = (
     "torch.compile",
 )
 
+OF_OBJECTS = tuple(
+    f"torch.distributed.{name}"
+    for name in (
+        "all_gather_object",
+        "gather_object",
+        "scatter_object_list",
+        "broadcast_object_list",
+        "send_object_list",
+        "recv_object_list",
+    )
+)
+
 SCRIPT = """
 import inspect
 import json
@@ -34,9 +46,8 @@ import torch.distributed.fsdp
 import torch.nn.parallel
 from torch.utils.data import DataLoader
 
-print(json.dumps([list(inspect.signature(one).parameters) for one in ({names})]))
-
 dist.init_process_group("nccl")
+print(json.dumps([list(inspect.signature(one).parameters) for one in ({names})]))
 
 
 def anew(loader):
@@ -63,3 +74,13 @@ def test_arguments_are_told_as_torch_has_them(tmp_path: Path) -> None:
     ours = [list(inspect.signature(eval(name)).parameters) for name in NAMES]
     assert json.loads(told) == ours
     assert set(rows) == {"8"}
+
+
+def test_collectives_of_objects_take_all_that_torchs_take(tmp_path: Path) -> None:
+    """Also what newer versions have added: copies of torch's pipelines send shapes with ``use_batch``."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(names=", ".join(OF_OBJECTS)))
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    told, *_ = (tmp_path / "run/rehearsal/rank-00000/output.log").read_text().splitlines()
+    for name, taken in zip(OF_OBJECTS, json.loads(told), strict=True):
+        assert {*inspect.signature(eval(name)).parameters} <= {*taken}, name

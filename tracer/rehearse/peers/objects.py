@@ -44,12 +44,12 @@ class _Collectives:
         self,
         obj: Any,
         object_gather_list: list[Any] | None = None,
-        dst: Any = None,
+        dst: int | None = None,
         group: Any = None,
-        **_: Any,
+        group_dst: int | None = None,
     ) -> None:
         """Handle a gather: every rank is assumed to send what this one has."""
-        del dst
+        del dst, group_dst
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * self._dist.get_world_size(group)
 
@@ -87,28 +87,30 @@ class _Collectives:
         elif None in object_list:
             self._sent.kept(object_list, "hears objects")
 
-    def send(
+    def send(  # noqa: PLR0917 - torch has it so
         self,
         object_list: list[Any],
         dst: int | None = None,
         group: Any = None,
         device: Any = None,
         group_dst: int | None = None,
+        use_batch: bool = False,  # noqa: FBT001, FBT002 - torch has it so
     ) -> None:
         """Handle a send: write objects for one rank."""
-        del device
+        del device, use_batch
         self._sent.to_one(object_list, dst, group, group_dst)
 
-    def receive(
+    def receive(  # noqa: PLR0917 - torch has it so
         self,
         object_list: list[Any],
         src: int | None = None,
         group: Any = None,
         device: Any = None,
         group_src: int | None = None,
+        use_batch: bool = False,  # noqa: FBT001, FBT002 - torch has it so
     ) -> int:
         """Handle a receive: take what a rank has written for this one; return the sender."""
-        del device
+        del device, use_batch
         found, sender = self._sent.from_one(src, group, group_src)
         if found is not None:
             object_list[:] = found
