@@ -178,6 +178,39 @@ def test_cuda_is_the_version_that_torch_was_built_with(
     assert torch.version.cuda == (told or ("13.0" if newest else "12.8"))
 
 
+@pytest.mark.parametrize(
+    ("version", "cuda"), [("2.10.1", "12.8"), ("2.11.0", "13.0"), ("2.13.0+cpu", "13.0"), ("3.0", "13.0")]
+)
+def test_cuda_is_that_of_the_wheels_of_the_version(
+    monkeypatch: pytest.MonkeyPatch, version: str, cuda: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert accelerators._wheel()[0] == cuda
+
+
+PROFILED = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for kinds in ([ProfilerActivity.CPU, ProfilerActivity.CUDA], [ProfilerActivity.CUDA]):
+    with profile(activities=kinds) as found:
+        model(torch.ones(2, 4).cuda()).sum().backward()
+        optimizer.step()
+    print(sorted(one.name for one in found.activities), found.use_device)
+"""
+
+
+def test_the_profiler_looks_at_the_host_alone(tmp_path: Path) -> None:
+    """For a GPU that is not there it may wait without end."""
+    script = tmp_path / "train.py"
+    script.write_text(PROFILED)
+    rehearse(Asked(command=(str(script),), world_size=1, warmup=0, steps=9), tmp_path / "run")
+    printed = (rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log").read_text()
+    assert [line for line in printed.splitlines() if line.startswith("[")] == ["['CPU'] None"] * 2
+
+
 def test_a_module_that_another_error_kept_from_being_imported_is_not_called_missing() -> None:
     """transformers says "Could not import module" of whatever went wrong in it."""
 
