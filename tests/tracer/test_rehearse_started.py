@@ -106,6 +106,25 @@ def test_other_programs_are_started_and_other_ranks_are_not_run(
     assert printed.count("trained") == 1
 
 
+@pytest.mark.parametrize("flag", ["--rank={}", "--local_rank={}", "--local-rank {}"])
+def test_a_rank_may_be_told_by_an_argument_and_its_output_go_to_a_file(tmp_path: Path, flag: str) -> None:
+    """As of launchers that count the GPUs of a node, where all but the first write a log of their own."""
+    start = "\n".join(
+        [
+            "for r in range(8):",
+            f"    rank = '{flag}'.format(r).split()",
+            "    out = None if r == 0 else open(f'GPU_{r}.log', 'w')",
+            "    child = subprocess.Popen([sys.executable, 'FOLDER/train.py', *rank], stdout=out)",
+            "    assert child.wait() == 0",
+        ]
+    )
+    parent = _written(tmp_path / "in", start, f"os.chdir({str(tmp_path)!r})")
+    train = parent.with_name("train.py")
+    train.write_text(train.read_text().replace('(["--lr", "3"], ', f"({flag.format(1).split()}, "))
+    _, _, printed = _acted(tmp_path, (str(parent),), steps=9)
+    assert printed.count("trained") == 1
+
+
 def test_a_training_that_fails_is_said_at_its_own_line(tmp_path: Path) -> None:
     """Not as the status with which the program that started it ends."""
     parent = _written(tmp_path / "in", "sys.exit(subprocess.run(['torchrun', 'FOLDER/bad.py']).returncode)")

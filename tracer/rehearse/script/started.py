@@ -23,13 +23,14 @@ from tracer.rehearse.ranks.exported import exported, started
 from tracer.rehearse.ranks.fabric import told_by_fabric
 from tracer.rehearse.script import shell
 from tracer.rehearse.script.main_file import run_file
+from tracer.rehearse.script.own_rank import is_anothers
 from tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 CAPTURED: Final = ("stdin", "stdout", "stderr")
-"""Arguments of a caller that reads the output of a program; a caller that starts a training does not."""
+"""Arguments by which a caller asks for a pipe to a program; a caller that starts a training does not."""
 
 LOCAL_RANK: Final = "${local_rank}"
 """Text that torch's launcher replaces by the local rank of a process (``macros`` of its elastic API)."""
@@ -42,7 +43,7 @@ def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
     anywhere: Any = subprocess.Popen
 
     def init(self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
-        is_captured = any(kwargs.get(name) is not None for name in CAPTURED) or len(rest) > 1
+        is_captured = any(kwargs.get(name) == subprocess.PIPE for name in CAPTURED) or len(rest) > 1
         code = None if is_captured else trainings.start(_commands(args), kwargs.get("env"), kwargs.get("cwd"))
         if code is None:
             starts(self, args, *rest, **kwargs)
@@ -146,7 +147,7 @@ class _Trainings:
         spec = {**self._spec, "launchers": before, "command": script}
         told = launchers.environment(spec)
         told |= told_by_fabric(command, spec["world_size"], spec["local_world_size"])
-        if env is not None and _is_anothers(env, told):
+        if is_anothers(script, env or {}, told):
             return 0
         self._session.warn(
             f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
@@ -184,17 +185,6 @@ def _unclear(command: Sequence[str], where: str = "") -> str:
     """Return what to say of a *command* that trains, and does not tell what, and of *where* it stands."""
     starts = f"{asker()} starts {' '.join(command[:2])}{where}"
     return f"{starts}, and it is not clear what that runs; rehearse that command instead"
-
-
-def _is_anothers(env: Mapping[str, str], told: Mapping[str, str]) -> bool:
-    """Whether a training that is started with *env* belongs to another rank than the environment *told*.
-
-    A launcher for the GPUs of one node may set ``RANK`` only.
-    """
-    own = [told[name] for name in ("LOCAL_RANK", "RANK") if name in told]
-    if not own:
-        return False
-    return env.get("LOCAL_RANK", own[0]) != own[0] or env.get("RANK", own[-1]) not in own
 
 
 def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
