@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 MOST_ENTRIES: Final = 16
 """Entries of a list or mapping in which a tensor is looked for: a batch has few parts."""
 
 MOST_DEEP: Final = 3
 """Lists and mappings inside of each other in which a tensor is looked for."""
+
+N_EMBEDDED: Final = 3
+"""Sides of an input of embedded tokens: rows, tokens and the width of a token."""
 
 
 def tensors_inside(values: Iterable[Any], depth: int = MOST_DEEP) -> Iterator[Any]:
@@ -52,3 +55,39 @@ def input_of(values: Iterable[Any]) -> Any:
 def _is_matrix_of_numbers(tensor: Any) -> bool:
     """Whether *tensor* has two dimensions and holds whole numbers, as tokens are."""
     return len(tensor.shape) == 2 and not getattr(tensor, "is_floating_point", bool)()
+
+
+class Sides(NamedTuple):
+    """What layers of a model expect of a side of their input.
+
+    Attributes:
+        channels: numbers of channels that convolutions of one dimension take.
+        widths: widths that linear layers take.
+    """
+
+    channels: frozenset[int]
+    widths: frozenset[int]
+
+    def are_channels(self, shape: Sequence[int]) -> bool:
+        """Whether the second side of an input of *shape* is channels, as of spectra or clouds of points.
+
+        A model of embedded tokens has a layer for the width of a token, the last side.
+
+        >>> sides = Sides(channels=frozenset({80}), widths=frozenset({512}))
+        >>> sides.are_channels((2, 80, 63)), sides.are_channels((2, 80, 512)), sides.are_channels((2, 80))
+        (True, False, False)
+        """
+        return len(shape) == N_EMBEDDED and shape[1] in self.channels and shape[2] not in self.widths
+
+
+def sides_of(model: Any) -> Sides:
+    """Return the sides that the layers of *model*, a ``torch.nn.Module``, expect."""
+    from torch.nn import Conv1d, ConvTranspose1d, Linear
+
+    layers = tuple(model.modules())
+    convolutions = (one for one in layers if isinstance(one, Conv1d | ConvTranspose1d))
+    linear = (one for one in layers if isinstance(one, Linear))
+    return Sides(
+        frozenset(int(one.in_channels) for one in convolutions),
+        frozenset(int(one.in_features) for one in linear),
+    )

@@ -46,6 +46,7 @@ class ModuleHook:
         self._tensor: type[Any] = torch.Tensor
         self._blocks: dict[int, Block] = {}
         self._inner: set[int] = set()
+        self._shells: set[int] = set()
         self._lives: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[Any, Block, int, Any]] = []
         self.watch()
@@ -108,7 +109,7 @@ class ModuleHook:
         if block is None and (block := self._met(module, args)) is None:
             return
         session = self._session
-        if not self._running:
+        if not self._is_inside():
             self._lane.follow()
             session.called(module, args)
         elif block is self._running[-1][1]:
@@ -137,7 +138,7 @@ class ModuleHook:
                 if type(node).__name__ in _VIEWS:  # gone if somebody changes the output in place
                     self._tag(node.next_functions[0][0], block)
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
-                if kwargs and not stack:
+                if kwargs and not self._is_inside():
                     self._session.called_with(kwargs.values())
                 return
 
@@ -149,6 +150,8 @@ class ModuleHook:
         blocks = find_blocks(module)
         for part in module.modules():
             self._learn(part, blocks.get(part))
+        if next(module.parameters(), None) is None:
+            self._keep_shell(module)
         self._session.met_model(module, args)
         if warning := untimed(module):
             self._session.warn(warning)
@@ -164,12 +167,20 @@ class ModuleHook:
             self._lives[number] = weakref.ref(module, lambda _: self._forget(number))
 
     def _is_inside(self) -> bool:
-        """Whether a forward is running."""
-        return bool(self._running)
+        """Whether the forward of a model is running; a module without parameters, as a loss, is none.
+
+        A model that such a module is given, and calls, is called from outside of any other.
+        """
+        return any(id(module) not in self._shells for module, *_ in self._running)
+
+    def _keep_shell(self, module: Any) -> None:
+        """Remember that *module* has no parameters."""
+        self._shells.add(id(module))
 
     def _keep(self, module: Any, block: Block | None) -> None:
         """Remember what *module* is; None: part of the block around it."""
         number = id(module)
+        self._shells.discard(number)
         self._inner.discard(number)
         self._blocks.pop(number, None)
         if block is None:
@@ -178,6 +189,7 @@ class ModuleHook:
             self._blocks[number] = block
 
     def _forget(self, number: int) -> None:
+        self._shells.discard(number)
         self._inner.discard(number)
         self._blocks.pop(number, None)
         self._lives.pop(number, None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.averaged import Averaged
-from tracer.inputs import input_of
+from tracer.inputs import Sides, input_of, sides_of
 from tracer.wrapped import whole_shape
 
 if TYPE_CHECKING:
@@ -31,14 +31,15 @@ class Trained:
 
     Args:
         parameters: what is trained of it: the number of elements of each, by its identity.
+        sides: what its layers expect of an input.
 
     Attributes:
         shapes: how often its input had which shape, and whether it was of floating-point numbers.
         per_step: in how many steps it was called how often.
     """
 
-    def __init__(self, parameters: dict[int, int]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: dict[int, int], sides: Sides) -> None:
+        self.parameters, self._sides = parameters, sides
         self.shapes: Counter[tuple[tuple[int, ...], bool]] = Counter()
         self.per_step: Counter[int] = Counter()
         self._step, self._calls = -1, 0
@@ -74,7 +75,8 @@ class Trained:
         found: dict[str, Any] = {}
         if self.shapes:
             (shape, is_float), _ = self.shapes.most_common(1)[0]
-            found |= {"input_shape": list(shape), "input_is_embedded": is_float}
+            is_embedded = is_float and not self._sides.are_channels(shape)
+            found |= {"input_shape": list(shape), "input_is_embedded": is_embedded}
             if len(self.shapes) > 1:
                 found["input_shapes"] = len(self.shapes)
         if self.per_step:
@@ -148,7 +150,7 @@ class Passes:
     def _met(self, model: Any) -> Trained:
         """Learn a model that is called with gradients for the first time."""
         parameters = {id(one): prod(whole_shape(one)) for one in model.parameters() if one.requires_grad}
-        one = self._known[model] = Trained(parameters)
+        one = self._known[model] = Trained(parameters, sides_of(model))
         if parameters and not any(set(parameters) <= set(other.parameters) for other in self._all):
             self._all.append(one)
             if self._main is None or one.size > self._main.size:

@@ -221,3 +221,45 @@ def test_an_optimizer_whose_model_is_not_seen_ends_a_step_each_time(tmp_path: Pa
             optimizer.step()
     rows = open_run(tmp_path / "run").spans().to_pylist()
     assert [row["step"] for row in rows if row["category"] == "step"] == [0, 1, 2, 3]
+
+
+class Objective(Module):  # type: ignore[misc]  # torch is untyped here
+    """A loss without parameters that is given a model, and calls it by position or by name."""
+
+    def forward(self, model: Any, batch: Any, *, by_name: bool) -> Any:
+        """Return the sum of what *model* makes of *batch*."""
+        return (model(input=batch) if by_name else model(batch)).sum()
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_model_that_a_loss_calls_is_described_as_one_that_is_called_alone(
+    tmp_path: Path, by_name: bool
+) -> None:
+    """Where the model is given to a module, as those of diffusion and fairseq's criteria are."""
+
+    def by_objective(model: Any, optimizer: Any) -> None:
+        objective = Objective()
+        for _ in range(3):
+            objective(model, tokens(2, 5), by_name=by_name).backward()
+            optimizer.step()
+
+    def alone(model: Any, optimizer: Any) -> None:
+        for _ in range(3):
+            step(model, optimizer, tokens(2, 5))
+
+    found = described(tmp_path / "within", by_objective)
+    assert found == described(tmp_path / "alone", alone)
+    assert found[1]["input_shape"] == [2, 5]
+
+
+def test_an_input_of_channels_is_not_one_of_embedded_tokens(tmp_path: Path) -> None:
+    """Of 3 rows with 8 channels of 16 frames, as spectrograms and clouds of points have, tokens are none."""
+    for name, model, is_embedded in (
+        ("channels", nn.Conv1d(8, 4, 3), False),
+        ("transposed", nn.Sequential(nn.ConvTranspose1d(8, 4, 3), nn.Linear(18, 1)), False),
+        ("tokens", nn.Sequential(nn.Linear(16, 16), nn.Conv1d(8, 4, 3)), True),
+    ):
+        with foretrace.record(tmp_path / name):
+            model(torch.zeros(3, 8, 16)).sum().backward()
+        job = open_run(tmp_path / name).info.job or {}
+        assert (job["input_shape"], job["input_is_embedded"]) == ([3, 8, 16], is_embedded)

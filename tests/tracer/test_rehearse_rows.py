@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from simulator.rehearsed.figures import rows_and_tokens
+from simulator.rehearsed.figures import model_flops, rows_and_tokens
 from tests.rehearsals import rehearse
 from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.script.loaders import AGAIN
+from traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 
@@ -116,3 +117,52 @@ def test_texts_of_several_lengths_count_with_the_tokens_of_each(
     script.write_text(TEXTS.format(lengths=lengths, passes=passes))
     asked = Asked(command=(str(script),), world_size=1, ranks=(0,), steps=steps)
     assert rows_and_tokens(rehearse(asked, tmp_path / "run")) == (2 * passes, tokens)
+
+
+GIVEN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+class Objective(torch.nn.Module):
+    def forward(self, model, batch):
+        return model(batch).square().mean()
+
+dist.init_process_group("nccl")
+flip, objective = torch.nn.Flatten(), {objective}
+model = DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    objective(model, flip(torch.ones(6, 2, 4)).cuda()).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("objective", ["Objective()", "lambda model, batch: model(batch).square().mean()"])
+def test_a_model_that_a_loss_is_given_is_the_one_that_trains(objective: str, tmp_path: Path) -> None:
+    """A function calls it, or a module without parameters: layout, rows and FLOPs are the same."""
+    script = tmp_path / "train.py"
+    script.write_text(GIVEN.format(objective=objective))
+    found = rehearse(Asked(command=(str(script),), world_size=RANKS, ranks=(0,)), tmp_path / "run")
+    assert found.layout is not None
+    assert (found.layout.dp, (found.model or {})["n_params"]) == (RANKS, 8 * 8 + 8)
+    assert rows_and_tokens(found) == (ROWS * RANKS, 0)
+    tables = {0: read_rank(rehearsal_folder(tmp_path / "run"), 0)}
+    assert model_flops(found, tables) == RANKS * 2 * 2 * ROWS * 8 * 8
+
+
+SPECTRA = """
+import torch
+
+model = torch.nn.ConvTranspose1d(8, 4, 3).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.ones(6, 8, 16).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_channels_of_spectra_are_no_tokens(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPECTRA)
+    found = rehearse(Asked(command=(str(script),), world_size=1, ranks=(0,)), tmp_path / "run")
+    assert rows_and_tokens(found) == (ROWS, 0)

@@ -45,6 +45,7 @@ PyMethodDef METHODS[] = {
     {"watch_calls", safe<py_watch_calls>(), METH_VARARGS, nullptr},
     {"unwatch_calls", safe<py_unwatch_calls>(), METH_NOARGS, nullptr},
     {"learn", safe<py_learn>(), METH_VARARGS, nullptr},
+    {"learn_shell", safe<py_learn_shell>(), METH_O, nullptr},
     {"forget", safe<py_forget>(), METH_O, nullptr},
     {"block_of", safe<py_block_of>(), METH_O, nullptr},
     {"is_inside", safe<py_is_inside>(), METH_NOARGS, nullptr},

@@ -232,6 +232,9 @@ class NativeModuleHook(ModuleHook):
     def _is_inside(self) -> bool:
         return bool(self._native.is_inside())
 
+    def _keep_shell(self, module: Any) -> None:
+        self._native.learn_shell(module)
+
     def _block_of(self, module: Any) -> Block | None:
         found: Block | None = self._native.block_of(module)
         return found

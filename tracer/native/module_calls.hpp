@@ -137,7 +137,7 @@ bool over(size_t at, const Arguments& args, const Values& given, PyObject* resul
   const auto& running = modules().running;
   PyObject* const module = args.values[0];
   if (running.size() > at && running[at].module == module && !left(at, given, result)) return false;
-  if (result != nullptr && running.empty() && args.names != nullptr && PyTuple_GET_SIZE(args.names) > 0) {
+  if (result != nullptr && !is_inside() && args.names != nullptr && PyTuple_GET_SIZE(args.names) > 0) {
     if (!told_names(args)) return false;
   }
   if (watched.awaited == nullptr || PyObject_Size(watched.awaited) <= 0) return !PyErr_Occurred();

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <typeindex>
+#include <unordered_set>
 
 #include "transfers.hpp"
 
@@ -36,6 +37,7 @@ constexpr int32_t UNTOLD = INT32_MIN;
 // What is known of the modules of a process. Needs the interpreter's lock.
 struct Modules {
   std::unordered_map<PyObject*, int32_t> known;  // block of each
+  std::unordered_set<PyObject*> shells;          // those without parameters, called from outside of any model
   std::vector<int32_t> layers;                   // layer of each block
   std::vector<Running> running;
   std::atomic<bool> ends_with_graph{false};  // whether C++ waits after the last node, as DDP does
@@ -45,6 +47,13 @@ struct Modules {
 inline Modules& modules() {
   static Modules* found = new Modules;  // as the state
   return *found;
+}
+
+// Whether the forward of a model runs; a module without parameters, as a loss that calls one, is none.
+inline bool is_inside() {
+  const Modules& all = modules();
+  return std::any_of(all.running.begin(), all.running.end(),
+                     [&](const Running& one) { return all.shells.count(one.module) == 0; });
 }
 
 // From a node on, a block owns the time.
@@ -165,7 +174,7 @@ inline bool entered(PyObject* module, const Values& args) {
   }
   const int32_t block = found->second;
   if (block == INNER) return true;
-  if (all.running.empty()) {
+  if (!is_inside()) {
     // A model is called from outside of any other and of actions of a pipeline.
     if (state().n_acting == 0 && !told("begin", module, args)) return false;
   } else if (all.layers[size_t(block)] < 0 && all.layers[size_t(all.running.back().block)] >= 0) {

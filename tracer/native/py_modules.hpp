@@ -12,11 +12,19 @@ PyObject* py_learn(PyObject*, PyObject* args) {
   const int32_t number = block == Py_None ? INNER : block_number(block);
   if (number < 0 && block != Py_None) return nullptr;
   modules().known[module] = number;
+  modules().shells.erase(module);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_learn_shell(PyObject*, PyObject* module) {
+  modules().shells.insert(module);
   Py_RETURN_NONE;
 }
 
 PyObject* py_forget(PyObject*, PyObject* number) {
-  modules().known.erase(static_cast<PyObject*>(PyLong_AsVoidPtr(number)));
+  auto* const module = static_cast<PyObject*>(PyLong_AsVoidPtr(number));
+  modules().known.erase(module);
+  modules().shells.erase(module);
   return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
 }
 
@@ -26,7 +34,7 @@ PyObject* py_block_of(PyObject*, PyObject* module) {
   return Py_NewRef(state().blocks.at(found->second));
 }
 
-PyObject* py_is_inside(PyObject*, PyObject*) { return PyBool_FromLong(!modules().running.empty()); }
+PyObject* py_is_inside(PyObject*, PyObject*) { return PyBool_FromLong(is_inside()); }
 
 // Whether something waits in C++ after the last node of a graph, as the reducer of DDP does.
 PyObject* py_end_with_graph(PyObject*, PyObject* ends) {

@@ -22,6 +22,7 @@ PyObject* py_begin(PyObject*, PyObject* args) {
   all.lane->reset();
   calls().reset();
   modules().known.clear();
+  modules().shells.clear();
   modules().running.clear();
   modules().ends_with_graph = false;
   stages().clear();

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tracer import internals
 from tracer.importing import Expectation
-from tracer.inputs import input_of, tensors_inside
+from tracer.inputs import Sides, input_of, sides_of, tensors_inside
 from tracer.parallelism import MeshHook, data_parallel
 from tracer.rehearse.errors import Finished
 from tracer.rehearse.events.kept import Kept
@@ -98,6 +98,7 @@ class RehearsalSession(Training[IssueLane]):
         self.completions = None
         self.forwards, self._model_is = 0, (False, False)
         self._model: Any = None
+        self._sides = Sides(frozenset(), frozenset())
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
         stated.choices.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
@@ -175,8 +176,11 @@ class RehearsalSession(Training[IssueLane]):
         import torch
 
         tensors = [value for value in tensors_inside(values) if isinstance(value, torch.Tensor)]
-        is_embedded = {"input_is_embedded": input_of(tensors).is_floating_point()} if tensors else {}
-        return super().input_job(tensors) | is_embedded
+        found = super().input_job(tensors)
+        if tensors:
+            is_float, shape = input_of(tensors).is_floating_point(), found["input_shape"]
+            found["input_is_embedded"] = is_float and not self._sides.are_channels(shape)
+        return found
 
     def called_with(self, values: Iterable[Any]) -> None:
         """The call of a model is over; *values* are its keyword arguments."""
@@ -186,16 +190,21 @@ class RehearsalSession(Training[IssueLane]):
     def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
         """A module is called with *args*. The stack of modules also tells where an error happened."""
         modules = self.lane.modules
-        from_outside = not modules and self.backward.forward_kind == "forward"  # parts recompute
+        from_outside = not self._is_inside() and self.backward.forward_kind == "forward"  # parts recompute
         if from_outside and self.lane.is_own():
             self.lane.trains = self.has_gradients()
-            if next(module.parameters(), None) is not None:  # a loss has no parameters
+            if _has_parameters(module):
+                self._sides = sides_of(module)
                 self.learning.begin(module, trains=self.lane.trains)
                 self.learning.note_input(self.input_job(args))
                 self._count(module, args)
         modules.append(module)
         if self.fused.is_used:
             self.fused.entered(module)
+
+    def _is_inside(self) -> bool:
+        """Whether a model is running: a loss, which has no parameters, may be what calls it."""
+        return any(map(_has_parameters, self.lane.modules))
 
     def has_gradients(self) -> bool:
         """Whether the present call has gradients, also inside an autograd function."""
@@ -238,7 +247,7 @@ class RehearsalSession(Training[IssueLane]):
                 self.fused.left(last)
             if last is module:
                 break
-        if not modules:
+        if not self._is_inside():
             self.learning.end(module, out)
             self.lane.trains = True
 
@@ -281,3 +290,8 @@ class RehearsalSession(Training[IssueLane]):
         )
         hooks.register_module_forward_hook(lambda module, args, out: self.left(module, out), always_call=True)
         calling.watch_functions(self)
+
+
+def _has_parameters(module: Any) -> bool:
+    """Whether *module* is a model or a part of one; a loss has no parameters."""
+    return next(module.parameters(), None) is not None
