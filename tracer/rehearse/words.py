@@ -46,6 +46,12 @@ NO_FLEX: Final = (
 )
 """What to say where a script asks for it, by whatever function."""
 
+SPARSE: Final = (
+    "sparse tensors cannot be rehearsed; run with dense gradients, as with sparse=False, and in a stub file "
+    f"({STUB}) leave out what else makes a tensor sparse, as an evaluation"
+)
+"""What to say of sparse tensors, of gradients or else."""
+
 HINTS: Final[Mapping[str, str]] = {
     "FlexAttention": NO_FLEX,
     "HigherOrderOperator flex_attention": NO_FLEX,
@@ -60,7 +66,7 @@ HINTS: Final[Mapping[str, str]] = {
     "bits, cannot be rehearsed; run with weights in 16 bits",
     "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "
     f"the first node only where it is not, or put what it says into a stub file ({STUB})",
-    "SparseTensorImpl": "sparse tensors cannot be rehearsed; run with dense gradients, as with sparse=False",
+    **dict.fromkeys(("SparseTensorImpl", "SparseCsrTensorImpl"), SPARSE),
 }
 """What to say of errors of torch by what stands in them."""
 

@@ -1,4 +1,7 @@
-"""Tensors created from a list of other tensors: as on a GPU, the host reads the number of each of them."""
+"""Tensors created from a list of other tensors: as on a GPU, the host reads the number of each of them.
+
+And lists of the numbers of a tensor: a fake tensor would be asked for each of millions by itself.
+"""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 NAMES: Final = ("tensor", "as_tensor", "asarray")
 """Functions of torch that create a tensor from numbers."""
 
+ONE_BY_ONE: Final = 4096
+"""Numbers of a tensor that are read one by one, since each may be told another one, as of counts."""
+
 
 def install(session: RehearsalSession) -> None:
     """Read the numbers of tensors in lists one by one. torch would read memory that does not exist."""
@@ -24,6 +30,7 @@ def install(session: RehearsalSession) -> None:
 
     anywhere: Any = torch
     _mapped(session)
+    _lists(session)
     for name in NAMES:
         setattr(torch, name, _asking(getattr(anywhere, name)))
         _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for torch.jit
@@ -32,6 +39,24 @@ def install(session: RehearsalSession) -> None:
     anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
     kind: Any = FakeTensor
     kind.new = _after_class(kind.new)
+
+
+def _lists(session: RehearsalSession) -> None:
+    """Make ``tolist`` ask once for the numbers of a large tensor of which nothing is known."""
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+    kind: Any = FakeTensor
+    one_by_one = kind.tolist
+
+    def tolist(self: Any) -> Any:
+        own = session.stated.numbers.of(self) if self.constant is None else self.constant
+        if self.numel() <= ONE_BY_ONE or (own is None and session.stated.of(self).mean is not None):
+            return one_by_one(self)
+        first = self.reshape(-1)[0].item()
+        with unset_fake_temporarily():
+            return (makers().full(tuple(self.shape), first) if own is None else own).tolist()
+
+    kind.tolist = tolist
 
 
 def _mapped(session: RehearsalSession) -> None:
