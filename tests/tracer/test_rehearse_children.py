@@ -100,10 +100,11 @@ def test_a_gpu_that_a_node_has_not_is_said(tmp_path: Path) -> None:
 
 def test_a_chosen_gpu_is_held_against_the_node(tmp_path: Path) -> None:
     """``set_device`` of torch.cuda and of torch.accelerator alike; a node may have as many."""
-    for way in ("chosen", "accelerated"):
-        found, _, _ = _rehearsed(tmp_path / way, way, 7, world_size=8)
-        assert any(note.startswith(ORDINAL) for note in found.notes), way
-        large, _, _ = _rehearsed(tmp_path / f"{way}-large", way, 7, world_size=8, n_local=8)
+    for way, number in (("chosen", 7), ("chosen", 4), ("accelerated", 7)):
+        found, _, _ = _rehearsed(tmp_path / f"{way}-{number}", way, number, world_size=8)
+        said = ORDINAL.replace("7", str(number))
+        assert any(note.startswith(said) for note in found.notes), (way, number)
+        large, _, _ = _rehearsed(tmp_path / f"{way}-{number}-large", way, number, world_size=8, n_local=8)
         assert not any(note.startswith("the script uses GPU ") for note in large.notes), way
 
 

@@ -149,15 +149,21 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
                 return one
             return func(*args, **(kwargs or {}))
 
-    mode, run_backward = DeviceMode(), internals.swap_run_backward()
+    mode = DeviceMode()
+    _differentiate_in(mode)
+    _save_in(mode, torch.autograd.graph)
+    return mode
+
+
+def _differentiate_in(mode: Any) -> None:
+    """Run backward passes inside *mode*, which torch leaves during a call: recomputation needs it."""
+    run_backward = internals.swap_run_backward()
 
     def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
-        with mode:  # torch leaves the mode during a call; recomputation needs it
+        with mode:
             return run_backward(*args, **kwargs)
 
     internals.swap_run_backward(run_backward_in_mode)
-    _save_in(mode, torch.autograd.graph)
-    return mode
 
 
 def _save_in(mode: Any, graph: Any) -> None:

@@ -80,7 +80,7 @@ def meet(session: RehearsalSession, device: Any) -> None:
     number, n_gpus = number_of(device), on_node()[1]
     if number is not None and number >= n_gpus:
         session.warn(
-            f"the script uses GPU {number}, but a node has {n_gpus}: a real run ends with \"invalid device "
+            f'the script uses GPU {number}, but a node has {n_gpus}: a real run ends with "invalid device '
             'ordinal"; here it is the GPU of the rank. For nodes with more GPUs, give --ranks-per-node'
         )
 
