@@ -81,9 +81,13 @@ def line(row: Row, found: Mapping[str, Any]) -> str:
     """Return the comparison of one row."""
     predicted, measured = found["step_time_s"], row["measured_step_s"]
     mfu = format_share(found["mfu"], ".0f") if found["mfu"] else "-"
+    published = row.get("measured_reserved_gb")
+    reserved = max(rank.get("reserved_bytes", 0) for rank in found["memory"].values()) / BYTES_PER_GB
+    held = f"  reserved: {published:.1f}, {reserved:.1f} GB, {reserved / published:.2f}" if published else ""
+    how = f"{row['basis']} {row.get('half', '')}"
     return (
         f"{row['name']:38} {1e3 * measured:9.1f} {1e3 * predicted:9.1f} {predicted / measured:6.2f}"
-        f" {mfu:>6} {found['peak_memory_bytes'] / BYTES_PER_GB:7.1f}  {row['basis']} {row.get('half', '')}"
+        f" {mfu:>6} {found['peak_memory_bytes'] / BYTES_PER_GB:7.1f}  {how}{held}"
     )
 
 
