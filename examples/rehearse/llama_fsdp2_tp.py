@@ -95,10 +95,24 @@ class Llama(nn.Module):  # type: ignore[misc]  # torch is untyped here
         self.layers = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.RMSNorm(args.hidden)
         self.output = nn.Linear(args.hidden, args.vocab, bias=False)
-        width = args.hidden // args.heads
-        steps = 5e5 ** -(torch.arange(0, width, 2) / width)
-        angles = torch.outer(torch.arange(args.seq_len), steps)
-        self.register_buffer("angles", torch.polar(torch.ones_like(angles), angles), persistent=False)
+        self.width, self.n_tokens = args.hidden // args.heads, args.seq_len
+        self.register_buffer("angles", self.turns(), persistent=False)
+
+    def turns(self) -> Tensor:
+        """Return the complex angles of the rotary positions (tokens, width / 2)."""
+        steps = 5e5 ** -(torch.arange(0, self.width, 2) / self.width)
+        angles = torch.outer(torch.arange(self.n_tokens), steps)
+        return torch.polar(torch.ones_like(angles), angles)
+
+    def init_weights(self) -> None:
+        """Give every weight its first value, now that it has memory."""
+        with torch.device("cuda"):
+            self.angles = self.turns()
+        for weight in self.parameters():
+            if weight.ndim > 1:
+                nn.init.trunc_normal_(weight, std=0.02)
+            else:
+                nn.init.ones_(weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (batch, tokens, vocabulary)."""
@@ -152,7 +166,7 @@ def main() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if args.offload else "nccl")
     dp = dist.get_world_size() // args.tp
     mesh = init_device_mesh("cuda", (dp, args.tp), mesh_dim_names=("dp", "tp"))
-    with torch.device("cuda"):
+    with torch.device("meta"):
         model = Llama(args)
     if args.tp > 1:
         cut(model, mesh["tp"])
@@ -165,6 +179,8 @@ def main() -> None:
         fully_shard(model.embedding, **sharding)
         fully_shard([model.norm, model.output], **sharding, reshard_after_forward=False)
     fully_shard(model, **sharding)
+    model.to_empty(device="cpu" if args.offload else "cuda")
+    model.init_weights()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for step in range(args.steps):
         tokens = torch.randint(0, args.vocab, (args.micro_batch, args.seq_len + 1), device="cuda")

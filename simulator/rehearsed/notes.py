@@ -40,6 +40,12 @@ ONE_SIDE: Final = (
 SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
+BUILDING: Final = (
+    "before its first step, rank {rank} allocates {most} on the GPU, of {limit}, such as for a model that is cut "
+    "only then: a real run ends out of memory; build it on the meta device, cut it, then call to_empty"
+)
+"""What is said of a script that does not come to its first step."""
+
 TIGHT: Final = (
     "rank {rank} fits, but with what PyTorch's allocator keeps for later it would hold {held} of {limit}: "
     "once the GPU is full, that is freed and asked for again, which stalls the step, or ends out of memory"
@@ -77,6 +83,20 @@ def notes(
 def _too_full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankTables]) -> list[str]:
     """Return a sentence about rehearsed ranks that do not fit into a device, if there are any."""
     limit = machine.device.memory_bytes
+    return [*_building(rehearsal, machine), *_full(rehearsal, machine, tables, limit)]
+
+
+def _building(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
+    """Return a sentence about a rank that needs too much before its first step, if there is one."""
+    limit, own = machine.device.memory_bytes, machine.device.reserved_bytes
+    sizes = {rank: one.get("building_bytes", 0) + own for rank, one in rehearsal.memory.items()}
+    rank = max(sizes, key=lambda one: sizes[one], default="0")
+    if sizes.get(rank, 0) <= limit:
+        return []
+    return [BUILDING.format(rank=rank, most=format_bytes(sizes[rank]), limit=format_bytes(limit))]
+
+
+def _full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankTables], limit: int) -> list[str]:
     stages = [stage_of(rehearsal, rank, machine, tables[rank]) for rank in rehearsal.ranks]
     full = sorted((one for one in stages if one["peak_bytes"] > limit), key=lambda one: -one["peak_bytes"])
     if not full:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.rehearsed.run import simulate_rehearsal
 from tests.rehearsals import rehearse
+from topologies.catalog import load_cluster
 from tracer.rehearse.gpu.allocator import (
     LARGE_SEGMENT_BYTES,
     MIB,
@@ -165,3 +167,41 @@ def test_a_script_is_told_what_the_allocator_holds(setting: str, tmp_path: Path)
     assert memory["peak_bytes"] < 130 * MIB
     assert memory["reserved_bytes"] == 222 * MIB
     assert memory["expandable_segments"] == bool(setting)
+
+
+BUILDING = """
+import torch
+
+with torch.device("meta"):
+    model = torch.nn.Linear(8192, 8192, bias=False)
+print(torch.cuda.memory_allocated())
+model.to_empty(device="cuda")
+print(torch.cuda.memory_allocated() >> 20)
+more = torch.empty({gib} * 2**30, dtype=torch.uint8, device="cuda")
+del more
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(4, 8192, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gib", "is_too_much"), [(40, False), (100, True)])
+def test_what_is_built_before_the_first_step_has_to_fit(
+    gib: int,
+    is_too_much: bool,  # noqa: FBT001 - one of the cases
+    tmp_path: Path,
+) -> None:
+    """Memory let go before the first step stays reserved, unless no GPU has it; the meta device has none."""
+    script = tmp_path / "building.py"
+    script.write_text(BUILDING.format(gib=gib))
+    found = rehearse(Asked(command=(str(script),), world_size=1, ranks=(0,)), tmp_path / "run")
+    output = (tmp_path / "run" / "rehearsal" / "rank-00000" / "output.log").read_text().split()
+    assert output == ["0", "256"]
+    memory = found.memory["0"]
+    assert memory["building_bytes"] == 256 * MIB + gib * 2**30
+    assert (memory["reserved_bytes"] > gib * 2**30) != is_too_much
+    simulation = simulate_rehearsal(tmp_path / "run", lambda n: load_cluster("dgx-h100", n))
+    assert any("before its first step" in note for note in simulation.run.warnings) == is_too_much

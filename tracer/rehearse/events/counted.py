@@ -32,6 +32,8 @@ class Counted:
         """Count the memory of new tensors, which are where the *operands* are that they were made of."""
         session, category = self._session, self.category()
         for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
+            if _is_meta(tensor):
+                continue
             storage = tensor.untyped_storage()
             if session.memory.add(storage, category):
                 session.placement.follow(tensor, operands)
@@ -42,3 +44,9 @@ class Counted:
         for tensor in tensors_in(tensors):
             self._session.memory.add(tensor.untyped_storage(), "gathered")
             self._session.memory.move(tensor.untyped_storage(), "gathered")
+
+
+def _is_meta(tensor: Any) -> bool:
+    """Whether *tensor* was asked for on the meta device, and so has no memory anywhere."""
+    device = getattr(tensor, "fake_device", None)
+    return device is not None and device.type == "meta"

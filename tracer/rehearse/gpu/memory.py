@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from tracer.rehearse.gpu.allocator import Block, CachingAllocator
+from tracer.rehearse.gpu.meter import CAPACITY_BYTES
 
 ROUND_BYTES: Final = 512
 """Least size of a block of the caching allocator, and what sizes are rounded up to."""
@@ -75,6 +76,7 @@ class Memory:
         peak: most bytes so far, since ``start_peak``.
         at_peak: bytes by category then.
         most_reserved: most bytes that the allocator has held so far, since ``start_peak``.
+        building: the peak before the first ``start_peak``, None before it.
         log: where changes are noted, None: nowhere.
         host: what is held on the host instead, None: nothing can be.
     """
@@ -88,6 +90,7 @@ class Memory:
         self.held = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
         self.peak = self.most_reserved = 0
+        self.building: int | None = None
         self.at_peak = dict(self.held)
         self.log: list[Change] | None = None
         self.host: Memory | None = None
@@ -101,7 +104,14 @@ class Memory:
         self._n_held = 0
 
     def start_peak(self) -> None:
-        """Look for the most from now on."""
+        """Look for the most from now on.
+
+        What the allocator holds after a building that no GPU has room for says nothing of a step: it goes.
+        """
+        if self.building is None:
+            self.building = self.peak
+            if self.reserved_bytes > CAPACITY_BYTES:
+                self.empty_cache()
         self._before = (self.peak, self.at_peak, self.most_reserved)
         self.peak, self.at_peak, self.most_reserved = self.total, dict(self.held), self.reserved_bytes
         if self.host is not None:
@@ -145,6 +155,7 @@ class Memory:
         if has_gpu:
             grows = self._allocator is not None and self._allocator.is_expandable
             found |= {"reserved_bytes": self.most_reserved, "expandable_segments": grows}
+            found |= {"building_bytes": self.building or 0}
         return found | ({"host": self.host.described()} if self.host is not None and self.host.peak else {})
 
     @property
