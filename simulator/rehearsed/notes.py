@@ -41,8 +41,8 @@ SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
 BUILDING: Final = (
-    "before its first step, rank {rank} allocates {most} on the GPU, of {limit}, such as for a model that is cut "
-    "only then: a real run ends out of memory; build it on the meta device, cut it, then call to_empty"
+    "before its first step, rank {rank} allocates {most} on the GPU, of {limit}, such as for a model that is "
+    "cut only then: a real run ends out of memory; build it on the meta device, cut it, then call to_empty"
 )
 """What is said of a script that does not come to its first step."""
 

@@ -191,7 +191,7 @@ for _ in range(2):
 @pytest.mark.parametrize(("gib", "is_too_much"), [(40, False), (100, True)])
 def test_what_is_built_before_the_first_step_has_to_fit(
     gib: int,
-    is_too_much: bool,  # noqa: FBT001 - one of the cases
+    is_too_much: bool,
     tmp_path: Path,
 ) -> None:
     """Memory let go before the first step stays reserved, unless no GPU has it; the meta device has none."""
