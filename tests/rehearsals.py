@@ -5,7 +5,9 @@ tested in ``tests/tracer/test_rehearse_acting.py``: nothing.
 """
 
 import atexit
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tracer.rehearse import rehearsing
 from tracer.rehearse.ranks.acting import Loaded
@@ -16,6 +18,12 @@ LOADED = Loaded()
 """Starts when it is first needed, and ends with the process that runs the tests."""
 
 atexit.register(LOADED.end, at_once=True)
+
+
+def in_steps(memory: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the memory of rehearsed ranks without what depends on what came before the kept steps."""
+    before = {"building_bytes", "reserved_bytes"}
+    return {rank: {key: one[key] for key in one if key not in before} for rank, one in memory.items()}
 
 
 def rehearse(asked: Asked, output: Path) -> Rehearsal:

@@ -42,11 +42,11 @@ def profile(device: torch.device) -> list[int]:
     of_the_driver = (torch.cuda.utilization, torch.cuda.memory_usage, torch.cuda.temperature)
     assert [ask(device) for ask in (*of_the_driver, torch.cuda.power_draw, torch.cuda.clock_rate)] == [0] * 5
     free, total = torch.cuda.memory.mem_get_info()
+    assert total - free == torch.cuda.memory_reserved() >= torch.cuda.memory_allocated()
     return [
         torch.cuda.memory_allocated(),
         torch.cuda.memory.memory_allocated(),
         torch.accelerator.memory_allocated(),
-        total - free,
     ]
 
 

@@ -87,7 +87,7 @@ def test_choices_that_nothing_calls_experts_are_warned_of(tmp_path: Path, loaded
 def test_a_load_of_a_rank_says_nothing_of_choices(tmp_path: Path, loaded: Loaded) -> None:
     """They would be even, whatever was asked."""
     with pytest.raises(
-        RehearsalError, match=r"which experts are chosen, of which --expert-load 1\.5 says no"
+        RehearsalError, match=r"which experts are chosen, which --expert-load 1\.5 does not say"
     ):
         _rehearsed(tmp_path, loaded, "1.5", 2)
 

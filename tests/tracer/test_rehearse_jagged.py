@@ -84,7 +84,7 @@ def test_attention_over_many_lengths_is_that_of_each(
         ("strided", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
         ("strided views", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
         ("loaded strided", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
-        ("rows", "float64", "attention of nested tensors that goes over all scores is not rehearsed"),
+        ("rows", "float64", "attention of nested tensors without a fused kernel cannot be rehearsed"),
         ("unlike", "float32", "cannot call binary pointwise function add.Tensor with inputs of shapes"),
     ],
 )

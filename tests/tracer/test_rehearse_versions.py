@@ -84,7 +84,7 @@ def test_a_torch_that_cannot_place_what_it_loads_is_named(monkeypatch: pytest.Mo
     monkeypatch.delattr(pytest.importorskip("torch._utils"), "_restore_device_fake_mode", raising=False)
     session: Any = SimpleNamespace(placement=SimpleNamespace(is_met=True))
     with (
-        pytest.raises(RehearsalError, match=re.escape(f"with torch {torch.__version__}: take 2.7")),
+        pytest.raises(RehearsalError, match=re.escape(f"with torch {torch.__version__}: use 2.7")),
         loading.to(session, None),
     ):
         pass

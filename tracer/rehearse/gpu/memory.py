@@ -117,6 +117,13 @@ class Memory:
         if self.host is not None:
             self.host.start_peak()
 
+    def begin_device(self) -> None:
+        """Forget what was on no device before the script named one: it has moved to the host."""
+        if self.building is None:
+            self.peak, self.at_peak = self.total, dict(self.held)
+            self.empty_cache()
+            self.most_reserved = self.reserved_bytes
+
     def take_back(self) -> None:
         """Have looked for the most since the start before the last one."""
         if self._before[0] > self.peak:

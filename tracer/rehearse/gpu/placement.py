@@ -77,6 +77,7 @@ class Placement:
             for storage in (found() for found in waiting):
                 if storage is not None:
                     self._session.host.take(storage)
+            self._session.memory.begin_device()
 
     def use_default(self) -> None:
         """Note that torch puts a model on the GPU by itself if there is one, as ``fully_shard`` does.
