@@ -5,7 +5,7 @@ one CUDA stream, because a block that is let go may be used again only by what r
 that a process holds (*reserved*) is more than that of its tensors at any moment: what one stream has let go
 does not serve another, and a block that is larger than what is asked for may leave a rest that nobody takes.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.6 to 2.11: best fit, rests are split off,
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6 to 2.11): best fit, rests are split off,
 neighbours that are free are joined, segments of 2 MiB, 20 MiB or a multiple of 2 MiB. With
 ``expandable_segments`` each pool of a stream has one range of addresses, which grows by 2 or 20 MiB at a
 time. Nothing is ever short here: what is free is kept until the script empties the cache. A block that
