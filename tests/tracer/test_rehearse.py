@@ -236,7 +236,9 @@ def issued(n_ops: int) -> RankTables:
 
 def test_differences_are_said_in_numbers() -> None:
     assert not differences(issued(2), issued(2))
-    assert differences(issued(2), issued(3)) == "aten.mm (8x8) 2 against 3 times"
+    assert differences(issued(2), issued(3)) == (
+        "1 of 1 kinds of work and messages are done a different number of times (aten.mm (8x8): 2 against 3)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,18 @@ print(len(found), {{len(row) for row in found}}, {{one for row in found for one 
     assert any(line.endswith(f"told 1.0 (nothing is known of it){counts}") for line in found.stated)
 
 
+def test_first_values_of_parameters_are_not_worth_a_line(tmp_path: Path) -> None:
+    """``trunc_normal_`` draws again what lies outside of its bounds, and asks whether anything does."""
+    body = """
+weight = torch.nn.Parameter(torch.empty(8, 8, device="cuda"))
+torch.nn.init.trunc_normal_(weight, std=0.02)
+"""
+    found, _ = _rehearsed(tmp_path, body + TAIL)
+    assert not found.stated
+    found, _ = _rehearsed(tmp_path, body + "print((weight > 1).any().item())\n" + TAIL)
+    assert found.stated == ("asking.py:19 reads a number: told False (nothing is known of it)",)
+
+
 @pytest.mark.parametrize(("warmup", "is_said"), [(1, True), (2, False)])
 def test_what_is_made_sparse_is_kept_whole(tmp_path: Path, warmup: int, is_said: bool) -> None:
     """As by an evaluation of sparse embeddings. It is said where it is in the answer: of the second step."""

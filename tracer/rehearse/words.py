@@ -24,6 +24,9 @@ STANDARD: Final = str(Path(os.__file__).parent) + os.sep
 LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_extensions.py")
 """Parts of the paths of files that are not of a script; ``STANDARD`` is where those of Python are."""
 
+FIRST_VALUES: Final = "/torch/nn/init.py"
+"""End of the path of the file whose functions give parameters their first values."""
+
 NO_STEPS: Final = (
     "no optimizer of torch.optim stepped: the whole script counts as one step, because nothing marks its end"
 )
@@ -266,6 +269,16 @@ def asked_at() -> tuple[str, int]:
             break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def is_first_value() -> bool:
+    """Whether ``torch.nn.init`` asks, which gives parameters their first values: of these nothing depends."""
+    frame = sys._getframe(2)  # noqa: SLF001 - no other way is as fast
+    while frame is not None and _is_library(name := frame.f_code.co_filename):
+        if name.endswith(FIRST_VALUES):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the walk
+    return False
 
 
 def asker() -> str:

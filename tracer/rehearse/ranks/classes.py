@@ -10,9 +10,6 @@ from typing import Any
 from traces.layout import Group
 from traces.rehearsal import WHAT, RankTables
 
-SHOWN = 3
-"""Most differences that are listed."""
-
 
 class Line:
     """The group of one rank, of which the groups of other ranks are copies.
@@ -138,13 +135,15 @@ def differences(one: RankTables, other: RankTables) -> str:
     Groups and peers always differ; kinds, sizes and counts are compared.
     """
     ours, theirs = _counted(one), _counted(other)
-    found = [
-        f"{key} {ours[key]} against {theirs[key]} times"
-        for key in sorted({*ours, *theirs})
-        if ours[key] != theirs[key]
-    ]
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more
+    kinds = sorted({*ours, *theirs})
+    found = [key for key in kinds if ours[key] != theirs[key]]
+    if not found:
+        return ""
+    first = found[0]
+    return (
+        f"{len(found)} of {len(kinds)} kinds of work and messages are done a different number of times "
+        f"({first.replace(' -> )', ')')}: {ours[first]} against {theirs[first]})"
+    )
 
 
 def _counted(tables: RankTables) -> Counter[str]:

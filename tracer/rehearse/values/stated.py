@@ -27,7 +27,7 @@ from tracer.rehearse.values.loads import Loads, parsed
 from tracer.rehearse.values.means import OF_MEANS, made
 from tracer.rehearse.values.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.values.routing import Routing, heard
-from tracer.rehearse.words import amount, asked_at, asker, number
+from tracer.rehearse.words import amount, asked_at, asker, is_first_value, number
 
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
@@ -211,6 +211,8 @@ class Stated:
         kind = _kind(tensor)
         if tensor.numel() == 1 and (own := self.numbers.of(tensor)) is not None:
             return self._own(tensor, own, kind)
+        if is_first_value():
+            return DEFAULTS[kind]
         known = self.of(tensor)
         mean = known.mean
         if mean is None or (known.is_routed and kind is bool):
