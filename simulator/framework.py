@@ -54,6 +54,8 @@ class Framework:
         logits_working_bytes: per logit, for one micro-batch at a time.
         compiles_loss: where kernels are fused the loss is compiled as well: logits and their gradient in the
             precision of the job, nothing in fp32.
+        pads_vocabulary: embeddings have rows beside the vocabulary, so that rows of logits begin where tensor
+            cores can be fed from, on every tensor-parallel rank.
         keeps_gathered_inputs: inputs of column-parallel matrices are kept as gathered over tensor-parallel
             ranks, rather than gathered again.
         keeps_gate_output: the activated gate is kept beside gate, up and their product: no fused kernel.
@@ -136,6 +138,7 @@ class Framework:
     logits_kept_bytes: int = 4
     logits_working_bytes: int = 2
     compiles_loss: bool = False
+    pads_vocabulary: bool = False
     keeps_gathered_inputs: bool = False
     keeps_gate_output: bool = False
     keeps_norm_in_fp32: bool = False

@@ -9,9 +9,12 @@ from typing import Final
 
 from simulator.builder.stages import job_plan, n_stages, stage_layers
 from simulator.compute.fusion import is_separate
+from simulator.compute.gemm import ALIGNED_BYTES
 from simulator.job import FULLY_SHARDED, Job
 from simulator.memory.ranks import rank_memories
+from simulator.models.model import share
 from simulator.schedules import pairs
+from simulator.workload.ops import DTYPE_BYTES
 
 Idle = Callable[[Job], str]
 """Returns why a convention has no effect in a job; empty if it may have one."""
@@ -89,6 +92,11 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "pipeline_keeps_whole": (_WHOLE, _REPLICAS, _PP),
         "rotary": (
             _unless("rotary embeddings are one kernel", needs=lambda job: is_separate(job, "rotary")),
+        ),
+        "pads_vocabulary": (
+            _unless("products are not in 16 bit", needs=lambda job: job.precision != "fp32"),
+            _unless("what is compiled is padded", needs=lambda job: job.kernels != "fused"),
+            _unless("rows of logits are aligned as they are", needs=lambda job: not _has_aligned_logits(job)),
         ),
         "autocast": (
             _unless("sums of gradients are not fp32", needs=lambda job: job.fp32_gradients),
@@ -170,6 +178,11 @@ def idle(job: Job) -> list[str]:
 
 def _pairs(job: Job) -> Collection[object]:
     return pairs(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
+
+
+def _has_aligned_logits(job: Job) -> bool:
+    """Return whether a rank's rows of logits begin where tensor cores can be fed from."""
+    return share(job.model.vocab, job.layout.tp) * DTYPE_BYTES[job.precision] % ALIGNED_BYTES == 0
 
 
 def _split_alike(job: Job) -> bool:

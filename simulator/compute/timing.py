@@ -10,7 +10,7 @@ from typing import Final
 
 from simulator.clock import to_ns
 from simulator.compute.attention import PRODUCTS, attention_s, latency_of
-from simulator.compute.gemm import gemm_s
+from simulator.compute.gemm import UNALIGNED, gemm_s, unaligned_rate
 from simulator.workload.ops import Comm, Op
 from topologies.device import Device
 from topologies.units import format_bandwidth, format_flops, format_time
@@ -112,7 +112,17 @@ class ComputeModel:
                 f"GEMM shapes with a side below {FITTED_SIDE}, outside what the constants were fitted on: "
                 f"{len(small)} (e.g. {'x'.join(map(str, small[0]))}): roofline used"
             )
-        return found
+        return found + self._unaligned()
+
+    def _unaligned(self) -> list[str]:
+        """Return a sentence on products whose rows tensor cores cannot be fed with, if there were any."""
+        ops = [op for op in self._seconds if op.kernel == UNALIGNED and self.device.gemm_tiles is not None]
+        if not ops:
+            return []
+        largest = max(ops, key=lambda op: op.flops)
+        shape = "x".join(map(str, (largest.m, largest.n, largest.k)))
+        rate = format_flops(unaligned_rate(largest, self.device))
+        return [f"GEMM with rows that do not begin at multiples of 16 bytes (e.g. {shape}): {rate} at most"]
 
     def _attention(self) -> list[str]:
         """Return the kernels that the attention asked for so far runs in, or the device's own."""

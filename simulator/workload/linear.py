@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from simulator.compute.fusion import elementwise_piece, is_separate
+from simulator.compute.gemm import ALIGNED_BYTES, UNALIGNED
 from simulator.job import FULLY_SHARDED, Job
 from simulator.models.model import Linear
 from simulator.workload.autocast import cast, cast_gradients, in_fp32
@@ -73,10 +74,14 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     dtype, device = recipe.dtype if recipe else job.precision, job.cluster.device
     each = recipe if recipe and recipe.weights_each else None
     parts, width = parts_of(job, linear), DTYPE_BYTES[job.precision]
-    weights = [op for part in parts for op in weight_gradients(job, name, part, n_tokens, dtype)]
+    weights = [
+        fed(job, part, op) for part in parts for op in weight_gradients(job, name, part, n_tokens, dtype)
+    ]
     if linear.bias:
         weights.append(memory(f"{name}.bgrad", n_tokens * linear.n_out * width, job.precision))
-    dgrads: list[Op] = [gemm(f"{name}.dgrad", n_tokens, linear.n_in, part.n_out, dtype) for part in parts]
+    dgrads: list[Op] = [
+        fed(job, part, gemm(f"{name}.dgrad", n_tokens, linear.n_in, part.n_out, dtype)) for part in parts
+    ]
     if len(parts) > 1:
         summed = 3 * width * n_tokens * linear.n_in
         n_sums = len(parts) - 1
@@ -84,11 +89,12 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
     weights, dgrads = (list(paced(job, recipe, ops, gradients=True)) for ops in (weights, dgrads))
     weights += rescaled(f"{name}.wgrad.rescale", linear.n_in * linear.n_out, job.precision, recipe)
     dgrads += rescaled(f"{name}.dgrad.rescale", len(parts) * n_tokens * linear.n_in, job.precision, recipe)
+    products = [fed(job, part, gemm(name, n_tokens, part.n_out, linear.n_in, dtype)) for part in parts]
     found = LinearOps(
         (
             *quantised(f"{name}.quantise", n_tokens * linear.n_in, recipe, device),
             *quantised(f"{name}.weight.quantise", linear.n_in * linear.n_out, each, device),
-            *paced(job, recipe, [gemm(name, n_tokens, part.n_out, linear.n_in, dtype) for part in parts]),
+            *paced(job, recipe, products),
         ),
         (*quantised(f"{name}.dgrad.quantise", n_tokens * linear.n_out, recipe, device), *dgrads),
         tuple(weights),
@@ -110,6 +116,19 @@ def _frozen(job: Job, name: str, linear: Linear, n_tokens: int, found: LinearOps
         (*whole, *found.dgrad, *beside.dgrad),
         beside.weights,
     )
+
+
+def fed(job: Job, linear: Linear, op: Op) -> Op:
+    """Return *op*, if it is a product of *linear*, marked where rows of a matrix in it are not aligned.
+
+    Rows have the features of an input or an output. Logits of a framework that pads its vocabulary are
+    aligned, and so is what a compiler pads (torch/_inductor/fx_passes/pad_mm.py).
+    """
+    is_padded = job.kernels == "fused" or (linear.name == "logits" and job.profile.pads_vocabulary)
+    if op.kind != "gemm" or op.dtype not in ("bf16", "fp16") or is_padded:
+        return op
+    rows = (linear.n_in * DTYPE_BYTES[op.dtype], linear.n_out * DTYPE_BYTES[op.dtype])
+    return replace(op, kernel=UNALIGNED) if any(row % ALIGNED_BYTES for row in rows) else op
 
 
 def paced(job: Job, recipe: Recipe | None, ops: Iterable[Op], *, gradients: bool = False) -> tuple[Op, ...]:

@@ -1,15 +1,22 @@
 """Products of matrices whose rows do not begin where tensor cores are fed from."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis.strategies import integers
+from hypothesis.strategies import integers, sampled_from
 
 from simulator.compute.gemm import UNALIGNED, UNALIGNED_FLOPS_PER_S
 from simulator.compute.timing import ComputeModel
+from simulator.idle import idle_conventions
+from simulator.job import Job
+from simulator.models.sources import load_model
+from simulator.workload.micro_batch import head_block, layer_blocks
 from simulator.workload.ops import Op, gemm
+from tests.simulator.made_jobs import job
 from topologies.catalog import load_cluster
+from traces.layout import Layout
 
 A100 = load_cluster("dgx-a100").device
 PROCESSORS = 108
@@ -31,3 +38,60 @@ def test_a_large_one_is_as_fast_as_elements_are_loaded(dtype: str, share: float)
 def test_none_is_faster_for_it_and_plain_units_do_not_mind(m: int, n: int, k: int) -> None:
     assert _seconds(gemm("x", m, n, k, "bf16"), UNALIGNED) >= _seconds(gemm("x", m, n, k, "bf16"))
     assert _seconds(gemm("x", m, n, k, "fp32"), UNALIGNED) == _seconds(gemm("x", m, n, k, "fp32"))
+
+
+def _odd(vocab: int = 50257, tp: int = 1, **settings: object) -> Job:
+    model = replace(load_model("gpt2-xl"), vocab=vocab, n_heads=16, n_kv_heads=16, head_dim=96)
+    return job(model, Layout(tp=tp), **{"framework": "torchtitan", **settings})
+
+
+def _unaligned(some: Job) -> list[str]:
+    """Names of the products that are unaligned."""
+    blocks = [*layer_blocks(some, 0), head_block(some)]
+    phases = [block.phases[name] for block in blocks for name in ("forward", "backward")]
+    return [op.name for phase in phases for op in phase if isinstance(op, Op) and op.kernel == UNALIGNED]
+
+
+@given(vocab=integers(30000, 60000), tp=sampled_from([1, 2, 4]), precision=sampled_from(["bf16", "fp16"]))
+def test_an_odd_vocabulary_makes_all_products_of_the_output_matrix_unaligned(
+    vocab: int, tp: int, precision: str
+) -> None:
+    """Nothing else: other widths are multiples of eight. What counts is a rank's share of the vocabulary."""
+    share = -(-vocab // tp)
+    found = _unaligned(_odd(vocab, tp, precision=precision))
+    odd = ["head.logits", "head.logits.dgrad", "head.logits.wgrad"]
+    assert found == (odd if share % 8 else [])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"framework": "megatron"},
+        {"framework": "jax"},
+        {"conventions": (("pads_vocabulary", True),)},
+        {"kernels": "fused"},
+        {"precision": "fp32"},
+    ],
+)
+def test_none_is_unaligned_that_is_padded_or_runs_on_plain_units(settings: dict[str, Any]) -> None:
+    assert not _unaligned(_odd(**settings))
+
+
+def test_an_odd_width_inside_of_a_layer_is_unaligned_in_every_framework() -> None:
+    model = replace(load_model("gpt2-xl"), ffn_hidden=6401)
+    found = _unaligned(job(model, framework="megatron"))
+    assert {name.split(".")[0] for name in found} == {"mlp"}
+    assert len(found) == 6  # two matrices, three products each
+
+
+@pytest.mark.parametrize(("vocab", "words"), [(50257, ""), (50304, "aligned as they are")])
+def test_padding_what_is_aligned_is_said_to_have_no_effect(vocab: int, words: str) -> None:
+    (said,) = idle_conventions(_odd(vocab, conventions=(("pads_vocabulary", True),))) or [""]
+    assert words in said
+    assert bool(words) == bool(said)
+
+
+def test_a_report_says_at_which_rate_unaligned_products_run() -> None:
+    compute = ComputeModel(A100, "bf16")
+    compute.op_s(replace(gemm("x", 8192, 50257, 768, "bf16"), kernel=UNALIGNED))
+    assert "8192x50257x768): 75.6 TFLOP/s at most" in compute.notes[-1]
