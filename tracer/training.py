@@ -12,6 +12,7 @@ from tracer.process import process_groups
 from tracer.records import Block, Position
 from tracer.shape import describe_model
 from tracer.steps import Steps
+from tracer.wrapped import cutting_sequences
 from traces.layout import AXES
 from traces.model_parts import joined_models
 
@@ -82,6 +83,8 @@ class Training(Generic[_AnyLane]):
             How it is sharded, as ``data_parallel`` has it.
         """
         settings, groups = data_parallel(model)
+        for group in cutting_sequences(model):
+            self.groups.name_axis(group, "cp")
         for group in groups:
             self.groups.name_axis(group, "dp")
         self._name_tensor_parallel(model)

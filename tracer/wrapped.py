@@ -96,6 +96,13 @@ def _deepspeed(engine: Any) -> tuple[dict[str, Any], list[Any]]:
     return settings, [group for group in found if hasattr(group, "group_name")]
 
 
+def cutting_sequences(model: Any) -> list[Any]:
+    """Return the groups over whose ranks an engine of DeepSpeed around *model* cuts sequences (Ulysses)."""
+    engines = [one for one in holders(model) if getattr(one, "sequence_parallel_size", 1) > 1]
+    found = [getattr(one, "seq_parallel_group", None) for one in engines]
+    return [group for group in found if hasattr(group, "group_name")]
+
+
 def _megatron(holder: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return the same of what Megatron-core puts around a model."""
     is_sharded = holder.ddp_config.use_distributed_optimizer
