@@ -19,6 +19,7 @@ import pyarrow as pa
 from traces.analysis.arrivals import arrivals
 from traces.analysis.windows import windows
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
+from traces.communicated import Communicated, channels, compared
 from traces.run import Run
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
@@ -56,12 +57,14 @@ class JoinedSpans:
         table: one row per piece of work, columns ``JOINED``.
         rank_pairs: the ranks that were joined, ``(rank in a, rank in b)``.
         a_unjoined, b_unjoined: spans of these ranks without a partner.
+    communicated: what these ranks communicate, and where that differs; None between worlds of two sizes.
     """
 
     table: pa.Table
     rank_pairs: tuple[tuple[int, int], ...]
     a_unjoined: int
     b_unjoined: int
+    communicated: Communicated | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, and by category, kind and axis the total times and the median ratio a / b."""
@@ -71,6 +74,7 @@ class JoinedSpans:
             "b_unjoined": self.b_unjoined,
             "rank_pairs": [list(pair) for pair in self.rank_pairs],
             "kinds": list(_by_kind(self.table)),
+            "communicated": None if self.communicated is None else self.communicated.to_dict(),
         }
 
 
@@ -82,14 +86,22 @@ def join_spans(a: Run, a_step: int, b: Run, b_step: int) -> JoinedSpans:
     """
     pairs = rank_pairs(a, b)
     tables, a_left, b_left = [JOINED.empty_table()], 0, 0
+    sides = {}
     for a_rank, b_rank in pairs:
         ours, theirs = _step_spans(a, a_rank, a_step), _step_spans(b, b_rank, b_step)
         joined = _joined(ours, theirs)
+        sides[a_rank] = channels(a, ours), channels(b, theirs)
         tables.append(joined)
         a_left += ours.num_rows - int(int64(joined, "a_spans").sum())
         b_left += theirs.num_rows - int(int64(joined, "b_spans").sum())
     table = pa.concat_tables(tables).unify_dictionaries()
-    return JoinedSpans(table=table, rank_pairs=tuple(pairs), a_unjoined=a_left, b_unjoined=b_left)
+    return JoinedSpans(
+        table=table,
+        rank_pairs=tuple(pairs),
+        a_unjoined=a_left,
+        b_unjoined=b_left,
+        communicated=compared(sides) if a.info.world_size == b.info.world_size else None,
+    )
 
 
 def rank_pairs(a: Run, b: Run) -> list[tuple[int, int]]:

@@ -258,6 +258,9 @@ def show_comparison(found: Comparison) -> None:
     sums = (format_time(ns / 1e9) for ns in (found.a_step_ns, found.b_step_ns, total_ns))
     table.add_row("step", *sums, format_share(total_ns / found.b_step_ns, "+.1f"), style="bold")
     console.print(table)
+    both = found.spans.communicated
+    if both is not None and (said := both.words()):
+        console.print(escape(said), style="" if both.differences else "dim", soft_wrap=True)
     _show_joined(console, found.spans.to_dict())
     show_warnings(console, found.warnings)
 

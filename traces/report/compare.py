@@ -159,13 +159,16 @@ def _operation(kind: str, axis: str, own_ns: Sequence[Int64Array]) -> dict[str, 
 
 
 def _coverage(found: Comparison) -> str:
-    """Say how many spans were joined, and how many found no partner."""
+    """Say how many spans were joined, how many found no partner, and whether both communicate the same."""
     spans = found.spans
+    said = "" if spans.communicated is None else spans.communicated.words("the first run", "the second")
+    said = f" {said[0].upper()}{said[1:]}." if said else ""
     left = spans.a_unjoined + spans.b_unjoined
     text = (
         f"{spans.table.num_rows:,} spans joined one to one on {len(spans.rank_pairs)} ranks, without waiting"
     )
-    return f"{text}; {spans.a_unjoined:,} and {spans.b_unjoined:,} have no partner." if left else f"{text}."
+    alone = f"; {spans.a_unjoined:,} and {spans.b_unjoined:,} have no partner" if left else ""
+    return f"{text}{alone}.{said}"
 
 
 def _signed(ns: int) -> str:
