@@ -164,9 +164,9 @@ def _coverage(found: Comparison) -> str:
     said = "" if spans.communicated is None else spans.communicated.words("the first run", "the second")
     said = f" {said[0].upper()}{said[1:]}." if said else ""
     left = spans.a_unjoined + spans.b_unjoined
-    text = (
-        f"{spans.table.num_rows:,} spans joined one to one on {len(spans.rank_pairs)} ranks, without waiting"
-    )
+    n_ranks = len(spans.rank_pairs)
+    ranks = f"{n_ranks} rank{'s' if n_ranks != 1 else ''}"
+    text = f"{spans.table.num_rows:,} spans joined one to one on {ranks}, without waiting"
     alone = f"; {spans.a_unjoined:,} and {spans.b_unjoined:,} have no partner" if left else ""
     return f"{text}{alone}.{said}"
 
