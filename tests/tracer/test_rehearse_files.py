@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsals import rehearse
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.rehearsing import Asked
 from traces.rehearsal import rehearsal_folder
 
@@ -84,6 +85,78 @@ def test_a_script_reads_back_what_it_has_written(tmp_path: Path) -> None:
     log = rehearsal_folder(tmp_path / "r") / "rank-00000" / "output.log"
     assert log.read_text().splitlines()[0] == "newer a, new b, new c"
     assert _contents(folder) == before
+
+
+RULES = """
+import os, sys
+from pathlib import Path
+
+import torch
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.script import files
+
+files.COPIED_BYTES = 8
+folder = Path(sys.argv[1])
+
+
+def raises(error, do):
+    try:
+        do()
+    except error:
+        return True
+    return False
+
+
+assert raises(FileExistsError, lambda: open(folder / "real", "x"))
+os.remove(folder / "real")
+with open(folder / "real", "x") as file:
+    file.write("made anew")
+assert (folder / "real").read_text() == "made anew"
+if len(sys.argv) > 2:
+    open(folder / "large", sys.argv[2])
+with open(folder / "large", "w") as file:
+    file.write("new")
+assert (folder / "large").read_text() == "new"
+with open(folder / "small", "a") as file:
+    file.write("!")
+os.rename(folder / "small", folder / "moved")
+assert (folder / "moved").read_text() == "small!"
+(folder / "own").write_text("own")
+os.replace(folder / "own", folder / "target")
+assert (folder / "target").read_text() == "own" and not (folder / "own").exists()
+torch.save({}, folder / "before.pt")
+assert raises(Exception, lambda: torch.load(folder / "before.pt")), "no file of torch's, but it is looked at"
+assert not raises(RehearsalError, lambda: raises(Exception, lambda: torch.load(folder / "before.pt")))
+assert raises(FileNotFoundError, lambda: torch.load(folder / "never.pt"))
+model = torch.nn.Linear(2, 2)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+
+
+def test_copies_obey_the_rules_of_files(tmp_path: Path) -> None:
+    """Exclusive creation, renaming, and loading of what was there before."""
+    folder, script = tmp_path / "training", tmp_path / "train.py"
+    folder.mkdir()
+    for name in ("real", "large", "small", "target", "before.pt"):
+        (folder / name).write_text(name if name != "large" else name * 2)
+    before = _contents(folder)
+    script.write_text(RULES)
+    rehearse(Asked(command=(str(script), str(folder)), world_size=1, warmup=0), tmp_path / "r")
+    assert _contents(folder) == before | {"moved": "small!"}
+
+
+@pytest.mark.parametrize("mode", ["a", "r+"])
+def test_a_large_file_is_not_copied_for_a_part_of_it(tmp_path: Path, mode: str) -> None:
+    """The script ends with a line, and the file stays."""
+    folder, script = tmp_path / "training", tmp_path / "train.py"
+    folder.mkdir()
+    (folder / "large").write_text("large" * 2)
+    (folder / "real").touch()
+    script.write_text(RULES)
+    with pytest.raises(RehearsalError, match="large for writing, but it is larger than"):
+        rehearse(Asked(command=(str(script), str(folder), mode), world_size=1, warmup=0), tmp_path / "r")
+    assert (folder / "large").read_text() == "large" * 2
 
 
 MAPPED = """

@@ -82,6 +82,8 @@ class Files:
             keeps = not set(mode).isdisjoint("ar")
             if "x" in mode and self._at(file) in self._removed:
                 mode = mode.replace("x", "w")
+            if "x" in mode and os.path.lexists(self._at(file)):
+                return original(file, mode, *args, **kwargs)  # which says that it is there
             return original(self._instead(file, writes=writes, keeps=keeps), mode, *args, **kwargs)
 
         return opened
