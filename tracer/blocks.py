@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tracer.records import Block
-from tracer.wrapped import compiled_of, holders, inside
+from tracer.wrapped import PASSING, compiled_of, holders, inside
 
-WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
-"""Names under which FSDP1, activation checkpointing and torch.compile hold the module that they wrap."""
+WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", *PASSING.values()})
+"""Names under which FSDP1, activation checkpointing, and what only passes calls on hold what they wrap."""
 
 
 def find_blocks(root: Any) -> dict[Any, Block]:

@@ -15,14 +15,18 @@ from tracer.internals import FSDP1
 HOLDERS: Final = frozenset({"DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "Float16Module"})
 """Classes that call a model of their own, and whose subclasses do."""
 
+PASSING: Final = {"OptimizedModule": "_orig_mod", "_FabricModule": "_forward_module"}
+"""Classes that only pass calls on, and where they hold what they pass them to: those of ``torch.compile`` and
+of Lightning Fabric, which puts its own around a model or around what holds it."""
+
 ZERO: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 """Stages of DeepSpeed's ZeRO, as ``RunInfo.job`` names them."""
 
 
 def compiled_of(model: Any) -> Any:
-    """Return what ``torch.compile`` has made *model* of, or *model* itself."""
-    while type(model).__name__ == "OptimizedModule":
-        model = model._orig_mod  # noqa: SLF001 - what torch wraps a module in
+    """Return what *model* passes its calls on to, as what ``torch.compile`` made it of, or *model* itself."""
+    while name := PASSING.get(type(model).__name__):
+        model = getattr(model, name)
     return model
 
 

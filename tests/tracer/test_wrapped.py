@@ -64,9 +64,24 @@ class PipelineEngine(DeepSpeedEngine):
     """Stands for one that is derived of it."""
 
 
+class _FabricModule(nn.Module):  # type: ignore[misc]
+    """Stands for what Lightning Fabric puts around all that it has prepared, and holds twice."""
+
+    def __init__(self, forward_module: Any, original_module: Any) -> None:
+        super().__init__()
+        self._forward_module = forward_module
+        self._original_module = original_module
+
+
+def of_fabric(holder: Any) -> Any:
+    """Return what Fabric makes of a model in data parallelism."""
+    return _FabricModule(holder, holder.module)
+
+
 AROUND: dict[str, tuple[Any, str]] = {
     **{f"zero {stage}": (DeepSpeedEngine(Net(), stage), f"zero{stage}") for stage in (1, 2, 3)},
     "zero 0, derived": (PipelineEngine(Net(), 0), "ddp"),
+    "fabric": (of_fabric(DeepSpeedEngine(Net(), 2)), "zero2"),
     "megatron": (DistributedDataParallel(Float16Module(Net()), is_sharded=False), "ddp"),
     "megatron, sharded": (DistributedDataParallel(Float16Module(Net()), is_sharded=True), "zero1"),
 }

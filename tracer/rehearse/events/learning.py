@@ -64,7 +64,7 @@ class Learning:
             Counter()
         )  # by model: its passes, also of earlier steps, that a backward reached
         self._n_idle = 0  # passes of this step without gradients
-        self._idle: dict[int, int] = {}  # by step: passes that may train nothing
+        self._idle: dict[int, tuple[int, list[_Pass]]] = {}  # by step: passes without gradients, open ones
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._n_models = 0  # so far: one that is gone leaves its number to no other
         self._sizes: dict[int, list[tuple[int, int]]] = {}  # by step: rows and tokens of passes that train
@@ -117,7 +117,7 @@ class Learning:
         self._sizes[session.position.step - 1] = [_size(one.job) for one in used]
         if used and "schedule" not in session.job:
             session.note_job(**used[0].job)
-        self._say(len(unused), sum(not one.has_run for one in passes))
+        self._say(len(unused), [one for one in passes if not one.has_run])
         return sum(one.model == own for one in unused)
 
     def sizes(self, first: int) -> dict[str, int]:
@@ -135,21 +135,24 @@ class Learning:
         rows, tokens = (round(sum(numbers) / len(kept)) for numbers in zip(*found, strict=True))
         return {"rows_per_step": rows, "tokens_per_step": tokens}
 
-    def _say(self, n_unused: int, n_open: int) -> None:
+    def _say(self, n_unused: int, still_open: list[_Pass]) -> None:
         """Say what is odd about the step that is over.
 
         Args:
             n_unused: its passes with gradients that train nothing.
-            n_open: those that no backward has followed yet.
+            still_open: those that no backward has followed yet.
         """
         session, step = self._session, self._session.position.step - 1
         n_idle, self._n_idle = self._n_idle, 0
-        before, self._idle[step] = self._idle.get(step - 1), n_idle + n_open
+        before, self._idle[step] = self._idle.get(step - 1), (n_idle, still_open)
         if step < session.kept.warmup:
             return
         if n_unused:
             session.warn(UNUSED)
-        if step == session.kept.warmup and session.kept.n_steps == 1 and n_idle + n_unused and before == 0:
+        if step != session.kept.warmup or session.kept.n_steps != 1 or not n_idle + n_unused:
+            return
+        had_none = before is not None and not before[0] and all(one.has_run for one in before[1])
+        if had_none:  # by now: the backward of a pass may come a step later
             session.warn(NOW_AND_THEN.format(kept=step, before=step - 1, next=step + 1))
 
     def _reached(self, one: _Pass) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks.exported import started
+from tracer.rehearse.ranks.installed import command_file, is_python
 
 LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "fabric", "python", "python3")
 """First words of commands that start a script; ``fabric run`` is Lightning's."""
@@ -38,9 +39,6 @@ BY_ARGUMENT: Final[Mapping[str, str]] = MappingProxyType({OLD: "--local-rank", "
 
 NO_ARGUMENT: Final = frozenset({"--use-env", "--use_env", "--no_local_rank"})
 """What they are told so that they do not."""
-
-MOST_READ: Final = 4096
-"""Bytes of a file that are read: its first lines name who runs it, by way of a shell if the name is long."""
 
 CPUS_PER_TASK: Final = 8
 """Processors that a task of SLURM is told to have; loaders, which ask for them, work in the rank itself."""
@@ -229,29 +227,21 @@ def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     command = started(command)
     if not command:
         return ("",), False
-    if Path(command[0]).name in OF_TASKS:
+    starts_any = Path(command[0]).name in OF_TASKS  # also what is no script of Python, by its name
+    if starts_any:
         of_python = (at for at, word in enumerate(command) if Path(word).name in LAUNCHERS)
         command = command[next(of_python, 0) :]
     elif Path(command[0]).name not in LAUNCHERS:
-        return tuple(command), False
+        return (command_file(command[0]), *command[1:]), False
     for at, word in enumerate(command):
         if word.endswith(".py"):
             return tuple(command[at:]), False
         if word in {"-m", "--module"} and at + 1 < len(command) and command[at + 1] not in MODULES:
             return tuple(command[at + 1 :]), True
-        if at and _is_python(Path(word)):
-            return tuple(command[at:]), False
+        file = command_file(word) if starts_any else word
+        if at and is_python(Path(file)):
+            return (file, *command[at + 1 :]), False
     return tuple(command), False
-
-
-def _is_python(file: Path) -> bool:
-    """Whether *file* says in its first lines that Python runs it, as commands do that pip has installed."""
-    try:
-        with file.open("rb") as text:
-            first = text.read(MOST_READ).splitlines()[:2]
-    except OSError:
-        return False
-    return first[:1] != [] and first[0].startswith(b"#!") and any(b"python" in line for line in first)
 
 
 def accelerate_flags(command: Sequence[str]) -> tuple[str, ...] | None:
