@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tracer.rehearse.words import place
+from tracer.rehearse.words import explain, place
 
 
 def test_an_error_inside_the_standard_library_is_at_the_line_that_called_it(tmp_path: Path) -> None:
@@ -37,3 +37,14 @@ def test_a_function_that_is_given_a_module_is_no_method_of_it(divisor: int, owne
     with pytest.raises(ZeroDivisionError) as raised:
         epoch(Net(), divisor)
     assert place(raised.value).startswith(f"{owner}test_words.py:")
+
+
+def test_an_assertion_without_words_is_said_by_its_line(tmp_path: Path) -> None:
+    """One that says why is said in its words."""
+    for words, said in (("", "assert n % 64 == 0"), (', "not over 64"', "not over 64")):
+        script = tmp_path / f"script{len(words)}.py"
+        script.write_text(f"n = 40\nassert n % 64 == 0{words}\n", encoding="utf-8")
+        with pytest.raises(AssertionError) as raised:
+            runpy.run_path(str(script))
+        found = explain(raised.value, {"log": "output.log"})
+        assert found == f"{script.name}:2: AssertionError: {said}; its output is in output.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sys
@@ -147,7 +148,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
             f"{where}: the output of the custom operator {operator} is not described; in a stub file "
             f'({STUB}): @torch.library.register_fake("{operator}") def _(x, ...): return torch.empty_like(x)'
         )
-    words = " ".join(str(error).split())[:200]
+    words = " ".join(str(error).split())[:200] or _line(error)
     if words.startswith("'FakeTensor'"):
         words = f"{words}: {OWN_CLASS}" if _has_own_classes() else words.replace("FakeTensor", "Tensor", 1)
     if isinstance(error, ModuleNotFoundError):
@@ -172,6 +173,12 @@ def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> 
     words = " ".join(str(cause).split())[:200]
     lacking = f"{cause.name} is not installed here: install it" if cause.name else f"{words}; install it"
     return f"{where}: {lacking}, or put a stand-in for it into sys.modules in a stub file ({STUB})"
+
+
+def _line(error: BaseException) -> str:
+    """Return the line of the script that raised *error*, which says nothing itself, as a plain assertion."""
+    frames = [one for one in _frames(error) if not _is_library(one[0].f_code.co_filename)]
+    return linecache.getline(frames[-1][0].f_code.co_filename, frames[-1][1]).strip()[:200] if frames else ""
 
 
 def _root(error: BaseException) -> BaseException:
