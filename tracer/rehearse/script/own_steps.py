@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracer.record import Recording, step
 from tracer.rehearse.events.lane import INPUT
+from tracer.rehearse.script import stale
 from tracer.rehearse.script.without_modules import StepsWithoutModules
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class OwnSteps(StepsWithoutModules):
         if self._may_tell is None:
             self._may_tell = names_step(sys._getframe(1))  # noqa: SLF001 - the stack of the script
         before, is_new = self._marker(), id(optimizer) in self.made
+        stale.look(self._rehearsal, optimizer)
         super().optimizer_ends(optimizer)
         self._rehearsal.apart.stepped(optimizer)
         if is_new and before is not optimizer and self._marker() is optimizer:
